@@ -1,0 +1,81 @@
+"""aioflow: a stateful stream processor that lives inside an asyncio service. Flink's StreamTask runtime, rebuilt for Python.
+
+    import aioflow as af
+    flow = af.Flow("wordcount")
+    counts = flow.source(af.io.lines("genesis.txt")).flat_map(str.split).key_by(str.lower).count()
+    counts.sink(af.io.stdout())
+    af.run(flow)
+
+Names are loaded when they are first used, so importing the package costs little.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "api.flow": "Flow",
+    "api.streams": "DataStream",
+    "api.keyed": "KeyedStream",
+    "api.connected": "ConnectedStreams BroadcastStream",
+    "api.windows": "WindowedStream",
+    "api.job": "Job JobResult",
+    "api.subscription": "Subscription",
+    "api.runner": "run",
+    "cluster.execution_graph": "JobStatus",
+    "cluster.remote": "RemoteCluster",
+    "cluster.restart": "RestartPolicy exponential_delay failure_rate fixed_delay no_restart",
+    "core.elements": "MAX_WATERMARK",
+    "core.errors": (
+        "AioflowError Broken CheckpointError Closed GraphError InsufficientBuffers JobCanceled JobError JobFailed JobNotRunning "
+        "LocalProtocolError MailboxClosed NotAuthenticated ProducerFailed ProtocolError RemoteError RemoteProtocolError RestoreError "
+        "StateError TypeNotSupported"
+    ),
+    "core.expressions": "Expr col lit when",
+    "core.functions": (
+        "AggregateFunction BroadcastProcessFunction CheckpointedFunction CoProcessFunction Failed FilterFunction FlatMapFunction "
+        "Function KeyedBroadcastProcessFunction KeyedCoProcessFunction KeyedProcessFunction MapFunction OutputTag ProcessContext "
+        "ProcessFunction ProcessWindowFunction RuntimeContext TimerService TriggerResult WindowContext WindowResult"
+    ),
+    "core.injection": "Resource resource use",
+    "core.retry": "Retry",
+    "core.scope": "current_scope",
+    "core.state_descriptors": (
+        "AggregatingStateDescriptor ListStateDescriptor MapStateDescriptor ReducingStateDescriptor ValueStateDescriptor"
+    ),
+    "core.states": "AggregatingState ListState MapState ReducingState ValueState",
+    "core.type_registry": "register_type",
+    "operators.aggregates": "agg collect count distinct first last max max_by mean min min_by sum top",
+    "operators.sink": "Committer Sink SinkWriter",
+    "operators.source": "Source SourceContext SourceReader Split",
+    "operators.triggers": "Trigger continuous early on_count on_processing_time on_watermark purging",
+    "operators.watermarks": "WatermarkStrategy",
+    "operators.windowing": "Evictor GlobalWindow TimeWindow global_window keep_last keep_within session sliding tumbling",
+}
+"""Module -> the public names that live there."""
+
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names.split()}
+
+_SHADOWING = frozenset({"sum", "min", "max"})
+"""Public, but a star import would replace the built-ins."""
+
+__all__ = sorted(["io", "testing", *(name for name in _HOME_OF if name not in _SHADOWING)])  # pyright: ignore[reportUnsupportedDunderAll]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME_OF.get(name)
+    if home is not None:
+        value = getattr(importlib.import_module(f"{__name__}.{home}"), name)
+    elif name in ("io", "testing"):
+        value = importlib.import_module(f"{__name__}.{name}")
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME_OF, "io", "testing"})

@@ -1,0 +1,265 @@
+"""The asyncio helpers whose order follows creation, never object addresses.
+
+Stock `asyncio.TaskGroup`, `asyncio.wait` and `asyncio.as_completed` keep their children in sets: which child is
+cancelled or reported first follows memory addresses, so two runs under one seed differ. The runtime uses these instead.
+
+Invariant: everything here visits tasks in the order in which the caller named or created them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from contextvars import Context
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+__all__ = ["OrderedTaskGroup", "cancel_and_wait", "close_within", "supervise", "wait_all", "wait_first"]
+
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+CANCEL_GRACE_S = 1.0
+"""How long `close_within` waits for a closing coroutine to obey its cancellation before it is given up."""
+
+
+class OrderedTaskGroup:
+    """Owns tasks: none outlives the `async with` block. Behaves as `asyncio.TaskGroup` does, in a fixed order.
+
+    The first child that fails, or a body that raises, cancels the other children in order of creation; when all have
+    ended, the errors are raised as one group in order of occurrence. Cancelling the owner cancels the children and then
+    raises `CancelledError`. `KeyboardInterrupt` and `SystemExit` are raised bare.
+    """
+
+    __slots__ = (
+        "_aborting",
+        "_bare_error",
+        "_children",
+        "_drained",
+        "_entered",
+        "_errors",
+        "_exiting",
+        "_loop",
+        "_owner",
+        "_self_cancelled",
+    )
+
+    def __init__(self) -> None:
+        self._entered = False
+        self._exiting = False
+        self._aborting = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._owner: asyncio.Task[Any] | None = None  # Any: the owner's result is nobody's business here.
+        # A dict is an ordered set.
+        self._children: dict[asyncio.Task[Any], None] = {}
+        self._errors: list[BaseException] = []
+        self._bare_error: BaseException | None = None
+        self._self_cancelled = False  # We cancelled the owner to get it out of its body; nobody else asked for it.
+        self._drained: asyncio.Future[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        if self._entered:
+            raise RuntimeError("task group has already been entered, expected a new OrderedTaskGroup for each block")
+        self._owner = asyncio.current_task()
+        if self._owner is None:
+            raise RuntimeError("task group entered outside of a task, expected a running task to own it")
+        self._entered = True
+        self._loop = asyncio.get_running_loop()
+        return self
+
+    def create_task(
+        self, coro: Coroutine[Any, Any, T], *, name: str | None = None, context: Context | None = None
+    ) -> asyncio.Task[T]:
+        """Start a child. Raises RuntimeError, and closes `coro`, when the group is not open or is being aborted."""
+        if self._loop is None or self._aborting or (self._exiting and not self._children):
+            coro.close()
+            state = "not entered" if self._loop is None else "shutting down"
+            raise RuntimeError(f"cannot start {name or coro}: its task group is {state}, expected open")
+        task = self._loop.create_task(coro, name=name, context=context)
+        self._children[task] = None
+        task.add_done_callback(self._child_done)
+        return task
+
+    def cancel_children(self) -> None:
+        """Cancel the children there are now, in order of creation; the group stays open and raises nothing for it."""
+        for task in list(self._children):
+            task.cancel()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        assert self._owner is not None and self._loop is not None
+        self._exiting = True
+        if isinstance(error, (KeyboardInterrupt, SystemExit)) and self._bare_error is None:
+            self._bare_error = error
+        cancelled = error if isinstance(error, asyncio.CancelledError) else None
+        if self._self_cancelled and self._owner.uncancel() == 0:
+            cancelled = None  # The only cancellation was our own.
+        if error is not None and not self._aborting:
+            self._abort()
+        while self._children:
+            self._drained = self._loop.create_future()
+            try:
+                await self._drained
+            except asyncio.CancelledError as exc:
+                if not self._aborting:
+                    cancelled = exc
+                    self._abort()
+                elif cancelled is None and self._owner.cancelling() > 0:
+                    cancelled = exc
+            self._drained = None
+        try:
+            if self._bare_error is not None:
+                raise self._bare_error
+            if error is not None and not isinstance(error, asyncio.CancelledError):
+                self._errors.append(error)
+            if self._errors:
+                if self._owner.cancelling() > 0:
+                    # The errors win, yet the owner was told to end: the next await must tell it again.
+                    self._owner.uncancel()
+                    self._owner.cancel()
+                raise BaseExceptionGroup("errors in a task group", self._errors) from None
+            if cancelled is not None:
+                raise cancelled
+        finally:
+            # Raised errors hold frames that hold this group: leave no cycle behind.
+            self._errors = []
+            self._bare_error = None
+            self._owner = None
+
+    def _abort(self) -> None:
+        self._aborting = True
+        self.cancel_children()
+
+    def _child_done(self, task: asyncio.Task[Any]) -> None:
+        del self._children[task]
+        if self._drained is not None and not self._children and not self._drained.done():
+            self._drained.set_result(None)
+        if task.cancelled():
+            return
+        error = task.exception()
+        if error is None:
+            return
+        self._errors.append(error)
+        if isinstance(error, (KeyboardInterrupt, SystemExit)) and self._bare_error is None:
+            self._bare_error = error
+        if self._aborting:
+            return
+        self._abort()
+        assert self._owner is not None
+        if not self._exiting and not self._owner.done():
+            # The body is still running: cancelling it is the only way to end its await.
+            self._self_cancelled = True
+            self._owner.cancel()
+
+
+async def supervise(coro: Coroutine[Any, Any, object], report: Callable[[Exception], None]) -> None:
+    """Await `coro` and hand its error to `report`, so that its siblings in a task group live on."""
+    try:
+        await coro
+    except Exception as error:  # noqa: BLE001  # Handed over whole, to whoever can judge it.
+        report(error)
+
+
+async def wait_first(futures: Sequence[asyncio.Future[Any]], *, timeout_s: float | None = None) -> list[int]:
+    """Wait until one of `futures` is done and return the indices of those done, ascending; empty on timeout.
+
+    Nothing is cancelled and no result is taken: that stays with the owner. Raises ValueError for no futures.
+    """
+    if not futures:
+        raise ValueError("wait_first got no futures, expected at least one")
+    await _wait(futures, 1, timeout_s)
+    return [index for index, future in enumerate(futures) if future.done()]
+
+
+async def wait_all(futures: Sequence[asyncio.Future[Any]], *, timeout_s: float | None = None) -> bool:
+    """Wait until all `futures` are done, however they end; False on timeout. Cancels nothing, takes no result."""
+    await _wait(futures, len(futures), timeout_s)
+    return all(future.done() for future in futures)
+
+
+async def _wait(futures: Sequence[asyncio.Future[Any]], count: int, timeout_s: float | None) -> None:
+    missing = count - sum(future.done() for future in futures)
+    if missing <= 0:
+        return
+    loop = asyncio.get_running_loop()
+    waiter: asyncio.Future[None] = loop.create_future()
+
+    def one_done(_: asyncio.Future[Any]) -> None:
+        nonlocal missing
+        missing -= 1
+        if missing <= 0:
+            wake()
+
+    def wake() -> None:
+        if not waiter.done():
+            waiter.set_result(None)
+
+    pending = [future for future in futures if not future.done()]
+    for future in pending:
+        future.add_done_callback(one_done)
+    timer = None if timeout_s is None else loop.call_later(timeout_s, wake)
+    try:
+        await waiter
+    finally:
+        if timer is not None:
+            timer.cancel()
+        for future in pending:
+            future.remove_done_callback(one_done)
+
+
+async def cancel_and_wait(tasks: Iterable[asyncio.Task[Any]]) -> list[BaseException]:
+    """Cancel `tasks` in the order given, wait until all have ended, and return the errors they ended with.
+
+    Being cancelled is no error. The calling task must not be among them. If the caller is cancelled while it waits,
+    CancelledError comes out at once; the tasks stay cancelled.
+    """
+    owned = list(tasks)
+    assert asyncio.current_task() not in owned, "a task cannot wait for its own end"
+    for task in owned:
+        task.cancel()
+    await wait_all(owned)
+    endings = [None if task.cancelled() else task.exception() for task in owned]
+    return [error for error in endings if error is not None]
+
+
+async def close_within(coro: Coroutine[Any, Any, object], timeout_s: float, *, what: str) -> bool:
+    """Run a closing coroutine to its end although the caller is cancelled, for at most `timeout_s`.
+
+    Returns True if it ended, False (and a warning naming `what`) if it was cut off. Its error is raised. A
+    cancellation of the caller that came meanwhile is raised afterwards, so that it is never lost.
+    """
+    loop = asyncio.get_running_loop()
+    task = loop.create_task(coro, name=f"close {what}")
+    cancelled = await _wait_uncancelled(task, loop.time() + timeout_s)
+    in_time = task.done()
+    if not in_time:
+        task.cancel()
+        cancelled = await _wait_uncancelled(task, loop.time() + CANCEL_GRACE_S) or cancelled
+        logger.warning(
+            "closing %s took longer than %.1f s, %s",
+            what,
+            timeout_s,
+            "cancelled" if task.done() else "abandoned: it does not end on cancellation",
+        )
+    if task.done() and not task.cancelled():
+        error = task.exception()
+        if error is not None:
+            raise error
+    if cancelled is not None:
+        raise cancelled
+    return in_time
+
+
+async def _wait_uncancelled(task: asyncio.Task[Any], deadline: float) -> asyncio.CancelledError | None:
+    """Wait for `task` until `deadline` on the loop's clock; keep a cancellation of the caller and return it."""
+    loop = asyncio.get_running_loop()
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done() and (left := deadline - loop.time()) > 0:
+        try:
+            await wait_all([task], timeout_s=left)
+        except asyncio.CancelledError as error:
+            cancelled = error
+    return cancelled

@@ -1,0 +1,202 @@
+"""Elements as bytes, for edges between processes: a batch with its times, keys and watermarks, and each event that travels in band.
+
+The values are the business of `core.serializers`; here is what surrounds them. The invariant: what is decoded equals what was
+encoded, type for type, in every column. Keys that *are* the values (`key_by` of the element itself) are not written twice; keys
+that are only equal are, since 1 and True are equal.
+
+    batch   1 version | 1 flags | 8 watermark | for each column that is there: 4 length, msgpack or codec bytes | values
+    event   msgpack array [kind, field, ...]
+
+The `watermarks` of a batch never decrease and seldom differ, so they are written as runs where that is shorter.
+"""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_right
+from collections.abc import Callable
+from dataclasses import fields
+from operator import is_
+from typing import Any, Final
+
+import msgspec
+
+from aioflow.core.elements import (
+    CancelCheckpointMarker,
+    CheckpointBarrier,
+    EndOfData,
+    EndOfPartition,
+    Event,
+    LatencyMarker,
+    RecordBatch,
+    Watermark,
+    WatermarkStatus,
+)
+from aioflow.core.errors import TypeNotSupported
+from aioflow.core.serializers import Codec, DecodeError
+
+__all__ = ["BATCH_FORMAT_VERSION", "decode_batch", "decode_event", "encode_batch", "encode_event"]
+
+BATCH_FORMAT_VERSION = 1
+"""The first byte of every encoded batch. Another one is refused: both ends of an edge run the same release."""
+
+_TIMESTAMPS, _KEYS, _KEYS_ARE_VALUES, _WATERMARKS, _WATERMARK_RUNS = 1, 2, 4, 8, 16
+_ALL_FLAGS: Final = 31
+_HEAD: Final = struct.Struct(">BBq")
+_LENGTH: Final = struct.Struct(">I")
+
+_EVENT_BYTES_MAX = 4096
+"""The largest event is a latency marker with the name of its source."""
+
+
+def encode_batch(batch: RecordBatch, codec: Codec, owner: str) -> bytes:
+    """Returns the bytes of `batch`, which is neither changed nor kept.
+
+    Raises TypeNotSupported naming `owner`, the operator that emits it, for a value or key that cannot travel.
+    """
+    values, timestamps, keys, watermarks = batch.values, batch.timestamps, batch.keys, batch.watermarks
+    flags = 0
+    parts = [b""]
+    try:
+        if timestamps is not None:
+            flags |= _TIMESTAMPS
+            _add_column(parts, _pack(timestamps))
+        if keys is not None:
+            if keys is values or (values and keys[0] is values[0] and len(keys) == len(values) and all(map(is_, keys, values))):
+                flags |= _KEYS_ARE_VALUES
+            else:
+                flags |= _KEYS
+                _add_column(parts, codec.encode_batch(keys, owner=owner))
+        if watermarks is not None:
+            runs = _runs(watermarks)
+            flags |= _WATERMARKS if runs is None else _WATERMARKS | _WATERMARK_RUNS
+            _add_column(parts, _pack(watermarks if runs is None else runs))
+        parts[0] = _HEAD.pack(BATCH_FORMAT_VERSION, flags, batch.watermark)
+    except (OverflowError, struct.error) as error:
+        raise TypeNotSupported(f"{owner}: a timestamp or watermark is beyond 64 bits; expected int milliseconds") from error
+    parts.append(codec.encode_batch(values, owner=owner))
+    return b"".join(parts)
+
+
+def decode_batch(content: bytes | bytearray | memoryview, codec: Codec, where: str) -> RecordBatch:
+    """Returns the batch of `encode_batch`; `content` is not kept. Raises DecodeError naming `where`, the channel it came by."""
+    try:
+        return _decode_batch(memoryview(content), codec)
+    except DecodeError as error:
+        raise DecodeError(f"{where}: {error}") from error
+    except (ValueError, struct.error, msgspec.MsgspecError) as error:
+        raise DecodeError(f"{where}: cannot decode a batch of {len(content)} bytes: {error}") from error
+
+
+def _decode_batch(view: memoryview, codec: Codec) -> RecordBatch:
+    version, flags, watermark = _HEAD.unpack_from(view)
+    if version != BATCH_FORMAT_VERSION:
+        raise ValueError(f"its format version is {version}, expected {BATCH_FORMAT_VERSION}; run the same release on both sides")
+    if flags > _ALL_FLAGS or flags & (_KEYS | _KEYS_ARE_VALUES) == _KEYS | _KEYS_ARE_VALUES:
+        raise ValueError(f"flags {flags:#x} are not part of the format")
+    at = _HEAD.size
+    timestamps = keys = watermarks = None
+    if flags & _TIMESTAMPS:
+        section, at = _column(view, at)
+        timestamps = _unpack_ints(section)
+    if flags & _KEYS:
+        section, at = _column(view, at)
+        keys = codec.decode_batch(section)
+    if flags & _WATERMARKS:
+        section, at = _column(view, at)
+        watermarks = _unpack_ints(section)
+    values = codec.decode_batch(view[at:])
+    count = len(values)
+    if flags & _KEYS_ARE_VALUES:
+        keys = list(values)
+    if watermarks is not None and flags & _WATERMARK_RUNS:
+        watermarks = _spread(watermarks, count)
+    for name, column in (("timestamps", timestamps), ("keys", keys), ("watermarks", watermarks)):
+        if column is not None and len(column) != count:
+            raise ValueError(f"it has {count} values and {len(column)} {name}")
+    return RecordBatch(values, timestamps, keys, watermarks, watermark)
+
+
+def _add_column(parts: list[bytes], content: bytes) -> None:
+    parts.append(_LENGTH.pack(len(content)))
+    parts.append(content)
+
+
+def _column(view: memoryview, at: int) -> tuple[memoryview, int]:
+    """Returns the column that begins at `at`, and where the next one does."""
+    start = at + _LENGTH.size
+    stop = start + _LENGTH.unpack_from(view, at)[0]
+    if stop > len(view):
+        raise ValueError("a column is cut off")
+    return view[start:stop], stop
+
+
+def _runs(watermarks: list[int]) -> list[int] | None:
+    """Returns [watermark, count, ...], or None where the list itself is as short. Looks only at the ends of runs."""
+    runs: list[int] = []
+    at, count = 0, len(watermarks)
+    runs_max = count >> 2
+    while at < count:
+        if len(runs) >= runs_max:
+            return None
+        stop = bisect_right(watermarks, watermarks[at], at)
+        runs += (watermarks[at], stop - at)
+        at = stop
+    return runs
+
+
+def _spread(runs: list[int], count: int) -> list[int]:
+    # The sum comes first: a few bytes must not become a list of any length.
+    lengths = runs[1::2]
+    if len(runs) % 2 or min(lengths, default=1) < 1 or sum(lengths) != count:
+        raise ValueError(f"its runs of watermarks do not make {count}")
+    watermarks: list[int] = []
+    for watermark, length in zip(runs[::2], lengths, strict=True):
+        watermarks += [watermark] * length
+    return watermarks
+
+
+def encode_event(event: Event) -> bytes:
+    """Returns the bytes of an event of `core.elements`."""
+    kind, names = _KIND_OF[type(event)]
+    return _pack([kind, *[getattr(event, name) for name in names]])
+
+
+def decode_event(content: bytes | bytearray | memoryview, where: str) -> Event:
+    """Returns the event of `encode_event`. Raises DecodeError naming `where`, also for a kind that this release does not know."""
+    if len(content) > _EVENT_BYTES_MAX:
+        raise DecodeError(f"{where}: an event takes {len(content)} bytes, expected up to {_EVENT_BYTES_MAX}")
+    try:
+        kind, *given = _unpack_list(content)
+        if type(kind) is not int or not 0 <= kind < len(_EVENTS):
+            raise DecodeError(f"{where}: an event of kind {kind!r} is not known here; run the same release on both sides")
+        cls, schema = _EVENTS[kind]
+        return cls(*msgspec.convert(given, schema))
+    except (ValueError, RecursionError, msgspec.MsgspecError) as error:
+        raise DecodeError(f"{where}: cannot decode an event of {len(content)} bytes: {error}") from error
+
+
+def _refuse_extension(code: int, data: memoryview) -> Any:
+    raise ValueError(f"extension type {code} is not part of the format")
+
+
+_pack: Final[Callable[[Any], bytes]] = msgspec.msgpack.Encoder().encode
+_unpack_list: Final[Callable[[Any], list[Any]]] = msgspec.msgpack.Decoder(list, ext_hook=_refuse_extension).decode
+_unpack_ints: Final[Callable[[Any], list[int]]] = msgspec.msgpack.Decoder(list[int], ext_hook=_refuse_extension).decode
+
+_EVENTS: Final[tuple[tuple[Callable[..., Event], Any], ...]] = (
+    (Watermark, tuple[int]),
+    (WatermarkStatus, tuple[bool]),
+    (CheckpointBarrier, tuple[int, int, bool, bool, int | None]),
+    (CancelCheckpointMarker, tuple[int]),
+    (EndOfData, tuple[bool]),
+    (EndOfPartition, tuple[()]),
+    (LatencyMarker, tuple[int, str, int]),
+)
+"""The class and field types of each kind, in order: the index is on the wire, so a new kind goes to the end."""
+
+_KIND_OF: Final[dict[type, tuple[int, tuple[str, ...]]]] = {
+    cls: (kind, tuple(field.name for field in fields(cls)))
+    for kind, (cls, _) in enumerate(_EVENTS)
+    if isinstance(cls, type)
+}

@@ -1,0 +1,164 @@
+"""What flows between operators: batches of records, and the events that travel in band with them.
+
+A `RecordBatch` is the unit of everything hot: queueing, credit, pool permits, and one step of an operator. It is parallel lists.
+Invariants that every producer keeps and every consumer may rely on:
+
+* `timestamps`, `keys` and `watermarks` are either None or as long as `values`;
+* `watermarks[i]` is the watermark in force before record i; the list never decreases; None means that no record of the batch saw
+  the watermark move (it stays what it was when the batch arrived);
+* `watermark` is the watermark after the last record, `MIN_WATERMARK` when the batch brings no news; it is never below the list;
+* a batch belongs to whoever holds it, and an emitted batch is never mutated: local edges pass it by reference.
+
+Event time is continuous: when the watermark jumps, everything that was due in between happens in order of its own time, each with
+the watermark at that time. So results do not depend on where batches were cut. A batch without values is a bare watermark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = [
+    "MAX_WATERMARK",
+    "MIN_WATERMARK",
+    "CancelCheckpointMarker",
+    "CheckpointBarrier",
+    "EndOfData",
+    "EndOfPartition",
+    "Event",
+    "LatencyMarker",
+    "RecordBatch",
+    "Watermark",
+    "WatermarkStatus",
+    "empty_batch",
+]
+
+MIN_WATERMARK = -(2**63)
+"""Before the first watermark: nothing is promised."""
+
+MAX_WATERMARK = 2**63 - 1
+"""The end of event time: no record can follow."""
+
+
+class RecordBatch:
+    """Records in order, with their timestamps, keys and the watermarks between them.
+
+    `values` are the records. `timestamps` are int ms since the epoch, or None without event time. `keys` are the raw keys as the
+    sender's key function gave them, or None on a stream that is not keyed.
+    """
+
+    __slots__ = ("keys", "timestamps", "values", "watermark", "watermarks")
+
+    def __init__(
+        self,
+        values: list[Any],
+        timestamps: list[int] | None = None,
+        keys: list[Any] | None = None,
+        watermarks: list[int] | None = None,
+        watermark: int = MIN_WATERMARK,
+    ) -> None:
+        self.values = values
+        self.timestamps = timestamps
+        self.keys = keys
+        self.watermarks = watermarks
+        self.watermark = watermark
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __repr__(self) -> str:
+        return f"RecordBatch({len(self.values)} records, watermark={self.watermark})"
+
+    def slice(self, start: int, stop: int) -> RecordBatch:
+        """Records [start, stop) with the watermark that was in force after them. Copies the lists, shares the values."""
+        count = len(self.values)
+        watermarks = self.watermarks
+        if stop >= count:
+            watermark = self.watermark
+        else:
+            watermark = MIN_WATERMARK if watermarks is None else watermarks[stop]
+        return RecordBatch(
+            self.values[start:stop],
+            None if self.timestamps is None else self.timestamps[start:stop],
+            None if self.keys is None else self.keys[start:stop],
+            None if watermarks is None else watermarks[start:stop],
+            watermark,
+        )
+
+    def with_values(self, values: list[Any]) -> RecordBatch:
+        """The same times and watermarks over other values of the same count; the keys are dropped, as a map drops them."""
+        return RecordBatch(values, self.timestamps, None, self.watermarks, self.watermark)
+
+    def select(self, indices: Sequence[int], values: list[Any]) -> RecordBatch:
+        """`values[j]` stems from record `indices[j]` of this batch: its time and watermark go with it. Indices never decrease."""
+        timestamps, watermarks = self.timestamps, self.watermarks
+        return RecordBatch(
+            values,
+            None if timestamps is None else [timestamps[i] for i in indices],
+            None,
+            None if watermarks is None else [watermarks[i] for i in indices],
+            self.watermark,
+        )
+
+
+def empty_batch(watermark: int = MIN_WATERMARK) -> RecordBatch:
+    """No records; the watermark rises to `watermark`."""
+    return RecordBatch([], None, None, None, watermark)
+
+
+@dataclass(frozen=True, slots=True)
+class Watermark:
+    """No record with a timestamp <= `timestamp` follows on this channel. For channels that got no record to carry it."""
+
+    timestamp: int
+
+
+@dataclass(frozen=True, slots=True)
+class WatermarkStatus:
+    """An idle channel does not hold the watermark back until it is active again."""
+
+    idle: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointBarrier:
+    """Cuts the stream for checkpoint `checkpoint_id`, triggered at `timestamp_ms` (wall clock of the coordinator)."""
+
+    checkpoint_id: int
+    timestamp_ms: int
+    savepoint: bool = False
+    unaligned: bool = False
+    aligned_timeout_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CancelCheckpointMarker:
+    """Checkpoint `checkpoint_id` will not complete: whoever aligns for it stops waiting."""
+
+    checkpoint_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class EndOfData:
+    """No record follows. `drain` tells a finished stream (MAX watermark, `finish`) from a stop that keeps its windows open."""
+
+    drain: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class EndOfPartition:
+    """The last element of a channel; it is released."""
+
+
+@dataclass(frozen=True, slots=True)
+class LatencyMarker:
+    """Measures the way from a source; bypasses functions and keeps its place among the records of its channel."""
+
+    emitted_ms: int
+    source: str
+    subtask: int
+
+
+Event = Watermark | WatermarkStatus | CheckpointBarrier | CancelCheckpointMarker | EndOfData | EndOfPartition | LatencyMarker
+"""Anything that travels in band, without credit, and is not a batch."""

@@ -1,0 +1,146 @@
+"""Every error of the engine: one base, one class for each remedy.
+
+    AioflowError
+    ├── GraphError            the program is wrong; raised while the flow is built
+    ├── TypeNotSupported      a value cannot be a key, or cannot travel
+    ├── Closed                you used something after you (or its owner) closed it
+    │   └── MailboxClosed     a mail was put into, or taken from, a mailbox that is shut
+    ├── Broken                the other side, or the world, went away
+    │   └── ProducerFailed    the upstream task failed: its consumers are cancelled, not failed
+    ├── ProtocolError
+    │   ├── LocalProtocolError    our own side broke the protocol: a bug of this program
+    │   └── RemoteProtocolError   the peer sent something that the protocol does not allow
+    ├── JobError
+    │   ├── JobFailed         the job ended FAILED; the cause is chained
+    │   ├── JobCanceled       the job ended CANCELED while somebody waited for its result
+    │   └── JobNotRunning     the job is not in a state in which it can answer
+    ├── CheckpointError       a checkpoint or savepoint could not be made
+    ├── RestoreError          a checkpoint or savepoint could not be read back
+    ├── StateError            state was used where there is none, or against its declaration
+    ├── InsufficientBuffers   the network buffer pool cannot serve what was asked
+    ├── RemoteError           an error of another process whose class is not loaded here
+    └── NotAuthenticated      the peer did not prove that it knows the secret
+
+Messages say what happened, to what, what was expected, and what to do. A class stands for what the reader does next, not for the
+place that raised it; facts go into the sentence.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "AioflowError",
+    "Broken",
+    "CheckpointError",
+    "Closed",
+    "GraphError",
+    "InsufficientBuffers",
+    "JobCanceled",
+    "JobError",
+    "JobFailed",
+    "JobNotRunning",
+    "LocalProtocolError",
+    "MailboxClosed",
+    "NotAuthenticated",
+    "ProducerFailed",
+    "ProtocolError",
+    "RemoteError",
+    "RemoteProtocolError",
+    "RestoreError",
+    "StateError",
+    "TypeNotSupported",
+    "note_once",
+]
+
+
+class AioflowError(Exception):
+    """Base of all errors that the engine raises itself. Errors of user code surface as themselves, with a note."""
+
+
+class GraphError(AioflowError):
+    """The flow is wrong. Raised while it is built, naming the operator."""
+
+
+class TypeNotSupported(AioflowError, TypeError):
+    """A value cannot be used as a key, or cannot be encoded. Names the type and the remedy."""
+
+
+class Closed(AioflowError):
+    """Used after it was closed by its owner."""
+
+
+class MailboxClosed(Closed):
+    """The mailbox does not accept (QUIESCED) or does not hold (CLOSED) mail any more."""
+
+
+class Broken(AioflowError):
+    """The other side went away."""
+
+
+class ProducerFailed(Broken):
+    """The task that produces this input failed; its consumer ends CANCELED, not FAILED."""
+
+
+class ProtocolError(AioflowError):
+    """Base of the two protocol errors: whose fault it was decides what to do."""
+
+
+class LocalProtocolError(ProtocolError):
+    """This process broke the protocol: a bug here."""
+
+
+class RemoteProtocolError(ProtocolError):
+    """The peer, or a file, held something that the protocol or the format does not allow."""
+
+
+class JobError(AioflowError):
+    """Base of what can be wrong with a job as a whole."""
+
+
+class JobFailed(JobError):
+    """The job ended FAILED. The first cause is chained as `__cause__`."""
+
+
+class JobCanceled(JobError):
+    """The job ended CANCELED while its result was awaited."""
+
+
+class JobNotRunning(JobError):
+    """The job cannot answer now: not started, restarting for too long, or over."""
+
+
+class CheckpointError(AioflowError):
+    """A checkpoint or savepoint could not be completed."""
+
+
+class RestoreError(AioflowError):
+    """A checkpoint or savepoint could not be restored."""
+
+
+class StateError(AioflowError):
+    """State was used where there is none (no `key_by`, no current key) or against its declaration."""
+
+
+class InsufficientBuffers(AioflowError, OSError):
+    """The network buffer pool has fewer segments than the pools on it must have."""
+
+
+class RemoteError(AioflowError):
+    """An error that travelled from another process and whose class is not loaded here.
+
+    `type_name` is the qualified name of the original class, `traceback_text` its traceback as text.
+    """
+
+    def __init__(self, type_name: str, message: str, traceback_text: str = "") -> None:
+        super().__init__(f"{type_name}: {message}")
+        self.type_name = type_name
+        self.traceback_text = traceback_text
+
+
+class NotAuthenticated(AioflowError):
+    """The peer did not prove that it knows the secret, or has another role."""
+
+
+def note_once(error: BaseException, note: str) -> None:
+    """Add `note` to `error` unless it already carries one of the engine: the innermost place knows most."""
+    if not any(line.startswith("aioflow: ") for line in getattr(error, "__notes__", ())):
+        error.add_note(f"aioflow: {note}")

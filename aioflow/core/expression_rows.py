@@ -1,0 +1,237 @@
+"""Compiles expressions to Python functions over rows.
+
+An expression becomes the source of one Python expression (`core.expression_source`), so that a row costs one call and
+no interpretation: `col.price * 1.08 > 10` over dicts is `None if (v0 := row['price']) is None else v0 * 1.08 > 10`.
+
+How a field is read depends on the row: `row['x']` of a mapping, `row.x` of anything else. A compiled function learns
+that from its first row by replacing its own code (no indirection stays); a row of the other kind raises inside, which
+costs nothing until it happens, and the function falls back to one that looks at each row. Expressions are pure, so
+computing one again is harmless.
+
+Invariant: the answer of every form (`compile_row`, `compile_rows`, `compile_predicate`, `columns_to_function`, and the
+source that `Emitter` gives to other generated loops) is the same for every kind of row, and is the one of
+`tests/core/expression_cases.py`.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from aioflow.core import expressions as ex
+from aioflow.core.errors import GraphError
+from aioflow.core.expression_source import Emitter, RowKind
+from aioflow.core.expression_values import MissingFieldError, describe_row
+
+__all__ = [
+    "compile_row",
+    "compile_rows",
+    "compile_predicate",
+    "compile_filter",
+    "columns_to_function",
+    "columns_to_rows",
+    "ROW_ERRORS",
+    "CONTAINERS",
+    "explain",
+    "shadowed",
+    "build_function",
+]
+
+ROW_ERRORS = (TypeError, AttributeError, LookupError)
+"""What a row of the other kind, or one without the field, raises inside generated code."""
+
+CONTAINERS = frozenset({dict, list, tuple, str})
+"""Plain values that have no fields to be read by attribute."""
+
+_SHADOWED = frozenset(name for kind in CONTAINERS for name in dir(kind))
+"""Names that are attributes of plain containers: `row.items` of a dict would not fail but give a method."""
+
+
+def compile_row(expression: ex.Expr[Any]) -> Callable[[Any], Any]:
+    """A function from a row to the value of `expression`.
+
+    Raises MissingFieldError for a row without a field that is read, and whatever an operation raises (TypeError of `1 + "a"`).
+    """
+    return _specialising(lambda emitter: f"return {emitter.value(expression)}", (expression,))
+
+
+def compile_predicate(expression: ex.Expr[Any]) -> Callable[[Any], Any]:
+    """A function from a row to something truthy exactly when `expression` is True there: what `filter` and `where=` need."""
+    return _specialising(lambda emitter: f"return {emitter.condition(expression)}", (expression,))
+
+
+def columns_to_function(columns: Mapping[str, Any]) -> Callable[[Any], dict[str, Any]]:
+    """A function from a row to the dict of `columns` (expressions or plain values), in the given order: what `select` needs."""
+    fields = {name: ex.as_expression(e) for name, e in columns.items()}
+    return _specialising(lambda emitter: f"return {_dict_source(fields, emitter)}", tuple(fields.values()))
+
+
+def compile_rows(expression: ex.Expr[Any]) -> Callable[[list[Any]], list[Any]]:
+    """A function from a list of rows to the list of values of `expression`."""
+    one = compile_row(expression)
+    return _specialising_batch(
+        lambda emitter: f"[{emitter.value(expression)} for row in rows]", (expression,), _map(one)
+    )
+
+
+def compile_filter(expression: ex.Expr[Any]) -> Callable[[list[Any]], list[Any]]:
+    """A function from a list of rows to the list of those for which `expression` is True."""
+    one = compile_predicate(expression)
+
+    def slow(rows: list[Any]) -> list[Any]:
+        return [row for row in rows if one(row)]
+
+    return _specialising_batch(
+        lambda emitter: f"[row for row in rows if {emitter.condition(expression)}]", (expression,), slow
+    )
+
+
+def columns_to_rows(columns: Mapping[str, Any]) -> Callable[[list[Any]], list[dict[str, Any]]]:
+    """A function from a list of rows to the list of dicts of `columns`."""
+    fields = {name: ex.as_expression(e) for name, e in columns.items()}
+    one = columns_to_function(fields)
+    return _specialising_batch(
+        lambda emitter: f"[{_dict_source(fields, emitter)} for row in rows]", tuple(fields.values()), _map(one)
+    )
+
+
+def build_function(source: str, name: str, names: dict[str, Any], about: str) -> Callable[..., Any]:
+    """The function `name` that `source` defines, with `names` as its globals. `about` says in an error what was compiled."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SyntaxWarning)  # `3 is None` is what a constant asked for, not a slip.
+            code = compile(source, f"<aioflow {about[:80]}>", "exec")
+    except (SyntaxError, RecursionError, MemoryError) as error:
+        raise _too_deep(about, error) from None
+    exec(code, names)
+    function: Callable[..., Any] = names[name]
+    return function
+
+
+def _too_deep(about: str, error: BaseException) -> GraphError:
+    return GraphError(
+        f"an expression is nested too deeply to be compiled ({error}): {about[:200]}; "
+        f"compute a part of it in an earlier select, or use is_in for many alternatives"
+    )
+
+
+def _dict_source(fields: Mapping[str, ex.Expr[Any]], emitter: Emitter) -> str:
+    return "{" + ", ".join(f"{name!r}: {emitter.value(e)}" for name, e in fields.items()) + "}"
+
+
+def _map(one: Callable[[Any], Any]) -> Callable[[list[Any]], list[Any]]:
+    def each(rows: list[Any]) -> list[Any]:
+        return list(map(one, rows))
+
+    return each
+
+
+def shadowed(*expressions: ex.Expr[Any]) -> bool:
+    """Whether reading a column by attribute from a row of the wrong kind could give a method instead of failing."""
+    return any(name in _SHADOWED for name in ex.column_names(*expressions))
+
+
+def _specialising(body: Callable[[Emitter], str], expressions: tuple[ex.Expr[Any], ...]) -> Callable[[Any], Any]:
+    """A function of one row that takes its code from the kind of its first row, and one that looks at each row once kinds mix."""
+    about = ", ".join(map(repr, expressions))
+    variants: dict[RowKind, Callable[[Any], Any]] = {}
+
+    def variant(kind: RowKind) -> Callable[[Any], Any]:
+        if kind not in variants:
+            emitter = Emitter(kind)
+            emitter.names |= {"_recover": recover, "_errors": ROW_ERRORS, "_containers": CONTAINERS}
+            # A container would give its method where a field is meant; a check of the class costs less than a call.
+            check = kind is RowKind.ATTRIBUTES and shadowed(*expressions)
+            lines = ["  if row.__class__ in _containers: raise TypeError"] if check else []
+            try:
+                result = body(emitter)
+            except RecursionError as error:
+                raise _too_deep(about, error) from None
+            handler = [" except _errors as error:", "  return _recover(row, error)"]
+            lines = ["def f(row):", " try:", *lines, f"  {result}", *handler]
+            variants[kind] = build_function("\n".join(lines), "f", emitter.names, about)
+        return variants[kind]
+
+    def recover(row: Any, error: Exception) -> Any:
+        kind = RowKind.of(row)
+        if kind is not current[0] and current[0] is not None:
+            current[0] = None
+            variant(RowKind.MAPPING)
+            variant(RowKind.ATTRIBUTES)
+            function.__code__ = _MIXED_CODE
+            return function(row)
+        explain(row, kind, error, expressions)
+        raise error
+
+    def mixed(row: Any) -> Any:
+        return variants[RowKind.of(row)](row)
+
+    def first(row: Any) -> Any:
+        current[0] = kind = RowKind.of(row)
+        chosen = variant(kind)
+        names.update({k: v for k, v in chosen.__globals__.items() if k != "f"})
+        function.__code__ = chosen.__code__
+        return function(row)
+
+    current: list[RowKind | None] = [None]
+    names: dict[str, Any] = {"_first": first, "_mixed": mixed}
+    exec("def f(row):\n return _first(row)\n", names)
+    function: Any = names["f"]
+    function.__qualname__ = function.__name__ = "expression"
+    function.__doc__ = about
+    variant(RowKind.MAPPING)  # So that an expression which cannot be compiled fails while the flow is built.
+    return function  # type: ignore[no-any-return]
+
+
+def explain(row: Any, kind: RowKind, error: Exception, expressions: tuple[ex.Expr[Any], ...]) -> None:
+    """Raises MissingFieldError if `row` lacks a field of the expressions; else returns, and `error` stands."""
+    if isinstance(error, MissingFieldError):
+        for expression in expressions:
+            if any(isinstance(e, ex.Field) for e in ex.walk(expression)):
+                raise MissingFieldError(f"{error}; read by the expression {expression!r}") from None
+    for expression in expressions:
+        for name in ex.column_names(expression):
+            try:
+                if kind is RowKind.MAPPING or isinstance(name, int):
+                    row[name]
+                elif type(row) in CONTAINERS:
+                    raise AttributeError
+                else:
+                    getattr(row, name)
+            except ROW_ERRORS:
+                raise MissingFieldError(
+                    f"no field {name!r} in {describe_row(row)}; read by the expression {expression!r}"
+                ) from None
+
+
+_MIXED_CODE = (lambda row: _mixed(row)).__code__  # type: ignore[name-defined]  # noqa: F821  (a global of the function that takes it)
+
+
+def _specialising_batch(
+    body: Callable[[Emitter], str],
+    expressions: tuple[ex.Expr[Any], ...],
+    slow: Callable[[list[Any]], list[Any]],
+) -> Callable[[list[Any]], list[Any]]:
+    """A function of a list of rows. A batch in which something fails is computed again row by row, which finds and names it."""
+    about = ", ".join(map(repr, expressions))
+    variants: dict[RowKind, Callable[[list[Any]], list[Any]]] = {}
+
+    def build(kind: RowKind) -> Callable[[list[Any]], list[Any]]:
+        if kind is RowKind.ATTRIBUTES and shadowed(*expressions):
+            variants[kind] = slow
+            return slow
+        emitter = Emitter(kind)
+        source = f"def f(rows):\n try:\n  return {body(emitter)}\n except _errors:\n  return _slow(rows)\n"
+        emitter.names |= {"_errors": ROW_ERRORS, "_slow": slow}
+        variants[kind] = build_function(source, "f", emitter.names, about)
+        return variants[kind]
+
+    def rows(batch: list[Any]) -> list[Any]:
+        if not batch:
+            return []
+        kind = RowKind.of(batch[0])
+        return (variants.get(kind) or build(kind))(batch)
+
+    rows.__doc__ = about
+    return rows

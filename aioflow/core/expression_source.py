@@ -1,0 +1,342 @@
+"""Writes an expression as the source of one Python expression over a row: what all generated loops are made of.
+
+None is handled by guards: the operations of a tree that give None for None share one test of everything that they read,
+`None if (v0 := row['a']) is None or (v1 := row['b']) is None else v0 * v1 + 1`. A field that was read on the way is not
+read again where Python's order of evaluation makes sure that its variable is set.
+
+Invariant: a variable is used only where every way of evaluation has assigned it; what a branch or the right side of `&`
+and `|` binds is forgotten behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from itertools import count
+from keyword import iskeyword
+from typing import Any
+
+from aioflow.core import expressions as ex
+from aioflow.core.expression_values import DATE_PARTS, cast_value, power, read_field, truncate, truth
+
+__all__ = ["Emitter", "RowKind"]
+
+
+class RowKind(Enum):
+    """How the fields of a row are read."""
+
+    MAPPING = "mapping"
+    ATTRIBUTES = "attributes"
+
+    @classmethod
+    def of(cls, row: Any) -> RowKind:
+        return cls.MAPPING if isinstance(row, Mapping) else cls.ATTRIBUTES
+
+
+_Bound = dict[ex.Expr[Any] | str | int, tuple[str, bool]]
+"""Columns that a variable holds already at some point of the evaluation, and whether it is known not to be None there."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Value:
+    """The source of a value under construction.
+
+    `source` may be evaluated only when no guard is None; guards are evaluated in order. `inner` is bound once all of them passed,
+    `after` in any case.
+    """
+
+    source: str
+    guards: tuple[str, ...]
+    nullable: bool
+    inner: _Bound
+    after: _Bound
+
+    @property
+    def full(self) -> str:
+        """The source of the value with its guards."""
+        if not self.guards:
+            return self.source
+        return f"(None if {' or '.join(f'{guard} is None' for guard in self.guards)} else {self.source})"
+
+    @property
+    def full_nullable(self) -> bool:
+        return self.nullable or bool(self.guards)
+
+
+class Emitter:
+    """Writes expressions as source for one generated function.
+
+    `names` holds the constants and helpers that the source refers to: the globals of the function. `row` is the name
+    of the variable that holds the row.
+    """
+
+    def __init__(self, kind: RowKind, row: str = "row", names: dict[str, Any] | None = None) -> None:
+        self.kind = kind
+        self.row = row
+        self.names: dict[str, Any] = {} if names is None else names
+        self._numbers = count()
+
+    def value(self, expression: ex.Expr[Any]) -> str:
+        """Source of the value of `expression`."""
+        return self._visit(expression, {}).full
+
+    def condition(self, expression: ex.Expr[Any]) -> str:
+        """Source that is truthy exactly when `expression` is True; False and None are not told apart."""
+        return self._truth(expression, {})[0]
+
+    def constant(self, value: Any, prefix: str = "k") -> str:
+        """The name of a global that holds `value`."""
+        name = f"_{prefix}{next(self._numbers)}"
+        self.names[name] = value
+        return name
+
+    # The walk.
+
+    def _visit(self, e: ex.Expr[Any], bound: _Bound) -> _Value:
+        match e:
+            case ex.Column(name=name):
+                if name in bound:
+                    variable, known = bound[name]
+                    return _Value(variable, (), not known, bound, bound)
+                return _Value(self._column(name), (), True, bound, bound)
+            case ex.Literal(value=value):
+                return _Value(self._literal(value), (), value is None, bound, bound)
+            case ex.Binary(operator=("&" | "|") as operator):
+                left, right = _balanced(operator, e)
+                return self._logic(operator, left, right, bound)
+            case ex.Binary(operator=operator, left=left, right=right):
+                return self._arithmetic(operator, left, right, bound)
+            case ex.Unary(operator=operator, operand=operand):
+                (x,), guards, inner, after = self._strict((operand,), bound, logical=operator == "~")
+                source = {"-": f"(-{x})", "~": f"(not {x})", "abs": f"_abs({x})"}[operator]
+                self.names["_abs"] = abs
+                return _Value(source, guards, False, inner, after)
+            case ex.IsNull(operand=operand):
+                value = self._visit(operand, bound)
+                return self._plain(f"({value.full} is None)", value.after)
+            case ex.FillNull(operand=operand, value=default):
+                return self._fill_null(operand, default, bound)
+            case ex.Case(branches=branches, default=default):
+                return self._case(branches, default, bound)
+            case _:
+                return self._function(e, bound)
+
+    def _strict(
+        self, operands: tuple[ex.Expr[Any], ...], bound: _Bound, logical: bool = False
+    ) -> tuple[list[str], tuple[str, ...], _Bound, _Bound]:
+        """Sources of operands of which none may be None, what guards them, and what is bound then and anyway."""
+        sources: list[str] = []
+        guards: tuple[str, ...] = ()
+        inner = bound
+        after: _Bound | None = None
+        for operand in operands:
+            value = self._visit(operand, inner)
+            source = value.source
+            if logical and not ex.is_boolean(operand):
+                source = self._checked(source)
+            operand_after = value.after
+            guards += value.guards
+            # Only what the guards bind holds for the operands that follow; a body comes after all guards.
+            inner = value.inner if value.guards else inner
+            if value.nullable:
+                if source.isidentifier():
+                    variable, guard = source, source
+                else:
+                    variable = f"v{next(self._numbers)}"
+                    guard = f"({variable} := {source})"
+                guards += (guard,)
+                source = variable
+                if isinstance(operand, ex.Column):
+                    inner = inner | {operand.name: (variable, True)}
+                    operand_after = operand_after | {operand.name: (variable, False)}
+            sources.append(source)
+            if after is None and guards:
+                # The first guard is always evaluated; what comes behind it may not be.
+                after = operand_after
+        return sources, guards, inner, bound if after is None else after
+
+    def _arithmetic(self, operator: str, left: ex.Expr[Any], right: ex.Expr[Any], bound: _Bound) -> _Value:
+        (a, b), guards, inner, after = self._strict((left, right), bound)
+        if operator in ("/", "//", "%"):
+            if isinstance(right, ex.Literal) and type(right.value) in (int, float) and right.value:
+                return _Value(f"({a} {operator} {b})", guards, False, inner, after)
+            if not b.isidentifier():
+                # Evaluated first, once; the divisor decides.
+                variable = f"v{next(self._numbers)}"
+                return _Value(f"({a} {operator} {variable} if ({variable} := {b}) else None)", guards, True, inner, after)
+            return _Value(f"({a} {operator} {b} if {b} else None)", guards, True, inner, after)
+        if operator == "**":
+            self.names["_power"] = power
+            return _Value(f"_power({a}, {b})", guards, True, inner, after)
+        if operator in ("+", "-") and isinstance(left, ex.Binary) and left.operator in ("+", "-"):
+            a = a[1:-1]  # A long sum nests to the left, and Python's parser allows 200 parentheses.
+        return _Value(f"({a} {operator} {b})", guards, False, inner, after)
+
+    def _logic(self, operator: str, left: ex.Expr[Any], right: ex.Expr[Any], bound: _Bound) -> _Value:
+        """Kleene's `&` and `|`. The right side is computed only where the left does not decide."""
+        a, b = self._visit(left, bound), None
+        b = self._visit(right, a.after)
+        x, y = self._boolean(left, a), self._boolean(right, b)
+        word = "and" if operator == "&" else "or"
+        if not a.full_nullable:
+            return _Value(f"({x} {word} {y})", (), b.full_nullable, bound, a.after)
+        p, q = f"v{next(self._numbers)}", f"v{next(self._numbers)}"
+        either = f"{p} is None or {q} is None" if b.full_nullable else f"{p} is None"
+        if operator == "|":
+            source = f"(True if ({p} := {x}) or ({q} := {y}) else None if {either} else False)"
+        else:
+            no_q = f"not ({q} := {y})" + (f" and {q} is not None" if b.full_nullable else "")
+            source = f"(False if not ({p} := {x}) and {p} is not None or {no_q} else None if {either} else True)"
+        return _Value(source, (), True, bound, a.after)
+
+    def _truth(self, e: ex.Expr[Any], bound: _Bound) -> tuple[str, _Bound, _Bound]:
+        """Source that is truthy exactly when `e` is True, what is bound then, and what is bound anyway."""
+        match e:
+            case ex.Binary(operator="&"):
+                left, right = _balanced("&", e)
+                x, then, after = self._truth(left, bound)
+                y, then, _ = self._truth(right, then)
+                return f"({x} and {y})", then, after
+            case ex.Binary(operator="|"):
+                left, right = _balanced("|", e)
+                x, _, after = self._truth(left, bound)
+                y, _, _ = self._truth(right, after)
+                return f"({x} or {y})", after, after
+        value = self._visit(e, bound)
+        source = value.source if ex.is_boolean(e) else self._checked(value.source)
+        if value.guards:
+            checks = " and ".join(f"{guard} is not None" for guard in value.guards)
+            return f"({checks} and {source})", value.inner, value.after
+        return source, value.after, value.after
+
+    def _fill_null(self, operand: ex.Expr[Any], default: ex.Expr[Any], bound: _Bound) -> _Value:
+        value = self._visit(operand, bound)
+        if not value.full_nullable:
+            return value
+        other = self._visit(default, value.after)
+        variable = f"v{next(self._numbers)}"
+        source = f"({other.full} if ({variable} := {value.full}) is None else {variable})"
+        return _Value(source, (), other.full_nullable, bound, value.after)
+
+    def _case(self, branches: tuple[tuple[ex.Expr[Any], ex.Expr[Any]], ...], default: ex.Expr[Any], bound: _Bound) -> _Value:
+        parts: list[str] = []
+        nullable = False
+        known = bound
+        first: _Bound | None = None
+        for condition, result in branches:
+            test, then, known = self._truth(condition, known)
+            first = known if first is None else first
+            value = self._visit(result, then)
+            nullable = nullable or value.full_nullable
+            parts.append(f"{value.full} if {test} else ")
+        value = self._visit(default, known)
+        return _Value(f"({''.join(parts)}{value.full})", (), nullable or value.full_nullable, bound, first or bound)
+
+    def _function(self, e: ex.Expr[Any], bound: _Bound) -> _Value:
+        """Functions of one operand, with arguments that may be expressions: None if any of them is."""
+        names = self.names
+        (x, *args), guards, inner, after = self._strict(e.children, bound)
+        nullable = False
+        match e:
+            case ex.Field(name=name):
+                names["_read"] = read_field
+                nullable = True
+                if isinstance(name, int) or not x.isidentifier():
+                    source = f"_read({x}, {name!r})"
+                else:
+                    source = f"({x}[{name!r}] if {x}.__class__ is dict and {name!r} in {x} else _read({x}, {name!r}))"
+            case ex.IsIn(values=values):
+                source = f"({x} in {self.constant(_members(values))})"
+            case ex.Cast(to=to, strict=strict):
+                names["_cast"] = cast_value
+                nullable = not strict
+                source = f"_cast({x}, {self.constant(to)}, {strict})"
+            case ex.Round(digits=digits):
+                names["_round"] = round
+                source = f"_round({x}, {digits})"
+            case ex.Call(name="dt.truncate", arguments=(every_ms,)):
+                names["_truncate"] = truncate
+                source = f"_truncate({x}, {every_ms})"
+            case ex.Call(name=name, arguments=arguments) if name.startswith("dt."):
+                source = f"{self.constant(DATE_PARTS[name[3:]], 'part')}({x})"
+            case ex.Call(name=name, arguments=arguments):
+                plain = [repr(a) for a in arguments if not isinstance(a, ex.Expr)]
+                source = _text_function(name, x, args or plain, arguments)
+                names["_len"] = len
+            case _:
+                raise TypeError(f"{type(e).__name__} is no expression that rows know")
+        return _Value(source, guards, nullable, inner, after)
+
+    def _plain(self, source: str, bound: _Bound) -> _Value:
+        return _Value(source, (), False, bound, bound)
+
+    def _boolean(self, e: ex.Expr[Any], value: _Value) -> str:
+        return value.full if ex.is_boolean(e) else self._checked(value.full)
+
+    def _checked(self, source: str) -> str:
+        self.names["_truth"] = truth
+        return f"_truth({source})"
+
+    def _column(self, name: str | int) -> str:
+        if self.kind is RowKind.MAPPING or isinstance(name, int):
+            return f"{self.row}[{name!r}]"
+        if name.isidentifier() and not iskeyword(name):
+            return f"{self.row}.{name}"
+        self.names["_getattr"] = getattr
+        return f"_getattr({self.row}, {name!r})"
+
+    def _literal(self, value: Any) -> str:
+        # In parentheses: -1 ** 2 and 1.real would mean something else.
+        if value is None or type(value) in (bool, str, bytes):
+            return repr(value)
+        if type(value) is int or (type(value) is float and value - value == 0):
+            return repr(value) if repr(value)[0] != "-" else f"({value!r})"
+        return self.constant(value)
+
+
+def _balanced(operator: str, e: ex.Expr[Any]) -> tuple[ex.Expr[Any], ex.Expr[Any]]:
+    """The two halves of a chain of `&` or `|`. Both are associative, so `reduce(or_, conditions)` need not nest deeply."""
+    terms: list[ex.Expr[Any]] = []
+    stack = [e]
+    while stack:
+        e = stack.pop()
+        if isinstance(e, ex.Binary) and e.operator == operator:
+            stack += (e.right, e.left)
+        else:
+            terms.append(e)
+    while len(terms) > 2:
+        pairs: list[ex.Expr[Any]] = [ex.Binary(operator, *pair) for pair in zip(terms[::2], terms[1::2], strict=False)]
+        terms = [*pairs, *terms[len(pairs) * 2 :]]
+    return terms[0], terms[1]
+
+
+def _members(values: tuple[Any, ...]) -> frozenset[Any] | tuple[Any, ...]:
+    """What `in` looks at. None and NaN equal nothing, though `in` would find the very same object."""
+    kept = tuple(v for v in values if v is not None and not (isinstance(v, float) and v != v))
+    try:
+        return frozenset(kept)
+    except TypeError:
+        return kept
+
+
+def _text_function(name: str, x: str, args: list[str], arguments: tuple[Any, ...]) -> str:
+    match name:
+        case "str.lower" | "str.upper":
+            return f"{x}.{name[4:]}()"
+        case "str.strip" | "str.lstrip" | "str.rstrip" | "str.split" | "str.replace":
+            return f"{x}.{name[4:]}({', '.join(args)})"
+        case "str.starts_with" | "str.ends_with":
+            return f"{x}.{name[4:].replace('_', '')}({args[0]})"
+        case "str.contains":
+            return f"({args[0]} in {x})"
+        case "str.len":
+            return f"_len({x})"
+        case "str.concat":
+            return f"({' + '.join([x, *args])})"
+        case "str.slice":
+            start, length = arguments
+            if length is None:
+                return f"{x}[{start}:]"
+            return f"{x}[{start}:{start + length}]" if start >= 0 else f"{x}[{start}:][:{length}]"
+    raise TypeError(f"rows do not know the function {name}")

@@ -1,0 +1,177 @@
+"""What one operation of an expression means on one value that is not None: the helpers that compiled expressions call.
+
+Operations that Python spells alike (`+`, `<`, `str.lower`) are not here; generated code uses them directly. Every
+function is pure.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass
+from datetime import UTC, date, datetime, timedelta
+from typing import Any
+
+from aioflow.core.errors import AioflowError
+
+__all__ = [
+    "CASTS",
+    "DATE_PARTS",
+    "MissingFieldError",
+    "cast_value",
+    "describe_row",
+    "epoch_ms",
+    "field_names",
+    "power",
+    "read_field",
+    "truncate",
+    "truth",
+]
+
+_DAY_MS = 86_400_000
+_EPOCH_ORDINAL = date(1970, 1, 1).toordinal()
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MS = timedelta(milliseconds=1)
+_TRUE = frozenset({"true", "t", "yes", "y", "1"})
+_FALSE = frozenset({"false", "f", "no", "n", "0"})
+
+
+class MissingFieldError(AioflowError, LookupError):
+    """A row does not have the field that an expression reads. Names the field, the expression and what the row has."""
+
+
+def truth(value: Any) -> Any:
+    """`value` if it is a bool or None. Logic on anything else is refused: 0 and "" have no agreed truth in columns and Spark."""
+    if value is None or value is True or value is False:
+        return value
+    if type(value).__name__ in ("bool", "bool_"):  # numpy's, which is no subclass of bool.
+        return bool(value)
+    raise TypeError(f"a condition must be True, False or None, not {type(value).__name__}: compare it, or cast it to bool")
+
+
+def power(base: Any, exponent: Any) -> Any:
+    """`base ** exponent`; a zero to a negative power is a division by zero (None), overflow is infinite, no real root is NaN."""
+    try:
+        result = base**exponent
+    except ZeroDivisionError:
+        return None
+    except OverflowError:
+        return -math.inf if base < 0 and exponent % 2 == 1 else math.inf
+    return math.nan if isinstance(result, complex) else result
+
+
+def read_field(value: Any, name: str | int) -> Any:
+    """A field of a nested value: dict key, attribute or position."""
+    try:
+        return value[name] if isinstance(name, int) or isinstance(value, Mapping) else getattr(value, name)
+    except (AttributeError, LookupError, TypeError):
+        raise MissingFieldError(f"no field {name!r} in {describe_row(value)}") from None
+
+
+def field_names(row: Any) -> list[str]:
+    """The names that an expression can read of `row`: keys, fields, or nothing for a value without fields."""
+    if isinstance(row, Mapping):
+        return [str(name) for name in row]
+    if is_dataclass(row):
+        return [f.name for f in fields(row)]
+    names = getattr(row, "_fields", None) or getattr(row, "__struct_fields__", None) or getattr(row, "__dict__", None)
+    return [str(name) for name in names or ()]
+
+
+def describe_row(row: Any) -> str:
+    """The type of `row` and its field names, never its values."""
+    names = field_names(row)
+    shown = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
+    return f"a {type(row).__name__} with {shown}" if names else f"a {type(row).__name__} without fields"
+
+
+def _to_int(value: Any) -> int:
+    if isinstance(value, str):
+        # int() also reads "1_000" and digits of other scripts, which neither Arrow nor Spark do.
+        if "_" in value or not value.isascii():
+            raise ValueError
+        return int(value)
+    if isinstance(value, (bytes, date, timedelta)):
+        raise TypeError
+    return int(value)
+
+
+def _to_float(value: Any) -> float:
+    if isinstance(value, str) and ("_" in value or not value.isascii()):
+        raise ValueError
+    if isinstance(value, bytes):
+        raise TypeError
+    return float(value)
+
+
+def _to_bool(value: Any) -> bool:
+    if isinstance(value, str):
+        text = value.strip().lower()
+        if text in _TRUE:
+            return True
+        if text in _FALSE:
+            return False
+        raise ValueError
+    return bool(value != 0)
+
+
+def _to_str(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+CASTS: dict[type, Callable[[Any], Any]] = {bool: _to_bool, int: _to_int, float: _to_float, str: _to_str}
+"""What `cast` does; each raises ValueError, TypeError or OverflowError for what cannot be converted."""
+
+
+def cast_value(value: Any, to: type, strict: bool) -> Any:
+    """`value` as `to`. What cannot be converted raises ValueError, or gives None if not `strict`."""
+    try:
+        return CASTS[to](value)
+    except (ValueError, TypeError, OverflowError):
+        if not strict:
+            return None
+    shown = repr(value)
+    shown = shown if len(shown) <= 40 else shown[:37] + "..."
+    raise ValueError(f"cannot cast {shown} ({type(value).__name__}) to {to.__name__}; with strict=False it would be None")
+
+
+def epoch_ms(time: Any) -> int:
+    """Milliseconds since the epoch of an int (itself), a datetime (naive: UTC) or a date (its midnight), rounded down."""
+    if isinstance(time, datetime):
+        return (time.replace(tzinfo=UTC) - _EPOCH if time.tzinfo is None else time - _EPOCH) // _MS
+    if isinstance(time, date):
+        return (time.toordinal() - _EPOCH_ORDINAL) * _DAY_MS
+    if isinstance(time, bool) or not hasattr(time, "__index__"):
+        raise TypeError(f".dt reads int milliseconds, a datetime or a date, not {type(time).__name__}")
+    return int(time)
+
+
+def _date(time: Any) -> date:
+    return date.fromordinal(epoch_ms(time) // _DAY_MS + _EPOCH_ORDINAL)
+
+
+def truncate(time: Any, every_ms: int) -> Any:
+    """`time` rounded down to a multiple of `every_ms` since the epoch: an int of an int, a datetime of a datetime."""
+    milliseconds = epoch_ms(time)
+    rest = milliseconds % every_ms
+    if not isinstance(time, datetime):
+        return milliseconds - rest
+    step = timedelta(milliseconds=rest, microseconds=time.microsecond % 1000)
+    if time.tzinfo is None:
+        return time - step
+    return (time.astimezone(UTC) - step).astimezone(time.tzinfo)  # Subtracting in a zone with summer time would shift it.
+
+
+DATE_PARTS: dict[str, Callable[[Any], Any]] = {
+    "year": lambda t: _date(t).year,
+    "month": lambda t: _date(t).month,
+    "day": lambda t: _date(t).day,
+    "hour": lambda t: epoch_ms(t) // 3_600_000 % 24,
+    "minute": lambda t: epoch_ms(t) // 60_000 % 60,
+    "second": lambda t: epoch_ms(t) // 1000 % 60,
+    "millisecond": lambda t: epoch_ms(t) % 1000,
+    "weekday": lambda t: (epoch_ms(t) // _DAY_MS + 3) % 7,
+    "date": _date,
+    "epoch_ms": epoch_ms,
+}
+"""Parts of a time in UTC; weekday 0 is Monday."""

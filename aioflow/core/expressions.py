@@ -1,0 +1,527 @@
+"""Expressions: a computation on one element written as data, `col.price * 1.08 > 10`.
+
+An expression is a tree of frozen nodes. It does nothing by itself: `core.expression_rows` compiles it to one Python
+function, and columns and Spark read the same tree. What each operation means is fixed here and in
+`core.expression_values`, and held to by the table in `tests/core/expression_cases.py`:
+
+* any operation on None gives None, except `is_null`, `fill_null`, `when` (None is not true) and the Kleene `&` and `|`;
+* `/` is true division, `//` and `%` have Python's sign, a division by zero gives None, `round` is half to even;
+* `== != < <= > >= & | ~` build expressions. So nodes are compared by `same_as`, hashed by identity, and have no truth value.
+
+`repr` of an expression is the source that builds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, Generic, TypeGuard, TypeVar
+
+__all__ = [
+    "Expr",
+    "col",
+    "lit",
+    "when",
+    "is_expression",
+    "as_expression",
+    "walk",
+    "column_names",
+    "is_boolean",
+    "Column",
+    "Literal",
+    "Field",
+    "Unary",
+    "Binary",
+    "IsNull",
+    "FillNull",
+    "IsIn",
+    "Cast",
+    "Round",
+    "Call",
+    "Case",
+    "Then",
+    "Part",
+    "When",
+    "COMPARISONS",
+    "LOGICAL",
+    "BOOLEAN_CALLS",
+    "CAST_TARGETS",
+]
+
+if TYPE_CHECKING:
+    from aioflow.core.expression_namespaces import DtNamespace, StrNamespace
+
+T = TypeVar("T")
+str_ = str
+"""Inside `Expr` the name `str` is the namespace."""
+
+COMPARISONS = frozenset({"==", "!=", "<", "<=", ">", ">="})
+LOGICAL = frozenset({"&", "|"})
+BOOLEAN_CALLS = frozenset({"str.contains", "str.starts_with", "str.ends_with"})
+"""Names of the `Call` nodes that give a bool."""
+CAST_TARGETS = (bool, int, float, str)
+"""Types that `cast` knows."""
+
+_NO_TRUTH = "an expression has no truth value: use & | ~ instead of and, or, not, and is_in instead of `in`"
+
+
+class Part:
+    """What is not yet an expression: a namespace without its method, a `when` without its `then`."""
+
+    __slots__ = ()
+
+
+class Expr(Generic[T]):
+    """Base of all nodes: the operators and methods that build larger expressions. Immutable, picklable, hashed by identity."""
+
+    __slots__ = ()
+
+    __array_ufunc__ = None  # A numpy scalar on the left hands the operation to us.
+
+    # Arithmetic: None in, None out.
+    def __add__(self, other: Any) -> Expr[Any]:
+        return Binary("+", self, as_expression(other))
+
+    def __radd__(self, other: Any) -> Expr[Any]:
+        return Binary("+", as_expression(other), self)
+
+    def __sub__(self, other: Any) -> Expr[Any]:
+        return Binary("-", self, as_expression(other))
+
+    def __rsub__(self, other: Any) -> Expr[Any]:
+        return Binary("-", as_expression(other), self)
+
+    def __mul__(self, other: Any) -> Expr[Any]:
+        return Binary("*", self, as_expression(other))
+
+    def __rmul__(self, other: Any) -> Expr[Any]:
+        return Binary("*", as_expression(other), self)
+
+    def __truediv__(self, other: Any) -> Expr[Any]:
+        return Binary("/", self, as_expression(other))
+
+    def __rtruediv__(self, other: Any) -> Expr[Any]:
+        return Binary("/", as_expression(other), self)
+
+    def __floordiv__(self, other: Any) -> Expr[Any]:
+        return Binary("//", self, as_expression(other))
+
+    def __rfloordiv__(self, other: Any) -> Expr[Any]:
+        return Binary("//", as_expression(other), self)
+
+    def __mod__(self, other: Any) -> Expr[Any]:
+        return Binary("%", self, as_expression(other))
+
+    def __rmod__(self, other: Any) -> Expr[Any]:
+        return Binary("%", as_expression(other), self)
+
+    def __pow__(self, other: Any) -> Expr[Any]:
+        return Binary("**", self, as_expression(other))
+
+    def __rpow__(self, other: Any) -> Expr[Any]:
+        return Binary("**", as_expression(other), self)
+
+    def __neg__(self) -> Expr[Any]:
+        return Unary("-", self)
+
+    def __abs__(self) -> Expr[Any]:
+        return Unary("abs", self)
+
+    def __round__(self, digits: int = 0) -> Expr[Any]:
+        return Round(self, digits)
+
+    # Comparisons. `==` builds an expression, which is why nodes are compared by `same_as`.
+    def __eq__(self, other: Any) -> Expr[Any]:  # type: ignore[override]
+        return Binary("==", self, as_expression(other))
+
+    def __ne__(self, other: Any) -> Expr[Any]:  # type: ignore[override]
+        return Binary("!=", self, as_expression(other))
+
+    def __lt__(self, other: Any) -> Expr[Any]:
+        return Binary("<", self, as_expression(other))
+
+    def __le__(self, other: Any) -> Expr[Any]:
+        return Binary("<=", self, as_expression(other))
+
+    def __gt__(self, other: Any) -> Expr[Any]:
+        return Binary(">", self, as_expression(other))
+
+    def __ge__(self, other: Any) -> Expr[Any]:
+        return Binary(">=", self, as_expression(other))
+
+    __hash__ = object.__hash__
+
+    # Logic, after Kleene: False & None is False, True | None is True, anything else with None is None.
+    def __and__(self, other: Any) -> Expr[Any]:
+        return Binary("&", self, as_expression(other))
+
+    def __rand__(self, other: Any) -> Expr[Any]:
+        return Binary("&", as_expression(other), self)
+
+    def __or__(self, other: Any) -> Expr[Any]:
+        return Binary("|", self, as_expression(other))
+
+    def __ror__(self, other: Any) -> Expr[Any]:
+        return Binary("|", as_expression(other), self)
+
+    def __invert__(self) -> Expr[Any]:
+        return Unary("~", self)
+
+    def is_in(self, values: Iterable[Any]) -> Expr[Any]:
+        """Whether the value equals one of `values`. None and NaN among `values` equal nothing."""
+        if isinstance(values, (str, bytes, Expr)):
+            raise TypeError(f"is_in expects a list, tuple or set of plain values, not {type(values).__name__}")
+        return IsIn(self, tuple(values))
+
+    def is_null(self) -> Expr[Any]:
+        """Whether the value is None; never None itself."""
+        return IsNull(self)
+
+    def fill_null(self, value: Any) -> Expr[Any]:
+        """The value, or `value` (plain or an expression) where it is None."""
+        return FillNull(self, as_expression(value))
+
+    def cast(self, to: type, strict: bool = True) -> Expr[Any]:
+        """The value as bool, int, float or str. What cannot be converted is an error, or None with `strict=False`.
+
+        float to int truncates; text is read as Python writes it (bool: true/false, yes/no, t/f, y/n, 1/0 in any case).
+        """
+        if to not in CAST_TARGETS:
+            raise TypeError(f"cast knows bool, int, float and str, not {to!r}")
+        return Cast(self, to, strict)
+
+    def round(self, digits: int = 0) -> Expr[Any]:
+        """Rounded half to even, to `digits` decimals; the type stays (a float gives a float)."""
+        return Round(self, digits)
+
+    def abs(self) -> Expr[Any]:
+        """The absolute value."""
+        return Unary("abs", self)
+
+    @property
+    def str(self) -> StrNamespace:
+        """Operations on text, by code point."""
+        from aioflow.core.expression_namespaces import StrNamespace
+
+        return StrNamespace(self)
+
+    @property
+    def dt(self) -> DtNamespace:
+        """Operations on time: int milliseconds since the epoch, UTC, or a datetime (naive ones are taken as UTC)."""
+        from aioflow.core.expression_namespaces import DtNamespace
+
+        return DtNamespace(self)
+
+    def __getitem__(self, name: Any) -> Expr[Any]:
+        """A nested field: `e["user"]["id"]`; an int is a position in a list or tuple."""
+        return Field(self, _field_name(name))
+
+    @property
+    def children(self) -> tuple[Expr[Any], ...]:
+        """The expressions that this one is made of, in the order in which they are written."""
+        return ()
+
+    def same_as(self, other: object) -> bool:
+        """Structural equality: same nodes, same literals of the same types. (`==` builds an expression.)"""
+        if type(self) is not type(other):
+            return False
+        return all(_same(getattr(self, f.name), getattr(other, f.name)) for f in fields(self))  # type: ignore[arg-type]
+
+    def __bool__(self) -> bool:
+        raise TypeError(_NO_TRUTH)
+
+    def __contains__(self, item: object) -> bool:
+        raise TypeError(_NO_TRUTH)
+
+    def __iter__(self) -> Iterator[Any]:
+        raise TypeError(f"an expression cannot be iterated, it stands for one value: {self!r}; use & | ~ to combine expressions")
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name):
+            raise AttributeError(
+                f"an expression has no method {name!r}; if it is a nested field write {self!r}[{name!r}]", name=name, obj=self
+            )
+
+    def __repr__(self) -> str_:
+        from aioflow.core.expression_text import render  # The text knows the nodes, so it stands above them.
+
+        try:
+            return render(self)
+        except RecursionError:
+            return f"<a deeply nested {type(self).__name__}>"
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Column(Expr[T]):
+    """A field of the element. A str is a field or a dict key, an int a position in a tuple or list."""
+
+    name: str | int
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Literal(Expr[T]):
+    """A constant."""
+
+    value: T
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Field(Expr[T]):
+    """A field of the value of `operand`."""
+
+    operand: Expr[Any]
+    name: str | int
+
+    @property
+    def children(self) -> tuple[Expr[Any], ...]:
+        return (self.operand,)
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Unary(Expr[T]):
+    """`operator` is "-", "~" or "abs"."""
+
+    operator: str
+    operand: Expr[Any]
+
+    @property
+    def children(self) -> tuple[Expr[Any], ...]:
+        return (self.operand,)
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Binary(Expr[T]):
+    """`operator` as Python spells it: one of `+ - * / // % ** == != < <= > >= & |`."""
+
+    operator: str
+    left: Expr[Any]
+    right: Expr[Any]
+
+    @property
+    def children(self) -> tuple[Expr[Any], ...]:
+        return (self.left, self.right)
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class IsNull(Expr[T]):
+    """Whether `operand` is None."""
+
+    operand: Expr[Any]
+
+    @property
+    def children(self) -> tuple[Expr[Any], ...]:
+        return (self.operand,)
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class FillNull(Expr[T]):
+    """`operand`, or `value` where it is None."""
+
+    operand: Expr[Any]
+    value: Expr[Any]
+
+    @property
+    def children(self) -> tuple[Expr[Any], ...]:
+        return (self.operand, self.value)
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class IsIn(Expr[T]):
+    """Whether `operand` equals one of `values` (plain values)."""
+
+    operand: Expr[Any]
+    values: tuple[Any, ...]
+
+    @property
+    def children(self) -> tuple[Expr[Any], ...]:
+        return (self.operand,)
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Cast(Expr[T]):
+    """`operand` as one of `CAST_TARGETS`; what cannot be converted raises if `strict`, else is None."""
+
+    operand: Expr[Any]
+    to: type
+    strict: bool = True
+
+    @property
+    def children(self) -> tuple[Expr[Any], ...]:
+        return (self.operand,)
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Round(Expr[T]):
+    """`operand` rounded half to even."""
+
+    operand: Expr[Any]
+    digits: int = 0
+
+    @property
+    def children(self) -> tuple[Expr[Any], ...]:
+        return (self.operand,)
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Call(Expr[T]):
+    """A function of a namespace: `name` is "str.lower", "dt.year", ...; `arguments` are plain values or expressions."""
+
+    name: str
+    operand: Expr[Any]
+    arguments: tuple[Any, ...] = ()
+
+    @property
+    def children(self) -> tuple[Expr[Any], ...]:
+        return (self.operand, *(a for a in self.arguments if isinstance(a, Expr)))
+
+    def __call__(self) -> Expr[T]:
+        """Parts of a time may be written `.dt.hour` or `.dt.hour()`."""
+        if not self.name.startswith("dt."):
+            raise TypeError(f"{self!r} is an expression, it cannot be called")
+        return self
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Case(Expr[T]):
+    """The value of the first branch (condition, value) whose condition is true, else `default`. Only that value is computed."""
+
+    branches: tuple[tuple[Expr[Any], Expr[Any]], ...]
+    default: Expr[Any]
+
+    @property
+    def children(self) -> tuple[Expr[Any], ...]:
+        return (*(e for branch in self.branches for e in branch), self.default)
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Then(Case[T]):
+    """A `Case` that can be continued by `when` or `otherwise`; without `otherwise` it gives None where no condition is true."""
+
+    def when(self, condition: Any) -> When:
+        """Adds a branch, tried when no earlier condition was true."""
+        return When(as_expression(condition), self.branches)
+
+    def otherwise(self, value: Any) -> Expr[Any]:
+        """The value where no condition is true."""
+        return Case(self.branches, as_expression(value))
+
+
+@dataclass(frozen=True, slots=True)
+class When(Part):
+    """A condition that waits for its `then`."""
+
+    condition: Expr[Any]
+    branches: tuple[tuple[Expr[Any], Expr[Any]], ...] = ()
+
+    def then(self, value: Any) -> Then[Any]:
+        """The value (plain or an expression) where the condition is true."""
+        return Then((*self.branches, (self.condition, as_expression(value))), Literal(None))
+
+
+class _Columns:
+    """`col`: `col.price`, `col("any name")`, `col["user"]["id"]`, and `col[0]` for elements that are tuples."""
+
+    __slots__ = ()
+
+    def __call__(self, name: str | int) -> Expr[Any]:
+        return Column(_field_name(name))
+
+    def __getitem__(self, name: str | int) -> Expr[Any]:
+        return Column(_field_name(name))
+
+    def __getattr__(self, name: str) -> Expr[Any]:
+        if name.startswith("__") and name.endswith("__"):
+            raise AttributeError(name)  # Copying and introspection ask for these; col("__name__") still reads such a field.
+        return Column(name)
+
+    def __repr__(self) -> str:
+        return "col"
+
+    def __reduce__(self) -> str:
+        return "col"
+
+    def __iter__(self) -> Iterator[Any]:
+        raise TypeError("col cannot be iterated: name a field, col.price or col('any name')")
+
+
+col = _Columns()
+"""Names a field of the element: `col.price`, `col("any name")`."""
+
+
+def lit(value: Any) -> Expr[Any]:
+    """A constant. Needed only where no other operand is an expression."""
+    return as_expression(value)
+
+
+def when(condition: Any) -> When:
+    """`when(c).then(a).when(d).then(b).otherwise(e)`. A condition that is None is not true."""
+    return When(as_expression(condition))
+
+
+def is_expression(x: object) -> TypeGuard[Expr[Any]]:
+    """Whether `x` is an expression. Decided by its type, never by looking into a function."""
+    return isinstance(x, Expr)
+
+
+def as_expression(value: Any) -> Expr[Any]:
+    """`value` itself if it is an expression, else a constant."""
+    if isinstance(value, Expr):
+        return value
+    if isinstance(value, (Part, _Columns)):
+        raise TypeError(f"{value!r} is half an expression: name a column, a method, or add .then(...)")
+    if callable(value) and not isinstance(value, type):
+        raise TypeError(f"a function ({value!r}) cannot stand inside an expression; use map for it")
+    return Literal(value)
+
+
+def walk(expression: Expr[Any]) -> Iterator[Expr[Any]]:
+    """The expression and everything in it, parents first."""
+    yield expression
+    for child in expression.children:
+        yield from walk(child)
+
+
+def column_names(*expressions: Expr[Any]) -> tuple[str | int, ...]:
+    """The fields of the element that the expressions read, each once, in the order of first use."""
+    return tuple(dict.fromkeys(e.name for x in expressions for e in walk(x) if isinstance(e, Column)))
+
+
+def is_boolean(expression: Expr[Any]) -> bool:
+    """Whether it can only give True, False or None. A bare column may hold anything."""
+    match expression:
+        case Binary(operator=operator):
+            return operator in COMPARISONS or operator in LOGICAL
+        case Unary(operator=operator):
+            return operator == "~"
+        case IsNull() | IsIn():
+            return True
+        case Cast(to=to):
+            return to is bool
+        case Literal(value=value):
+            return value is None or isinstance(value, bool)
+        case Call(name=name):
+            return name in BOOLEAN_CALLS
+        case FillNull(operand=operand, value=value):
+            return is_boolean(operand) and is_boolean(value)
+        case Case(branches=branches, default=default):
+            return all(is_boolean(value) for _, value in branches) and is_boolean(default)
+    return False
+
+
+def _field_name(name: Any) -> str | int:
+    if isinstance(name, bool) or not isinstance(name, (str, int)):
+        raise TypeError(f"a field is named by a str, or by an int position, not by {type(name).__name__}: {name!r}")
+    return name
+
+
+def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, Expr):
+        return a.same_as(b)
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, tuple):
+        return len(a) == len(b) and all(map(_same, a, b))
+    if isinstance(a, float):
+        return repr(a) == repr(b)  # Tells 0.0 from -0.0, and NaN is the same literal as NaN.
+    return bool(a == b)

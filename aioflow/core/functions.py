@@ -1,0 +1,313 @@
+"""What users implement, and the contexts that they are handed: the vocabulary between user code and operators.
+
+Functions are classes with optional hooks; plain callables are accepted wherever one method would do. Methods that emit return None,
+an iterable, or are generators; `async def` is allowed where `API` says so. Contexts here are Protocols: operators implement them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Iterable, Sequence
+from enum import Flag
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
+
+if TYPE_CHECKING:
+    from aioflow.core.metrics import MetricGroup
+    from aioflow.core.state_descriptors import (
+        AggregatingStateDescriptor,
+        ListStateDescriptor,
+        MapStateDescriptor,
+        ReducingStateDescriptor,
+        ValueStateDescriptor,
+    )
+    from aioflow.core.states import AggregatingState, ListState, MapState, ReducingState, ValueState
+
+__all__ = [
+    "AggregateFunction",
+    "BroadcastProcessFunction",
+    "CheckpointedFunction",
+    "CoProcessFunction",
+    "Failed",
+    "FilterFunction",
+    "FlatMapFunction",
+    "Function",
+    "KeyedBroadcastProcessFunction",
+    "KeyedCoProcessFunction",
+    "KeyedProcessFunction",
+    "MapFunction",
+    "OrNone",
+    "OutputTag",
+    "ProcessContext",
+    "ProcessFunction",
+    "ProcessWindowFunction",
+    "RuntimeContext",
+    "TimerService",
+    "TriggerResult",
+    "WindowContext",
+    "WindowResult",
+]
+
+OrNone: TypeAlias = Any
+"""None is possible, but programs that set things up as they should never see it; a checker that asked for a test of None
+before each `ctx.timestamp + 60_000` would only annoy. Beside a type in a union, Any lets either through."""
+
+T = TypeVar("T")
+U = TypeVar("U")
+K = TypeVar("K")
+IN = TypeVar("IN")
+IN1 = TypeVar("IN1")
+IN2 = TypeVar("IN2")
+OUT = TypeVar("OUT")
+ACC = TypeVar("ACC")
+
+
+class OutputTag(Generic[T]):
+    """Names a side output. Tags are equal by name: `af.OutputTag[Reading]("late")`."""
+
+    __slots__ = ("name",)
+
+    def __init__(self, name: str) -> None:
+        if not name:
+            raise ValueError("an OutputTag needs a name that is not empty")
+        self.name = name
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, OutputTag) and other.name == self.name
+
+    def __hash__(self) -> int:
+        return hash(("OutputTag", self.name))
+
+    def __repr__(self) -> str:
+        return f"OutputTag({self.name!r})"
+
+
+class Failed(NamedTuple, Generic[T]):
+    """An element whose processing failed, on the side output given as `on_error=`."""
+
+    value: T
+    """The element that went in; of a malformed line, its bytes."""
+    error: str
+    """The message of the error; of a malformed line it names file and line."""
+    error_type: str
+    """Name of the exception's class."""
+    operator: str
+    """Name of the operator that failed."""
+    timestamp: int | None
+    """Timestamp of the element in ms, None without event time."""
+
+
+class WindowResult(NamedTuple, Generic[K, OUT]):
+    """One result of a window. `start` and `end` are ms, end exclusive; None for count and global windows."""
+
+    key: K
+    start: int | OrNone
+    end: int | OrNone
+    value: OUT
+
+
+class TriggerResult(Flag):
+    """What a trigger wants done with its window: FIRE emits the result, PURGE drops the contents."""
+
+    CONTINUE = 0
+    FIRE = 1
+    PURGE = 2
+    FIRE_AND_PURGE = 3
+
+
+class TimerService(Protocol):
+    """Timers and clocks of the current key."""
+
+    @property
+    def current_watermark(self) -> int | None: ...
+    @property
+    def current_processing_time(self) -> int: ...
+    def register_event_time_timer(self, timestamp: int) -> None: ...
+    def register_processing_time_timer(self, timestamp: int) -> None: ...
+    def delete_event_time_timer(self, timestamp: int) -> None: ...
+    def delete_processing_time_timer(self, timestamp: int) -> None: ...
+
+
+class RuntimeContext(Protocol):
+    """What a function may know about the subtask that it runs in; valid from `open` on."""
+
+    @property
+    def task_name(self) -> str: ...
+    @property
+    def subtask_index(self) -> int: ...
+    @property
+    def parallelism(self) -> int: ...
+    @property
+    def max_parallelism(self) -> int: ...
+    @property
+    def attempt(self) -> int: ...
+    @property
+    def metrics(self) -> MetricGroup: ...
+    @property
+    def operator_state(self) -> Any:
+        """Operator state (list, union list, broadcast) of this subtask."""
+
+    def get_state(self, descriptor: ValueStateDescriptor[T]) -> ValueState[T]: ...
+    def get_list_state(self, descriptor: ListStateDescriptor[T]) -> ListState[T]: ...
+    def get_map_state(self, descriptor: MapStateDescriptor[K, U]) -> MapState[K, U]: ...
+    def get_reducing_state(self, descriptor: ReducingStateDescriptor[T]) -> ReducingState[T]: ...
+    def get_aggregating_state(self, descriptor: AggregatingStateDescriptor[T]) -> AggregatingState[T]: ...
+
+
+class ProcessContext(Protocol):
+    """Handed to `process_element` and `on_timer` together with the element; valid during the call."""
+
+    @property
+    def timestamp(self) -> int | OrNone:
+        """Event time of the element in ms; None without a watermark strategy."""
+
+    @property
+    def current_key(self) -> Any: ...
+    @property
+    def current_watermark(self) -> int | None: ...
+    @property
+    def timer_service(self) -> TimerService: ...
+    @property
+    def metadata(self) -> Any: ...
+    def output(self, tag: OutputTag[T], value: T) -> None: ...
+    def get_broadcast_state(self, descriptor: MapStateDescriptor[K, U]) -> Any: ...
+
+
+class WindowContext(Protocol):
+    """Handed to `ProcessWindowFunction.process`."""
+
+    @property
+    def window(self) -> Any: ...
+    @property
+    def current_watermark(self) -> int | None: ...
+    @property
+    def current_processing_time(self) -> int: ...
+    @property
+    def window_state(self) -> Any: ...
+    @property
+    def global_state(self) -> Any: ...
+    def output(self, tag: OutputTag[T], value: T) -> None: ...
+
+
+class Function:
+    """Base of the function classes: `open` before the first element, `close` exactly once, also after a failure or a cancel."""
+
+    def open(self, ctx: RuntimeContext) -> Awaitable[None] | None:
+        """Prepare; state is declared here. May be `async def`."""
+        return None
+
+    def close(self) -> Awaitable[None] | None:
+        """Release what `open` took. May be `async def`; emits nothing."""
+        return None
+
+
+class MapFunction(Function, Generic[IN, OUT]):
+    """One element out for each element in."""
+
+    def map(self, value: IN) -> OUT:
+        raise TypeError(f"{type(self).__name__} must define map(self, value)")
+
+
+class FilterFunction(Function, Generic[IN]):
+    """Keeps the elements for which `filter` is true."""
+
+    def filter(self, value: IN) -> bool:
+        raise TypeError(f"{type(self).__name__} must define filter(self, value)")
+
+
+class FlatMapFunction(Function, Generic[IN, OUT]):
+    """Any number of elements out for each element in."""
+
+    def flat_map(self, value: IN) -> Iterable[OUT]:
+        raise TypeError(f"{type(self).__name__} must define flat_map(self, value)")
+
+
+class ProcessFunction(Function, Generic[IN, OUT]):
+    """Full access to one element: its time, side outputs. `process_element` returns an iterable, None, or is a generator."""
+
+    def process_element(self, value: IN, ctx: ProcessContext) -> Any:
+        raise TypeError(f"{type(self).__name__} must define process_element(self, value, ctx)")
+
+    def on_timer(self, timestamp: int, ctx: ProcessContext) -> Any:
+        """A timer of the current key is due. Returns like `process_element`."""
+        return None
+
+    def finish(self) -> Any:
+        """All input was processed; may emit like `process_element`. Not called after a cancel or a stop without drain."""
+        return None
+
+
+class KeyedProcessFunction(ProcessFunction[IN, OUT], Generic[K, IN, OUT]):
+    """A `ProcessFunction` with keyed state and timers. `Generic[key, in, out]`."""
+
+
+class CoProcessFunction(Function, Generic[IN1, IN2, OUT]):
+    """Two inputs, one function."""
+
+    def process_element1(self, value: IN1, ctx: ProcessContext) -> Any:
+        raise TypeError(f"{type(self).__name__} must define process_element1(self, value, ctx)")
+
+    def process_element2(self, value: IN2, ctx: ProcessContext) -> Any:
+        raise TypeError(f"{type(self).__name__} must define process_element2(self, value, ctx)")
+
+    def on_timer(self, timestamp: int, ctx: ProcessContext) -> Any:
+        return None
+
+
+class KeyedCoProcessFunction(CoProcessFunction[IN1, IN2, OUT], Generic[K, IN1, IN2, OUT]):
+    """A `CoProcessFunction` over two streams keyed alike: keyed state and timers."""
+
+
+class BroadcastProcessFunction(Function, Generic[IN1, IN2, OUT]):
+    """One stream, and a broadcast stream whose elements every subtask sees; `ctx.get_broadcast_state` on both sides."""
+
+    def process_element(self, value: IN1, ctx: ProcessContext) -> Any:
+        raise TypeError(f"{type(self).__name__} must define process_element(self, value, ctx)")
+
+    def process_broadcast_element(self, value: IN2, ctx: ProcessContext) -> Any:
+        raise TypeError(f"{type(self).__name__} must define process_broadcast_element(self, value, ctx)")
+
+    def on_timer(self, timestamp: int, ctx: ProcessContext) -> Any:
+        return None
+
+
+class KeyedBroadcastProcessFunction(BroadcastProcessFunction[IN1, IN2, OUT], Generic[K, IN1, IN2, OUT]):
+    """A `BroadcastProcessFunction` whose element side is keyed."""
+
+
+class ProcessWindowFunction(Function, Generic[IN, OUT, K]):
+    """Sees the contents of one window when it fires."""
+
+    def process(self, key: K, ctx: WindowContext, elements: Sequence[IN]) -> Iterable[OUT] | None:
+        raise TypeError(f"{type(self).__name__} must define process(self, key, ctx, elements)")
+
+    def clear(self, ctx: WindowContext) -> None:
+        """The window is dropped: clear what was put into `ctx.window_state`."""
+
+
+class AggregateFunction(Generic[IN, ACC, OUT]):
+    """Folds elements into an accumulator. `merge(a, b)`: all of `a` came before all of `b`."""
+
+    def create_accumulator(self) -> ACC:
+        raise TypeError(f"{type(self).__name__} must define create_accumulator(self)")
+
+    def add(self, value: IN, accumulator: ACC) -> ACC:
+        """The accumulator with `value` added: a new one, or the given one changed."""
+        raise TypeError(f"{type(self).__name__} must define add(self, value, accumulator)")
+
+    def get_result(self, accumulator: ACC) -> OUT:
+        raise TypeError(f"{type(self).__name__} must define get_result(self, accumulator)")
+
+    def merge(self, a: ACC, b: ACC) -> ACC:
+        raise TypeError(f"{type(self).__name__} must define merge(self, a, b): session windows need it")
+
+
+@runtime_checkable
+class CheckpointedFunction(Protocol):
+    """A function with operator state. `initialize_state` comes before `open`; `snapshot_state` between two elements.
+
+    `snapshot_state` may be `async def`: until it is through, its subtask processes no element.
+    """
+
+    def initialize_state(self, ctx: Any) -> None: ...
+    def snapshot_state(self, ctx: Any) -> Awaitable[None] | None: ...
+
+

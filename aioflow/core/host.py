@@ -1,0 +1,600 @@
+"""The one seam between aioflow and the machine.
+
+`Host` names everything the runtime wants from outside: clocks, randomness, ids, files, the network, blocking calls and
+processes. `SystemHost` gives the real ones; `aioflow.testing.simulation.SimulatedHost` gives virtual ones.
+
+Invariant: no other module of the runtime reads a clock, draws a random number, opens a file or a socket, or starts a
+thread or a process. Timers need no wrapper: time rides on the running event loop, so `asyncio.sleep` and
+`asyncio.timeout` are virtual whenever the loop is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import random
+import secrets
+import shutil
+import signal
+import ssl as ssl_module
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import BinaryIO, Protocol, TypeVar, TypeVarTuple
+
+__all__ = [
+    "SECRET_FD_ENV", "Clock", "FileStat", "FileSystem", "Host", "Ids", "Listener", "Network", "Process", "Processes",
+    "ProtocolFactory", "Rng", "SystemHost",
+]  # fmt: skip
+
+T = TypeVar("T")
+E = TypeVar("E")
+ProtocolT = TypeVar("ProtocolT", bound=asyncio.BaseProtocol)
+Args = TypeVarTuple("Args")
+
+ProtocolFactory = Callable[[], ProtocolT]
+
+logger = logging.getLogger(__name__)
+
+SECRET_FD_ENV = "AIOFLOW_SECRET_FD"
+"""Environment variable that tells a started process which descriptor its secret can be read from, once."""
+
+MAX_WORKERS = 8
+"""Threads of the shared pool: enough to overlap disk waits, few enough to stay cheap beside one busy loop."""
+
+CLOSE_TIMEOUT_S = 10.0
+"""How long `close` waits for threads whose work has not ended before it gives them up."""
+
+
+class Clock(Protocol):
+    """Three readings of time; only `wall_ms` may step backwards."""
+
+    def monotonic(self) -> float:
+        """Seconds on the clock that `loop.time()` also shows."""
+        ...
+
+    def wall_ms(self) -> int:
+        """Milliseconds since 1970-01-01 UTC."""
+        ...
+
+    def perf_ns(self) -> int:
+        """Nanoseconds from an arbitrary origin, for the length of short work; costs some 40 ns to read."""
+        ...
+
+
+class Rng(Protocol):
+    """The part of `random.Random` that the runtime uses: back-off jitter, sampling, shuffling."""
+
+    def random(self) -> float: ...
+
+    def uniform(self, a: float, b: float) -> float: ...
+
+    def randrange(self, start: int, stop: int | None = None) -> int: ...
+
+    def getrandbits(self, k: int, /) -> int: ...
+
+    def choice(self, seq: Sequence[E]) -> E: ...
+
+    def expovariate(self, lambd: float) -> float: ...
+
+
+class Ids(Protocol):
+    """Makes identifiers that no other host will make."""
+
+    def new(self, kind: str) -> str:
+        """Return 32 lower-case hexadecimal digits; `kind` ("job", "attempt") names the purpose, for traces only."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class FileStat:
+    """What `FileSystem.stat` tells about a path."""
+
+    size: int
+    modified_ms: int
+    is_dir: bool
+
+
+class FileSystem(Protocol):
+    """Files by path. Nothing survives loss of power before `fsync` (content) and `fsync_dir` (names).
+
+    Errors are the built-in ones: `FileNotFoundError`, `FileExistsError`, `OSError` with its `errno`.
+    """
+
+    async def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
+        """Return `length` bytes from `offset`, fewer at the end of the file, all that follow if `length` is None."""
+        ...
+
+    async def write(self, path: str, data: bytes, *, sync: bool = False) -> None:
+        """Replace the whole content; with `sync` also fsync it. Readers may see a part: write aside, then rename."""
+        ...
+
+    async def append(self, path: str, data: bytes, *, sync: bool = False) -> None:
+        """Add to the end, making the file if it is missing."""
+        ...
+
+    async def fsync(self, path: str) -> None:
+        """Make the content of a file survive loss of power."""
+        ...
+
+    async def fsync_dir(self, path: str) -> None:
+        """Make the names in a directory (created, renamed, deleted) survive loss of power."""
+        ...
+
+    async def rename(self, source: str, target: str) -> None:
+        """Move a file or directory, replacing a target file: whoever looks sees the old one or the new one."""
+        ...
+
+    async def delete(self, path: str, *, recursive: bool = False) -> bool:
+        """Remove a file or an empty directory, or a whole tree if `recursive`; False if nothing was there."""
+        ...
+
+    async def list(self, path: str) -> list[str]:
+        """Return the names in a directory, sorted."""
+        ...
+
+    async def stat(self, path: str) -> FileStat:
+        """Return size, time of the last change and kind."""
+        ...
+
+    async def exists(self, path: str) -> bool:
+        """Tell whether a file or directory has this path."""
+        ...
+
+    async def mkdirs(self, path: str) -> None:
+        """Make a directory and its parents; nothing happens if it exists."""
+        ...
+
+    def open_read(self, path: str) -> BinaryIO:
+        """Open a file for reading. Blocks: only inside a function given to `Host.blocking`."""
+        ...
+
+    def open_write(self, path: str, *, append: bool = False) -> BinaryIO:
+        """Open a file for writing, emptied unless `append`. Blocks: only inside a function given to `Host.blocking`."""
+        ...
+
+
+class Listener(Protocol):
+    """A bound port that accepts connections until closed."""
+
+    @property
+    def port(self) -> int:
+        """The port that was bound: the real one if 0 was asked for."""
+        ...
+
+    def close(self) -> None:
+        """Stop accepting; connections already accepted live on."""
+        ...
+
+
+class Network(Protocol):
+    """Connections over asyncio transports. Names are resolved here and nowhere else."""
+
+    async def connect(
+        self,
+        protocol_factory: ProtocolFactory[ProtocolT],
+        host: str,
+        port: int,
+        *,
+        ssl: ssl_module.SSLContext | None = None,
+        server_hostname: str | None = None,
+    ) -> tuple[asyncio.Transport, ProtocolT]:
+        """Open a connection. Raises `OSError` (refused, unreachable, timed out); bound it with `asyncio.timeout`."""
+        ...
+
+    async def listen(
+        self,
+        protocol_factory: Callable[[], asyncio.BaseProtocol],
+        host: str,
+        port: int,
+        *,
+        ssl: ssl_module.SSLContext | None = None,
+    ) -> Listener:
+        """Accept connections, one protocol each; port 0 picks a free one. Raises `OSError` if the port is taken."""
+        ...
+
+
+class Process(Protocol):
+    """A process that this host started."""
+
+    @property
+    def pid(self) -> int:
+        """Number of the process on this machine."""
+        ...
+
+    @property
+    def returncode(self) -> int | None:
+        """None while it runs; negative is the signal that ended it."""
+        ...
+
+    async def wait(self) -> int:
+        """Wait until it has ended and return its return code."""
+        ...
+
+    def terminate(self) -> None:
+        """Ask it to end (SIGTERM); nothing happens if it has ended."""
+        ...
+
+    def kill(self) -> None:
+        """End it at once (SIGKILL); nothing happens if it has ended."""
+        ...
+
+
+class Processes(Protocol):
+    """Starts processes by exec, never by fork."""
+
+    async def exec(
+        self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, secret: bytes | None = None
+    ) -> Process:
+        """Start `argv` with `env` added to this environment; a dead parent does not end it.
+
+        `secret` (at most 4,096 bytes) reaches the child through an inherited pipe, never by argument or environment;
+        the child takes it with `take_secret`.
+        """
+        ...
+
+    def take_secret(self) -> bytes | None:
+        """Return the secret that the starter of this process gave it, the first time; None if there is none."""
+        ...
+
+
+class Host(Protocol):
+    """Everything the runtime wants from outside. Passed as an argument, first; there is no global one."""
+
+    @property
+    def clock(self) -> Clock: ...
+
+    @property
+    def rng(self) -> Rng: ...
+
+    @property
+    def ids(self) -> Ids: ...
+
+    @property
+    def fs(self) -> FileSystem: ...
+
+    @property
+    def net(self) -> Network: ...
+
+    @property
+    def procs(self) -> Processes: ...
+
+    def blocking(
+        self, fn: Callable[[*Args], T], *args: *Args, dedicated: bool = False, name: str | None = None
+    ) -> asyncio.Future[T]:
+        """Run `fn(*args)` where it may block, and return a future of its result on the running loop.
+
+        Short calls share a bounded pool. `dedicated` gives the call a thread of its own, for work that lasts as long
+        as a task does (a source's generator), so that it never starves the pool. Cancelling the future does not stop
+        a call that has begun: whoever gives long work also gives it a way to be told to stop.
+        """
+        ...
+
+    def buggify(self, point: str, probability: float) -> bool:
+        """Tell whether to take the rare branch at `point`: by the seed in a simulation, never on a real machine."""
+        ...
+
+    async def close(self) -> None:
+        """End the threads of this host. Later `blocking` calls raise `RuntimeError`; closing again does nothing."""
+        ...
+
+
+class SystemHost:
+    """The real machine. Makes no thread before the first `blocking` call and binds to no loop."""
+
+    def __init__(
+        self,
+        *,
+        max_workers: int = MAX_WORKERS,
+        seed: int | None = None,
+        close_timeout_s: float = CLOSE_TIMEOUT_S,
+    ) -> None:
+        if max_workers < 1:
+            raise ValueError(f"max_workers is {max_workers}, expected at least 1")
+        self._max_workers = max_workers
+        self._close_timeout_s = close_timeout_s
+        self._pool: ThreadPoolExecutor | None = None
+        self._dedicated: list[threading.Thread] = []
+        self._closed = False
+        self.clock = _SystemClock()
+        self.rng = random.Random(seed)
+        self.ids = _SystemIds()
+        self.fs = _SystemFileSystem(self)
+        self.net = _SystemNetwork()
+        self.procs = _SystemProcesses()
+
+    def blocking(
+        self, fn: Callable[[*Args], T], *args: *Args, dedicated: bool = False, name: str | None = None
+    ) -> asyncio.Future[T]:
+        """Run `fn(*args)` on the pool, or on a thread of its own. See `Host.blocking`."""
+        if self._closed:
+            raise RuntimeError(f"host is closed, cannot run {name or getattr(fn, '__name__', fn)}: call before close()")
+        loop = asyncio.get_running_loop()
+        if dedicated:
+            return self._start_thread(loop, lambda: fn(*args), name or f"aioflow-{getattr(fn, '__name__', 'call')}")
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(self._max_workers, thread_name_prefix="aioflow-blocking")
+        return loop.run_in_executor(self._pool, fn, *args)
+
+    def _start_thread(
+        self, loop: asyncio.AbstractEventLoop, call: Callable[[], T], name: str
+    ) -> asyncio.Future[T]:
+        future: asyncio.Future[T] = loop.create_future()
+
+        def settle(result: T | None, error: BaseException | None) -> None:
+            if future.done():
+                return  # The waiter was cancelled while the call went on.
+            if error is not None:
+                future.set_exception(error)
+            else:
+                future.set_result(result)  # type: ignore[arg-type]  # No error: the result is a T.
+
+        def run() -> None:
+            result: T | None = None
+            error: BaseException | None = None
+            try:
+                result = call()
+            except StopIteration as exc:  # A future refuses StopIteration; say what happened instead.
+                error = RuntimeError(f"{name} raised StopIteration")
+                error.__cause__ = exc
+            except BaseException as exc:  # noqa: BLE001  # Carried to the loop, where it is raised.
+                error = exc
+            # The loop may be closed already, if its owner gave up waiting for this thread.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(settle, result, error)
+
+        self._dedicated = [thread for thread in self._dedicated if thread.is_alive()]
+        thread = threading.Thread(target=run, name=name, daemon=True)
+        self._dedicated.append(thread)
+        thread.start()
+        return future
+
+    def buggify(self, point: str, probability: float) -> bool:
+        """Return False: rare branches are for simulations."""
+        return False
+
+    async def close(self) -> None:
+        """Join the threads, for at most `close_timeout_s`; those that do not end are named in a warning."""
+        if self._closed:
+            return
+        self._closed = True
+        pool, threads = self._pool, self._dedicated
+        if pool is None and not threads:
+            return
+        loop = asyncio.get_running_loop()
+        joined: asyncio.Future[None] = loop.create_future()
+
+        def settle() -> None:
+            if not joined.done():
+                joined.set_result(None)
+
+        def join() -> None:
+            if pool is not None:
+                pool.shutdown(wait=True, cancel_futures=True)
+            for thread in threads:
+                thread.join()
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(settle)
+
+        # Joining blocks, so it gets a thread too; it is a daemon because what it waits for may never end.
+        joiner = threading.Thread(target=join, name="aioflow-close", daemon=True)
+        joiner.start()
+        try:
+            async with asyncio.timeout(self._close_timeout_s):
+                await joined
+        except TimeoutError:
+            alive = [thread.name for thread in threads if thread.is_alive()]
+            logger.warning(
+                "host closed with blocking calls still running after %.1f s (dedicated threads: %s)",
+                self._close_timeout_s,
+                ", ".join(alive) or "none",
+            )
+        else:
+            joiner.join()  # It has nothing left to do but return.
+
+
+class _SystemClock:
+    """Reads the machine's clocks; the methods are the C functions themselves, so that a reading costs one call."""
+
+    __slots__ = ("monotonic", "perf_ns")
+
+    def __init__(self) -> None:
+        self.monotonic: Callable[[], float] = time.monotonic
+        self.perf_ns: Callable[[], int] = time.perf_counter_ns
+
+    def wall_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+
+class _SystemIds:
+    __slots__ = ()
+
+    def new(self, kind: str) -> str:
+        return secrets.token_hex(16)
+
+
+class _SystemFileSystem:
+    """Files of the operating system; every call but the two handles runs on the host's pool."""
+
+    __slots__ = ("_host",)
+
+    def __init__(self, host: SystemHost) -> None:
+        self._host = host
+
+    async def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
+        def call() -> bytes:
+            with open(path, "rb") as file:
+                file.seek(offset)
+                return file.read(-1 if length is None else length)
+
+        return await self._host.blocking(call)
+
+    async def write(self, path: str, data: bytes, *, sync: bool = False) -> None:
+        await self._host.blocking(_put, path, "wb", data, sync)
+
+    async def append(self, path: str, data: bytes, *, sync: bool = False) -> None:
+        await self._host.blocking(_put, path, "ab", data, sync)
+
+    async def fsync(self, path: str) -> None:
+        await self._host.blocking(_fsync, path)
+
+    async def fsync_dir(self, path: str) -> None:
+        await self._host.blocking(_fsync, path)
+
+    async def rename(self, source: str, target: str) -> None:
+        await self._host.blocking(os.replace, source, target)
+
+    async def delete(self, path: str, *, recursive: bool = False) -> bool:
+        return await self._host.blocking(_delete, path, recursive)
+
+    async def list(self, path: str) -> list[str]:
+        return sorted(await self._host.blocking(os.listdir, path))
+
+    async def stat(self, path: str) -> FileStat:
+        def call() -> FileStat:
+            status = os.stat(path)
+            return FileStat(status.st_size, status.st_mtime_ns // 1_000_000, os.path.isdir(path))
+
+        return await self._host.blocking(call)
+
+    async def exists(self, path: str) -> bool:
+        return await self._host.blocking(os.path.exists, path)
+
+    async def mkdirs(self, path: str) -> None:
+        await self._host.blocking(lambda: os.makedirs(path, exist_ok=True))
+
+    def open_read(self, path: str) -> BinaryIO:
+        return open(path, "rb")
+
+    def open_write(self, path: str, *, append: bool = False) -> BinaryIO:
+        return open(path, "ab" if append else "wb")
+
+
+def _put(path: str, mode: str, data: bytes, sync: bool) -> None:
+    with open(path, mode) as file:
+        file.write(data)
+        if sync:
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def _fsync(path: str) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _delete(path: str, recursive: bool) -> bool:
+    try:
+        if not os.path.isdir(path) or os.path.islink(path):
+            os.remove(path)
+        elif recursive:
+            shutil.rmtree(path)
+        else:
+            os.rmdir(path)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+class _SystemListener:
+    __slots__ = ("_server", "port")
+
+    def __init__(self, server: asyncio.Server) -> None:
+        self._server = server
+        self.port: int = server.sockets[0].getsockname()[1]
+
+    def close(self) -> None:
+        self._server.close()
+
+
+class _SystemNetwork:
+    """Sockets of the operating system, through whichever event loop runs."""
+
+    __slots__ = ()
+
+    async def connect(
+        self,
+        protocol_factory: ProtocolFactory[ProtocolT],
+        host: str,
+        port: int,
+        *,
+        ssl: ssl_module.SSLContext | None = None,
+        server_hostname: str | None = None,
+    ) -> tuple[asyncio.Transport, ProtocolT]:
+        # Both asyncio and uvloop switch Nagle's algorithm off themselves.
+        return await asyncio.get_running_loop().create_connection(
+            protocol_factory, host, port, ssl=ssl, server_hostname=server_hostname
+        )
+
+    async def listen(
+        self,
+        protocol_factory: Callable[[], asyncio.BaseProtocol],
+        host: str,
+        port: int,
+        *,
+        ssl: ssl_module.SSLContext | None = None,
+    ) -> Listener:
+        loop = asyncio.get_running_loop()
+        return _SystemListener(await loop.create_server(protocol_factory, host, port, ssl=ssl))
+
+
+class _SystemProcess:
+    __slots__ = ("_process", "pid")
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+        self.pid = process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.returncode
+
+    async def wait(self) -> int:
+        return await self._process.wait()
+
+    def terminate(self) -> None:
+        self._signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):  # It ended between the look and the signal.
+                self._process.send_signal(number)
+
+
+class _SystemProcesses:
+    __slots__ = ()
+
+    async def exec(
+        self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, secret: bytes | None = None
+    ) -> Process:
+        environment = {**os.environ, **(env or {})}
+        environment.pop(SECRET_FD_ENV, None)
+        if secret is None:
+            return _SystemProcess(await asyncio.create_subprocess_exec(*argv, env=environment))
+        if len(secret) > 4096:  # The least a pipe holds: writing never blocks although nobody reads yet.
+            raise ValueError(f"secret for {argv[0]} has {len(secret)} bytes, expected at most 4096")
+        read_end, write_end = os.pipe()
+        try:
+            with open(write_end, "wb") as pipe:  # noqa: ASYNC230  # It fits into the pipe.
+                pipe.write(secret)
+            environment[SECRET_FD_ENV] = str(read_end)
+            return _SystemProcess(await asyncio.create_subprocess_exec(*argv, env=environment, pass_fds=(read_end,)))
+        finally:
+            os.close(read_end)
+
+    def take_secret(self) -> bytes | None:
+        number = os.environ.pop(SECRET_FD_ENV, None)
+        if number is None:
+            return None
+        with open(int(number), "rb") as pipe:
+            return pipe.read()

@@ -1,0 +1,228 @@
+"""Plain counters, gauges, meters and histograms, in groups with hierarchical names.
+
+Updating costs an integer addition: no lock (one loop owns a metric), no clock, no label lookup. Everything else happens
+when somebody reads: `snapshot` samples meters and sorts histograms. Clocks are injected, so that virtual time works.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import deque
+from collections.abc import Callable
+from typing import TypeVar
+
+__all__ = ["Counter", "Gauge", "Histogram", "Meter", "MetricGroup", "Number"]
+
+logger = logging.getLogger(__name__)
+
+Number = int | float
+
+METER_WINDOW_S = 60.0
+"""As Flink's MeterView: long enough to be calm, short enough to follow a change."""
+
+METER_SAMPLES_MAX = 60
+"""A meter that is read all the time keeps this many samples of its window."""
+
+RESERVOIR_VALUES = 1024
+"""The p99 of the last thousand values still rests on ten of them."""
+
+QUANTILES = ((0.5, "p50"), (0.95, "p95"), (0.99, "p99"))
+
+
+class Counter:
+    """Something that is counted."""
+
+    __slots__ = ("count",)
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def inc(self, n: int = 1) -> None:
+        """Count `n` more."""
+        self.count += n
+
+    def dec(self, n: int = 1) -> None:
+        """Count `n` less."""
+        self.count -= n
+
+
+class Gauge:
+    """A value that is asked for when somebody reads. `fn` must be quick and must not block."""
+
+    __slots__ = ("_failed", "_fn")
+
+    def __init__(self, fn: Callable[[], Number]) -> None:
+        self._fn = fn
+        self._failed = False
+
+    def value(self) -> Number:
+        """What `fn` says, or NaN if it raises (logged once): a broken gauge must not hide the other metrics."""
+        try:
+            return self._fn()
+        except Exception:
+            if not self._failed:
+                self._failed = True
+                logger.warning("gauge %r raised and is shown as NaN", self._fn, exc_info=True)
+            return math.nan
+
+
+class Meter:
+    """How often something happens a second, over the last `window_s`.
+
+    The window is sampled when it is read. If nobody read for longer than that, the rate is the one since the last read.
+    """
+
+    __slots__ = ("_now", "_samples", "_window_s", "count")
+
+    def __init__(self, now: Callable[[], float], window_s: float = METER_WINDOW_S) -> None:
+        self.count = 0
+        self._now = now
+        self._window_s = window_s
+        self._samples: deque[tuple[float, int]] = deque([(now(), 0)])
+        """(time, count), oldest first; the first is the start of the window."""
+
+    def mark(self, n: int = 1) -> None:
+        """It happened `n` times."""
+        self.count += n
+
+    def rate(self) -> float:
+        """Events a second; 0.0 before any time has passed."""
+        now, samples = self._now(), self._samples
+        # The youngest sample that is at least a window old starts the window.
+        while len(samples) > 1 and now - samples[1][0] >= self._window_s:
+            samples.popleft()
+        start, count_at_start = samples[0]
+        if now - samples[-1][0] >= self._window_s / METER_SAMPLES_MAX:
+            samples.append((now, self.count))
+        elapsed = now - start
+        return (self.count - count_at_start) / elapsed if elapsed > 0 else 0.0
+
+
+class Histogram:
+    """The distribution of the last `size` values; count, sum, min and max of all."""
+
+    __slots__ = ("_values", "count", "max", "min", "sum")
+
+    def __init__(self, size: int = RESERVOIR_VALUES) -> None:
+        self._values: deque[Number] = deque(maxlen=size)
+        self.count = 0
+        self.sum: Number = 0
+        self.min: Number = math.inf
+        self.max: Number = -math.inf
+
+    def update(self, value: Number) -> None:
+        """One more value."""
+        self._values.append(value)
+        self.count += 1
+        self.sum += value
+        if value < self.min:
+            self.min = value
+        if value > self.max:
+            self.max = value
+
+    def quantile(self, q: float) -> Number:
+        """The smallest kept value that at least a share `q` of the kept values does not exceed; NaN without values."""
+        return self.quantiles(q)[0]
+
+    def quantiles(self, *shares: float) -> list[Number]:
+        """`quantile` of each share, with one sort."""
+        ordered = sorted(self._values)
+        if not ordered:
+            return [math.nan] * len(shares)
+        return [ordered[min(max(math.ceil(q * len(ordered)) - 1, 0), len(ordered) - 1)] for q in shares]
+
+    @property
+    def mean(self) -> float:
+        """Of all values ever; NaN without."""
+        return self.sum / self.count if self.count else math.nan
+
+
+M = TypeVar("M", Counter, Gauge, Meter, Histogram)
+
+
+class MetricGroup:
+    """Metrics and groups by name. `now` gives monotonic seconds and serves the meters."""
+
+    __slots__ = ("_groups", "_metrics", "_now", "name")
+
+    def __init__(self, now: Callable[[], float], name: str = "") -> None:
+        self.name = name
+        self._now = now
+        self._metrics: dict[str, Counter | Gauge | Meter | Histogram] = {}
+        self._groups: dict[str, MetricGroup] = {}
+
+    def counter(self, name: str) -> Counter:
+        """The counter `name`, made at the first call. ValueError if the name belongs to another kind of metric."""
+        return self._get(name, Counter, Counter)
+
+    def gauge(self, name: str, fn: Callable[[], Number]) -> Gauge:
+        """A gauge that asks `fn`. Registered again (a task restarted), the new function counts."""
+        if isinstance(self._metrics.get(name), Gauge):
+            del self._metrics[name]
+        return self._get(name, Gauge, lambda: Gauge(fn))
+
+    def meter(self, name: str) -> Meter:
+        """The meter `name`, made at the first call."""
+        return self._get(name, Meter, lambda: Meter(self._now))
+
+    def histogram(self, name: str) -> Histogram:
+        """The histogram `name`, made at the first call."""
+        return self._get(name, Histogram, Histogram)
+
+    def add_group(self, name: str) -> MetricGroup:
+        """The group `name` below this one, made at the first call."""
+        group = self._groups.get(name)
+        if group is None:
+            group = self._groups[name] = MetricGroup(self._now, name)
+        return group
+
+    def remove_group(self, name: str) -> None:
+        """Forget a group, with all that is in it. Nothing if there is none."""
+        self._groups.pop(name, None)
+
+    def snapshot(self) -> dict[str, Number]:
+        """All values by dotted name, own metrics first, groups in the order in which they were added.
+
+        A counter and a gauge are one number; a meter is its rate, and `.count`; a histogram is `.count .min .max .mean
+        .p50 .p95 .p99`, of which only the count is there before the first value.
+        """
+        values: dict[str, Number] = {}
+        self._collect("", values)
+        return values
+
+    def _collect(self, prefix: str, values: dict[str, Number]) -> None:
+        for name, metric in self._metrics.items():
+            full = prefix + name
+            match metric:
+                case Counter():
+                    values[full] = metric.count
+                case Gauge():
+                    values[full] = metric.value()
+                case Meter():
+                    values[full] = metric.rate()
+                    values[f"{full}.count"] = metric.count
+                case Histogram():
+                    values[f"{full}.count"] = metric.count
+                    if metric.count:
+                        values[f"{full}.min"] = metric.min
+                        values[f"{full}.max"] = metric.max
+                        values[f"{full}.mean"] = metric.mean
+                        quantiles = metric.quantiles(*(q for q, _ in QUANTILES))
+                        for (_, label), value in zip(QUANTILES, quantiles, strict=True):
+                            values[f"{full}.{label}"] = value
+        for group in self._groups.values():
+            group._collect(f"{prefix}{group.name}.", values)
+
+    def _get(self, name: str, kind: type[M], make: Callable[[], M]) -> M:
+        metric = self._metrics.get(name)
+        if metric is None:
+            made = make()
+            self._metrics[name] = made
+            return made
+        if not isinstance(metric, kind):
+            raise ValueError(
+                f"metric {name!r} of group {self.name!r} is a {type(metric).__name__.lower()} already, "
+                f"expected a {kind.__name__.lower()}; choose another name"
+            )
+        return metric

@@ -1,0 +1,95 @@
+"""Where user code runs, for logs: job, operator, subtask and key as a context variable.
+
+A task sets one `Scope` when it starts; the coroutines and tasks that it starts inherit it. The chain points it at the operator whose
+user code runs next, and the key is asked of that operator's state when somebody looks. So a record pays nothing.
+"""
+
+from __future__ import annotations
+
+from contextvars import ContextVar, Token
+from typing import Any, Protocol
+
+__all__ = ["Scope", "ScopeOperator", "current_scope", "enter_scope", "leave_scope"]
+
+
+class _KeyedState(Protocol):
+    current_key: Any
+
+
+class _Runtime(Protocol):
+    @property
+    def subtask_index(self) -> int: ...
+    @property
+    def parallelism(self) -> int: ...
+
+
+class ScopeOperator(Protocol):
+    """What a scope reads of an operator's context."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def runtime(self) -> _Runtime: ...
+    @property
+    def keyed_state(self) -> _KeyedState | None: ...
+
+
+class Scope:
+    """One a task. `operator_context` is set by the task, None outside of any operator."""
+
+    __slots__ = ("job", "operator_context")
+
+    def __init__(self, job: str, operator_context: ScopeOperator | None = None) -> None:
+        self.job = job
+        self.operator_context = operator_context
+
+    def __repr__(self) -> str:
+        where = f"{self.job}/{self.operator}[{self.subtask}]"
+        return where if self.key is None else f"{where} key={self.key!r}"
+
+    @property
+    def operator(self) -> str | None:
+        """Name of the operator whose code runs."""
+        return None if self.operator_context is None else self.operator_context.name
+
+    @property
+    def subtask(self) -> str | None:
+        """Which of how many, as "2/4"."""
+        if self.operator_context is None:
+            return None
+        runtime = self.operator_context.runtime
+        return f"{runtime.subtask_index + 1}/{runtime.parallelism}"
+
+    @property
+    def key(self) -> Any:
+        """The key of the element or timer being processed; None without one."""
+        state = None if self.operator_context is None else self.operator_context.keyed_state
+        if state is None:
+            return None
+        key = state.current_key
+        try:
+            return next(iter({key}))
+        except Exception:  # noqa: BLE001  # The state layer's placeholder for "no key" refuses to be hashed; keys never do.
+            return None
+
+    def at(self, operator_context: ScopeOperator) -> Scope:
+        """The same job at another operator: for a helper task that outlives the moment."""
+        return Scope(self.job, operator_context)
+
+
+_CURRENT: ContextVar[Scope | None] = ContextVar("aioflow_scope", default=None)
+
+
+def current_scope() -> Scope | None:
+    """Where the calling code runs; None outside of a flow."""
+    return _CURRENT.get()
+
+
+def enter_scope(scope: Scope) -> Token[Scope | None]:
+    """Set the scope of the running task and of what it starts from now on."""
+    return _CURRENT.set(scope)
+
+
+def leave_scope(token: Token[Scope | None]) -> None:
+    """Undo `enter_scope`, in the same context."""
+    _CURRENT.reset(token)

@@ -1,0 +1,256 @@
+"""Batches of values as bytes, on the msgpack wire format: what comes out equals what went in, type for type.
+
+msgpack by itself flattens tuples to lists and subclasses to their bases. So each batch is looked at once, by the exact
+types of its values, and written in the cheapest of four shapes that keeps them:
+
+    PLAIN    scalars, or lists or dicts of scalars: straight through msgspec
+    TUPLES   tuples of scalars: the same, read by a decoder that makes tuples
+    ROWS     one dataclass, NamedTuple or Struct class, or tuples of one length: rows of field values; only the columns
+             that hold something else than scalars are tagged, and the class and its fields are named once
+    TAGGED   anything: each value as a tagged tree (`core.tagging`)
+
+    byte 0 version | byte 1 shape | PLAIN, TUPLES: msgpack array
+                                  | ROWS, TAGGED: 4 bytes length of the header, msgpack header, msgpack array
+
+A value that cannot be kept is refused with TypeNotSupported before anything is written. Malformed bytes raise
+DecodeError, whatever the decoder said.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
+from operator import itemgetter
+from typing import Any, Final
+
+import msgspec
+
+from aioflow.core.errors import RemoteProtocolError, TypeNotSupported
+from aioflow.core.tagging import SCALARS, Tagger, Untagger
+from aioflow.core.type_registry import DEFAULT_TYPES, Kind, TypeRegistry
+
+__all__ = ["FORMAT_VERSION", "Codec", "DecodeError"]
+
+FORMAT_VERSION = 1
+"""The first byte of every encoded batch."""
+
+_BYTES_MAX = 1 << 28
+"""Size of one encoded batch, 256 MiB. What is read takes memory in proportion to its bytes."""
+
+_ZIP_ROWS_MIN = 16
+_ZIP_ROWS_MAX = 8_192
+"""Rows that are transposed by one call of `zip`: it has a fixed cost, and keeps an iterator for each row."""
+
+
+class DecodeError(RemoteProtocolError):
+    """Bytes are no encoded batch, or one of types that this process does not have."""
+
+
+class _Shape(enum.IntEnum):
+    PLAIN = 0
+    TUPLES = 1
+    ROWS = 2
+    TAGGED = 3
+
+
+_PLAIN: Final = bytes((FORMAT_VERSION, _Shape.PLAIN))
+_TUPLES: Final = bytes((FORMAT_VERSION, _Shape.TUPLES))
+
+
+class Codec:
+    """Encodes and decodes batches, with the types of one registry. Keeps nothing between two calls."""
+
+    __slots__ = ("_bytes_max", "_types")
+
+    def __init__(self, types: TypeRegistry = DEFAULT_TYPES, *, bytes_max: int = _BYTES_MAX) -> None:
+        """`bytes_max` bounds one encoded batch, written or read."""
+        self._types = types
+        self._bytes_max = bytes_max
+
+    def encode_batch(self, values: list[Any], *, owner: str) -> bytes:
+        """Returns the bytes of `values`, which are not changed or kept.
+
+        Raises TypeNotSupported naming `owner` (the operator or state it is for), the type and the remedy, also when the
+        bytes are more than `bytes_max`. Errors of a registered `encode=` come out as they are.
+        """
+        try:
+            try:
+                content = self._encode(values, careful=False)
+            except (OverflowError, UnicodeEncodeError):  # An int above 64 bits, or a lone surrogate: seldom, so twice.
+                content = self._encode(values, careful=True)
+        except TypeNotSupported as error:
+            raise TypeNotSupported(f"{owner}: {error}") from None
+        except RecursionError:
+            raise TypeNotSupported(f"{owner}: a value is nested too deeply, or contains itself; flatten it") from None
+        if len(content) > self._bytes_max:
+            raise TypeNotSupported(
+                f"{owner}: {len(values)} values take {len(content)} bytes, expected up to {self._bytes_max}; "
+                "emit smaller values, or smaller batches"
+            )
+        return content
+
+    def decode_batch(self, content: bytes | bytearray | memoryview) -> list[Any]:
+        """Returns the values of an encoded batch. Raises DecodeError. `content` is not kept."""
+        try:
+            return self._decode(content)
+        except MemoryError:
+            raise
+        except Exception as error:
+            # A plain LookupError is ours and says it all: a type or field that is not here. The others are decoders'.
+            reason = str(error) if type(error) is LookupError else f"{type(error).__name__}: {error}"
+            raise DecodeError(f"cannot decode a batch of {len(content)} bytes: {reason}") from error
+
+    def encode(self, value: Any, *, owner: str) -> bytes:
+        """Returns the bytes of one value. Raises as `encode_batch`."""
+        return self.encode_batch([value], owner=owner)
+
+    def decode(self, content: bytes | bytearray | memoryview) -> Any:
+        """Returns the value of `encode`. Raises DecodeError."""
+        values = self.decode_batch(content)
+        if len(values) != 1:
+            raise DecodeError(f"cannot decode {len(content)} bytes: they hold {len(values)} values, expected one")
+        return values[0]
+
+    def check(self, value: Any, *, owner: str) -> None:
+        """Raises TypeNotSupported if `value` could not travel."""
+        self.encode_batch([value], owner=owner)
+
+    def _encode(self, values: list[Any], *, careful: bool) -> bytes:
+        kind = _common_type(values)
+        if not careful:
+            if kind in SCALARS or (kind is None and SCALARS.issuperset(map(type, values))):
+                return _PLAIN + _pack(values)
+            plain = _encode_containers(kind, values)
+            if plain is not None:
+                return plain
+        tagger = Tagger(self._types, careful=careful)
+        if kind is not None and len(values) > 1:
+            content = _encode_rows(tagger, kind, values)
+            if content is not None:
+                return content
+        trees = list(tagger.tag_all(values, 0))
+        return _framed(_Shape.TAGGED, tagger.table, trees)
+
+    def _decode(self, content: bytes | bytearray | memoryview) -> list[Any]:
+        view = memoryview(content).cast("B")
+        if len(view) > self._bytes_max:
+            raise ValueError(f"expected up to {self._bytes_max} bytes")
+        if len(view) < 2 or view[0] != FORMAT_VERSION:
+            raise ValueError(f"expected format version {FORMAT_VERSION} in the first byte")
+        shape = view[1]
+        if shape == _Shape.PLAIN:
+            return _unpack_list(view[2:])
+        if shape == _Shape.TUPLES:
+            return _unpack_tuples(view[2:])
+        body = 6 + int.from_bytes(view[2:6], "big")
+        if body > len(view):
+            raise ValueError("the header is cut off")
+        if shape == _Shape.TAGGED:
+            return Untagger(self._types, _unpack_list(view[6:body])).untag_all(_unpack_list(view[body:]))
+        if shape == _Shape.ROWS:
+            table, row_class, tagged = _unpack_list(view[6:body])
+            return _decode_rows(Untagger(self._types, table), row_class, tagged, _unpack_tuples(view[body:]))
+        raise ValueError(f"shape {shape} is not part of the format")
+
+
+def _common_type(values: list[Any]) -> type[Any] | None:
+    """Returns the exact type of all `values`, or None. 10 ns a value; a set of the types takes 18."""
+    if not values:
+        return None
+    kind = type(values[0])
+    return kind if list(map(type, values)).count(kind) == len(values) else None
+
+
+def _encode_containers(kind: type[Any] | None, values: list[Any]) -> bytes | None:
+    """Returns the batch of values of one builtin container type, or None unless they hold scalars only."""
+    if kind is tuple:
+        if _are_rows_of_scalars(values) or SCALARS.issuperset(map(type, chain.from_iterable(values))):
+            return _TUPLES + _pack(values)
+    elif kind is dict:
+        leaves = list(map(dict.values, values))
+        if SCALARS.issuperset(map(type, chain.from_iterable(values))) and (
+            _are_rows_of_scalars(leaves) or SCALARS.issuperset(map(type, chain.from_iterable(leaves)))
+        ):
+            return _PLAIN + _pack(values)
+    elif kind is list and SCALARS.issuperset(map(type, chain.from_iterable(values))):
+        return _PLAIN + _pack(values)
+    return None
+
+
+def _are_rows_of_scalars(values: Sequence[Iterable[Any]]) -> bool:
+    """Tells whether rows have one length and columns of one scalar type each; False may also mean: not seen.
+
+    The usual batch, and by columns the look at it takes 61 ns for a tuple of three instead of 87.
+    """
+    if not _ZIP_ROWS_MIN <= len(values) <= _ZIP_ROWS_MAX:
+        return False
+    try:
+        columns = list(zip(*values, strict=True))
+    except ValueError:
+        return False
+    count = len(values)
+    return all(type(column[0]) in SCALARS and list(map(type, column)).count(type(column[0])) == count for column in columns)
+
+
+def _encode_rows(tagger: Tagger, kind: type[Any], values: list[Any]) -> bytes | None:
+    """Returns the batch of values of one class or of tuples of one length, or None if they are neither."""
+    row_class: int | None = None
+    rows: list[tuple[Any, ...]] = values
+    if kind is tuple:
+        if len(set(map(len, values))) != 1:
+            return None
+    elif tagger.handles(kind) or tagger.plan(kind).kind in (Kind.ENUM, Kind.CUSTOM):
+        return None
+    else:
+        row_class = tagger.class_index(kind)
+        rows = tagger.plan(kind).rows(values)
+    tagged: list[int] = []
+    columns = _transpose(rows)
+    for index, column in enumerate(columns):
+        if not tagger.stand_for_themselves(column):
+            columns[index] = list(tagger.tag_all(column, 1))
+            tagged.append(index)
+    if tagged:
+        rows = list(zip(*columns, strict=True))
+    return _framed(_Shape.ROWS, [tagger.table, row_class, tagged], rows)
+
+
+def _decode_rows(untagger: Untagger, row_class: int | None, tagged: list[int], rows: list[Any]) -> list[Any]:
+    if tagged and rows:
+        if len(set(map(len, rows))) != 1:
+            raise ValueError("rows differ in length")
+        columns = _transpose(rows)
+        for index in tagged:
+            columns[index] = untagger.untag_all(columns[index], 1)
+        rows = list(zip(*columns, strict=True))
+    if row_class is None:
+        return rows
+    assembler = untagger.assembler(row_class)
+    if assembler.decode is not None or assembler.kind is Kind.ENUM:
+        raise ValueError(f"{assembler.cls.__qualname__} was written field by field, and is registered otherwise here")
+    return assembler.assemble(rows)
+
+
+def _transpose(rows: list[tuple[Any, ...]]) -> list[list[Any]]:
+    """Returns the columns of rows of one length."""
+    if len(rows) <= _ZIP_ROWS_MAX:
+        return list(map(list, zip(*rows, strict=True)))
+    return [list(map(itemgetter(index), rows)) for index in range(len(rows[0]))]
+
+
+def _framed(shape: _Shape, header: list[Any], body: list[Any]) -> bytes:
+    packed = _pack(header)
+    return b"".join((bytes((FORMAT_VERSION, shape)), len(packed).to_bytes(4, "big"), packed, _pack(body)))
+
+
+def _refuse_extension(code: int, data: memoryview) -> Any:
+    raise ValueError(f"extension type {code} is not part of the format")
+
+
+_pack: Final[Callable[[Any], bytes]] = msgspec.msgpack.Encoder().encode
+_unpack_list: Final[Callable[[Any], list[Any]]] = msgspec.msgpack.Decoder(list, ext_hook=_refuse_extension).decode
+_unpack_tuples: Final[Callable[[Any], list[tuple[Any, ...]]]] = msgspec.msgpack.Decoder(
+    list[tuple[Any, ...]], ext_hook=_refuse_extension
+).decode
+

@@ -1,0 +1,72 @@
+"""Declarations of keyed and operator state: name, type of thing, time to live.
+
+A descriptor is pure data. It is found again after a restore by its name; the same name declared differently is an error. Times to
+live count from the last write, in processing time; an expired value is never returned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, Generic, TypeVar
+
+__all__ = [
+    "AggregatingStateDescriptor",
+    "ListStateDescriptor",
+    "MapStateDescriptor",
+    "ReducingStateDescriptor",
+    "StateDescriptor",
+    "ValueStateDescriptor",
+]
+
+T = TypeVar("T")
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+@dataclass(frozen=True)
+class StateDescriptor:
+    """What all descriptors share. `ttl` is a duration ("1d", timedelta) or None for ever.
+
+    Without slots: a frozen dataclass with slots cannot be made as `ValueStateDescriptor[int]("n")`.
+    """
+
+    name: str
+    ttl: str | timedelta | None = field(default=None, kw_only=True)
+
+    @property
+    def kind(self) -> str:
+        """The kind of state, as errors and savepoints spell it: value, list, map, reducing, aggregating."""
+        return type(self).__name__.removesuffix("StateDescriptor").lower()
+
+
+@dataclass(frozen=True)
+class ValueStateDescriptor(StateDescriptor, Generic[T]):
+    """One value a key; `default` is what `value()` gives before the first update."""
+
+    default: T | None = None
+
+
+@dataclass(frozen=True)
+class ListStateDescriptor(StateDescriptor, Generic[T]):
+    """A list of elements a key."""
+
+
+@dataclass(frozen=True)
+class MapStateDescriptor(StateDescriptor, Generic[K, V]):
+    """A map a key; time to live counts for each entry. Also the descriptor of broadcast state."""
+
+
+@dataclass(frozen=True)
+class ReducingStateDescriptor(StateDescriptor, Generic[T]):
+    """One value a key: `fn(old, added)` merges each added element."""
+
+    fn: Callable[[T, T], T]
+
+
+@dataclass(frozen=True)
+class AggregatingStateDescriptor(StateDescriptor, Generic[T]):
+    """One accumulator a key, kept by an `AggregateFunction`; `get()` gives its result, which is of type T."""
+
+    agg: Any  # An AggregateFunction of any types: the descriptor only carries it.

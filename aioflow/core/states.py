@@ -1,0 +1,85 @@
+"""What user code holds of keyed state: one object for each state, bound to the key of the element that is being processed.
+
+Declared by a descriptor and handed out by the runtime context in `open`, to be kept. What a look-up gives is `T | OrNone`: nothing may be
+stored for the key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
+
+if TYPE_CHECKING:
+    from aioflow.core.functions import OrNone
+
+__all__ = ["AggregatingState", "ListState", "MapState", "ReducingState", "ValueState"]
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+K = TypeVar("K")
+V = TypeVar("V")
+D = TypeVar("D")
+
+
+class ValueState(Protocol[T]):  # type: ignore[misc]  # It gives T as well: Any beside it hides that.
+    """One value for the current key."""
+
+    def value(self) -> T | OrNone:
+        """The value, or the descriptor's default."""
+
+    def update(self, value: T | None) -> None:
+        """Sets the value; None clears it."""
+
+    def clear(self) -> None: ...
+
+
+class ListState(Protocol[T]):
+    """A list for the current key. None is no element."""
+
+    def get(self) -> list[T]:
+        """A list of the elements, empty when there are none; changing it changes no state."""
+
+    def add(self, value: T) -> None: ...
+    def add_all(self, values: Iterable[T]) -> None: ...
+    def update(self, values: Iterable[T]) -> None:
+        """Replaces the whole list; an empty one clears."""
+
+    def clear(self) -> None: ...
+
+
+class MapState(Protocol[K, V]):
+    """A map for the current key. `keys`, `values` and `items` are lists: the map may be changed while they are read."""
+
+    @overload
+    def get(self, key: K) -> V | OrNone: ...
+    @overload
+    def get(self, key: K, default: D) -> V | D: ...
+    def put(self, key: K, value: V) -> None: ...
+    def put_all(self, entries: Mapping[K, V]) -> None: ...
+    def remove(self, key: K) -> None: ...
+    def contains(self, key: K) -> bool: ...
+    def keys(self) -> list[K]: ...
+    def values(self) -> list[V]: ...
+    def items(self) -> list[tuple[K, V]]: ...
+    def is_empty(self) -> bool: ...
+    def clear(self) -> None: ...
+
+
+class ReducingState(Protocol[T]):  # type: ignore[misc]  # It gives T as well: Any beside it hides that.
+    """The reduction of what was added for the current key."""
+
+    def get(self) -> T | OrNone:
+        """The reduction; None when nothing was added."""
+
+    def add(self, value: T) -> None: ...
+    def clear(self) -> None: ...
+
+
+class AggregatingState(Protocol[T_co]):
+    """The aggregate of what was added for the current key; T is the type of its result."""
+
+    def get(self) -> T_co | OrNone:
+        """The aggregate's result; None when nothing was added."""
+
+    def add(self, value: Any) -> None: ...
+    def clear(self) -> None: ...

@@ -1,0 +1,409 @@
+"""Which classes of the user may travel, under which name, and how their fields are taken apart and put together.
+
+A class travels as `module:qualname`, or as the name it was registered with. The reader never imports: it looks among
+the registered types, then in the modules that are loaded already, and takes only dataclasses, NamedTuples,
+`msgspec.Struct`s and Enums. Instances are put together from their fields, without running the user's `__init__`.
+
+The names of the fields travel too, once a batch: a field that was added since is restored from its default, one that
+was removed is dropped, with one warning for each class.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import logging
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import starmap
+from operator import attrgetter
+from typing import Any, TypeVar
+
+import msgspec
+
+from aioflow.core.errors import TypeNotSupported
+
+__all__ = ["DEFAULT_TYPES", "Assembler", "Kind", "Registration", "TypePlan", "TypeRegistry", "is_record_type", "register_type", "type_name"]
+
+_K = TypeVar("_K")
+_V = TypeVar("_V")
+
+logger = logging.getLogger(__name__)
+
+_CACHE_ENTRIES_MAX = 1_024
+"""Classes, and lists of their fields, that a registry remembers; the peer chooses how many it sends."""
+
+_BUILTINS = (bool, int, float, str, bytes, bytearray, tuple, list, dict, set, frozenset)
+
+
+class Kind(enum.Enum):
+    """How instances of a class are taken apart."""
+
+    DATACLASS = "dataclass"
+    NAMED_TUPLE = "NamedTuple"
+    STRUCT = "Struct"
+    ENUM = "Enum"
+    CUSTOM = "registered"
+
+
+@dataclass(frozen=True, slots=True)
+class TypePlan:
+    """How the instances of one class are encoded. `fields` is empty for Enums and for custom types."""
+
+    cls: type[Any]
+    name: str
+    kind: Kind
+    fields: tuple[str, ...] = ()
+    encode: Callable[[Any], Any] | None = None
+
+    def rows(self, values: Iterable[Any]) -> list[tuple[Any, ...]]:
+        """Returns the field values of each of `values`. Raises TypeNotSupported if one lacks a field."""
+        if self.kind is Kind.NAMED_TUPLE:
+            return list(map(tuple, values))
+        fields = self.fields
+        try:
+            if len(fields) > 1:
+                return list(map(attrgetter(*fields), values))
+            return [tuple(getattr(value, field) for field in fields) for value in values]
+        except AttributeError as error:
+            raise TypeNotSupported(f"{type_name(self.cls)} cannot travel: {error}; set all its fields") from None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Registration:
+    """The arguments of one `register_type`."""
+
+    cls: type[Any]
+    name: str
+    encode: Callable[[Any], Any] | None = None
+    decode: Callable[[Any], Any] | None = None
+    aliases: tuple[str, ...] = ()
+
+
+class TypeRegistry:
+    """Names of types that travel, on top of those of `parent`. A deployment has its own, over the process's."""
+
+    def __init__(self, parent: TypeRegistry | None = None) -> None:
+        self._parent = parent
+        self._by_class: dict[type[Any], Registration] = {}
+        self._by_name: dict[str, Registration] = {}
+        self._kinds: dict[type[Any], Kind | None] = {}
+        self._plans: dict[tuple[type[Any], Registration | None], TypePlan] = {}
+        self._assemblers: dict[tuple[type[Any], tuple[str, ...], Registration | None], Assembler] = {}
+        self._warned: set[str] = set()
+
+    def register(
+        self,
+        cls: type[Any],
+        name: str | None = None,
+        *,
+        encode: Callable[[Any], Any] | None = None,
+        decode: Callable[[Any], Any] | None = None,
+        aliases: Iterable[str] = (),
+    ) -> None:
+        """Let instances of exactly `cls` travel as `name` (default `module:qualname`).
+
+        `encode(value)` gives a supported value, `decode(that)` an instance of `cls` again; both or neither, and neither
+        only for a dataclass, NamedTuple, Struct or Enum. `aliases` are names under which it was written before.
+        Registering a redefinition of the same class replaces it; raises ValueError if another class has the name.
+        """
+        if (encode is None) != (decode is None):
+            raise ValueError(f"register_type({cls.__qualname__}) was given one of encode and decode, expected both")
+        if encode is None and _kind_of(cls) is None:
+            raise TypeNotSupported(
+                f"{type_name(cls)} is no dataclass, NamedTuple, Struct or Enum: register it with encode= and decode="
+            )
+        registration = Registration(cls, name or _path(cls), encode, decode, tuple(aliases))
+        names = (registration.name, *registration.aliases)
+        for known in names:
+            holder = self._by_name.get(known)
+            if holder is not None and _path(holder.cls) != _path(cls):
+                raise ValueError(f"{known!r} is the name of {type_name(holder.cls)} already; choose another name=")
+        for known in names:
+            self._by_name[known] = registration
+        self._by_class[cls] = registration
+
+    def registrations(self) -> list[Registration]:
+        """What was registered here, in order; those of the parent are not among it."""
+        return list(self._by_class.values())
+
+    def plan(self, cls: type[Any]) -> TypePlan:
+        """Returns how to encode instances of `cls`. Raises TypeNotSupported naming the remedy."""
+        registration = self._registered(cls)
+        plan = self._plans.get((cls, registration))
+        if plan is None:
+            plan = _cached(self._plans, (cls, registration), self._plan(cls, registration))
+        # Each time: a notebook cell that runs again makes a new class of the old name.
+        if plan.kind is not Kind.CUSTOM and self._resolve(plan.name) is not cls:
+            raise TypeNotSupported(
+                f"{type_name(cls)} cannot travel: no reader could find it by {plan.name!r}; "
+                "define it at the top level of a module, or call aioflow.register_type on it"
+            )
+        return plan
+
+    def assembler(self, name: str, fields: Sequence[str]) -> Assembler:
+        """Returns what puts instances of the class `name` together from values of `fields`. Never imports.
+
+        Raises LookupError if no such class is loaded, or a field without a default is missing.
+        """
+        cls = self._resolve(name)
+        if cls is None:
+            raise LookupError(
+                f"type {name!r} is not registered here and not loaded as a dataclass, NamedTuple, Struct or Enum; "
+                "import its module before, or call aioflow.register_type with this name or alias"
+            )
+        registration = self._registered(cls)
+        key = (cls, tuple(fields), registration)
+        found = self._assemblers.get(key)
+        return found if found is not None else _cached(self._assemblers, key, self._build(name, *key))
+
+    def _plan(self, cls: type[Any], registration: Registration | None) -> TypePlan:
+        if registration is not None and registration.encode is not None:
+            return TypePlan(cls, registration.name, Kind.CUSTOM, (), registration.encode)
+        kind = self._kind(cls)
+        if kind is None:
+            raise TypeNotSupported(f"{type_name(cls)} cannot travel: {_remedy(cls)}")
+        return TypePlan(cls, registration.name if registration is not None else _path(cls), kind, _fields_of(cls, kind))
+
+    def _build(
+        self, name: str, cls: type[Any], fields: tuple[str, ...], registration: Registration | None
+    ) -> Assembler:
+        if registration is not None and registration.decode is not None:
+            return Assembler(cls, Kind.CUSTOM, decode=registration.decode)
+        kind = self._kind(cls)
+        assert kind is not None  # `_resolve` and `register` let no other class through.
+        if kind is Kind.ENUM:
+            return Assembler(cls, kind)
+        current = _fields_of(cls, kind)
+        if fields == current:
+            return Assembler(cls, kind, current)
+        removed = [field for field in fields if field not in current]
+        if removed and name not in self._warned:
+            self._warned.add(name)
+            logger.warning("fields %s of %s are no more, their values are dropped", ", ".join(removed), name)
+        defaults = _defaults_of(cls, kind)
+        for field in current:
+            if field not in fields and field not in defaults:
+                raise LookupError(f"{name} has a field {field!r} that was not written and has no default; give it one")
+        position = {field: index for index, field in enumerate(fields)}
+        sources = tuple(position.get(field, -1) for field in current)
+        return Assembler(cls, kind, current, written=len(fields), sources=sources, defaults=defaults)
+
+    def _registered(self, cls: type[Any]) -> Registration | None:
+        found = self._by_class.get(cls)
+        return found if found is not None or self._parent is None else self._parent._registered(cls)
+
+    def _resolve(self, name: str) -> type[Any] | None:
+        registry: TypeRegistry | None = self
+        while registry is not None:
+            registration = registry._by_name.get(name)
+            if registration is not None:
+                return registration.cls
+            registry = registry._parent
+        module_name, _, qualname = name.partition(":")
+        found: Any = sys.modules.get(module_name)
+        for part in qualname.split("."):
+            # Not getattr: a module's `__getattr__` may import.
+            found = getattr(found, "__dict__", {}).get(part)
+        if isinstance(found, type) and _path(found) == name and self._kind(found) is not None:
+            return found
+        return None
+
+    def _kind(self, cls: type[Any]) -> Kind | None:
+        if cls in self._kinds:
+            return self._kinds[cls]
+        return _cached(self._kinds, cls, _kind_of(cls))
+
+
+class Assembler:
+    """Puts instances of one class together from the values of its fields, as they were written."""
+
+    __slots__ = ("_create", "_defaults", "_sources", "cls", "decode", "kind", "written")
+
+    def __init__(
+        self,
+        cls: type[Any],
+        kind: Kind,
+        fields: tuple[str, ...] = (),
+        *,
+        written: int | None = None,
+        sources: tuple[int, ...] | None = None,
+        defaults: dict[str, Callable[[], Any]] | None = None,
+        decode: Callable[[Any], Any] | None = None,
+    ) -> None:
+        """`sources` gives for each field its index in a written row, -1 for its default; None: the rows fit as is."""
+        self.cls = cls
+        self.kind = kind
+        self.written = len(fields) if written is None else written
+        self.decode = decode
+        self._sources = sources
+        self._defaults = [(defaults or {}).get(field) for field in fields]
+        self._create = _creator(cls, kind, fields)
+
+    def assemble(self, rows: Sequence[Sequence[Any]]) -> list[Any]:
+        """Returns an instance for each row. Raises ValueError if a row has not `written` values."""
+        if rows and set(map(len, rows)) != {self.written}:
+            raise ValueError(f"rows of {type_name(self.cls)} do not all have {self.written} values")
+        if self._sources is not None:
+            rows = [self._current(row) for row in rows]
+        return list(starmap(self._create, rows))
+
+    def _current(self, row: Sequence[Any]) -> list[Any]:
+        assert self._sources is not None
+        return [
+            row[source] if source >= 0 else default()  # type: ignore[misc]  # No source without a default.
+            for source, default in zip(self._sources, self._defaults, strict=True)
+        ]
+
+
+DEFAULT_TYPES = TypeRegistry()
+"""The types of this process, which `register_type` adds to."""
+
+
+def register_type(
+    cls: type[Any],
+    name: str | None = None,
+    *,
+    encode: Callable[[Any], Any] | None = None,
+    decode: Callable[[Any], Any] | None = None,
+    aliases: Iterable[str] = (),
+) -> None:
+    """Let instances of exactly `cls` travel, as `TypeRegistry.register` says, in every job of this process."""
+    DEFAULT_TYPES.register(cls, name, encode=encode, decode=decode, aliases=aliases)
+
+
+def is_record_type(cls: type[Any]) -> bool:
+    """Whether instances of `cls` travel without being registered with functions of their own."""
+    return _kind_of(cls) is not None
+
+
+def type_name(cls: type[Any]) -> str:
+    """Returns the name of `cls` for messages."""
+    return cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
+
+
+def _cached(cache: dict[_K, _V], key: _K, value: _V) -> _V:
+    if len(cache) >= _CACHE_ENTRIES_MAX:
+        cache.clear()
+    cache[key] = value
+    return value
+
+
+def _path(cls: type[Any]) -> str:
+    return f"{cls.__module__}:{cls.__qualname__}"
+
+
+def _kind_of(cls: type[Any]) -> Kind | None:
+    if issubclass(cls, enum.Enum):
+        return Kind.ENUM
+    if issubclass(cls, msgspec.Struct):
+        return Kind.STRUCT if cls is not msgspec.Struct else None
+    if issubclass(cls, tuple):
+        return Kind.NAMED_TUPLE if isinstance(getattr(cls, "_fields", None), tuple) else None
+    # A subclass that is no dataclass itself may hold more than the fields of its base.
+    if "__dataclass_fields__" not in cls.__dict__:
+        return None
+    try:
+        object.__new__(cls)
+    except TypeError:  # It derives from a builtin, whose contents the fields do not show.
+        return None
+    return Kind.DATACLASS
+
+
+def _remedy(cls: type[Any]) -> str:
+    register = "register it with aioflow.register_type(cls, encode=, decode=)"
+    if dataclasses.is_dataclass(cls) and "__dataclass_fields__" not in cls.__dict__:
+        return f"it inherits from a dataclass and is none itself; decorate it with @dataclass, or {register}"
+    for base in _BUILTINS:
+        if issubclass(cls, base):
+            return f"it is a subclass of {base.__name__} and would come out as one; convert it, or {register}"
+    return f"use a dataclass, a NamedTuple, a msgspec.Struct or an Enum, or {register}"
+
+
+def _fields_of(cls: type[Any], kind: Kind) -> tuple[str, ...]:
+    if kind is Kind.DATACLASS:
+        return tuple(field.name for field in dataclasses.fields(cls))
+    if kind is Kind.NAMED_TUPLE:
+        return tuple(cls._fields)
+    if kind is Kind.STRUCT:
+        return tuple(cls.__struct_fields__)
+    return ()
+
+
+def _defaults_of(cls: type[Any], kind: Kind) -> dict[str, Callable[[], Any]]:
+    defaults: dict[str, Callable[[], Any]] = {}
+    if kind is Kind.NAMED_TUPLE:
+        return {field: _constant(value) for field, value in cls._field_defaults.items()}
+    if kind is Kind.STRUCT:
+        for info in msgspec.structs.fields(cls):
+            if info.default_factory is not msgspec.NODEFAULT:
+                defaults[info.name] = info.default_factory
+            elif info.default is not msgspec.NODEFAULT:
+                defaults[info.name] = _constant(info.default)
+        return defaults
+    for field in dataclasses.fields(cls):
+        if field.default_factory is not dataclasses.MISSING:
+            defaults[field.name] = field.default_factory
+        elif field.default is not dataclasses.MISSING:
+            defaults[field.name] = _constant(field.default)
+    return defaults
+
+
+def _constant(value: Any) -> Callable[[], Any]:
+    return lambda: value
+
+
+def _creator(cls: type[Any], kind: Kind, fields: tuple[str, ...]) -> Callable[..., Any]:
+    """Returns what makes an instance from the values of all fields, in their order."""
+    if kind is Kind.NAMED_TUPLE:
+        return lambda *values: tuple.__new__(cls, values)
+    if kind is Kind.STRUCT:
+        return _struct_creator(cls, fields)
+    if kind is Kind.DATACLASS and not _is_plain_dataclass(cls, fields):
+        new, put = object.__new__, object.__setattr__
+
+        def create(*values: Any) -> Any:
+            instance = new(cls)
+            for field, value in zip(fields, values, strict=True):
+                put(instance, field, value)
+            return instance
+
+        return create
+    return cls
+
+
+def _struct_creator(cls: type[Any], fields: tuple[str, ...]) -> Callable[..., Any]:
+    # A Struct cannot be made without msgspec's `__init__`; what a `__post_init__` does to the fields is undone.
+    restore = hasattr(cls, "__post_init__")
+    if not restore and cls.__match_args__ == fields:  # The fields that may be given by position.
+        return cls
+    put = msgspec.structs.force_setattr
+
+    def create(*values: Any) -> Any:
+        instance = cls(**dict(zip(fields, values, strict=True)))
+        if restore:
+            for field, value in zip(fields, values, strict=True):
+                put(instance, field, value)
+        return instance
+
+    return create
+
+
+def _is_plain_dataclass(cls: type[Any], fields: tuple[str, ...]) -> bool:
+    """Tells whether calling `cls` does nothing but set its fields, which is faster than setting them from here."""
+    init = cls.__init__
+    code = getattr(init, "__code__", None)
+    new: object = cls.__new__
+    setattr_: object = cls.__setattr__
+    return (
+        code is not None
+        and code.co_qualname.startswith("__create_fn__.")
+        and "__init__" in cls.__dict__
+        and code.co_varnames[1 : code.co_argcount] == fields
+        and all(field.init for field in dataclasses.fields(cls))
+        and not hasattr(cls, "__post_init__")
+        and type(cls) is type
+        and new is object.__new__
+        and (setattr_ is object.__setattr__ or cls.__dataclass_params__.frozen)
+    )

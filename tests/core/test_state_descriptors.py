@@ -1,0 +1,20 @@
+"""Descriptors are made as users write them: plain, and with the types spelled out."""
+
+from __future__ import annotations
+
+import pytest
+
+from aioflow.core.state_descriptors import ListStateDescriptor, MapStateDescriptor, ReducingStateDescriptor, ValueStateDescriptor
+
+
+@pytest.mark.parametrize(
+    ("spelled_out", "plain"),
+    [
+        (lambda: ValueStateDescriptor[int]("n", default=0), ValueStateDescriptor("n", default=0)),
+        (lambda: ListStateDescriptor[str]("n"), ListStateDescriptor("n")),
+        (lambda: MapStateDescriptor[str, int]("n", ttl="1d"), MapStateDescriptor("n", ttl="1d")),
+        (lambda: ReducingStateDescriptor[int]("n", max), ReducingStateDescriptor("n", max)),
+    ],
+)
+def test_a_descriptor_with_its_types_spelled_out_equals_the_plain_one(spelled_out, plain) -> None:
+    assert spelled_out() == plain
