@@ -1,0 +1,443 @@
+"""The consumer's side of every logical channel of one connection: what came, in order and once, and what may come next.
+
+Data is handed out as the bytes of whole batches, to be decoded by the task, on its time; events are decoded here. Invariants:
+
+* elements come out in the order of their sequence: a gap is BufferReordering for its channel, a repetition after a resume is
+  dropped;
+* an element counts as *taken over* when the task took it from its queue, always in order; a part of a batch that is not complete
+  counts once everything in front of it does, so a batch larger than the window still arrives;
+* credit is given back in few messages: when half of the window is owed, or when all that is known of was taken over, because
+  then the producer may wait for the permits of what it keeps;
+* what is wrong with one channel ends that channel alone.
+
+A channel outlives its connection: `attach` asks again for all that are open, each from the first element that is missing.
+After CreditBasedPartitionRequestClientHandler and RemoteInputChannel of Flink; going on after a reset is not theirs.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from aioflow.core.batch_codec import decode_event
+from aioflow.core.elements import EndOfPartition, Event
+from aioflow.core.errors import LocalProtocolError, RemoteProtocolError
+from aioflow.core.serializers import Codec
+from aioflow.protocol.credit import BufferKind, CreditReceiver, FloatingBuffers
+from aioflow.protocol.errors import BufferReordering, PartitionNotFound, rebuild_error
+from aioflow.protocol.framing import NO_CHANNEL, Frame, FrameEncoder, FrameType
+from aioflow.protocol.messages import (
+    AckAllUserRecordsProcessed,
+    AddCredit,
+    BacklogAnnouncement,
+    CancelPartitionRequest,
+    CloseRequest,
+    ErrorResponse,
+    Message,
+    NewBufferSize,
+    PartitionRequest,
+    ResumeConsumption,
+    TaskEvent,
+    decode_message,
+    encode_message,
+)
+from aioflow.protocol.producer import FLAG_BLOCKING, FLAG_CONTINUES, PREFIX
+
+__all__ = ["RECORD_BYTES_MAX", "ConsumerExchange", "Delivered", "partition_request_backoff"]
+
+RECORD_BYTES_MAX = 64 << 20
+"""One batch over all its frames. A record larger than that cannot cross."""
+
+UNTOLD_EVENTS_MAX = 64
+"""Events that are taken over are told with the next credit, and not later than after so many."""
+
+Delivered = bytes | Event | Exception
+"""The bytes of a batch, an event, or the error that ended the channel (PartitionNotFound: that did not open it)."""
+
+
+def partition_request_backoff(initial_ms: int, max_ms: int) -> tuple[int, ...]:
+    """Returns the delays before each request for a partition that was not found; after the last one, give up.
+
+    At once, then doubling from `initial_ms`, and once at `max_ms`: (500, 3000) gives 0, 500, 1000, 2000, 3000.
+    """
+    delays = [0]
+    delay = initial_ms
+    while 0 < delay < max_ms:
+        delays.append(delay)
+        delay *= 2
+    if max_ms > 0 and initial_ms > 0:
+        delays.append(max_ms)
+    return tuple(delays)
+
+
+class _Inlet:
+    """One channel."""
+
+    __slots__ = (
+        "backlog",
+        "buffer_size",
+        "channel",
+        "credit",
+        "expected",
+        "has_ended",
+        "is_acknowledged",
+        "is_blocked",
+        "part_bytes",
+        "partition_id",
+        "parts",
+        "pending",
+        "subpartition_index",
+        "taken_over",
+        "untold_data",
+        "untold_events",
+    )
+
+    def __init__(self, channel: int, partition_id: str, subpartition_index: int, credit: CreditReceiver) -> None:
+        self.channel = channel
+        self.partition_id = partition_id
+        self.subpartition_index = subpartition_index
+        self.credit = credit
+        self.expected = 0
+        """Sequence of the next element."""
+        self.taken_over = 0
+        """All elements below were taken over."""
+        self.pending: deque[tuple[BufferKind | None, bool]] = deque()
+        """What was received and not taken over: the buffer it fills, None for an event, and is it handed out on its own?"""
+        self.parts: list[bytes] = []
+        self.part_bytes = 0
+        self.backlog = 0
+        self.untold_data = 0
+        self.untold_events = 0
+        self.is_blocked = False
+        self.is_acknowledged = False
+        self.has_ended = False
+        self.buffer_size: int | None = None
+
+    def __str__(self) -> str:
+        return f"channel {self.channel} (subpartition {self.subpartition_index} of {self.partition_id})"
+
+    def request(self) -> PartitionRequest:
+        """From where it stands, with all the buffers that are ready now."""
+        credit = self.credit
+        credit.take_credit()
+        self.untold_data = self.untold_events = 0
+        return PartitionRequest(
+            partition_id=self.partition_id,
+            subpartition_index=self.subpartition_index,
+            initial_credit=credit.initial_credit,
+            credit=credit.available,
+            resume_from=self.expected,
+            blocked=self.is_blocked,
+        )
+
+    def is_due(self) -> bool:
+        """Is it time for AddCredit?"""
+        if self.credit.is_credit_due or self.untold_events >= UNTOLD_EVENTS_MAX:
+            return True
+        # A small pool of the producer may be used up by what this side has taken over long ago.
+        return self.untold_data > 0 and self.backlog == 0 and not self.pending
+
+
+class ConsumerExchange:
+    """The channels that the peer produces. Outlives a connection: `attach` and `connection_lost` say when there is one.
+
+    `on_output` is called, at most once until the next `data_to_send`, when there is something to send.
+    """
+
+    def __init__(self, codec: Codec, on_output: Callable[[], None], record_bytes_max: int = RECORD_BYTES_MAX) -> None:
+        self._codec = codec
+        self._on_output = on_output
+        self._record_bytes_max = record_bytes_max
+        self._encoder: FrameEncoder | None = None
+        self._inlets: dict[int, _Inlet] = {}
+        self._messages: deque[tuple[int, Message]] = deque()
+        self._credit_due: dict[int, _Inlet] = {}
+        self._told = False
+
+    # The connection.
+
+    def attach(self, encoder: FrameEncoder) -> None:
+        """There is a new connection: ask for all open channels, each from the first element that is missing."""
+        self.connection_lost()
+        self._encoder = encoder
+        for inlet in self._inlets.values():
+            self._ask(inlet)
+        # Cancellations and last acknowledgements may have been lost: what was not asked for now is not wanted any more.
+        self._post(NO_CHANNEL, CancelPartitionRequest())
+
+    def connection_lost(self) -> None:
+        """Nothing can be sent, and what was on the way may be lost. Idempotent."""
+        self._encoder = None
+        self._messages.clear()
+        self._credit_due.clear()
+
+    def close(self) -> None:
+        """Give up all channels, and tell the peer that none will follow."""
+        for inlet in list(self._inlets.values()):
+            self._remove(inlet)
+        self._post(NO_CHANNEL, CloseRequest())
+
+    # The channels.
+
+    def open_channel(
+        self, channel: int, partition_id: str, subpartition_index: int, exclusive: int, pool: FloatingBuffers | None = None
+    ) -> None:
+        """Request a subpartition for `channel`, a number of the caller's choice, with `exclusive` buffers and floating ones of `pool`."""
+        if channel in self._inlets or not 0 <= channel < NO_CHANNEL:
+            raise LocalProtocolError(f"channel {channel} cannot be opened: it is open already, or no number of a channel")
+        credit = CreditReceiver(exclusive, pool, channel, lambda: self._settle(inlet))
+        inlet = self._inlets[channel] = _Inlet(channel, partition_id, subpartition_index, credit)
+        self._ask(inlet)
+
+    def request_again(self, channel: int) -> None:
+        """After PartitionNotFound, once the back-off is over. Nothing if the channel was cancelled meanwhile."""
+        inlet = self._inlets.get(channel)
+        if inlet is not None:
+            self._ask(inlet)
+
+    def taken_over(self, channel: int, count: int = 1) -> None:
+        """The task took the next `count` batches or events of `channel`. Ends the channel if EndOfPartition was among them."""
+        inlet = self._inlets.get(channel)
+        if inlet is None:
+            return
+        pending = inlet.pending
+        while count > 0:
+            if not pending:
+                raise LocalProtocolError(f"{inlet}: more was taken over than was handed out")
+            count -= self._take_over_one(inlet)
+        while pending and not pending[0][1]:
+            self._take_over_one(inlet)
+        if inlet.has_ended and not pending:
+            self._post(channel, AddCredit(0, inlet.taken_over))
+            self._remove(inlet)
+        else:
+            self._settle(inlet)
+
+    def resume(self, channel: int) -> None:
+        """Go on behind a blocking event. Nothing if the channel is not blocked."""
+        inlet = self._inlets.get(channel)
+        if inlet is not None and inlet.is_blocked:
+            inlet.is_blocked = False
+            self._post(channel, ResumeConsumption())
+
+    def acknowledge_all_records_processed(self, channel: int) -> None:
+        """Tell the producer that EndOfData was reached here."""
+        inlet = self._inlets.get(channel)
+        if inlet is not None:
+            inlet.is_acknowledged = True
+            self._post(channel, AckAllUserRecordsProcessed())
+
+    def announce_buffer_size(self, channel: int, size_bytes: int) -> None:
+        """Ask the producer for batches of about so many bytes."""
+        inlet = self._inlets.get(channel)
+        if inlet is not None:
+            inlet.buffer_size = size_bytes
+            self._post(channel, NewBufferSize(size_bytes))
+
+    def send_task_event(self, channel: int, payload: bytes) -> None:
+        """Send `payload` to the producing task: at most once, lost with the connection."""
+        if channel in self._inlets:
+            self._post(channel, TaskEvent(payload))
+
+    def cancel(self, channel: int) -> None:
+        """Give up a channel. What still arrives for it is dropped. Idempotent."""
+        inlet = self._inlets.get(channel)
+        if inlet is not None:
+            self._remove(inlet)
+            self._post(channel, CancelPartitionRequest())
+
+    @property
+    def channels(self) -> Sequence[int]:
+        """The channels that are open."""
+        return list(self._inlets)
+
+    def backlog(self, channel: int) -> int:
+        """Batches that waited at the producer when it last sent something."""
+        inlet = self._inlets.get(channel)
+        return 0 if inlet is None else inlet.backlog
+
+    # What arrives.
+
+    def receive(self, frame: Frame) -> list[tuple[int, Delivered]]:
+        """Returns what to hand to the channels, in order. An error other than PartitionNotFound has ended its channel.
+
+        RemoteProtocolError for a malformed body of a control message, or a message that no producer sends.
+        """
+        kind, channel, sequence, body = frame
+        inlet = self._inlets.get(channel)
+        if kind is FrameType.BUFFER_RESPONSE or kind is FrameType.EVENT_RESPONSE:
+            if inlet is None:  # It crossed the cancellation.
+                return []
+            try:
+                element = self._on_element(inlet, kind, sequence, body)
+            except RemoteProtocolError as error:
+                return [(channel, self._fail(inlet, error))]
+            # A backlog may have borrowed buffers, which the producer does not know yet.
+            self._settle(inlet)
+            return [] if element is None else [(channel, element)]
+        message = decode_message(kind, body)
+        if isinstance(message, ErrorResponse):
+            return self._on_error(channel, message)
+        if not isinstance(message, BacklogAnnouncement):
+            raise RemoteProtocolError(f"a {type(message).__name__} is nothing that a producer sends")
+        if inlet is not None:
+            inlet.backlog = message.backlog
+            inlet.credit.on_backlog(message.backlog)
+            self._settle(inlet)
+        return []
+
+    # What leaves.
+
+    @property
+    def has_output(self) -> bool:
+        """Would `data_to_send` return something?"""
+        return self._encoder is not None and bool(self._messages or self._credit_due)
+
+    def data_to_send(self) -> list[bytes | memoryview]:
+        """Returns all messages; they are few and small. Credit is counted now: what became ready meanwhile goes along."""
+        self._told = False
+        out: list[bytes | memoryview] = []
+        encoder = self._encoder
+        if encoder is None:
+            return out
+        for channel, message in self._messages:
+            out.append(encode_message(encoder, message, channel))
+        self._messages.clear()
+        # Behind the messages: a ResumeConsumption makes a producer forget older credit.
+        for channel, inlet in self._credit_due.items():
+            out.append(encode_message(encoder, AddCredit(inlet.credit.take_credit(), inlet.taken_over), channel))
+            inlet.untold_data = inlet.untold_events = 0
+        self._credit_due.clear()
+        return out
+
+    # One channel.
+
+    def _on_element(self, inlet: _Inlet, kind: FrameType, sequence: int, body: bytes) -> bytes | Event | None:
+        """Returns what is complete with this element, None if nothing is."""
+        expected = inlet.expected
+        if sequence != expected:
+            if sequence > expected:
+                raise BufferReordering(f"{inlet}: element {sequence} came where {expected} was expected; those between are lost")
+            self._on_repeated(inlet, kind)
+            return None
+        if inlet.is_blocked:
+            raise RemoteProtocolError(f"{inlet}: element {sequence} came behind a blocking event, before it was resumed")
+        if inlet.has_ended:
+            raise RemoteProtocolError(f"{inlet}: element {sequence} came behind the end of the partition")
+        if len(body) < PREFIX.size:
+            raise RemoteProtocolError(f"{inlet}: element {sequence} has {len(body)} bytes, expected at least {PREFIX.size}")
+        flags, backlog = PREFIX.unpack_from(body)
+        if kind is FrameType.BUFFER_RESPONSE:
+            return self._on_data(inlet, flags, backlog, body)
+        if inlet.parts or flags & ~FLAG_BLOCKING:
+            raise RemoteProtocolError(f"{inlet}: event {sequence} has flags {flags}, or came in the middle of a batch")
+        event = decode_event(memoryview(body)[PREFIX.size :], str(inlet))
+        inlet.expected = sequence + 1
+        inlet.pending.append((None, True))
+        inlet.backlog = backlog
+        if flags & FLAG_BLOCKING:
+            inlet.is_blocked = True
+            inlet.credit.on_blocked()
+        else:
+            inlet.credit.on_backlog(backlog)
+        if type(event) is EndOfPartition:
+            inlet.has_ended = True
+        return event
+
+    def _on_data(self, inlet: _Inlet, flags: int, backlog: int, body: bytes) -> bytes | None:
+        if flags & ~FLAG_CONTINUES:
+            raise RemoteProtocolError(f"{inlet}: data {inlet.expected} has flags {flags}, which are not part of the protocol")
+        buffer = inlet.credit.receive_data(backlog)
+        inlet.expected += 1
+        inlet.backlog = backlog
+        payload = body[PREFIX.size :]
+        if not flags and not inlet.parts:
+            inlet.pending.append((buffer, True))
+            return payload
+        inlet.parts.append(payload)
+        inlet.part_bytes += len(payload)
+        inlet.pending.append((buffer, not flags))
+        if inlet.part_bytes > self._record_bytes_max:
+            raise RemoteProtocolError(f"{inlet}: a batch takes more than {self._record_bytes_max} bytes; emit smaller records")
+        if not flags:
+            content = b"".join(inlet.parts)
+            inlet.parts.clear()
+            inlet.part_bytes = 0
+            return content
+        while inlet.pending and not inlet.pending[0][1]:
+            self._take_over_one(inlet)
+        return None
+
+    def _on_repeated(self, inlet: _Inlet, kind: FrameType) -> None:
+        """An element that is here already: it is dropped, and the credit that was spent on it given again."""
+        if kind is FrameType.BUFFER_RESPONSE:
+            credit = inlet.credit
+            if credit.available <= credit.unannounced:
+                raise RemoteProtocolError(f"{inlet}: data was repeated without credit")
+            credit.unannounced += 1
+
+    def _take_over_one(self, inlet: _Inlet) -> int:
+        """The oldest pending frame; returns how many elements ended with it."""
+        buffer, is_element = inlet.pending.popleft()
+        inlet.taken_over += 1
+        if buffer is None:
+            inlet.untold_events += 1
+        else:
+            inlet.untold_data += 1
+            inlet.credit.recycle(buffer)
+        return int(is_element)
+
+    def _on_error(self, channel: int, response: ErrorResponse) -> list[tuple[int, Delivered]]:
+        if channel != NO_CHANNEL:
+            inlet = self._inlets.get(channel)
+            # Behind the end nothing can fail any more.
+            if inlet is None or inlet.has_ended:
+                return []
+            error = rebuild_error(response, self._codec)
+            if isinstance(error, PartitionNotFound):
+                return [(channel, error)]
+            return [(channel, self._fail(inlet, error))]
+        return [(inlet.channel, self._fail(inlet, rebuild_error(response, self._codec))) for inlet in list(self._inlets.values())]
+
+    def _fail(self, inlet: _Inlet, error: Exception) -> Exception:
+        """Ends `inlet` here, and lets the producer forget it."""
+        self._remove(inlet)
+        self._post(inlet.channel, CancelPartitionRequest())
+        return error
+
+    def _remove(self, inlet: _Inlet) -> None:
+        """The buffers that its elements still fill go back now: who holds their bytes holds ordinary memory."""
+        del self._inlets[inlet.channel]
+        self._credit_due.pop(inlet.channel, None)
+        # Released first: a floating buffer that goes back must not be offered to this channel again.
+        inlet.credit.release()
+        for buffer, _ in inlet.pending:
+            if buffer is not None:
+                inlet.credit.recycle(buffer)
+        inlet.pending.clear()
+        inlet.parts.clear()
+
+    def _ask(self, inlet: _Inlet) -> None:
+        if self._encoder is None:
+            return
+        self._credit_due.pop(inlet.channel, None)
+        self._post(inlet.channel, inlet.request())
+        if inlet.is_acknowledged:
+            self._post(inlet.channel, AckAllUserRecordsProcessed())
+        if inlet.buffer_size is not None:
+            self._post(inlet.channel, NewBufferSize(inlet.buffer_size))
+
+    def _settle(self, inlet: _Inlet) -> None:
+        if self._encoder is not None and inlet.channel not in self._credit_due and inlet.is_due():
+            self._credit_due[inlet.channel] = inlet
+            self._tell()
+
+    def _post(self, channel: int, message: Message) -> None:
+        if self._encoder is not None:
+            self._messages.append((channel, message))
+            self._tell()
+
+    def _tell(self) -> None:
+        if not self._told and self._encoder is not None:
+            self._told = True
+            self._on_output()

@@ -1,0 +1,266 @@
+"""Frames: how bytes of a connection are cut, checked and told apart, before anybody looks into them.
+
+    4 magic | 1 version | 1 type | 4 channel | 4 length of the body | 4 CRC-32 || 8 sequence | body | 16 MAC, if keyed
+
+All integers are big endian. The CRC covers everything else of the frame but the magic and the MAC. `channel` is a number that
+the consumer chose for one of its inputs; `sequence` numbers the elements of a channel, or is the id of a call.
+
+Invariants: magic, version, type and length are judged from the header alone, as soon as its bytes are there, so no body is
+waited for that would be refused; each type has its own limit; a type of another plane is no frame here, so who may send data
+cannot send a call; after an error the decoder only repeats it. Cost is linear in the bytes, however they are cut.
+
+With a key, each frame ends in an HMAC-SHA256, cut to 16 bytes, over the number of the frame in its direction and the frame: for
+connections that leave the machine without TLS. Each direction has a key of its own, so nothing can be sent back.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import struct
+from enum import IntEnum
+from typing import Final, NamedTuple
+from zlib import crc32
+
+from aioflow.core.errors import LocalProtocolError, RemoteProtocolError
+
+__all__ = [
+    "CONTROL_BYTES_MAX",
+    "CONTROL_PLANE",
+    "DATA_PLANE",
+    "NO_CHANNEL",
+    "PROTOCOL_VERSION",
+    "SEGMENT_BYTES",
+    "Frame",
+    "FrameDecoder",
+    "FrameEncoder",
+    "FrameType",
+]
+
+MAGIC: Final = b"aioF"
+PROTOCOL_VERSION = 1
+"""Both ends of a connection must have the same."""
+
+NO_CHANNEL = 0xFFFF_FFFF
+"""The channel of a frame that concerns the connection as a whole."""
+
+SEGMENT_BYTES = 32_768
+"""The body of a data frame: one segment of network memory."""
+
+CONTROL_BYTES_MAX = 1 << 20
+"""The body of any other frame."""
+
+_SMALL_BYTES_MAX = 1024
+"""The body of a frame with a few numbers and an id in it."""
+
+HEADER: Final = struct.Struct(">4sBBIIIQ")
+"""With the sequence: 26 bytes."""
+
+_COVERED: Final = struct.Struct(">BBII")
+_LENGTH_AT = 10
+"""Where the length begins; magic, version and type come before the channel."""
+
+_MAC_BYTES = 16
+_COUNTER: Final = struct.Struct(">Q")
+
+
+class FrameType(IntEnum):
+    """What a frame is. 0 to 12 as in Flink's NettyMessage; from 16 on the control plane's own."""
+
+    BUFFER_RESPONSE = 0
+    ERROR_RESPONSE = 1
+    PARTITION_REQUEST = 2
+    TASK_EVENT = 3
+    CANCEL_PARTITION_REQUEST = 4
+    CLOSE_REQUEST = 5
+    ADD_CREDIT = 6
+    RESUME_CONSUMPTION = 7
+    ACK_ALL_USER_RECORDS_PROCESSED = 8
+    BACKLOG_ANNOUNCEMENT = 9
+    NEW_BUFFER_SIZE = 10
+    SEGMENT_ID = 11
+    """Never sent: Flink's tiered storage has it."""
+    EVENT_RESPONSE = 12
+    RPC_REQUEST = 16
+    RPC_REPLY = 17
+    RPC_ERROR = 18
+    RPC_NOTIFY = 19
+    HEARTBEAT = 20
+    HEARTBEAT_REPLY = 21
+    HELLO = 22
+    """The first frame of a data connection: which link between two processes it carries on."""
+
+
+_HEARTBEATS = (FrameType.HEARTBEAT, FrameType.HEARTBEAT_REPLY)
+
+DATA_PLANE: Final = frozenset(
+    [*(kind for kind in FrameType if kind <= 12 and kind is not FrameType.SEGMENT_ID), *_HEARTBEATS, FrameType.HELLO]
+)
+"""What may cross between TaskManagers."""
+
+CONTROL_PLANE: Final = frozenset(
+    [FrameType.RPC_REQUEST, FrameType.RPC_REPLY, FrameType.RPC_ERROR, FrameType.RPC_NOTIFY, *_HEARTBEATS]
+)
+"""What may cross between a JobManager and whoever talks to it."""
+
+LENGTH_MAX: Final[dict[FrameType, int]] = {
+    kind: SEGMENT_BYTES
+    if kind in (FrameType.BUFFER_RESPONSE, FrameType.EVENT_RESPONSE)
+    else CONTROL_BYTES_MAX
+    if kind in (FrameType.ERROR_RESPONSE, FrameType.TASK_EVENT) or FrameType.RPC_REQUEST <= kind <= FrameType.RPC_NOTIFY
+    else _SMALL_BYTES_MAX
+    for kind in FrameType
+}
+"""Bytes of the body. Tight where a body is a few numbers: what decoding makes of a body is bounded with it."""
+
+
+class Frame(NamedTuple):
+    """One frame that was received whole and unharmed."""
+
+    type: FrameType
+    channel: int
+    sequence: int
+    body: bytes
+
+
+class FrameEncoder:
+    """Writes the frames of one direction of one connection, in the order of the calls."""
+
+    __slots__ = ("_count", "_key")
+
+    def __init__(self, mac_key: bytes | None = None) -> None:
+        """`mac_key` is the key of this direction, from the handshake; None writes no MAC."""
+        self._key = None if mac_key is None else hmac.new(mac_key, digestmod=hashlib.sha256)
+        self._count = 0
+
+    def encode(self, kind: FrameType, channel: int = NO_CHANNEL, sequence: int = 0, body: bytes = b"") -> bytes:
+        """Returns the frame as one piece."""
+        return b"".join(self.encode_parts(kind, channel, sequence, body))
+
+    def encode_parts(
+        self, kind: FrameType, channel: int, sequence: int, prefix: bytes, payload: bytes | memoryview = b""
+    ) -> list[bytes | memoryview]:
+        """Returns the frame, whose body is `prefix + payload`, as pieces to write one after the other; `payload` is not copied.
+
+        LocalProtocolError if the body is above the limit of its type.
+        """
+        length = len(prefix) + len(payload)
+        if length > LENGTH_MAX[kind]:
+            raise LocalProtocolError(f"the body of a {kind.name} takes {length} bytes, expected up to {LENGTH_MAX[kind]}")
+        checksum = crc32(_COVERED.pack(PROTOCOL_VERSION, kind, channel, length))
+        checksum = crc32(payload, crc32(prefix, crc32(_COUNTER.pack(sequence), checksum)))
+        head = HEADER.pack(MAGIC, PROTOCOL_VERSION, kind, channel, length, checksum, sequence) + prefix
+        pieces: list[bytes | memoryview] = [head, payload] if len(payload) else [head]
+        if self._key is not None:
+            mac = self._key.copy()
+            mac.update(_COUNTER.pack(self._count))
+            mac.update(head)
+            mac.update(payload)
+            pieces.append(mac.digest()[:_MAC_BYTES])
+            self._count += 1
+        return pieces
+
+
+class FrameDecoder:
+    """Reads the frames of one direction of one connection, of the types of its plane."""
+
+    __slots__ = ("_accepted", "_buffer", "_count", "_error", "_key", "_wanted")
+
+    def __init__(self, accepted: frozenset[FrameType] = DATA_PLANE, mac_key: bytes | None = None) -> None:
+        """`mac_key` is the key of the peer's direction, from the handshake; None expects no MAC."""
+        self._accepted: dict[int, FrameType] = {int(kind): kind for kind in FrameType if kind in accepted}
+        self._key = None if mac_key is None else hmac.new(mac_key, digestmod=hashlib.sha256)
+        self._count = 0
+        self._buffer = bytearray()
+        self._wanted = 0
+        """Bytes that the buffer must hold before it is worth a look: its first frame, once the length is known; 0 before."""
+        self._error: RemoteProtocolError | None = None
+
+    def receive(self, data: bytes | bytearray | memoryview) -> list[Frame]:
+        """Returns the frames that `data` completes; what is left over is kept. `data` itself is not.
+
+        Raises RemoteProtocolError at the first byte that cannot be part of a frame, and at every later call. Whole frames in
+        front of it in the same `data` are lost: the connection ends, and a channel resumes on the next one.
+        """
+        if self._error is not None:
+            raise self._error
+        buffer = self._buffer
+        try:
+            if not buffer:
+                frames, used, self._wanted = self._parse(memoryview(data))
+                buffer += memoryview(data)[used:]
+                return frames
+            buffer += data
+            if len(buffer) < self._wanted:
+                return []
+            # The view must be gone before the buffer may shrink.
+            with memoryview(buffer) as view:
+                frames, used, self._wanted = self._parse(view)
+        except RemoteProtocolError as error:
+            self._error = error
+            self._buffer = bytearray()  # The traceback still holds views of the old one.
+            raise
+        del buffer[:used]
+        return frames
+
+    def receive_eof(self) -> None:
+        """The peer closed its side. RemoteProtocolError if that was in the middle of a frame."""
+        if self._buffer:
+            raise RemoteProtocolError(f"the connection ended in a frame: {len(self._buffer)} bytes of it arrived")
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Bytes of a frame that is not complete."""
+        return len(self._buffer)
+
+    def _parse(self, view: memoryview) -> tuple[list[Frame], int, int]:
+        """Returns the whole frames, the bytes they take, and how many bytes from there on the next one needs, 0 if not known."""
+        accepted, limits, unpack_header, header_bytes = self._accepted, LENGTH_MAX, HEADER.unpack_from, HEADER.size
+        mac_bytes = 0 if self._key is None else _MAC_BYTES
+        frames: list[Frame] = []
+        at, size = 0, len(view)
+        while size - at >= header_bytes:
+            magic, version, number, channel, length, checksum, sequence = unpack_header(view, at)
+            kind = accepted.get(number)
+            if magic != MAGIC or version != PROTOCOL_VERSION or kind is None or length > limits[kind]:
+                self._refuse(view[at : at + header_bytes])
+                raise AssertionError("a header was refused without a reason")
+            body_at = at + header_bytes
+            end = body_at + length
+            if end + mac_bytes > size:
+                return frames, at, end + mac_bytes - at
+            if crc32(view[at + 18 : end], crc32(view[at + 4 : at + 14])) != checksum:
+                raise RemoteProtocolError(f"the CRC of a {kind.name} frame of {length} bytes does not match: bytes were changed")
+            if mac_bytes:
+                self._check_mac(view[at:end], view[end : end + mac_bytes])
+            frames.append(Frame(kind, channel, sequence, bytes(view[body_at:end])))
+            at = end + mac_bytes
+        if at < size:
+            self._refuse(view[at:])
+        return frames, at, 0
+
+    def _refuse(self, header: memoryview) -> None:
+        """Raises what is wrong with a header of which at least one byte is there; returns if nothing is, so far."""
+        start = bytes(header[:4])
+        if start != MAGIC[: len(start)]:
+            raise RemoteProtocolError(f"a frame begins with {start!r}, expected {MAGIC!r}; is this another protocol?")
+        if len(header) > 4 and header[4] != PROTOCOL_VERSION:
+            raise RemoteProtocolError(
+                f"the peer speaks version {header[4]} of the protocol, expected {PROTOCOL_VERSION}; run the same release on both sides"
+            )
+        if len(header) > 5 and header[5] not in self._accepted:
+            raise RemoteProtocolError(f"a frame of type {header[5]} is not part of this conversation")
+        if len(header) >= _LENGTH_AT + 4:
+            kind = self._accepted[header[5]]
+            length = int.from_bytes(header[_LENGTH_AT : _LENGTH_AT + 4], "big")
+            if length > LENGTH_MAX[kind]:
+                raise RemoteProtocolError(f"a {kind.name} frame announces {length} bytes, expected up to {LENGTH_MAX[kind]}")
+
+    def _check_mac(self, content: memoryview, given: memoryview) -> None:
+        assert self._key is not None, "only called with a key"
+        mac = self._key.copy()
+        mac.update(_COUNTER.pack(self._count))
+        mac.update(content)
+        if not hmac.compare_digest(mac.digest()[:_MAC_BYTES], given):
+            raise RemoteProtocolError(f"the MAC of frame {self._count} does not match: it was changed, repeated or left out on the way")
+        self._count += 1

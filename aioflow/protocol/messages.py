@@ -1,0 +1,258 @@
+"""The bodies of control frames: one frozen dataclass a message, written as a msgpack array of its fields.
+
+A body is judged twice. The decoder has limits, so no small body becomes many objects; then every field is checked against the
+schema beside its class, by exact type (True is no int) and range. What fails is a RemoteProtocolError that names message and field.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgpack
+import msgspec
+
+from aioflow.core.errors import RemoteProtocolError
+from aioflow.protocol.framing import NO_CHANNEL, FrameEncoder, FrameType
+
+__all__ = [
+    "AckAllUserRecordsProcessed",
+    "AddCredit",
+    "BacklogAnnouncement",
+    "CancelPartitionRequest",
+    "CloseRequest",
+    "ErrorResponse",
+    "Message",
+    "NewBufferSize",
+    "PartitionRequest",
+    "ResumeConsumption",
+    "TaskEvent",
+    "decode_message",
+    "encode_message",
+    "message_body",
+]
+
+CREDIT_MAX = 1 << 20
+"""Buffers that one channel may ever have announced or waiting: 32 GiB of segments. More is a lie."""
+
+SEQUENCE_MAX = 2**63 - 1
+_ID_CHARS_MAX = 200
+_TEXT_CHARS_MAX = 65_536
+_ARGUMENT_BYTES_MAX = 65_536
+_NOTES_MAX = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionRequest:
+    """The consumer wants a subpartition, from the beginning or, on a new connection, from where it was.
+
+    `initial_credit`: exclusive buffers of the channel. `credit`: buffers that are ready now, the same at the first request.
+    `resume_from`: sequence of the next element that the consumer has not received. `blocked`: it received a blocking event and
+    has not resumed.
+    """
+
+    partition_id: str
+    subpartition_index: int
+    initial_credit: int
+    credit: int
+    resume_from: int = 0
+    blocked: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorResponse:
+    """An error as data, never as a pickle: see `protocol.errors`. With a channel it ends that channel, without one all of them."""
+
+    type_name: str
+    """`module:qualified name` of its class."""
+    message: str
+    traceback_text: str = ""
+    arguments: bytes | None = None
+    """`args` as a batch of the codec; None if they cannot travel."""
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TaskEvent:
+    """Goes upstream, to the task that produces the channel. Lost if the connection is reset."""
+
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class CancelPartitionRequest:
+    """The consumer does not want this channel any more; without a channel: nor any that it did not request on this connection."""
+
+
+@dataclass(frozen=True, slots=True)
+class CloseRequest:
+    """The peer wants no channel any more: it is about to close."""
+
+
+@dataclass(frozen=True, slots=True)
+class AddCredit:
+    """`credit` more buffers are ready; the task took over all elements below sequence `taken_over`."""
+
+    credit: int
+    taken_over: int
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeConsumption:
+    """Go on behind the blocking event."""
+
+
+@dataclass(frozen=True, slots=True)
+class AckAllUserRecordsProcessed:
+    """The consumer has processed every record up to EndOfData."""
+
+
+@dataclass(frozen=True, slots=True)
+class BacklogAnnouncement:
+    """`backlog` batches wait for a consumer that has no buffer of its own."""
+
+    backlog: int
+
+
+@dataclass(frozen=True, slots=True)
+class NewBufferSize:
+    """The consumer would like batches of about so many bytes, to bound what is on the way."""
+
+    bytes: int
+
+
+Message = (
+    PartitionRequest
+    | ErrorResponse
+    | TaskEvent
+    | CancelPartitionRequest
+    | CloseRequest
+    | AddCredit
+    | ResumeConsumption
+    | AckAllUserRecordsProcessed
+    | BacklogAnnouncement
+    | NewBufferSize
+)
+
+
+def encode_message(encoder: FrameEncoder, message: Message, channel: int = NO_CHANNEL) -> bytes:
+    """Returns `message` as a frame of `channel`."""
+    return encoder.encode(_TYPE_OF[type(message)], channel, 0, message_body(message))
+
+
+def message_body(message: Message) -> bytes:
+    """Returns the body of `message`."""
+    return _pack([getattr(message, name) for name in _NAMES_OF[type(message)]])
+
+
+def decode_message(kind: FrameType, body: bytes) -> Message:
+    """Returns the message of a frame of type `kind`. Raises RemoteProtocolError naming message and field."""
+    cls, schema = _SCHEMAS[kind]
+    fields = unpack_fields(body, cls.__name__, len(schema))
+    for index, (name, expected, check) in enumerate(schema):
+        value = fields[index]
+        if not check(value):
+            raise RemoteProtocolError(f"{cls.__name__}.{name} is {_shown(value)}, expected {expected}")
+        if type(value) is list:
+            fields[index] = tuple(value)
+    # By name: some of the classes take keywords only.
+    message: Message = cls(**{name: value for (name, _, _), value in zip(schema, fields, strict=True)})
+    return message
+
+
+def unpack_fields(body: bytes, subject: str, count: int) -> list[Any]:
+    """Returns the `count` fields of a msgpack array, of any type but maps and extensions. RemoteProtocolError names `subject`."""
+    try:
+        fields = msgpack.unpackb(
+            body, raw=False, strict_map_key=True, max_array_len=_NOTES_MAX, max_map_len=0, max_ext_len=0, ext_hook=_refuse_extension
+        )
+    except Exception as error:  # msgpack raises seven unrelated classes for malformed bytes.
+        raise RemoteProtocolError(f"{subject} of {len(body)} bytes is malformed: {type(error).__name__}: {error}") from error
+    if type(fields) is not list or len(fields) != count:
+        given = f"{len(fields)} fields" if type(fields) is list else f"a {type(fields).__name__}"
+        raise RemoteProtocolError(f"{subject} has {given}, expected {count} fields; run the same release on both sides")
+    return fields
+
+
+Check = Callable[[Any], bool]
+_Field = tuple[str, str, Check]
+
+
+def _int(name: str, low: int, high: int) -> _Field:
+    return name, f"an int from {low} to {high}", lambda value: type(value) is int and low <= value <= high
+
+
+def _text(name: str, chars_max: int) -> _Field:
+    return name, f"a str of up to {chars_max} characters", lambda value: type(value) is str and len(value) <= chars_max
+
+
+def _id(name: str) -> _Field:
+    return name, f"a str of 1 to {_ID_CHARS_MAX} characters", lambda value: type(value) is str and 0 < len(value) <= _ID_CHARS_MAX
+
+
+def _flag(name: str) -> _Field:
+    return name, "a bool", lambda value: type(value) is bool
+
+
+def _binary(name: str) -> _Field:
+    return name, "bytes", lambda value: type(value) is bytes
+
+
+def _binary_or_none(name: str) -> _Field:
+    return name, "bytes or None", lambda value: value is None or (type(value) is bytes and len(value) <= _ARGUMENT_BYTES_MAX)
+
+
+def _texts(name: str) -> _Field:
+    return name, "a list of str", lambda value: type(value) is list and all(type(item) is str for item in value)
+
+
+_ERROR_FIELDS: Final = (
+    _id("type_name"),
+    _text("message", _TEXT_CHARS_MAX),
+    _text("traceback_text", _TEXT_CHARS_MAX),
+    _binary_or_none("arguments"),
+    _texts("notes"),
+)
+
+_SCHEMAS: Final[dict[FrameType, tuple[type[Any], tuple[_Field, ...]]]] = {
+    FrameType.ERROR_RESPONSE: (ErrorResponse, _ERROR_FIELDS),
+    FrameType.PARTITION_REQUEST: (
+        PartitionRequest,
+        (
+            _id("partition_id"),
+            _int("subpartition_index", 0, 2**31 - 1),
+            _int("initial_credit", 0, CREDIT_MAX),
+            _int("credit", 0, CREDIT_MAX),
+            _int("resume_from", 0, SEQUENCE_MAX),
+            _flag("blocked"),
+        ),
+    ),
+    FrameType.TASK_EVENT: (TaskEvent, (_binary("payload"),)),
+    FrameType.CANCEL_PARTITION_REQUEST: (CancelPartitionRequest, ()),
+    FrameType.CLOSE_REQUEST: (CloseRequest, ()),
+    FrameType.ADD_CREDIT: (AddCredit, (_int("credit", 0, CREDIT_MAX), _int("taken_over", 0, SEQUENCE_MAX))),
+    FrameType.RESUME_CONSUMPTION: (ResumeConsumption, ()),
+    FrameType.ACK_ALL_USER_RECORDS_PROCESSED: (AckAllUserRecordsProcessed, ()),
+    FrameType.BACKLOG_ANNOUNCEMENT: (BacklogAnnouncement, (_int("backlog", 1, CREDIT_MAX),)),
+    FrameType.NEW_BUFFER_SIZE: (NewBufferSize, (_int("bytes", 1, 2**31 - 1),)),
+    # An error of a call looks the same; its frame type says whom it concerns.
+    FrameType.RPC_ERROR: (ErrorResponse, _ERROR_FIELDS),
+}
+
+_TYPE_OF: Final[dict[type, FrameType]] = {cls: kind for kind, (cls, _) in reversed(_SCHEMAS.items())}
+_NAMES_OF: Final[dict[type, tuple[str, ...]]] = {cls: tuple(name for name, _, _ in schema) for cls, schema in _SCHEMAS.values()}
+
+
+def _refuse_extension(code: int, data: bytes) -> Any:
+    raise ValueError(f"extension type {code} is not part of the protocol")
+
+
+def _shown(value: Any) -> str:
+    """Hostile values are cut short, and containers only named."""
+    if type(value) in (int, float, bool, type(None)):
+        return repr(value)[:40]
+    return f"a {type(value).__name__}" + (f" of length {len(value)}" if hasattr(value, "__len__") else "")
+
+
+_pack: Final[Callable[[Any], bytes]] = msgspec.msgpack.Encoder().encode
