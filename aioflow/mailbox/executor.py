@@ -1,0 +1,279 @@
+"""How everybody else writes mail: an executor bound to one operator's priority, and the door for other threads.
+
+`MailboxExecutor` is what an operator gets to run code later in its task, and to wait inside its own action without
+starving the mail it waits for (`yield_`). After Flink's MailboxExecutor.
+
+Invariant: an action runs in the owner task of the mailbox, or not at all; then its future says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import inspect
+from collections.abc import Awaitable, Callable
+from typing import Protocol, TypeVar
+
+from aioflow.core.errors import AioflowError, MailboxClosed
+from aioflow.mailbox.mailbox import Lane, Mail, MailboxState, TaskMailbox
+
+__all__ = ["MailRunner", "MailboxError", "MailboxExecutor", "close_awaitable", "on_loop", "put_threadsafe"]
+
+T = TypeVar("T")
+
+
+class MailboxError(AioflowError):
+    """A mail that was run inside somebody's yield failed; the failure is chained as `__cause__`."""
+
+
+class MailRunner(Protocol):
+    """What an executor needs of the processor that runs the loop."""
+
+    @property
+    def is_default_action_available(self) -> bool: ...
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop | None: ...
+
+    async def run_awaitable(self, awaitable: Awaitable[T]) -> T: ...
+
+
+class MailboxExecutor:
+    """Writes mail of one priority, and runs mail of that priority and above. Made by `MailboxProcessor.executor`."""
+
+    __slots__ = ("_mailbox", "_runner", "priority")
+
+    def __init__(self, mailbox: TaskMailbox, priority: int, runner: MailRunner) -> None:
+        self._mailbox = mailbox
+        self._runner = runner
+        self.priority = priority
+
+    def execute(
+        self,
+        fn: Callable[[], object],
+        description: str,
+        *args: object,
+        urgent: bool = False,
+        deferrable: bool = False,
+    ) -> None:
+        """Runs `fn` later in the owner task; `description % args` names it. What it raises fails the loop.
+
+        On the loop's thread only. Raises MailboxClosed unless the mailbox is OPEN.
+        """
+        lane = Lane.URGENT if urgent else Lane.NORMAL
+        self._mailbox.put(Mail(fn, self.priority, description, *args, lane=lane, deferrable=deferrable))
+
+    def submit(
+        self,
+        fn: Callable[[], T | Awaitable[T]],
+        description: str,
+        *args: object,
+        urgent: bool = False,
+        deferrable: bool = False,
+    ) -> asyncio.Future[T]:
+        """As `execute`, but the outcome, error included, goes into the future; a mail dropped by close cancels it.
+
+        Cancelling the future before the mail runs keeps `fn` from running. The loop does not fail.
+        """
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._mailbox.put(
+            Mail(
+                lambda: _run_into(future, fn),
+                self.priority,
+                description,
+                *args,
+                lane=Lane.URGENT if urgent else Lane.NORMAL,
+                deferrable=deferrable,
+                future=future,
+            )
+        )
+        return future
+
+    def execute_threadsafe(
+        self,
+        fn: Callable[[], object],
+        description: str,
+        *args: object,
+        urgent: bool = False,
+        deferrable: bool = False,
+    ) -> concurrent.futures.Future[None]:
+        """`execute` for other threads. The future completes when `fn` has run; what `fn` raises fails it and the loop.
+
+        It fails with MailboxClosed if the mailbox had shut before the mail arrived, and is cancelled if the mail is
+        dropped by close. Raises MailboxClosed at once when the loop is closed, or the mailbox is seen to be.
+        """
+        done: concurrent.futures.Future[None] = concurrent.futures.Future()
+        mail = Mail(
+            lambda: _run_and_tell(done, fn),
+            self.priority,
+            description,
+            *args,
+            lane=Lane.URGENT if urgent else Lane.NORMAL,
+            deferrable=deferrable,
+            future=done,
+        )
+
+        def refused(error: MailboxClosed) -> None:
+            if done.set_running_or_notify_cancel():
+                done.set_exception(error)
+
+        put_threadsafe(self._mailbox, self._runner.loop, mail, refused)
+        return done
+
+    async def yield_(self) -> None:
+        """Waits for one mail of this priority or above, and runs it: for an operator stuck inside its own action.
+
+        Owner only. Raises MailboxError from what the mail raised, and MailboxClosed. An error that is reported to the task
+        meanwhile interrupts it, as it does any await: control mail is not for yields.
+        """
+        mail = await self._runner.run_awaitable(self._mailbox.take(self.priority, include_control=False))
+        try:
+            result = mail.run()
+            if result is not None and inspect.isawaitable(result):
+                await self._runner.run_awaitable(result)
+        except MailboxError:
+            raise
+        except Exception as error:
+            raise MailboxError(f"mail {mail.description!r} failed inside a yield: {error!r}") from error
+
+    def try_yield(self, *, include_deferrable: bool = False) -> bool:
+        """Runs one mail as `yield_` does if there is one; False if not. Synchronous, so the mail must be too.
+
+        `include_deferrable` sees deferrable mail by its own priority: when an operator ends, nothing is deferred.
+        """
+        mailbox = self._mailbox
+        mail = mailbox.try_take(self.priority, include_deferrable=include_deferrable, include_control=False)
+        if mail is None:
+            return False
+        try:
+            result = mail.run()
+        except MailboxError:
+            raise
+        except Exception as error:
+            raise MailboxError(f"mail {mail.description!r} failed inside a yield: {error!r}") from error
+        if result is not None and inspect.isawaitable(result):
+            close_awaitable(result)
+            raise MailboxError(f"mail {mail.description!r} awaits, expected a plain action: run it by `await yield_()`")
+        return True
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing to do: the default action is suspended, there is no mail, and the mailbox is open."""
+        mailbox = self._mailbox
+        is_open = mailbox.state is MailboxState.OPEN
+        return is_open and not mailbox.entries and not self._runner.is_default_action_available
+
+    @property
+    def is_owner(self) -> bool:
+        """Whether the caller runs in the task that runs the mail."""
+        return self._mailbox.is_owner()
+
+    def should_interrupt(self) -> bool:
+        """Whether a long action had better pause: there is mail."""
+        return bool(self._mailbox.entries)
+
+
+def put_threadsafe(
+    mailbox: TaskMailbox,
+    loop: asyncio.AbstractEventLoop | None,
+    mail: Mail,
+    refused: Callable[[MailboxClosed], object] | None = None,
+) -> None:
+    """Puts `mail` from any thread, through the owner's loop; the wake-up is never lost.
+
+    `refused` is called on the loop if the mailbox has shut by the time the mail arrives there. Raises MailboxClosed
+    when the mailbox is seen to be shut already, or the loop is closed or has never run.
+    """
+
+    def arrive() -> None:
+        try:
+            mailbox.put(mail)
+        except MailboxClosed as error:
+            if refused is not None:
+                refused(error)
+
+    # A glance without a lock: it spares the trip, and `arrive` looks again where it counts.
+    if mailbox.state is not MailboxState.OPEN:
+        raise MailboxClosed(f"mail {mail.description!r} refused: the mailbox is {mailbox.state.value}, expected open")
+    if loop is None:
+        raise MailboxClosed(f"mail {mail.description!r} refused: its mailbox has no loop yet, expected a running task")
+    try:
+        loop.call_soon_threadsafe(arrive)
+    except RuntimeError as error:  # asyncio's only sign of a closed loop.
+        raise MailboxClosed(f"mail {mail.description!r} refused: the loop of its mailbox is closed") from error
+
+
+def on_loop(loop: asyncio.AbstractEventLoop) -> bool:
+    """Whether the caller runs on `loop`'s thread, inside the loop."""
+    try:
+        return asyncio.get_running_loop() is loop
+    except RuntimeError:  # No loop runs in this thread.
+        return False
+
+
+def close_awaitable(awaitable: object) -> None:
+    """Gives up an awaitable that nobody will await, without a warning about it."""
+    close = getattr(awaitable, "close", None) or getattr(awaitable, "cancel", None)
+    if close is not None:
+        close()
+
+
+def _run_into(future: asyncio.Future[T], fn: Callable[[], T | Awaitable[T]]) -> object:
+    """Runs `fn` for `submit`; returns an awaitable if it takes an await to complete `future`."""
+    if future.done():
+        return None  # Cancelled while it was queued.
+    try:
+        result = fn()
+    except asyncio.CancelledError:
+        future.cancel()
+    except StopIteration as error:
+        future.set_exception(RuntimeError(f"submitted action raised {error!r}"))  # A future refuses a StopIteration.
+    except Exception as error:  # noqa: BLE001  # The future's holder judges it.
+        future.set_exception(error)
+    except BaseException:
+        future.cancel()
+        raise
+    else:
+        if inspect.isawaitable(result):
+            return _await_into(future, result)
+        if not future.done():
+            future.set_result(result)
+    return None
+
+
+async def _await_into(future: asyncio.Future[T], awaitable: Awaitable[T]) -> None:
+    try:
+        result = await awaitable
+    except Exception as error:  # noqa: BLE001  # As above.
+        if not future.done():
+            future.set_exception(error)
+    except BaseException:
+        future.cancel()
+        raise
+    else:
+        if not future.done():
+            future.set_result(result)
+
+
+def _run_and_tell(done: concurrent.futures.Future[None], fn: Callable[[], object]) -> object:
+    """Runs `fn` for `execute_threadsafe`: the thread is told, and the loop fails with whatever `fn` raised."""
+    if not done.set_running_or_notify_cancel():
+        return None
+    try:
+        result = fn()
+    except BaseException as error:
+        done.set_exception(error)
+        raise
+    if result is not None and inspect.isawaitable(result):
+        return _await_and_tell(done, result)
+    done.set_result(None)
+    return None
+
+
+async def _await_and_tell(done: concurrent.futures.Future[None], awaitable: Awaitable[object]) -> None:
+    try:
+        await awaitable
+    except BaseException as error:
+        done.set_exception(error)
+        raise
+    done.set_result(None)

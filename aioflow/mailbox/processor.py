@@ -1,0 +1,356 @@
+"""The loop of a task: mail first, then one slice of the default action, and so on until it is told to stop.
+
+    while running:
+        run one batch of mail                  control, urgent, then normal mail in order
+        while the default action is suspended: run mail as it comes; the task awaits only `mailbox.take()`
+        call default_action(controller)        one slice of input, a plain call
+
+Everything runs in one asyncio task, the owner, so nothing an action touches needs a lock. The event loop gets a turn
+when the time since the last real await passes the slice, or after many short runs: one hot task may not starve
+heartbeats and sockets, also where virtual time stands still while it is busy. An action that returns an awaitable is
+awaited in the owner; until it ends, all mail but control mail waits (`interrupt.py`). After Flink's MailboxProcessor.
+
+Invariant: while the default action is suspended it is not called; while one action runs no other does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import inspect
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from aioflow.core.errors import MailboxClosed, note_once
+from aioflow.mailbox.executor import MailboxExecutor, on_loop, put_threadsafe
+from aioflow.mailbox.interrupt import ControlWatch
+from aioflow.mailbox.mailbox import MAX_PRIORITY, Lane, Mail, TaskMailbox
+from aioflow.mailbox.metrics import LatencyProbe, MailboxMetrics, SlowActions
+
+__all__ = ["DefaultAction", "MailboxProcessor", "Suspension"]
+
+T = TypeVar("T")
+
+SLOW_S = 0.1
+"""An action, or a slice of the default action, that takes longer holds up everything else on its loop."""
+
+RUNS_MAX = 256
+"""How many runs of the default action, or mails, may pass without an await, however short they are."""
+
+URGENT_MAX = 256
+"""How many mails a batch may run beyond those it began with: urgent mail that begets more must not starve input."""
+
+
+class LoopState(enum.Enum):
+    READY = "ready"
+    """Not in `run_loop`, and it may be called."""
+    RUNNING = "running"
+    STOPPING = "stopping"
+    """`suspend` was obeyed: the loop returns at once, and may be run again."""
+    COMPLETED = "completed"
+    """All actions are done: the loop returns at once, now and for ever."""
+
+
+class Suspension:
+    """The right to resume one suspension of the default action. A stale one does nothing."""
+
+    __slots__ = ("_processor", "_used", "reason")
+
+    def __init__(self, processor: MailboxProcessor, reason: str) -> None:
+        self._processor = processor
+        self._used = False
+        self.reason = reason
+
+    def resume(self, _done: object = None) -> None:
+        """Lets the default action run again: at once from the owner, else by a control mail.
+
+        From any thread, any number of times, also as the done-callback of a future. It never calls the default action
+        itself, and is ignored once the mailbox has shut.
+        """
+        if not self._used:  # Two threads may both pass; the second mail then finds nothing to resume.
+            self._used = True
+            self._processor.resume_default_action(self)
+
+
+class MailboxProcessor:
+    """Runs the mailbox loop of one task. Made on the loop, or before it; `run_loop` binds the owner.
+
+    `default_action(controller)` gets this processor; it returns None, or in the rare asynchronous case an awaitable.
+    `now` is a monotonic clock in seconds, the loop's by default. `on_slow(description, seconds)` hears of each action
+    that held the loop for more than 100 ms; by default a warning is logged. `name` is what the default action is called
+    there. `probe_interval_s` is the time between two latency probes, None for no probe.
+    """
+
+    def __init__(
+        self,
+        default_action: DefaultAction,
+        *,
+        mailbox: TaskMailbox | None = None,
+        slice_s: float = 0.002,
+        now: Callable[[], float] | None = None,
+        on_slow: Callable[[str, float], None] | None = None,
+        name: str = "default action",
+        probe_interval_s: float | None = 1.0,
+    ) -> None:
+        self.mailbox = TaskMailbox() if mailbox is None else mailbox
+        self.name = name
+        try:
+            self.loop: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
+        except RuntimeError:  # Built before there is a loop: `run_loop` will tell.
+            self.loop = None
+        self._clock = now
+        self._default_action = default_action
+        self._slice_s = slice_s
+        self._state = LoopState.READY
+        self._suspension: Suspension | None = None
+        self._turn_ends = 0.0
+        self._runs_left = RUNS_MAX
+        self._watch = ControlWatch(self.mailbox)
+        self.metrics = MailboxMetrics(self.mailbox, self.now)
+        self._on_slow = SlowActions(self.now) if on_slow is None else on_slow
+        self._probe: LatencyProbe | None = None
+        if probe_interval_s is not None:
+            self._probe = LatencyProbe(self.mailbox, self.metrics, self.now, probe_interval_s)
+
+    # The loop.
+
+    async def run_loop(self) -> None:
+        """Runs until `suspend` or `all_actions_completed`; does nothing once all actions are completed.
+
+        May be called again after `suspend`, with the queue intact. Raises what an action raised, as it was.
+        """
+        if self._state is LoopState.COMPLETED:
+            return
+        if self._state is LoopState.RUNNING:
+            raise RuntimeError(f"mailbox loop of {self.name} is running already, expected one run_loop at a time")
+        self.loop = asyncio.get_running_loop()
+        self.mailbox.bind_owner()
+        self.metrics.start()
+        self._state = LoopState.RUNNING
+        self._begin_turn()
+        try:
+            await self._run(self.loop.time if self._clock is None else self._clock)
+        finally:
+            if self._probe is not None:
+                self._probe.stop()
+            if self._state is not LoopState.COMPLETED:
+                self._state = LoopState.READY
+
+    async def _run(self, now: Callable[[], float]) -> None:
+        default_action, entries = self._default_action, self.mailbox.entries
+        begun = now()
+        while True:
+            if entries or self._suspension is not None:
+                await self._attend(now)
+                if self._state is not LoopState.RUNNING:
+                    return
+                begun = now()
+            result = default_action(self)
+            ended = now()
+            if ended - begun > SLOW_S:
+                self._report_slow(self.name, ended - begun)
+            begun = ended
+            if result is not None:
+                await self.run_awaitable(result)
+                if self._state is not LoopState.RUNNING:
+                    return
+                begun = now()
+            self._runs_left -= 1
+            if begun >= self._turn_ends or self._runs_left <= 0:
+                await self._give_turn()
+                begun = now()
+
+    async def _attend(self, now: Callable[[], float]) -> None:
+        """Runs one batch of mail, then mail as it comes until the default action may run or the loop must stop."""
+        mailbox, run_mail = self.mailbox, self._run_mail
+        if mailbox.create_batch():
+            take = mailbox.try_take_from_batch
+            for _ in range(mailbox.size + URGENT_MAX):
+                mail = take()
+                if mail is None:
+                    break
+                pause = run_mail(mail, now)
+                if pause is not None:
+                    await pause
+                if self._state is not LoopState.RUNNING:
+                    return
+        while (suspension := self._suspension) is not None:
+            mail = mailbox.try_take()
+            if mail is None:
+                mail = await self._park(suspension.reason)
+            pause = run_mail(mail, now)
+            if pause is not None:
+                await pause
+            if self._state is not LoopState.RUNNING:
+                return
+
+    async def _park(self, reason: str) -> Mail:
+        self.metrics.park(reason)
+        try:
+            return await self.mailbox.take()
+        finally:
+            self.metrics.unpark()
+            self._begin_turn()
+
+    def _run_mail(self, mail: Mail, now: Callable[[], float]) -> Awaitable[object] | None:
+        """Runs `mail`; returns what must be awaited before anything else runs: its own awaitable, or the loop's turn."""
+        is_control = mail.lane is Lane.CONTROL
+        begun = now()
+        try:
+            result = mail.run()
+        except Exception as error:
+            if not is_control:
+                note_once(error, f"raised by mail {mail.description!r} of {self.name}")
+            raise
+        ended = now()
+        if ended - begun > SLOW_S:
+            self._report_slow(mail.description, ended - begun)
+        if self._probe is not None and not is_control and self._state is LoopState.RUNNING:
+            self._probe.start()
+        if result is not None and inspect.isawaitable(result):
+            return self._await_mail(mail, result)
+        self._runs_left -= 1
+        return self._give_turn() if ended >= self._turn_ends or self._runs_left <= 0 else None
+
+    async def _await_mail(self, mail: Mail, result: Awaitable[object]) -> None:
+        try:
+            await self.run_awaitable(result)
+        except Exception as error:
+            note_once(error, f"raised by mail {mail.description!r} of {self.name}")
+            raise
+
+    async def _give_turn(self) -> None:
+        """Lets everything else on the event loop run once."""
+        await asyncio.sleep(0)
+        self._begin_turn()
+
+    async def drain(self) -> None:
+        """Runs all mail that is queued now, and urgent mail that arrives meanwhile. Owner only; outside of `run_loop`.
+
+        If a mail raises, the rest stays queued, for `close` to cancel.
+        """
+        self.mailbox.create_batch()
+        while (mail := self.mailbox.try_take_from_batch()) is not None:
+            pause = self._run_mail(mail, self.now)
+            if pause is not None:
+                await pause
+
+    def now(self) -> float:
+        """The clock of this processor in seconds; 0 as long as there is neither a given clock nor a loop."""
+        if self._clock is None:
+            return 0.0 if self.loop is None else self.loop.time()
+        return self._clock()
+
+    def _begin_turn(self) -> None:
+        """The event loop has just had its turn."""
+        self._turn_ends = self.now() + self._slice_s
+        self._runs_left = RUNS_MAX
+
+    def _report_slow(self, description: str, seconds: float) -> None:
+        self.metrics.slow_actions += 1
+        self._on_slow(description, seconds)
+
+    async def run_awaitable(self, awaitable: Awaitable[T]) -> T:
+        """Awaits what an action returned, serving control mail meanwhile, and returns its result."""
+        try:
+            return await self._watch.run(awaitable)
+        finally:
+            self._begin_turn()
+
+    # Control: from the owner, from callbacks of the loop, and from other threads.
+
+    def all_actions_completed(self) -> None:
+        """The task is done: the loop returns before it runs anything else, and never again runs."""
+        self._post_control(self._complete, "all actions completed")
+
+    def suspend(self) -> None:
+        """Makes `run_loop` return before it runs anything else; called again, it goes on where it was."""
+        self._post_control(self._stop, "suspend the loop")
+
+    def report_throwable(self, error: BaseException) -> None:
+        """Makes `run_loop` raise `error` before it runs anything else, also while it is parked or awaits user code."""
+
+        def throw() -> None:
+            raise error
+
+        self._post_control(throw, "report %r", error)
+
+    def suspend_default_action(self, reason: str = "input") -> Suspension:
+        """Stops calling the default action until the returned Suspension is resumed. Owner only.
+
+        The time parked meanwhile is counted under `reason`. Raises RuntimeError if it is suspended already.
+        """
+        self.mailbox.check_owner("suspend_default_action")
+        if self._suspension is not None:
+            raise RuntimeError(
+                f"default action of {self.name} is suspended already, for {self._suspension.reason}: "
+                f"resume that suspension before suspending for {reason}"
+            )
+        self._suspension = suspension = Suspension(self, reason)
+        return suspension
+
+    def resume_default_action(self, suspension: Suspension) -> None:
+        """What `Suspension.resume` does; nothing unless `suspension` is the present one."""
+        if self.mailbox.is_owner():
+            self._resume(suspension)
+        else:
+            self._post_control(lambda: self._resume(suspension), "resume the default action")
+
+    def _resume(self, suspension: Suspension) -> None:
+        if self._suspension is suspension:
+            self._suspension = None
+
+    def _complete(self) -> None:
+        self._state = LoopState.COMPLETED
+
+    def _stop(self) -> None:
+        if self._state is LoopState.RUNNING:
+            self._state = LoopState.STOPPING
+
+    def _post_control(self, action: Callable[[], None], description: str, *args: object) -> None:
+        """Writes a control mail; silently not, if the mailbox has shut: then there is nothing left to control."""
+        mail = Mail(action, MAX_PRIORITY, description, *args, lane=Lane.CONTROL)
+        try:
+            if self.loop is None or on_loop(self.loop):
+                self.mailbox.put(mail)
+            else:
+                put_threadsafe(self.mailbox, self.loop, mail)
+        except MailboxClosed:
+            pass
+
+    # Life cycle and views.
+
+    def prepare_close(self) -> None:
+        """Refuses further mail; what is queued can still be run. Owner only."""
+        self.mailbox.quiesce()
+
+    def close(self) -> list[Mail]:
+        """Shuts the mailbox, cancels the futures of the mail that will not run, and returns that mail. Owner only."""
+        if self._probe is not None:
+            self._probe.stop()
+        dropped = self.mailbox.close()
+        for mail in dropped:
+            mail.try_cancel()
+        return dropped
+
+    def executor(self, priority: int) -> MailboxExecutor:
+        """Returns an executor whose mail has `priority`: the index of the operator in its chain, or MIN_PRIORITY."""
+        return MailboxExecutor(self.mailbox, priority, self)
+
+    def time_in(self, reason: str) -> float:
+        """Seconds that the task was parked with its default action suspended for `reason`."""
+        return self.metrics.time_in(reason)
+
+    @property
+    def is_default_action_available(self) -> bool:
+        """Whether the default action is not suspended."""
+        return self._suspension is None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether `run_loop` is on the stack and has not been told to stop."""
+        return self._state is LoopState.RUNNING
+
+
+DefaultAction = Callable[[MailboxProcessor], Awaitable[object] | None]
+"""One slice of work: a plain call that returns None, or an awaitable which the loop then awaits."""

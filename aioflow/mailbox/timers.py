@@ -1,0 +1,279 @@
+"""Processing-time timers of one operator: when one is due, a mail is written, and its callback runs in the owner task.
+
+Timestamps are wall-clock milliseconds; a timer for `timestamp_ms` fires one millisecond later, when that millisecond is
+complete, as Watermark(T) says that T is. The wall clock is read only when a timer is registered: from then on the delay
+is kept on the loop's monotonic clock, so a step of the wall clock neither delays a timer nor fires one twice.
+
+All timers share one timer of the loop. asyncio's own heap is not first in first out where deadlines are equal; here the
+order is `(deadline, seq)`, so timers due together run in the order of registration. After Flink's
+SystemProcessingTimeService and ProcessingTimeServiceImpl.
+
+Invariant: a callback runs at most once a registration (once a period, if repeated), as mail, and never after `cancel`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import heapq
+import inspect
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol
+
+from aioflow.core.errors import MailboxClosed
+
+__all__ = ["ProcessingTimeService", "ProcessingTimer", "TimerExecutor"]
+
+TimerCallback = Callable[[int], object]
+"""Gets the timestamp in ms that was registered, not the time at which it runs; may return an awaitable."""
+
+DEADLINE_TOLERANCE_S = 1e-6
+"""How much early the loop's timer may be by its own clock; less than anyone can tell in milliseconds."""
+
+HEAP_SLACK = 64
+"""How many cancelled timers may stay in the heap, beyond as many as there are live ones, before it is rebuilt."""
+
+
+class TimerExecutor(Protocol):
+    """What the service needs of a MailboxExecutor."""
+
+    def execute(self, fn: Callable[[], object], description: str, *args: object) -> None: ...
+
+    @property
+    def is_owner(self) -> bool: ...
+
+
+class TimerState(enum.Enum):
+    PENDING = "pending"
+    """Waits for its deadline."""
+    QUEUED = "queued"
+    """Its mail is in the mailbox, or runs."""
+    DONE = "done"
+    """Fired, cancelled, or refused by a quiesced service."""
+
+
+class Repeat(enum.Enum):
+    NEVER = "never"
+    RATE = "rate"
+    """The next deadline is one period after the last deadline."""
+    DELAY = "delay"
+    """The next deadline is one period after the callback has run."""
+
+
+class ProcessingTimer:
+    """One registration. `timestamp_ms` is what the next callback gets."""
+
+    __slots__ = ("_service", "callback", "deadline_s", "period_ms", "repeat", "state", "timestamp_ms")
+
+    def __init__(
+        self,
+        service: ProcessingTimeService,
+        timestamp_ms: int,
+        callback: TimerCallback,
+        deadline_s: float = 0.0,
+        repeat: Repeat = Repeat.NEVER,
+        period_ms: int = 0,
+    ) -> None:
+        self._service = service
+        self.timestamp_ms = timestamp_ms
+        self.callback = callback
+        self.deadline_s = deadline_s
+        self.repeat = repeat
+        self.period_ms = period_ms
+        self.state = TimerState.PENDING
+
+    def cancel(self) -> None:
+        """Makes sure that the callback is not called again, also if its mail is already queued. Idempotent."""
+        self._service.cancel_timer(self)
+
+
+class ProcessingTimeService:
+    """Timers whose mail has the priority of `executor`. On the loop's thread only.
+
+    `now_ms` is the wall clock in milliseconds; delays are measured by the running loop's clock.
+    """
+
+    __slots__ = (
+        "_closed",
+        "_executor",
+        "_handle",
+        "_heap",
+        "_idle",
+        "_now_ms",
+        "_pending",
+        "_quiesced",
+        "_running",
+        "_seq",
+    )
+
+    def __init__(self, now_ms: Callable[[], int], executor: TimerExecutor) -> None:
+        self._now_ms = now_ms
+        self._executor = executor
+        self._heap: list[tuple[float, int, ProcessingTimer]] = []
+        self._seq = 0
+        self._pending = 0
+        self._running = 0
+        self._handle: asyncio.TimerHandle | None = None
+        self._quiesced = False
+        self._closed = False
+        self._idle: asyncio.Future[None] | None = None
+
+    def current_processing_time(self) -> int:
+        """The wall clock in milliseconds."""
+        return self._now_ms()
+
+    def register_timer(self, timestamp_ms: int, callback: TimerCallback) -> ProcessingTimer:
+        """Calls `callback(timestamp_ms)` once `timestamp_ms` is over; in the past means as soon as possible.
+
+        After `quiesce` the timer is accepted and never fires. Raises MailboxClosed after `shutdown`.
+        """
+        return self._register(timestamp_ms, callback, Repeat.NEVER, 0)
+
+    def schedule_at_fixed_rate(
+        self, callback: TimerCallback, initial_delay_ms: int, period_ms: int
+    ) -> ProcessingTimer:
+        """Calls `callback` every `period_ms`, first after `initial_delay_ms`, with timestamps one period apart.
+
+        Periods that passed while the task was busy are made up for one after another: at most one mail is queued.
+        """
+        return self._register(self._now_ms() + initial_delay_ms, callback, Repeat.RATE, period_ms)
+
+    def schedule_with_fixed_delay(
+        self, callback: TimerCallback, initial_delay_ms: int, period_ms: int
+    ) -> ProcessingTimer:
+        """As `schedule_at_fixed_rate`, but the next period begins when the callback has run."""
+        return self._register(self._now_ms() + initial_delay_ms, callback, Repeat.DELAY, period_ms)
+
+    @property
+    def pending_timers(self) -> int:
+        """How many timers wait for their deadline."""
+        return self._pending
+
+    async def quiesce(self) -> None:
+        """Cancels all timers, lets none fire from now on, and waits for callbacks that are running.
+
+        A timer whose mail is already queued still runs: end of input drains it. From the owner this never waits: what
+        is running then is below on its own stack.
+        """
+        self._quiesced = True
+        self._cancel_all()
+        if self._running and not self._executor.is_owner:
+            if self._idle is None:
+                self._idle = asyncio.get_running_loop().create_future()
+            await asyncio.shield(self._idle)
+
+    def shutdown(self) -> None:
+        """Cancels all timers; registering is an error from now on. Idempotent."""
+        self._closed = True
+        self._cancel_all()
+
+    def cancel_timer(self, timer: ProcessingTimer) -> None:
+        """What `ProcessingTimer.cancel` does. The entry stays in the heap until its deadline, without the callback."""
+        was_pending = timer.state is TimerState.PENDING
+        timer.state = TimerState.DONE
+        timer.callback = _nothing
+        if was_pending:
+            self._pending -= 1
+            if self._pending == 0:
+                self._cancel_all()
+            elif len(self._heap) > 2 * self._pending + HEAP_SLACK:
+                self._heap = [entry for entry in self._heap if entry[2].state is TimerState.PENDING]
+                heapq.heapify(self._heap)
+
+    def _register(self, timestamp_ms: int, callback: TimerCallback, repeat: Repeat, period_ms: int) -> ProcessingTimer:
+        if self._closed:
+            raise MailboxClosed(f"timer for {timestamp_ms} refused: the timer service is shut down, its task is ending")
+        if repeat is not Repeat.NEVER and period_ms <= 0:
+            raise ValueError(f"period of a repeated timer is {period_ms} ms, expected at least 1")
+        delay_ms = max(timestamp_ms - self._now_ms(), 0) + 1
+        timer = ProcessingTimer(self, timestamp_ms, callback, 0.0, repeat, period_ms)
+        if self._quiesced:
+            timer.state = TimerState.DONE
+        else:
+            self._arm(timer, asyncio.get_running_loop().time() + delay_ms / 1000.0)
+        return timer
+
+    def _arm(self, timer: ProcessingTimer, deadline_s: float) -> None:
+        timer.state = TimerState.PENDING
+        timer.deadline_s = deadline_s
+        self._pending += 1
+        self._seq += 1
+        heapq.heappush(self._heap, (deadline_s, self._seq, timer))
+        if self._heap[0][2] is timer:
+            self._set_alarm()
+
+    def _set_alarm(self) -> None:
+        if self._handle is not None:
+            self._handle.cancel()
+        self._handle = asyncio.get_running_loop().call_at(self._heap[0][0], self._on_alarm)
+
+    def _on_alarm(self) -> None:
+        """Writes the mail of every timer that is due, in order, and sets the alarm for the next one."""
+        self._handle = None
+        heap = self._heap
+        due = asyncio.get_running_loop().time() + DEADLINE_TOLERANCE_S
+        while heap and (heap[0][0] <= due or heap[0][2].state is not TimerState.PENDING):
+            timer = heapq.heappop(heap)[2]
+            if timer.state is TimerState.PENDING:
+                self._pending -= 1
+                timer.state = TimerState.QUEUED
+                try:
+                    self._executor.execute(partial(self._fire, timer), "timer for %d", timer.timestamp_ms)
+                except MailboxClosed:  # The task is ending: nobody is left to be told the time.
+                    timer.state = TimerState.DONE
+        if heap:
+            self._set_alarm()
+
+    def _fire(self, timer: ProcessingTimer) -> object:
+        """Runs the callback, in the owner. Returns an awaitable if it did."""
+        if timer.state is not TimerState.QUEUED:
+            return None  # Cancelled while its mail was queued.
+        self._running += 1
+        try:
+            result = timer.callback(timer.timestamp_ms)
+        except BaseException:
+            self._finish(timer, again=False)
+            raise
+        if result is not None and inspect.isawaitable(result):
+            return self._await(timer, result)
+        self._finish(timer, again=True)
+        return None
+
+    async def _await(self, timer: ProcessingTimer, result: object) -> None:
+        again = False
+        try:
+            assert inspect.isawaitable(result)
+            await result
+            again = True
+        finally:
+            self._finish(timer, again)
+
+    def _finish(self, timer: ProcessingTimer, again: bool) -> None:
+        self._running -= 1
+        if self._running == 0 and self._idle is not None:
+            idle, self._idle = self._idle, None
+            idle.set_result(None)
+        if timer.state is not TimerState.QUEUED:
+            return  # Cancelled by its own callback, or while that was awaiting.
+        if not again or timer.repeat is Repeat.NEVER or self._quiesced or self._closed:
+            timer.state = TimerState.DONE
+            return
+        period_s = timer.period_ms / 1000.0
+        timer.timestamp_ms += timer.period_ms
+        base_s = timer.deadline_s if timer.repeat is Repeat.RATE else asyncio.get_running_loop().time()
+        self._arm(timer, base_s + period_s)
+
+    def _cancel_all(self) -> None:
+        for _, _, timer in self._heap:
+            if timer.state is TimerState.PENDING:
+                timer.state = TimerState.DONE
+        self._heap.clear()
+        self._pending = 0
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+
+
+def _nothing(_: int) -> None:
+    """The callback of a cancelled timer: the heap must not keep what the real one refers to."""
