@@ -1,0 +1,195 @@
+"""What operators and user functions see of state, whatever keeps it; and how a backend is chosen.
+
+A `KeyedStateBackend` holds named tables: `namespace -> key -> value`. Plain keyed state lives in namespace None, a
+window's state in the namespace of that window. The five kinds of state are views of such tables for the current key;
+built-in operators read and write the raw dicts of a `StateTable`. Keys that are equal in Python are one key.
+
+The mapping that `StateTable.of` returns is valid for one batch: a backend may replace it when a snapshot is taken, so
+that writes go beside what is being written out. The state objects are re-bound by the backend and may be kept.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+from aioflow.core.errors import StateError
+from aioflow.core.keygroups import KeyGroupRange
+from aioflow.core.state_descriptors import MapStateDescriptor, StateDescriptor
+from aioflow.state.snapshot import KeyedSnapshot, OperatorSnapshot
+
+__all__ = [
+    "INTERNAL_PREFIX",
+    "NO_KEY",
+    "KeyedStateBackend",
+    "OperatorStateBackend",
+    "StateBackend",
+    "StateTable",
+    "choose_backend",
+    "create_keyed_backend",
+    "require_keyed",
+]
+
+DEFAULT_BACKEND = "heap"
+
+INTERNAL_PREFIX = "aioflow."
+"""State whose name begins so is the engine's own beside the user's: part of every snapshot, and nothing that a reader of state sees."""
+
+BACKENDS = {"heap": ("aioflow.state.heap", "HeapKeyedStateBackend")}
+"""Name -> (module, class), imported when the backend is asked for: an extra may be dear to load, or absent."""
+
+
+class _NoKey:
+    """Stands for "no current key". Looking it up in any dict raises StateError: so the hot path needs no check of its own."""
+
+    __slots__ = ()
+
+    def __hash__(self) -> int:
+        raise StateError(
+            "keyed state was used without a current key: it is bound to the key of the element (or timer) being "
+            "processed; do not use it in open(), in close() or from a task of your own"
+        )
+
+    def __repr__(self) -> str:
+        return "NO_KEY"
+
+
+NO_KEY: Any = _NoKey()
+
+
+class StateTable(Protocol):
+    """Raw storage for a built-in operator: a dict for each namespace."""
+
+    name: str
+
+    def of(self, namespace: Any = None) -> MutableMapping[Any, Any]:
+        """`key -> value` of `namespace`, created on demand. Ask again for each batch."""
+
+    def peek(self, namespace: Any = None) -> Mapping[Any, Any]:
+        """Like `of`, to read only: creates nothing."""
+
+    def namespaces(self) -> list[Any]:
+        """All namespaces that hold something."""
+
+    def drop(self, namespace: Any) -> None:
+        """Removes `namespace` with all its keys; one that does not exist is no error."""
+
+
+class KeyedStateBackend(Protocol):
+    """Keyed state of one operator's subtask: the keys of `key_group_range`."""
+
+    current_key: Any
+    """`NO_KEY` when no element is being processed. A plain attribute: hot loops store to it directly."""
+    max_parallelism: int
+    key_group_range: KeyGroupRange
+    is_restored: bool
+    """Whether a snapshot was restored, even if this subtask's share of it was empty."""
+
+    def set_current_key(self, key: Any) -> None: ...
+    def clear_current_key(self) -> None: ...
+
+    # The five kinds share no method but `clear`; the runtime context gives each its type.
+    def get_state(self, descriptor: StateDescriptor, namespace: Any = None) -> Any:
+        """The state that `descriptor` declares, for the current key in `namespace`.
+
+        One object for each name in namespace None; one of another namespace is made for the occasion. Raises StateError
+        when the name was declared differently, or holds restored state of another kind.
+        """
+
+    def table(self, name: str, *, result: Callable[[Any], Any] | None = None) -> StateTable:
+        """Raw table `name`; `result` turns a stored value into what queries show."""
+
+    def query(self, name: str, key: Any, namespace: Any = None, default: Any = ...) -> Any:
+        """What state `name` shows for `key`. For a key without state `default`; if none is given the descriptor's, then None.
+
+        Does not touch the current key. Raises StateError: unknown name.
+        """
+
+    def items(self, name: str, limit: int | None = None, namespace: Any = None) -> list[tuple[Any, Any]]:
+        """Up to `limit` pairs (key, what `query` gives)."""
+
+    def names(self) -> list[str]:
+        """All names that hold state, declared or restored."""
+
+    def snapshot(self) -> KeyedSnapshot:
+        """A consistent copy. Called between two elements."""
+
+    def restore(self, snapshots: Sequence[KeyedSnapshot], key_group_range: KeyGroupRange) -> None:
+        """Takes the key groups of `key_group_range` out of the snapshots of all former subtasks. Before the first element."""
+
+    def close(self) -> None: ...
+
+
+class OperatorStateBackend(Protocol):
+    """State of a subtask that belongs to no key. Always on the heap."""
+
+    is_restored: bool
+
+    def get_list_state(self, descriptor: StateDescriptor | str) -> Any: ...
+    def get_union_list_state(self, descriptor: StateDescriptor | str) -> Any: ...
+    def get_broadcast_state(self, descriptor: MapStateDescriptor[Any, Any] | str) -> Any: ...
+    def snapshot(self) -> OperatorSnapshot: ...
+    def restore(self, snapshot: OperatorSnapshot) -> None: ...
+
+
+@runtime_checkable
+class StateBackend(Protocol):
+    """A backend object that the application brings along. May have `configure(options: Mapping) -> None`, called first."""
+
+    def create_keyed(
+        self, *, max_parallelism: int, key_group_range: KeyGroupRange, now_ms: Callable[[], int]
+    ) -> KeyedStateBackend: ...
+
+
+def choose_backend(
+    application: str | StateBackend | None = None,
+    job: str | StateBackend | None = None,
+    cluster: str | StateBackend | None = None,
+) -> str | StateBackend:
+    """The application's choice wins over the job's, that over the cluster's; with none it is the heap."""
+    for choice in (application, job, cluster):
+        if choice is not None:
+            return choice
+    return DEFAULT_BACKEND
+
+
+def create_keyed_backend(
+    choice: str | StateBackend | None = None,
+    *,
+    max_parallelism: int,
+    key_group_range: KeyGroupRange,
+    now_ms: Callable[[], int],
+    options: Mapping[str, Any] | None = None,
+) -> KeyedStateBackend:
+    """Creates the keyed backend of one subtask. `now_ms` is the processing-time clock that times to live count by.
+
+    `options` (of the cluster) are handed to a backend that can be configured, also to one the application brought.
+    Raises StateError for an unknown name, naming the known ones.
+    """
+    known = " or ".join(sorted(BACKENDS))
+    backend = DEFAULT_BACKEND if choice is None else choice
+    if isinstance(backend, str):
+        if backend not in BACKENDS:
+            raise StateError(f"unknown state backend {backend!r}, expected {known} or a StateBackend object")
+        module, name = BACKENDS[backend]
+        backend = getattr(importlib.import_module(module), name)
+    elif not isinstance(backend, StateBackend):
+        raise StateError(
+            f"state backend is {type(backend).__name__} object {backend!r}, expected a name ({known}) or an object with "
+            "create_keyed()"
+        )
+    configure = getattr(backend, "configure", None)
+    if configure is not None:
+        configure(options or {})
+    return backend.create_keyed(max_parallelism=max_parallelism, key_group_range=key_group_range, now_ms=now_ms)
+
+
+def require_keyed(backend: KeyedStateBackend | None, operator: str) -> KeyedStateBackend:
+    """`backend`, or StateError saying that `operator` lacks a `key_by`: raised at open, not at the first element."""
+    if backend is None:
+        raise StateError(
+            f"operator {operator!r} uses keyed state or timers, but its input is not keyed: put key_by(...) directly "
+            "before it"
+        )
+    return backend

@@ -1,0 +1,217 @@
+"""Operator state: what a subtask remembers that belongs to no key. Always on the heap.
+
+    list state        elements that may go to any subtask: spread evenly when the parallelism changes
+    union list state  elements that every subtask wants to see: all get all
+    broadcast state   a map that is the same on every subtask
+
+`redistribute` is a pure function from the snapshots of the former subtasks to those of the new ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from aioflow.core.errors import StateError
+from aioflow.core.state_descriptors import MapStateDescriptor, StateDescriptor
+from aioflow.state.snapshot import OperatorSnapshot, frozen_copy
+
+__all__ = ["BroadcastState", "HeapOperatorStateBackend", "OperatorListState", "ReadOnlyBroadcastState", "redistribute"]
+
+T = TypeVar("T")
+
+
+class OperatorListState:
+    """Elements of this subtask. None is no element."""
+
+    __slots__ = ("_elements", "name")
+
+    def __init__(self, name: str, elements: list[Any] | None = None) -> None:
+        self.name = name
+        self._elements: list[Any] = [] if elements is None else elements
+
+    def get(self) -> list[Any]:
+        """A list of the elements; changing it changes no state."""
+        return self._elements[:]
+
+    def add(self, value: Any) -> None:
+        self.add_all((value,))
+
+    def add_all(self, values: Iterable[Any]) -> None:
+        self._elements.extend(self._checked(values))
+
+    def update(self, values: Iterable[Any]) -> None:
+        """Replaces all elements; an empty list clears."""
+        self._elements = self._checked(values)
+
+    def clear(self) -> None:
+        self._elements = []
+
+    def _checked(self, values: Iterable[Any]) -> list[Any]:
+        new = list(values)
+        if any(value is None for value in new):
+            raise StateError(f"operator state {self.name!r} was given None, expected an element that is not None")
+        return new
+
+
+class ReadOnlyBroadcastState:
+    """Broadcast state as the side sees it that is not broadcast: what it changed, the other subtasks would not have."""
+
+    __slots__ = ("_entries", "name")
+
+    def __init__(self, name: str, entries: dict[Any, Any]) -> None:
+        self.name = name
+        self._entries = entries
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        return self._entries.get(key, default)
+
+    def contains(self, key: Any) -> bool:
+        return key in self._entries
+
+    def keys(self) -> list[Any]:
+        return list(self._entries)
+
+    def values(self) -> list[Any]:
+        return list(self._entries.values())
+
+    def items(self) -> list[tuple[Any, Any]]:
+        return list(self._entries.items())
+
+    def is_empty(self) -> bool:
+        return not self._entries
+
+    def put(self, key: Any, value: Any) -> None:
+        raise self._refused("put")
+
+    def put_all(self, entries: Mapping[Any, Any]) -> None:
+        raise self._refused("put_all")
+
+    def remove(self, key: Any) -> None:
+        raise self._refused("remove")
+
+    def clear(self) -> None:
+        raise self._refused("clear")
+
+    def _refused(self, method: str) -> StateError:
+        return StateError(
+            f"{method}() on broadcast state {self.name!r} from the side that is not broadcast: it is read-only there, or "
+            "the subtasks would differ; change it in process_broadcast_element"
+        )
+
+
+class BroadcastState(ReadOnlyBroadcastState):
+    """A map that every subtask keeps alike, because each applies the same broadcast elements to it."""
+
+    __slots__ = ()
+
+    def put(self, key: Any, value: Any) -> None:
+        self._entries[key] = value
+
+    def put_all(self, entries: Mapping[Any, Any]) -> None:
+        self._entries.update(entries)
+
+    def remove(self, key: Any) -> None:
+        self._entries.pop(key, None)
+
+    def clear(self) -> None:
+        self._entries.clear()
+
+    def read_only(self) -> ReadOnlyBroadcastState:
+        """The same map, without the methods that change it."""
+        return ReadOnlyBroadcastState(self.name, self._entries)
+
+
+class HeapOperatorStateBackend:
+    """Operator state of one subtask, by name. A name stands for one kind of state."""
+
+    def __init__(self) -> None:
+        self.is_restored = False
+        self._split: dict[str, OperatorListState] = {}
+        self._union: dict[str, OperatorListState] = {}
+        self._broadcast: dict[str, BroadcastState] = {}
+
+    def get_list_state(self, descriptor: StateDescriptor | str) -> OperatorListState:
+        """Elements that are spread over the subtasks when the parallelism changes."""
+        name = self._name(descriptor, self._split, "list")
+        return self._split.setdefault(name, OperatorListState(name))
+
+    def get_union_list_state(self, descriptor: StateDescriptor | str) -> OperatorListState:
+        """Elements of which every subtask sees those of all after a restore."""
+        name = self._name(descriptor, self._union, "union list")
+        return self._union.setdefault(name, OperatorListState(name))
+
+    def get_broadcast_state(self, descriptor: MapStateDescriptor[Any, Any] | str) -> BroadcastState:
+        """A map that is the same on every subtask."""
+        name = self._name(descriptor, self._broadcast, "broadcast")
+        return self._broadcast.setdefault(name, BroadcastState(name, {}))
+
+    def snapshot(self) -> OperatorSnapshot:
+        """A consistent copy; names without elements are in it."""
+        return OperatorSnapshot(
+            {name: frozen_copy(state.get()) for name, state in self._split.items()},
+            {name: frozen_copy(state.get()) for name, state in self._union.items()},
+            {name: frozen_copy(dict(state.items())) for name, state in self._broadcast.items()},
+        )
+
+    def restore(self, snapshot: OperatorSnapshot) -> None:
+        """Takes over what `redistribute` gave this subtask. Before any state is asked for. The snapshot stays as it is."""
+        self.is_restored = True
+        for name, elements in snapshot.split.items():
+            self._split[name] = OperatorListState(name, frozen_copy(elements))
+        for name, elements in snapshot.union.items():
+            self._union[name] = OperatorListState(name, frozen_copy(elements))
+        for name, entries in snapshot.broadcast.items():
+            self._broadcast[name] = BroadcastState(name, frozen_copy(entries))
+
+    def _name(self, descriptor: StateDescriptor | str, wanted: Mapping[str, object], kind: str) -> str:
+        name = descriptor if isinstance(descriptor, str) else descriptor.name
+        if not name:
+            raise StateError("operator state needs a name that is not empty")
+        for states, found in ((self._split, "list"), (self._union, "union list"), (self._broadcast, "broadcast")):
+            if states is not wanted and name in states:
+                raise StateError(
+                    f"operator state {name!r} is asked for as {kind} state, but it is {found} state; use another name"
+                )
+        return name
+
+
+def redistribute(snapshots: Sequence[OperatorSnapshot], parallelism: int) -> list[OperatorSnapshot]:
+    """The snapshots of `parallelism` new subtasks out of those of the former ones. After RoundRobinOperatorStateRepartitioner.
+
+    List state: all elements in old order, cut into contiguous chunks whose sizes differ by one at most; the larger
+    chunks of the next name begin where those of this one ended, so that the first subtasks do not get everything. With
+    an unchanged parallelism elements stay where they were. Union state goes to everybody in old order. Of broadcast
+    state, new subtask i gets the copy of i modulo the former parallelism.
+    """
+    if parallelism < 1:
+        raise ValueError(f"parallelism is {parallelism}, expected at least 1")
+    new = [OperatorSnapshot() for _ in range(parallelism)]
+    if not snapshots:
+        return new
+    if len(snapshots) == parallelism:
+        for old, snapshot in zip(snapshots, new, strict=True):
+            snapshot.split = dict(old.split)
+    else:
+        start = 0
+        for name in _names([snapshot.split for snapshot in snapshots]):
+            elements = [element for snapshot in snapshots for element in snapshot.split.get(name, ())]
+            base, extra = divmod(len(elements), parallelism)
+            taken = 0
+            for i in range(parallelism):
+                size = base + 1 if i < extra else base
+                new[(start + i) % parallelism].split[name] = elements[taken : taken + size]
+                taken += size
+            start = (start + extra) % parallelism
+    for name in _names([snapshot.union for snapshot in snapshots]):
+        everything = [element for snapshot in snapshots for element in snapshot.union.get(name, ())]
+        for snapshot in new:
+            snapshot.union[name] = everything
+    for i, snapshot in enumerate(new):
+        snapshot.broadcast = dict(snapshots[i % len(snapshots)].broadcast)
+    return new
+
+
+def _names(states: Sequence[Mapping[str, T]]) -> list[str]:
+    # In order of first appearance: a set would differ from run to run.
+    return list(dict.fromkeys(name for state in states for name in state))

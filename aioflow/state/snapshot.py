@@ -1,0 +1,101 @@
+"""What a snapshot of state looks like: plain data by key group, ready for the codec, sharing nothing mutable with live state.
+
+A snapshot is filled synchronously between two elements, so it is one consistent cut. It may be encoded later and
+elsewhere, because `frozen_copy` has copied whatever the job could still change. The key groups make it independent of
+the parallelism: a subtask that restores takes the groups of its own range out of the snapshots of all former subtasks.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import date, datetime, timedelta
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+
+from aioflow.core.errors import RestoreError
+from aioflow.core.keygroups import KeyGroupRange
+
+__all__ = ["KeyedSnapshot", "OperatorSnapshot", "TableMeta", "TimerSnapshot", "check_max_parallelism", "frozen_copy"]
+
+ATOMS = frozenset({type(None), bool, int, float, str, bytes, datetime, date, timedelta, Decimal, UUID})
+"""Exact types that nobody can change."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableMeta:
+    """The declaration of one table, as far as data depends on it."""
+
+    kind: str
+    """value, list, map, reducing or aggregating; `table` for raw storage of a built-in operator."""
+    timed: bool = False
+    """Whether values are stored with the time of their last write, because the state has a time to live."""
+
+
+@dataclass(slots=True)
+class KeyedSnapshot:
+    """All keyed state of one subtask."""
+
+    max_parallelism: int
+    key_group_range: KeyGroupRange
+    tables: dict[str, TableMeta] = field(default_factory=dict)
+    """Declarations by name, also of tables that hold nothing."""
+    groups: dict[int, dict[str, list[tuple[Any, Any, Any]]]] = field(default_factory=dict)
+    """key group -> table name -> [(namespace, key, stored value)], in the order in which the keys came."""
+
+
+@dataclass(slots=True)
+class TimerSnapshot:
+    """All timers of one `InternalTimerService`."""
+
+    name: str
+    max_parallelism: int
+    watermark: int
+    """The watermark that the operator had reached: what is late stays late after a restore."""
+    event_time: dict[int, list[tuple[int, int, Any, Any]]] = field(default_factory=dict)
+    """key group -> [(timestamp, order among equal timestamps, key, namespace)]."""
+    processing_time: dict[int, list[tuple[int, int, Any, Any]]] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class OperatorSnapshot:
+    """All operator state of one subtask, by name of the state."""
+
+    split: dict[str, list[Any]] = field(default_factory=dict)
+    """List state: its elements are spread over the subtasks when the parallelism changes."""
+    union: dict[str, list[Any]] = field(default_factory=dict)
+    """Union list state: every subtask gets the elements of all."""
+    broadcast: dict[str, dict[Any, Any]] = field(default_factory=dict)
+    """Broadcast state: the same on every subtask."""
+
+
+def check_max_parallelism(found: int, expected: int, what: str) -> None:
+    """Raises RestoreError when `what` was written with another number of key groups than this job has."""
+    if found != expected:
+        raise RestoreError(
+            f"{what} was written with max_parallelism={found}, but the operator has {expected}; max_parallelism is fixed for the "
+            f"life of the state: set it to {found} again"
+        )
+
+
+def frozen_copy(value: Any) -> Any:
+    """`value` itself if nobody can change it, otherwise a copy down to what cannot be changed."""
+    kind = type(value)
+    if kind in ATOMS:
+        return value
+    if kind is tuple:
+        return value if _all_atoms(value) else tuple(map(frozen_copy, value))
+    if kind is list:
+        return value[:] if _all_atoms(value) else list(map(frozen_copy, value))
+    if kind is dict:
+        if _all_atoms(list(value.values())):
+            return value.copy()
+        return {key: frozen_copy(item) for key, item in value.items()}
+    return copy.deepcopy(value)
+
+
+def _all_atoms(values: Sequence[Any]) -> bool:
+    # One pass in C; most containers hold one or two types.
+    return ATOMS.issuperset(map(type, values))

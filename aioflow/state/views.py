@@ -1,0 +1,315 @@
+"""The five kinds of keyed state as views of a table of dicts, for the current key.
+
+A view reads through `_entries` and writes through `_store`. In namespace None both are the dict of the table, so that
+`value()` is one dict look-up. In any other namespace they are looked up at each access, because namespaces come and go:
+reading never creates one, and clearing the last key drops it.
+
+Stored values are owned by the view: a list or map goes out as a copy, so a change counts only when it is written back.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol
+
+from aioflow.core.errors import StateError
+from aioflow.core.state_descriptors import StateDescriptor
+from aioflow.state.snapshot import ATOMS
+
+__all__ = ["MISSING", "VIEWS", "AppendingView", "ListView", "MapView", "Owner", "Table", "ValueView", "View"]
+
+MISSING: Any = object()
+"""Nothing stored, where None could be a value."""
+
+
+class Owner(Protocol):
+    """What a view needs of its backend."""
+
+    current_key: Any
+
+    @property
+    def now_ms(self) -> Callable[[], int]:
+        """The processing-time clock that times to live count by."""
+
+
+class Table(Protocol):
+    """What a view needs of its table."""
+
+    index: Any
+    """Kept for the views with a time to live; None until there is one."""
+
+    def of(self, namespace: Any = None) -> dict[Any, Any]: ...
+    def peek(self, namespace: Any = None) -> Mapping[Any, Any]: ...
+    def namespaces(self) -> list[Any]: ...
+    def drop_if_empty(self, namespace: Any) -> None: ...
+
+
+class View:
+    """What the five kinds share: their table, and the backend whose current key they follow."""
+
+    __slots__ = ("_backend", "_entries", "_namespace", "_store", "_table", "descriptor")
+
+    _entries: Mapping[Any, Any]
+    _store: dict[Any, Any]
+
+    def __init__(self, backend: Owner, table: Table, descriptor: StateDescriptor, namespace: Any = None) -> None:
+        self._backend = backend
+        self._table = table
+        self.descriptor = descriptor
+        self._namespace = namespace
+        if namespace is None:
+            self.bind()
+        self.prepare()
+
+    def bind(self) -> None:
+        """Takes the table's present dict of namespace None; called again whenever the backend has replaced it."""
+        self._entries = self._store = self._table.of(None)
+
+    def prepare(self) -> None:
+        """Reads what it needs of the descriptor."""
+
+    def in_namespace(self, namespace: Any) -> View:
+        """The same state in another namespace."""
+        return _NAMESPACED[type(self)](self._backend, self._table, self.descriptor, namespace)
+
+    def clear(self) -> None:
+        """Removes what the current key has."""
+        key, store = self._backend.current_key, self._store
+        if key in store:  # This looks at the key, and so raises for none; `pop` of an empty dict would not.
+            del store[key]
+        self._table.drop_if_empty(self._namespace)
+
+    def show(self, stored: Any) -> Any:
+        """What a query gives for a stored value, `MISSING` for nothing."""
+        return stored
+
+    def show_missing(self) -> Any:
+        """What a query gives for a key that has nothing stored."""
+        return MISSING
+
+    def expire_all(self) -> None:
+        """Removes what has outlived its time, in all namespaces. Without a time to live nothing does."""
+
+
+class ValueView(View):
+    """`ValueState`."""
+
+    __slots__ = ("_default",)
+
+    def prepare(self) -> None:
+        self._default = getattr(self.descriptor, "default", None)
+
+    def value(self) -> Any:
+        return self._entries.get(self._backend.current_key, self._default)
+
+    def update(self, value: Any) -> None:
+        if value is None:
+            self.clear()
+        else:
+            self._store[self._backend.current_key] = value
+
+    def show_missing(self) -> Any:
+        return MISSING if self._default is None else copy.copy(self._default)
+
+
+class ValueViewCopyingDefault(ValueView):
+    """`ValueState` with a mutable default: each key gets its own, or one key's change would show under all."""
+
+    __slots__ = ()
+
+    def value(self) -> Any:
+        value = self._entries.get(self._backend.current_key, MISSING)
+        return copy.copy(self._default) if value is MISSING else value
+
+
+class ListView(View):
+    """`ListState`."""
+
+    __slots__ = ()
+
+    def get(self) -> list[Any]:
+        stored = self._entries.get(self._backend.current_key)
+        return stored[:] if stored else []
+
+    def add(self, value: Any) -> None:
+        if value is None:
+            raise self.none_refused()
+        key = self._backend.current_key
+        stored = self._entries.get(key)
+        if stored is None:
+            self._store[key] = [value]
+        else:
+            stored.append(value)
+
+    def add_all(self, values: Iterable[Any]) -> None:
+        added = self.checked(values)
+        if added:
+            key = self._backend.current_key
+            stored = self._entries.get(key)
+            if stored is None:
+                self._store[key] = added
+            else:
+                stored.extend(added)
+
+    def update(self, values: Iterable[Any]) -> None:
+        new = self.checked(values)
+        if new:
+            self._store[self._backend.current_key] = new
+        else:
+            self.clear()
+
+    def show(self, stored: Any) -> Any:
+        return stored[:]
+
+    def checked(self, values: Iterable[Any]) -> list[Any]:
+        """A list of `values`, refused as a whole if one is None."""
+        if values is None:
+            raise self.none_refused()
+        new = list(values)
+        if any(value is None for value in new):
+            raise self.none_refused()
+        return new
+
+    def none_refused(self) -> StateError:
+        return StateError(f"list state {self.descriptor.name!r} was given None, expected an element that is not None")
+
+
+class MapView(View):
+    """`MapState`."""
+
+    __slots__ = ()
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        stored = self._entries.get(self._backend.current_key)
+        return default if stored is None else stored.get(key, default)
+
+    def put(self, key: Any, value: Any) -> None:
+        current = self._backend.current_key
+        stored = self._entries.get(current)
+        if stored is None:
+            self._store[current] = {key: value}
+        else:
+            stored[key] = value
+
+    def put_all(self, entries: Mapping[Any, Any]) -> None:
+        for key, value in entries.items():
+            self.put(key, value)
+
+    def remove(self, key: Any) -> None:
+        stored = self._entries.get(self._backend.current_key)
+        if stored is not None:
+            stored.pop(key, None)
+            if not stored:
+                self.clear()
+
+    def contains(self, key: Any) -> bool:
+        stored = self._entries.get(self._backend.current_key)
+        return stored is not None and key in stored
+
+    def keys(self) -> list[Any]:
+        stored = self._entries.get(self._backend.current_key)
+        return [] if stored is None else list(stored)
+
+    def values(self) -> list[Any]:
+        stored = self._entries.get(self._backend.current_key)
+        return [] if stored is None else list(stored.values())
+
+    def items(self) -> list[tuple[Any, Any]]:
+        stored = self._entries.get(self._backend.current_key)
+        return [] if stored is None else list(stored.items())
+
+    def is_empty(self) -> bool:
+        return not self._entries.get(self._backend.current_key)
+
+    def show(self, stored: Any) -> Any:
+        return stored.copy()
+
+
+class AppendingView(View):
+    """What `ReducingState` and `AggregatingState` share."""
+
+    __slots__ = ()
+
+
+class ReducingView(AppendingView):
+    """`ReducingState`."""
+
+    __slots__ = ("_fn",)
+
+    def prepare(self) -> None:
+        self._fn = self.descriptor.fn  # type: ignore[attr-defined]  # VIEWS chooses the view by the descriptor's kind.
+
+    def get(self) -> Any:
+        return self._entries.get(self._backend.current_key)
+
+    def add(self, value: Any) -> None:
+        key = self._backend.current_key
+        old = self._entries.get(key, MISSING)
+        self._store[key] = value if old is MISSING else self._fn(old, value)
+
+
+class AggregatingView(AppendingView):
+    """`AggregatingState`: the accumulator is stored, the result is shown."""
+
+    __slots__ = ("_agg",)
+
+    def prepare(self) -> None:
+        self._agg = self.descriptor.agg  # type: ignore[attr-defined]  # As above.
+
+    def get(self) -> Any:
+        accumulator = self._entries.get(self._backend.current_key, MISSING)
+        return None if accumulator is MISSING else self._agg.get_result(accumulator)
+
+    def add(self, value: Any) -> None:
+        key = self._backend.current_key
+        accumulator = self._entries.get(key, MISSING)
+        if accumulator is MISSING:
+            accumulator = self._agg.create_accumulator()
+        self._store[key] = self._agg.add(value, accumulator)
+
+    def show(self, stored: Any) -> Any:
+        return self._agg.get_result(stored)
+
+
+class InNamespace:
+    """Mixed in before a view: looks its dict up at each access."""
+
+    __slots__ = ()
+
+    _namespace: Any
+    _table: Table
+
+    @property
+    def _entries(self) -> Mapping[Any, Any]:
+        return self._table.peek(self._namespace)
+
+    @property
+    def _store(self) -> dict[Any, Any]:
+        return self._table.of(self._namespace)
+
+
+def _value_view(backend: Owner, table: Table, descriptor: StateDescriptor) -> View:
+    shared = type(getattr(descriptor, "default", None)) in ATOMS
+    return (ValueView if shared else ValueViewCopyingDefault)(backend, table, descriptor)
+
+
+VIEWS: dict[str, Callable[[Owner, Table, StateDescriptor], View]] = {
+    "value": _value_view,
+    "list": ListView,
+    "map": MapView,
+    "reducing": ReducingView,
+    "aggregating": AggregatingView,
+}
+"""Kind of a descriptor -> its view, without a time to live."""
+
+_NAMESPACED: dict[type[View], type[View]] = {}
+
+
+def register_namespaced(*classes: type[View]) -> None:
+    """Derives the variant of each view that lives in a namespace other than None."""
+    for view in classes:
+        _NAMESPACED[view] = type(f"{view.__name__}InNamespace", (InNamespace, view), {"__slots__": ()})
+
+
+register_namespaced(ValueView, ValueViewCopyingDefault, ListView, MapView, ReducingView, AggregatingView)
