@@ -1,0 +1,246 @@
+"""The network memory of one worker: one global pool of segments, shared out to the pools of partitions and gates.
+
+Invariants: `available + held by local pools + unpooled == total`; the minimums of all pools plus the unpooled segments
+never exceed the total, so every pool can always reach its minimum; pages exist only for permits that need bytes, never
+more than the total. Growing and shrinking follow `redistribution.redistribute` and never revoke a permit in use. After
+Flink's NetworkBufferPool.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Sequence
+
+from aioflow.core.availability import Availability
+from aioflow.core.errors import Closed, InsufficientBuffers
+from aioflow.network.local_pool import DEFAULT_OVERDRAFT, LocalBufferPool, PermitListener
+from aioflow.network.redistribution import redistribute
+from aioflow.network.segments import SEGMENT_BYTES, Buffer, MemorySegment
+
+__all__ = [
+    "DEFAULT_OVERDRAFT",
+    "SEGMENT_BYTES",
+    "Buffer",
+    "LocalBufferPool",
+    "MemorySegment",
+    "NetworkBufferPool",
+    "PermitListener",
+    "redistribute",
+]
+
+logger = logging.getLogger(__name__)
+
+UNPOOLED_TIMEOUT_S = 30.0
+"""How long an unpooled request waits for others to return their surplus, as in Flink."""
+
+USAGE_WARNING_PERCENT = 100
+"""From here on some pool cannot reach its maximum."""
+
+
+class NetworkBufferPool:
+    """`total_segments` pages of `segment_bytes`. Sum of minimums beyond the total raises InsufficientBuffers at
+    creation."""
+
+    def __init__(self, total_segments: int, segment_bytes: int = SEGMENT_BYTES) -> None:
+        self.total_segments = total_segments
+        self.segment_bytes = segment_bytes
+        self.availability = Availability(total_segments > 0)
+        self.is_destroyed = False
+        self._available = total_segments
+        self._required = 0
+        """Minimums of the pools plus unpooled segments: what must be possible at the same time."""
+        self._pools: list[LocalBufferPool] = []
+        self._waiting: deque[LocalBufferPool] = deque()
+        self._free_pages: list[MemorySegment] = []
+        self._usage_percent = 0
+
+    def create_buffer_pool(
+        self,
+        min_segments: int,
+        max_segments: int | None = None,
+        *,
+        max_overdraft: int = DEFAULT_OVERDRAFT,
+        max_per_channel: int | None = None,
+    ) -> LocalBufferPool:
+        """A pool that always can hold `min_segments` and never more than `max_segments` (None: as much as there is)."""
+        self._require(min_segments)
+        pool = LocalBufferPool(
+            self, min_segments, max_segments, max_overdraft=max_overdraft, max_per_channel=max_per_channel
+        )
+        self._pools.append(pool)
+        self._redistribute()
+        # Its size may have been right from the start: then nobody has fetched its first permit.
+        pool.on_parent_available()
+        return pool
+
+    async def request_unpooled(self, count: int, timeout_s: float = UNPOOLED_TIMEOUT_S) -> list[MemorySegment]:
+        """`count` segments outside of any pool (a remote channel's exclusive ones). Waits for pools to return their
+        surplus.
+
+        InsufficientBuffers at once if the minimums leave less than `count`, or after `timeout_s`; nothing is kept then.
+        """
+        self._require(count)
+        taken = 0
+        try:
+            self._redistribute()
+            async with asyncio.timeout(timeout_s):
+                while True:
+                    share = min(self._available, count - taken)
+                    self._take(share)
+                    taken += share
+                    if taken == count:
+                        break
+                    await self.availability.get_available_future()
+                    self._check_live()
+        except BaseException as error:
+            if not self.is_destroyed:
+                self._required -= count
+                self.return_permits(taken)
+                self._redistribute()
+            if isinstance(error, TimeoutError):
+                raise InsufficientBuffers(
+                    f"waited {timeout_s} s for {count} network buffers, got {taken}; "
+                    f"the pools hold the rest of {self.total_segments} and did not return it"
+                ) from error
+            raise
+        return [self.take_segment() for _ in range(count)]
+
+    def recycle_unpooled(self, segments: Sequence[MemorySegment]) -> None:
+        """Return segments of `request_unpooled`; the pools grow into the room."""
+        for segment in segments:
+            self.return_segment(segment)
+        if self.is_destroyed:
+            return
+        self._required -= len(segments)
+        self.return_permits(len(segments))
+        self._redistribute()
+
+    @property
+    def available_segments(self) -> int:
+        """Segments that neither a pool nor an unpooled request holds."""
+        return self._available
+
+    @property
+    def pool_count(self) -> int:
+        return len(self._pools)
+
+    @property
+    def usage_percent(self) -> int:
+        """What the pools would like to have over what there is; from 100 on they cannot all reach it.
+
+        A pool would like its maximum, or twice its minimum when it has none.
+        """
+        if self.total_segments == 0:
+            return 0
+        unpooled = self._required - sum(pool.min_segments for pool in self._pools)
+        wanted = sum(
+            2 * pool.min_segments if pool.max_segments is None else pool.max_segments for pool in self._pools
+        )
+        return 100 * (unpooled + wanted) // self.total_segments
+
+    def destroy(self) -> None:
+        """The worker stops: every pool is destroyed, pages are freed, whoever waits gets Closed. Idempotent."""
+        if self.is_destroyed:
+            return
+        for pool in list(self._pools):
+            pool.destroy()
+        self.is_destroyed = True
+        self.total_segments = self._available = self._required = 0
+        for page in self._free_pages:
+            page.free()
+        self._free_pages.clear()
+        self.availability.set_available()
+
+    # What the local pools call.
+
+    def take_permit(self) -> bool:
+        """One segment's worth, if there is any."""
+        if self._available == 0:
+            return False
+        self._take(1)
+        return True
+
+    def return_permits(self, count: int) -> None:
+        """`count` permits are free again; pools that waited are served first, in the order in which they asked."""
+        if self.is_destroyed or count == 0:
+            return
+        self._available += count
+        for _ in range(len(self._waiting)):
+            if self._available == 0:
+                break
+            self._waiting.popleft().on_parent_available()
+        if self._available > 0:
+            self.availability.set_available()
+
+    def wait_for_permit(self, pool: LocalBufferPool) -> None:
+        """Tell `pool` once permits are back."""
+        if pool not in self._waiting:
+            self._waiting.append(pool)
+
+    def take_segment(self) -> MemorySegment:
+        """The page of a permit that the caller holds."""
+        return self._free_pages.pop() if self._free_pages else MemorySegment(self.segment_bytes)
+
+    def return_segment(self, segment: MemorySegment) -> None:
+        """Keep a page for the next permit that needs one."""
+        if self.is_destroyed:
+            segment.free()
+        else:
+            self._free_pages.append(segment)
+
+    def pool_destroyed(self, pool: LocalBufferPool) -> None:
+        """`pool` needs nothing any more."""
+        self._pools.remove(pool)
+        if pool in self._waiting:
+            self._waiting.remove(pool)
+        self._required -= pool.min_segments
+        self._redistribute()
+
+    def _require(self, count: int) -> None:
+        self._check_live()
+        free = self.total_segments - self._required
+        if count > free:
+            raise InsufficientBuffers(
+                f"Insufficient number of network buffers: required {count}, but only {free} available"
+            )
+        self._required += count
+
+    def _take(self, count: int) -> None:
+        self._available -= count
+        if self._available == 0:
+            self.availability.set_unavailable()
+
+    def _redistribute(self) -> None:
+        unpooled = self._required - sum(pool.min_segments for pool in self._pools)
+        pools = list(self._pools)
+        sizes = redistribute(self.total_segments - unpooled, [(pool.min_segments, pool.max_segments) for pool in pools])
+        # Whoever shrinks goes first: what it returns is what the others grow by.
+        for pool, size in zip(pools, sizes, strict=True):
+            if size < pool.size:
+                pool.set_num_buffers(size)
+        for pool, size in zip(pools, sizes, strict=True):
+            if size > pool.size:
+                pool.set_num_buffers(size)
+        self._report_usage()
+
+    def _report_usage(self) -> None:
+        usage, before = self.usage_percent, self._usage_percent
+        if usage == before:
+            return
+        self._usage_percent = usage
+        if usage >= USAGE_WARNING_PERCENT:
+            logger.warning(
+                "Memory usage [%d%%] is too high to satisfy all of the requested buffers: %d segments of %d bytes; "
+                "throughput may suffer, give the worker more network memory",
+                usage,
+                self.total_segments,
+                self.segment_bytes,
+            )
+        elif before >= USAGE_WARNING_PERCENT:
+            logger.info("Memory usage [%d%%] went back to normal", usage)
+
+    def _check_live(self) -> None:
+        if self.is_destroyed:
+            raise Closed("network buffer pool was used after it was destroyed; the worker is stopping")

@@ -1,0 +1,78 @@
+"""One input of a gate. Local: the same queue that the producer fills, so a batch crosses by reference and nothing is
+copied.
+
+The producer may not have registered its partition yet; then `request` says so, and when to try again is decided by the
+owner of the gate. After Flink's LocalInputChannel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from aioflow.core.errors import ProducerFailed
+from aioflow.network.subpartition import PipelinedSubpartition, Polled
+
+__all__ = ["LocalInputChannel"]
+
+
+class LocalInputChannel:
+    """Channel `index` of its gate. `subpartition_provider` returns None while the producer is not deployed yet."""
+
+    __slots__ = ("_provider", "_subpartition", "index", "is_released")
+
+    def __init__(self, index: int, subpartition_provider: Callable[[], PipelinedSubpartition | None]) -> None:
+        self.index = index
+        self.is_released = False
+        self._provider = subpartition_provider
+        self._subpartition: PipelinedSubpartition | None = None
+
+    def request(self, on_data_available: Callable[[bool], None]) -> bool:
+        """Subscribe; False if the partition does not exist yet. Idempotent, and without effect after `release`."""
+        if self.is_released or self._subpartition is not None:
+            return True
+        subpartition = self._provider()
+        # The provider may have run code that released this channel: then nobody would ever release the view.
+        if subpartition is None or self.is_released:
+            return self.is_released
+        self._subpartition = subpartition
+        subpartition.create_read_view(on_data_available)
+        return True
+
+    def poll(self) -> Polled | None:
+        """The next element or None. ProducerFailed if the producer failed, or dropped the partition before its end."""
+        subpartition = self._subpartition
+        if subpartition is None:
+            return None
+        polled = subpartition.poll()
+        if polled is None and subpartition.is_released and not self.is_released:
+            raise ProducerFailed(
+                f"channel {self.index}: its partition was released before it was read to the end; "
+                "the producer was cancelled or failed"
+            )
+        return polled
+
+    def resume(self) -> None:
+        """Go on after a blocking event; nothing if the channel is not blocked."""
+        if self._subpartition is not None:
+            self._subpartition.resume_consumption()
+
+    def acknowledge_all_records_processed(self) -> None:
+        """Tell the producer that EndOfData was reached here."""
+        if self._subpartition is not None:
+            self._subpartition.acknowledge_all_records_processed()
+
+    @property
+    def has_priority_event(self) -> bool:
+        """Is the next element a priority event?"""
+        return self._subpartition is not None and self._subpartition.has_priority_event
+
+    @property
+    def queued_batches(self) -> int:
+        """Batches that wait here."""
+        return 0 if self._subpartition is None else self._subpartition.queued_batches
+
+    def release(self) -> None:
+        """No more interest: what waits is dropped and its permits go back. Idempotent."""
+        self.is_released = True
+        if self._subpartition is not None:
+            self._subpartition.release()

@@ -1,0 +1,292 @@
+"""One TCP connection: proves the secret both ways, then turns bytes into frames. What the frames mean is its owner's business.
+
+Nothing is parsed before the handshake is done. Who connects has to prove itself and to say its first frame within a few seconds; until
+then it stands in a waiting room with few places. The owner writes through `write`, as long as `is_writable`; coalescing is its business
+too. Off the machine every frame carries a MAC of the session.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol, cast
+
+from aioflow.core.aio import wait_all
+from aioflow.core.errors import NotAuthenticated, ProtocolError
+from aioflow.protocol.framing import Frame, FrameDecoder, FrameEncoder, FrameType
+from aioflow.protocol.handshake import ClientHandshake, Handshaken, ServerHandshake, Side, direction_key
+
+if TYPE_CHECKING:
+    from aioflow.core.host import Host
+
+__all__ = [
+    "HANDSHAKE_TIMEOUT_S",
+    "WAITING_MAX",
+    "AuthenticatedConnection",
+    "ConnectionOwner",
+    "WaitingRoom",
+    "close_all",
+    "fresh_nonce",
+    "is_loopback",
+]
+
+logger = logging.getLogger(__name__)
+
+HANDSHAKE_TIMEOUT_S = 5.0
+"""How long a peer may take to prove itself; a busy machine needs a second, a port scanner gets no more than this."""
+
+WAITING_MAX = 64
+"""Connections to one listener that have not proved themselves yet."""
+
+WRITE_BUFFER_BYTES = 1 << 20
+"""Bytes that may wait in the transport before the owner is asked to pause."""
+
+SILENCE_MS = 10_000
+"""TCP gives up on a peer that acknowledges nothing for so long."""
+
+CLOSE_TIMEOUT_S = 2.0
+"""How long what was written may take to go out when connections are closed."""
+
+
+class ConnectionOwner(Protocol):
+    """Who a connection belongs to. All calls come from the loop, none before `on_connected`."""
+
+    def on_connected(self, connection: AuthenticatedConnection) -> None: ...
+    def on_frames(self, connection: AuthenticatedConnection, frames: list[Frame]) -> None:
+        """What arrived, in order. A ProtocolError that comes out ends the connection."""
+
+    def on_writable(self, connection: AuthenticatedConnection) -> None: ...
+    def on_connection_lost(self, connection: AuthenticatedConnection, error: Exception | None) -> None:
+        """Also called, once, when the connection ended before `on_connected`."""
+
+
+class WaitingRoom:
+    """Accepted connections that have not said their first frame. If there are too many, the one that waits longest has to go.
+
+    It is that one because an honest peer is through in milliseconds: who fills the places keeps nobody out for longer.
+    """
+
+    __slots__ = ("_is_closed", "_waiting", "rejected")
+
+    def __init__(self) -> None:
+        self._waiting: dict[AuthenticatedConnection, None] = {}
+        self._is_closed = False
+        self.rejected = 0
+        """Connections that were not let in so far."""
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def enter(self, connection: AuthenticatedConnection) -> None:
+        self._waiting[connection] = None
+        if self._is_closed:
+            connection.abort(NotAuthenticated("the listener was closed"))
+        elif len(self._waiting) > WAITING_MAX:
+            oldest = next(iter(self._waiting))
+            # It leaves now: its end comes with the next turn of the loop, and more may have come until then.
+            self.reject(oldest, NotAuthenticated(f"it had to make room: {WAITING_MAX} newer connections were waiting"))
+            oldest.abort()
+
+    def leave(self, connection: AuthenticatedConnection) -> None:
+        """It has proved itself and spoken."""
+        self._waiting.pop(connection, None)
+
+    def reject(self, connection: AuthenticatedConnection, error: Exception | None) -> None:
+        """It ended before it was let in. Nothing if it is not here."""
+        if connection in self._waiting:
+            del self._waiting[connection]
+            self.rejected += 1
+            # Whoever floods the port must not flood the log: the 1st, the 10th, the 100th.
+            if self.rejected == 10 ** (len(str(self.rejected)) - 1) and not self._is_closed:
+                logger.warning("connection %d that was not let in, from %s: %s", self.rejected, connection.peer, error)
+
+    def close(self) -> list[AuthenticatedConnection]:
+        """Turn out all, and whoever is still on the way. Returns who was there."""
+        self._is_closed = True
+        waiting = list(self._waiting)
+        for connection in waiting:
+            connection.abort()
+        return waiting
+
+
+class AuthenticatedConnection(asyncio.Protocol):
+    """`accepted` are the frame types of its plane. `handshake` decides which side this is; who accepts has a `room`."""
+
+    def __init__(
+        self,
+        handshake: ClientHandshake | ServerHandshake,
+        accepted: frozenset[FrameType],
+        owner: ConnectionOwner,
+        room: WaitingRoom | None = None,
+    ) -> None:
+        self._handshake = handshake
+        self._accepted = accepted
+        self.owner = owner
+        self._room = room
+        self._transport: asyncio.Transport | None = None
+        self._decoder: FrameDecoder | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._error: Exception | None = None
+        self.encoder: FrameEncoder | None = None
+        """Writes the frames of this side; there once the handshake is done."""
+        self.is_writable = False
+        self.bytes_sent = 0
+        self.bytes_received = 0
+        self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done when the connection is over and its owner was told."""
+
+    # asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport = self._transport = cast("asyncio.Transport", transport)  # uvloop's are none by class.
+        transport.set_write_buffer_limits(WRITE_BUFFER_BYTES)
+        _tune(transport)
+        self._timer = asyncio.get_running_loop().call_later(HANDSHAKE_TIMEOUT_S, self._on_late)
+        if isinstance(self._handshake, ClientHandshake):
+            self._send(self._handshake.start())
+        if self._room is not None:
+            self._room.enter(self)
+
+    def data_received(self, data: bytes) -> None:
+        self.bytes_received += len(data)
+        try:
+            decoder = self._decoder
+            if decoder is None:
+                data = self._prove(data)
+                decoder = self._decoder
+            if data and decoder is not None:
+                frames = decoder.receive(data)
+                if frames:
+                    if self._timer is not None:
+                        self._let_in()
+                    self.owner.on_frames(self, frames)
+        except NotAuthenticated as error:
+            self.abort(error)
+        except ProtocolError as error:
+            if self._timer is None:
+                logger.warning("the connection with %s is closed: %s", self.peer, error)
+            self.abort(error)
+
+    def eof_received(self) -> None:
+        """The transport closes itself."""
+
+    def pause_writing(self) -> None:
+        self.is_writable = False
+
+    def resume_writing(self) -> None:
+        if self._decoder is not None:
+            self.is_writable = True
+            self.owner.on_writable(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.is_writable = False
+        self._cancel_timer()
+        error = self._error or exc
+        if self._room is not None:
+            self._room.reject(self, error)
+        if not self.closed.done():
+            self.closed.set_result(None)
+        self.owner.on_connection_lost(self, error)
+
+    # For the owner.
+
+    @property
+    def peer(self) -> str:
+        """Address of the other side, for messages."""
+        name = None if self._transport is None else self._transport.get_extra_info("peername")
+        return "unknown" if name is None else f"{name[0]}:{name[1]}"
+
+    def write(self, pieces: Sequence[bytes | memoryview]) -> None:
+        """Write the pieces in order. Dropped if the connection is gone: its end is told by `on_connection_lost`."""
+        self._send(pieces[0] if len(pieces) == 1 else b"".join(pieces))
+
+    def close(self) -> None:
+        """Let what was written go out, then close."""
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self, error: Exception | None = None) -> None:
+        """Close at once."""
+        self._error = self._error or error
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _send(self, data: bytes | memoryview) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self.bytes_sent += len(data)
+            self._transport.write(data)
+
+    # The handshake.
+
+    def _prove(self, data: bytes) -> bytes:
+        """Feed the handshake. Returns what came behind it: nothing before it is done."""
+        answer = self._handshake.receive(data)
+        if answer:
+            self._send(answer)
+        done = self._handshake.done
+        if done is None:
+            return b""
+        self._open(done)
+        return done.leftover
+
+    def _open(self, done: Handshaken) -> None:
+        own, peer = (Side.CLIENT, Side.SERVER) if isinstance(self._handshake, ClientHandshake) else (Side.SERVER, Side.CLIENT)
+        local = self._transport is not None and is_loopback(self._transport.get_extra_info("peername"))
+        self.encoder = FrameEncoder(None if local else direction_key(done.session_key, own))
+        self._decoder = FrameDecoder(self._accepted, None if local else direction_key(done.session_key, peer))
+        self.is_writable = True
+        if own is Side.CLIENT:  # Who accepted the connection waits for a frame.
+            self._cancel_timer()
+        self.owner.on_connected(self)
+
+    def _let_in(self) -> None:
+        self._cancel_timer()
+        if self._room is not None:
+            self._room.leave(self)
+
+    def _on_late(self) -> None:
+        missing = "finish the handshake" if self._decoder is None else "say a first frame"
+        self.abort(NotAuthenticated(f"{self.peer} did not {missing} within {HANDSHAKE_TIMEOUT_S:g} s"))
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+async def close_all(connections: Sequence[AuthenticatedConnection]) -> None:
+    """Close all, and wait until they are: after `CLOSE_TIMEOUT_S` at once, although not all went out."""
+    for connection in connections:
+        connection.close()
+    closed = [connection.closed for connection in connections]
+    if not await wait_all(closed, timeout_s=CLOSE_TIMEOUT_S):
+        for connection in connections:
+            connection.abort()
+        await wait_all(closed)
+
+
+def fresh_nonce(host: Host) -> bytes:
+    """32 bytes that were never used before: two ids of the host, which are random off the simulation."""
+    return bytes.fromhex(host.ids.new("nonce") + host.ids.new("nonce"))
+
+
+def is_loopback(address: object) -> bool:
+    """Whether a socket address (or a host name) is on this machine."""
+    host = address[0] if isinstance(address, tuple) else address
+    return isinstance(host, str) and (host in ("localhost", "::1") or host.startswith("127."))
+
+
+def _tune(transport: asyncio.Transport) -> None:
+    """No Nagle, and what was sent is acknowledged in time or the connection ends. A simulated transport has no socket."""
+    sock = transport.get_extra_info("socket")
+    if sock is None:
+        return
+    try:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENCE_MS)
+    except OSError as error:  # The peer is gone already; its end is told like any other.
+        logger.debug("options of a new connection cannot be set: %s", error)

@@ -1,0 +1,263 @@
+"""The data plane of one process: a link to each other process that it exchanges partitions with.
+
+Whoever consumes dials, and dials again after a reset; the first frame of a connection says which link it carries on. A link that stays
+without a connection for too long fails its channels. A link that nobody uses is closed by who dialled it, and forgotten by both sides.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from functools import partial
+from typing import TYPE_CHECKING
+
+from aioflow.core.aio import cancel_and_wait
+from aioflow.core.errors import Broken, RemoteProtocolError
+from aioflow.network.connection import HANDSHAKE_TIMEOUT_S, AuthenticatedConnection, WaitingRoom, close_all, fresh_nonce
+from aioflow.network.link import Link, PartitionLookup
+from aioflow.protocol.framing import DATA_PLANE, NO_CHANNEL, Frame, FrameType
+from aioflow.protocol.handshake import ClientHandshake, PeerRole, ServerHandshake
+
+if TYPE_CHECKING:
+    from aioflow.core.host import Host, Listener
+    from aioflow.core.serializers import Codec
+
+__all__ = ["GIVE_UP_S", "UNUSED_S", "DataPlane"]
+
+logger = logging.getLogger(__name__)
+
+RECONNECT_S = (0.0, 0.02, 0.1, 0.3, 0.5)
+"""Waits before each try to connect since something was last moved; the last one repeats."""
+
+GIVE_UP_S = 30.0
+"""A link has failed when the other side was not heard for so long. Above what a blocking call or a swapping machine takes: the end of a
+process is told by its control connection, at once."""
+
+UNUSED_S = 5.0
+"""How long a link without channels is kept: a restart of the job soon uses it again."""
+
+LINK_NAME_CHARS_MAX = 64
+
+
+class DataPlane:
+    """Listens for the other processes, and dials those whose partitions are read here."""
+
+    def __init__(self, host: Host, secret: bytes, codec: Codec, partitions: PartitionLookup) -> None:
+        self._host = host
+        self._secret = secret
+        self.codec = codec
+        self._partitions = partitions
+        self._listener: Listener | None = None
+        self.waiting = WaitingRoom()
+        """Connections that have not said yet which link they are."""
+        self._dialled: dict[tuple[str, int], Link] = {}
+        self._accepted: dict[str, Link] = {}
+        self._dialling: dict[Link, asyncio.Task[None]] = {}
+        self._timers: dict[Link, asyncio.TimerHandle] = {}
+        """Until an accepted link is given up, or a dialled one closed because nobody uses it."""
+        self._closed = False
+
+    async def listen(self, address: str = "127.0.0.1", port: int = 0) -> int:
+        """Accept data connections. Returns the port."""
+        self._listener = await self._host.net.listen(self._accept, address, port)
+        return self._listener.port
+
+    def link_to(self, address: tuple[str, int]) -> Link:
+        """The link to the process that listens at `address`; dials it if there is none."""
+        link = self._dialled.get(address)
+        if link is None:
+            link = Link(self._host.ids.new("link"), self.codec, self._partitions, _Dialler(self, address))
+            self._dialled[address] = link
+            self.dial(address, link)
+        return link
+
+    @property
+    def links(self) -> list[Link]:
+        """All that are not forgotten: those dialled, then those accepted."""
+        return [*self._dialled.values(), *self._accepted.values()]
+
+    async def close(self) -> None:
+        """Close every link and the listener. Returns when all connections are closed. Idempotent."""
+        self._closed = True
+        if self._listener is not None:
+            self._listener.close()
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
+        await cancel_and_wait(self._dialling.values())
+        connections = [link.close() for link in self.links]
+        await close_all([connection for connection in [*connections, *self.waiting.close()] if connection is not None])
+        self._dialled.clear()
+        self._accepted.clear()
+
+    # Dialling.
+
+    def dial(self, address: tuple[str, int], link: Link) -> None:
+        """Connect `link`, unless that is under way."""
+        if not self._closed and link not in self._dialling:
+            self._dialling[link] = asyncio.get_running_loop().create_task(self._connect(address, link), name=f"dial {_text(address)}")
+
+    async def _connect(self, address: tuple[str, int], link: Link) -> None:
+        """Try until connected; fail the link when it takes too long."""
+        loop = asyncio.get_running_loop()
+        error: Exception | None = None
+        try:
+            # A connection may be lost again before this task has heard that it was made.
+            while link.connection is None and not link.is_closed:
+                if loop.time() >= link.silent_since + GIVE_UP_S:
+                    failure = Broken(f"process at {_text(address)} cannot be reached for {GIVE_UP_S:g} s: {error!r}")
+                    failure.__cause__ = error
+                    logger.warning("%s", failure)
+                    link.fail(failure)
+                    self.forget(address, link)
+                    return
+                await asyncio.sleep(RECONNECT_S[min(link.attempts, len(RECONNECT_S) - 1)])
+                link.attempts += 1
+                try:
+                    await self._try_connect(address, link)
+                except Exception as refused:  # noqa: BLE001  # Whatever it is, another try may do better, and time is limited.
+                    error = refused
+        finally:
+            # Here and not in a callback: from now on a loss has to start the next one.
+            del self._dialling[link]
+
+    async def _try_connect(self, address: tuple[str, int], link: Link) -> None:
+        opening = _Opening(link)
+        handshake = ClientHandshake(self._secret, PeerRole.DATA, fresh_nonce(self._host))
+        connection: AuthenticatedConnection | None = None
+        try:
+            async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
+                _, connection = await self._host.net.connect(
+                    partial(AuthenticatedConnection, handshake, DATA_PLANE, opening), *address
+                )
+                await opening.opened
+        except BaseException:
+            if connection is not None:
+                connection.abort()
+            raise
+
+    def close_unused(self, address: tuple[str, int], link: Link) -> None:
+        """Later, if nobody uses it then."""
+        if not self._closed and not link.is_closed and link not in self._timers:
+            timer = asyncio.get_running_loop().call_later(UNUSED_S, self._close_if_unused, address, link)
+            self._timers[link] = timer
+
+    def _close_if_unused(self, address: tuple[str, int], link: Link) -> None:
+        self._timers.pop(link, None)
+        if link.has_channels or link.is_closed:
+            return
+        self.forget(address, link)
+        dialling = self._dialling.get(link)
+        if dialling is not None:
+            dialling.cancel()
+        link.close()
+
+    def forget(self, address: tuple[str, int], link: Link) -> None:
+        """The next one who wants to read there gets a new link."""
+        if self._dialled.get(address) is link:
+            del self._dialled[address]
+
+    # Accepting.
+
+    def _accept(self) -> asyncio.BaseProtocol:
+        handshake = ServerHandshake(self._secret, fresh_nonce(self._host), frozenset([PeerRole.DATA]))
+        return AuthenticatedConnection(handshake, DATA_PLANE, self, self.waiting)
+
+    def on_connected(self, connection: AuthenticatedConnection) -> None:
+        """It has proved itself; which link it is comes with its first frame."""
+
+    def on_frames(self, connection: AuthenticatedConnection, frames: list[Frame]) -> None:
+        hello, *rest = frames
+        name = hello.body.decode("ascii", "replace")
+        if hello.type is not FrameType.HELLO or not name.isalnum() or len(name) > LINK_NAME_CHARS_MAX:
+            raise RemoteProtocolError(f"a data connection began with {hello.type.name}, expected HELLO with the name of a link")
+        link = self._accepted.get(name)
+        if link is None:
+            link = self._accepted[name] = Link(name, self.codec, self._partitions, self)
+        self._stop_timer(link)
+        link.carry_on(connection)
+        if rest:
+            link.on_frames(connection, rest)
+
+    def on_writable(self, connection: AuthenticatedConnection) -> None:
+        """Nothing is written before the peer said HELLO."""
+
+    def on_connection_lost(self, connection: AuthenticatedConnection, error: Exception | None) -> None:
+        """It was in the waiting room, which knows."""
+
+    # LinkOwner of accepted links.
+
+    def on_link_lost(self, link: Link) -> None:
+        """The peer dialled, so the peer dials again. Without channels there is nothing to wait for."""
+        if link.is_closed or not link.has_channels:
+            self._forget_accepted(link)
+        elif not self._closed:
+            self._timers[link] = asyncio.get_running_loop().call_later(GIVE_UP_S, self._give_up, link)
+
+    def on_link_unused(self, link: Link) -> None:
+        """Closing it is the business of the peer, which dialled."""
+
+    def _give_up(self, link: Link) -> None:
+        self._forget_accepted(link)
+        link.fail(Broken(f"the peer of link {link.name[:8]} has not come back for {GIVE_UP_S:g} s"))
+
+    def _forget_accepted(self, link: Link) -> None:
+        self._stop_timer(link)
+        if self._accepted.get(link.name) is link:
+            del self._accepted[link.name]
+
+    def _stop_timer(self, link: Link) -> None:
+        timer = self._timers.pop(link, None)
+        if timer is not None:
+            timer.cancel()
+
+
+class _Dialler:
+    """LinkOwner of the link that was dialled at `address`."""
+
+    __slots__ = ("_address", "_data_plane")
+
+    def __init__(self, data_plane: DataPlane, address: tuple[str, int]) -> None:
+        self._data_plane = data_plane
+        self._address = address
+
+    def on_link_lost(self, link: Link) -> None:
+        if link.is_closed:
+            self._data_plane.forget(self._address, link)
+        else:
+            self._data_plane.dial(self._address, link)
+
+    def on_link_unused(self, link: Link) -> None:
+        self._data_plane.close_unused(self._address, link)
+
+
+class _Opening:
+    """Owner of a connection until it is open; then it is the link's, in the same call, so that its end cannot be missed."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self.opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def on_connected(self, connection: AuthenticatedConnection) -> None:
+        if self.opened.done() or self._link.is_closed:  # Nobody waits for it any more.
+            connection.abort()
+            return
+        assert connection.encoder is not None, "it is open"
+        connection.write([connection.encoder.encode(FrameType.HELLO, NO_CHANNEL, 0, self._link.name.encode())])
+        self._link.carry_on(connection)
+        self.opened.set_result(None)
+
+    def on_frames(self, connection: AuthenticatedConnection, frames: list[Frame]) -> None:
+        raise RemoteProtocolError("frames came before this side said which link it carries on")
+
+    def on_writable(self, connection: AuthenticatedConnection) -> None:
+        """Nothing waits yet."""
+
+    def on_connection_lost(self, connection: AuthenticatedConnection, error: Exception | None) -> None:
+        if not self.opened.done():
+            self.opened.set_exception(Broken(f"the connection ended in the handshake: {error!r}"))
+            self.opened.exception()  # Whoever waits has it; nobody may.
+
+
+def _text(address: tuple[str, int]) -> str:
+    return f"{address[0]}:{address[1]}"

@@ -1,0 +1,129 @@
+"""The output of one subtask: one subpartition for each consumer, and one budget of permits over all of them.
+
+The budget is the pool: `availability` is the pool's own, so it falls when the queued batches reach the pool's size (or
+a subpartition its quota) and rises when consumers took enough. It is advice: a record's own output is always accepted,
+counted as overdraft, and the task looks at `availability` before it takes the next input. Events take no permit. After
+Flink's PipelinedResultPartition.
+"""
+
+from __future__ import annotations
+
+from aioflow.core.availability import Availability
+from aioflow.core.elements import Event, RecordBatch
+from aioflow.network.builder import BATCH_RECORDS_MAX
+from aioflow.network.local_pool import LocalBufferPool
+from aioflow.network.subpartition import PipelinedSubpartition
+
+__all__ = ["ResultPartition"]
+
+
+class ResultPartition:
+    """`subpartition_count` queues over one `pool`, which the partition owns: `release` destroys it."""
+
+    __slots__ = (
+        "_unprocessed",
+        "_unreleased",
+        "all_data_processed",
+        "is_finished",
+        "is_released",
+        "owner",
+        "partition_id",
+        "pool",
+        "subpartitions",
+    )
+
+    def __init__(
+        self,
+        partition_id: str,
+        subpartition_count: int,
+        pool: LocalBufferPool,
+        batch_records_max: int = BATCH_RECORDS_MAX,
+        *,
+        owner: str = "",
+    ) -> None:
+        """`owner` is the producing operator, named when one of its values cannot travel."""
+        self.partition_id = partition_id
+        self.owner = owner
+        self.pool = pool
+        self.is_finished = False
+        self.is_released = False
+        self.subpartitions = [
+            PipelinedSubpartition(i, pool, batch_records_max, self._on_processed, self._on_released)
+            for i in range(subpartition_count)
+        ]
+        self._unreleased = subpartition_count
+        self._unprocessed = dict.fromkeys(range(subpartition_count))
+        self.all_data_processed = Availability(subpartition_count == 0)
+        """Raised once every consumer acknowledged that it processed all records up to EndOfData."""
+
+    @property
+    def availability(self) -> Availability:
+        """Is there room for one more batch within the budget?"""
+        return self.pool.availability
+
+    def add_batch(self, index: int, batch: RecordBatch) -> bool:
+        """Queue a sealed batch for consumer `index`, by reference. False if the consumer is gone, or after `finish`."""
+        return self.subpartitions[index].add(batch)
+
+    def add_event(self, index: int, event: Event, blocking: bool = False, priority: bool = False) -> bool:
+        """Queue an event for consumer `index` behind everything written to it, or in front of it with `priority`."""
+        return self.subpartitions[index].add_event(event, blocking, priority)
+
+    def broadcast_event(self, event: Event, blocking: bool = False, priority: bool = False) -> None:
+        """`add_event` for every consumer; the event is shared."""
+        for subpartition in self.subpartitions:
+            subpartition.add_event(event, blocking, priority)
+
+    def flush(self) -> None:
+        """Make what was appended to the builders visible."""
+        for subpartition in self.subpartitions:
+            subpartition.flush()
+
+    def finish(self) -> None:
+        """Flush, then EndOfPartition to every consumer. Idempotent."""
+        self.is_finished = True
+        for subpartition in self.subpartitions:
+            subpartition.finish()
+
+    def fail(self, error: BaseException) -> None:
+        """The producing task failed: consumers see ProducerFailed at their next poll, whatever was queued."""
+        self.is_finished = True
+        for subpartition in self.subpartitions:
+            subpartition.fail(error)
+
+    def release(self) -> None:
+        """Drop everything and give the pool back. Idempotent; happens by itself once all consumers released.
+
+        A consumer that had not read to the end sees ProducerFailed: a producer that finished leaves its partition
+        alone.
+        """
+        if self.is_released:
+            return
+        self.is_released = True
+        for subpartition in self.subpartitions:
+            subpartition.release()
+        self.pool.destroy()
+
+    @property
+    def queued_batches(self) -> int:
+        """Sealed batches that wait for consumers, over all subpartitions."""
+        return sum(subpartition.queued_batches for subpartition in self.subpartitions)
+
+    def queue_length(self, index: int) -> int:
+        """Batches and events that wait for consumer `index`."""
+        return len(self.subpartitions[index])
+
+    @property
+    def pool_usage(self) -> float:
+        """Permits in use over the size of the pool: above 1 with overdraft."""
+        return self.pool.in_use / self.pool.size if self.pool.size else 0.0
+
+    def _on_processed(self, index: int) -> None:
+        self._unprocessed.pop(index, None)
+        if not self._unprocessed:
+            self.all_data_processed.set_available()
+
+    def _on_released(self, index: int) -> None:
+        self._unreleased -= 1
+        if self._unreleased == 0:
+            self.release()

@@ -1,0 +1,109 @@
+"""Memory that travels: a fixed page, and a reference-counted buffer over it.
+
+Only bytes need memory: a remote subpartition's encoded batch, a frame that arrived. A local edge hands lists on and
+takes a permit, which is a count. A page is freed once; a buffer goes back to its recycler when its count falls to zero,
+exactly once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Self
+
+from aioflow.core.errors import Closed
+
+__all__ = ["SEGMENT_BYTES", "Buffer", "MemorySegment"]
+
+SEGMENT_BYTES = 32768
+"""Flink's page: large enough to hide a frame's header, small enough that a slow channel holds little."""
+
+
+class MemorySegment:
+    """A page of `size` bytes. Every access is checked against the page; after `free` every access raises Closed."""
+
+    __slots__ = ("_memory", "size")
+
+    def __init__(self, size: int = SEGMENT_BYTES) -> None:
+        self.size = size
+        self._memory: bytearray | None = bytearray(size)
+
+    def put(self, offset: int, data: bytes | bytearray | memoryview) -> None:
+        """Write all of `data` at `offset`. IndexError if it does not fit: a bytearray would silently grow."""
+        memory = self._checked(offset, len(data))
+        memory[offset : offset + len(data)] = data
+
+    def get(self, offset: int, length: int) -> bytes:
+        """A copy of `length` bytes from `offset`. IndexError beyond the page."""
+        return bytes(self._checked(offset, length)[offset : offset + length])
+
+    def view(self, start: int = 0, stop: int | None = None) -> memoryview:
+        """The bytes [start, stop) without a copy; whoever holds the view holds the page."""
+        end = self.size if stop is None else stop
+        return memoryview(self._checked(start, end - start))[start:end]
+
+    @property
+    def is_freed(self) -> bool:
+        return self._memory is None
+
+    def free(self) -> None:
+        """Give the page up. Closed if it was freed before: two owners of one page is a bug."""
+        if self._memory is None:
+            raise Closed("memory segment is freed already; it must be freed once, by its pool")
+        self._memory = None
+
+    def _checked(self, offset: int, length: int) -> bytearray:
+        memory = self._memory
+        if memory is None:
+            raise Closed("memory segment was accessed after it was freed")
+        if offset < 0 or length < 0 or offset + length > self.size:
+            raise IndexError(f"bytes [{offset}, {offset + length}) are outside of a segment of {self.size} bytes")
+        return memory
+
+
+class Buffer:
+    """`length` filled bytes of a segment, shared by count. Born with a count of one; at zero the recycler gets the
+    segment."""
+
+    __slots__ = ("_recycler", "_references", "_segment", "length")
+
+    def __init__(self, segment: MemorySegment, recycler: Callable[[MemorySegment], None], length: int = 0) -> None:
+        self._segment = segment
+        self._recycler = recycler
+        self._references = 1
+        self.length = length
+
+    @property
+    def segment(self) -> MemorySegment:
+        """The page. Closed after the last recycle."""
+        self._check_live()
+        return self._segment
+
+    @property
+    def references(self) -> int:
+        return self._references
+
+    @property
+    def is_recycled(self) -> bool:
+        return self._references == 0
+
+    def view(self) -> memoryview:
+        """The filled bytes, read-only. Keep a reference (`retain`) for as long as the view is used."""
+        self._check_live()
+        return self._segment.view(0, self.length).toreadonly()
+
+    def retain(self) -> Self:
+        """One more holder, who must `recycle` too."""
+        self._check_live()
+        self._references += 1
+        return self
+
+    def recycle(self) -> None:
+        """One holder less; the last one returns the page. Closed if nobody held it."""
+        self._check_live()
+        self._references -= 1
+        if self._references == 0:
+            self._recycler(self._segment)
+
+    def _check_live(self) -> None:
+        if self._references == 0:
+            raise Closed("network buffer was used after its last holder recycled it")

@@ -1,0 +1,250 @@
+"""The queue between one producing subtask and one consuming subtask; read once, in order, by one reader.
+
+Queued are sealed batches, each with one permit of the partition's pool, and events, without. The open batch (`builder`)
+is not queued: it is sealed by `flush`, and before any event, so an event never overtakes records that were written
+before it. Invariants: the reader is notified only when the queue turns from empty to not empty (or unblocked, failed,
+released), so one notification stands for all that follows until the queue was drained; after a blocking event nothing
+more comes out until `resume_consumption`; every permit goes back exactly once, when its batch is polled or dropped.
+After Flink's PipelinedSubpartition; what an event means is not known here.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from aioflow.core.elements import EndOfPartition, Event, RecordBatch, Watermark
+from aioflow.core.errors import Closed, ProducerFailed
+from aioflow.network.builder import BATCH_RECORDS_MAX, BatchBuilder
+
+__all__ = ["Permits", "PipelinedSubpartition", "Polled"]
+
+Polled = tuple[RecordBatch | Event, int, bool, int]
+"""(element, backlog after it, is more available now, sequence number). A plain tuple: a named one would cost more."""
+
+NO_EVENT = 0
+PLAIN_EVENT = 1
+BLOCKING_EVENT = 2
+
+
+class Permits(Protocol):
+    """What a subpartition needs of its pool; `channel` is its own index."""
+
+    def take_permit(self, channel: int = 0) -> None: ...
+    def recycle(self, channel: int = 0) -> None: ...
+
+
+class PipelinedSubpartition:
+    """Subpartition `index`, whose batches take their permits from `permits`."""
+
+    __slots__ = (
+        "_backlog",
+        "_blocked",
+        "_error",
+        "_notify",
+        "_on_all_processed",
+        "_on_released",
+        "_priority_events",
+        "_queue",
+        "_recycle",
+        "_sequence_number",
+        "_take_permit",
+        "builder",
+        "index",
+        "is_finished",
+        "is_released",
+    )
+
+    def __init__(
+        self,
+        index: int,
+        permits: Permits,
+        batch_records_max: int = BATCH_RECORDS_MAX,
+        on_all_records_processed: Callable[[int], None] | None = None,
+        on_released: Callable[[int], None] | None = None,
+    ) -> None:
+        self.index = index
+        self.builder = BatchBuilder(batch_records_max)
+        self.is_finished = False
+        self.is_released = False
+        self._take_permit = permits.take_permit
+        self._recycle = permits.recycle
+        self._on_all_processed = on_all_records_processed
+        self._on_released = on_released
+        self._queue: deque[tuple[RecordBatch | Event, int]] = deque()
+        self._backlog = 0
+        self._priority_events = 0
+        """How many elements at the head of the queue are priority events."""
+        self._blocked = False
+        self._sequence_number = 0
+        self._error: BaseException | None = None
+        self._notify: Callable[[bool], None] | None = None
+
+    # The producer's side.
+
+    def add(self, batch: RecordBatch) -> bool:
+        """Queue a sealed batch; the consumer owns it from here on. False, without a permit, after finish or release."""
+        if self.is_finished or self.is_released:
+            return False
+        self._take_permit(self.index)
+        queue = self._queue
+        queue.append((batch, NO_EVENT))
+        self._backlog += 1
+        if len(queue) == 1 and not self._blocked and self._notify is not None:
+            self._notify(False)
+        return True
+
+    def add_event(self, event: Event, blocking: bool = False, priority: bool = False) -> bool:
+        """Queue an event behind everything written so far; a `priority` one in front of it, behind earlier priority
+        events.
+
+        A `blocking` event stops the reader until `resume_consumption`. False after finish or release.
+        """
+        if self.is_finished or self.is_released:
+            return False
+        entry = (event, BLOCKING_EVENT if blocking else PLAIN_EVENT)
+        queue = self._queue
+        if priority:
+            queue.insert(self._priority_events, entry)
+            self._priority_events += 1
+            if not self._blocked:
+                self._tell_reader(priority=True)
+            return True
+        self.flush()
+        queue.append(entry)
+        if len(queue) == 1 and not self._blocked:
+            self._tell_reader()
+        return True
+
+    def flush(self) -> bool:
+        """Seal and queue the open batch; a watermark without records goes as an event. Was there anything?"""
+        builder = self.builder
+        if builder.values:
+            return self.add(builder.seal())
+        if builder.watermark > builder.told and not self.is_finished and not self.is_released:
+            self._queue.append((Watermark(builder.note_told()), PLAIN_EVENT))
+            if len(self._queue) == 1 and not self._blocked:
+                self._tell_reader()
+            return True
+        return False
+
+    def finish(self) -> None:
+        """Flush, then EndOfPartition; everything later is refused. Idempotent."""
+        self.add_event(EndOfPartition())
+        self.builder.finish()
+        self.is_finished = True
+
+    def fail(self, error: BaseException) -> None:
+        """The producer failed: what is queued is dropped, and every poll from now on raises ProducerFailed."""
+        if self.is_released or self._error is not None:
+            return
+        self._error = error
+        self.is_finished = True
+        self._drop()
+        self._tell_reader()
+
+    def release(self) -> None:
+        """Drop what is queued and return its permits, from either side. Idempotent."""
+        if self.is_released:
+            return
+        self.is_released = True
+        self._drop()
+        self._tell_reader()
+        self._notify = None
+        if self._on_released is not None:
+            self._on_released(self.index)
+
+    # The consumer's side.
+
+    def create_read_view(self, on_data_available: Callable[[bool], None]) -> None:
+        """Become the reader; called back at once if there is something already. Closed for a second one: data is read
+        once.
+
+        The callback gets True when a priority event arrived, which should be read before other channels.
+        """
+        if self._notify is not None:
+            raise Closed(f"subpartition {self.index} has a reader already; what is pipelined can be read once")
+        if self.is_released:
+            raise Closed(f"subpartition {self.index} is released; its partition was consumed or dropped")
+        self._notify = on_data_available
+        if self._queue or self._error is not None:
+            on_data_available(self._priority_events > 0)
+
+    def poll(self) -> Polled | None:
+        """The next element, or None if there is none, the view is blocked, or it was released. Never blocks.
+
+        Raises ProducerFailed once the producer failed.
+        """
+        queue = self._queue
+        if not queue or self._blocked:
+            if self._error is not None:
+                message = f"the producer of subpartition {self.index} failed: {self._error!r}"
+                raise ProducerFailed(message) from self._error
+            return None
+        element, kind = queue.popleft()
+        number = self._sequence_number
+        self._sequence_number = number + 1
+        if kind == NO_EVENT:
+            self._backlog = backlog = self._backlog - 1
+            self._recycle(self.index)
+            return element, backlog, bool(queue), number
+        if self._priority_events:
+            self._priority_events -= 1
+        if kind == BLOCKING_EVENT:
+            self._blocked = True
+            return element, 0, False, number
+        return element, self._backlog, bool(queue), number
+
+    def resume_consumption(self) -> None:
+        """Go on after a blocking event. Tells the reader if there is something."""
+        if self._blocked:
+            self._blocked = False
+            if self._queue:
+                self._tell_reader(self._priority_events > 0)
+
+    def acknowledge_all_records_processed(self) -> None:
+        """The consumer has processed everything up to EndOfData."""
+        if self._on_all_processed is not None:
+            self._on_all_processed(self.index)
+
+    @property
+    def backlog(self) -> int:
+        """Queued batches that may be read; events do not count, and nothing may be read while blocked."""
+        return 0 if self._blocked else self._backlog
+
+    @property
+    def queued_batches(self) -> int:
+        """Queued batches, blocked or not: the permits held here."""
+        return self._backlog
+
+    @property
+    def has_priority_event(self) -> bool:
+        """Is the next element a priority event?"""
+        return self._priority_events > 0 and not self._blocked
+
+    @property
+    def next_is_event(self) -> bool:
+        """Is the next element an event, which may be read without credit?"""
+        return bool(self._queue) and self._queue[0][1] != NO_EVENT and not self._blocked
+
+    @property
+    def is_blocked(self) -> bool:
+        return self._blocked
+
+    def __len__(self) -> int:
+        """Queued batches and events."""
+        return len(self._queue)
+
+    def _drop(self) -> None:
+        backlog, self._backlog = self._backlog, 0
+        self._queue.clear()
+        self._priority_events = 0
+        self._blocked = False
+        self.builder.clear()
+        for _ in range(backlog):
+            self._recycle(self.index)
+
+    def _tell_reader(self, priority: bool = False) -> None:
+        if self._notify is not None:
+            self._notify(priority)

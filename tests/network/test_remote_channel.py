@@ -1,0 +1,319 @@
+"""What only a remote channel does: asks again for what is not there yet, decodes when polled, and tells what cannot travel."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from aioflow.core.elements import EndOfPartition, LatencyMarker, RecordBatch
+from aioflow.core.errors import ProducerFailed, RemoteProtocolError, TypeNotSupported
+from aioflow.core.host import SystemHost
+from aioflow.core.serializers import DecodeError
+from aioflow.network.remote_channel import EXCLUSIVE_BUFFERS, REQUEST_BACKOFF_MS
+from aioflow.protocol.errors import BufferReordering, PartitionNotFound
+from aioflow.protocol.framing import FrameType
+from aioflow.protocol.producer import PREFIX
+from aioflow.testing import simulate
+from aioflow.testing.simulation import SimulatedHost
+from tests.network.planes import Planes, Reader, until
+
+
+def on_sockets(main: Callable[[Planes], Awaitable[None]]) -> None:
+    async def run() -> None:
+        async with Planes(SystemHost()) as planes:
+            await main(planes)
+
+    asyncio.run(run())
+
+
+def in_virtual_time(main: Callable[[Planes], Awaitable[None]]) -> None:
+    async def run(host: SimulatedHost) -> None:
+        async with Planes(host) as planes:
+            await main(planes)
+
+    assert simulate(run, 1).errors == []
+
+
+class CannotTravel:
+    """No codec knows it."""
+
+
+def test_a_value_that_cannot_travel_fails_its_consumer_and_names_the_operator() -> None:
+    async def main(planes: Planes) -> None:
+        partition = planes.partition(subpartitions=2)
+        reader, other = Reader(planes.channel(subpartition=0)), Reader(planes.channel(subpartition=1))
+        partition.add_batch(0, RecordBatch([1]))
+        partition.add_batch(0, RecordBatch([CannotTravel()]))
+        partition.add_batch(0, RecordBatch([2]))
+        await until(lambda: reader.error is not None)
+        assert isinstance(reader.error, TypeNotSupported)
+        assert "map-p" in str(reader.error)
+        assert "CannotTravel" in str(reader.error)
+        partition.add_batch(1, RecordBatch([3]))
+        await until(lambda: other.records == [3])
+        assert partition.subpartitions[0].is_released
+        assert planes.link.resets == 0
+        reader.channel.release()
+        other.channel.release()
+
+    on_sockets(main)
+
+
+def test_a_partition_that_comes_late_is_asked_for_again() -> None:
+    """C13.1: at once, then doubling."""
+
+    async def main(planes: Planes) -> None:
+        reader = Reader(planes.channel("late"))
+        await asyncio.sleep(sum(REQUEST_BACKOFF_MS[:4]) / 1000 + 0.01)
+        assert reader.told == 0
+        planes.partition("late").add_batch(0, RecordBatch([1]))
+        await asyncio.sleep(REQUEST_BACKOFF_MS[4] / 1000 + 0.1)
+        assert reader.records == [1]
+        reader.channel.release()
+
+    in_virtual_time(main)
+
+
+def test_a_partition_that_never_comes_is_given_up_after_the_last_delay() -> None:
+    """C13.1, C13.2."""
+
+    async def main(planes: Planes) -> None:
+        start = asyncio.get_running_loop().time()
+        reader = Reader(planes.channel("never"))
+        await until(lambda: reader.error is not None, 0.01)
+        assert isinstance(reader.error, PartitionNotFound)
+        assert asyncio.get_running_loop().time() - start == pytest.approx(sum(REQUEST_BACKOFF_MS) / 1000, abs=0.3)
+        reader.channel.release()
+
+    in_virtual_time(main)
+
+
+def test_a_channel_released_while_it_waits_to_ask_again_asks_no_more() -> None:
+    async def main(planes: Planes) -> None:
+        reader = Reader(planes.channel("late"))
+        await asyncio.sleep(0.2)
+        reader.channel.release()
+        partition = planes.partition("late")
+        partition.add_batch(0, RecordBatch([1]))
+        await asyncio.sleep(10)
+        assert reader.told == 0
+        assert partition.queued_batches == 1
+        assert planes.link.consumer.channels == []
+
+    in_virtual_time(main)
+
+
+def test_a_subpartition_is_read_once_and_a_second_reader_fails_alone() -> None:
+    """C13.5."""
+
+    async def main(planes: Planes) -> None:
+        partition = planes.partition()
+        first = Reader(planes.channel())
+        partition.add_batch(0, RecordBatch([1]))
+        await until(lambda: first.records == [1])
+        second = Reader(planes.channel())
+        await until(lambda: second.error is not None)
+        assert "has a reader already" in str(second.error)
+        partition.add_batch(0, RecordBatch([2]))
+        await until(lambda: first.records == [1, 2])
+        first.channel.release()
+        second.channel.release()
+
+    on_sockets(main)
+
+
+def test_a_subpartition_that_does_not_exist_fails_its_channel_alone() -> None:
+    async def main(planes: Planes) -> None:
+        partition = planes.partition()
+        good, bad = Reader(planes.channel()), Reader(planes.channel(subpartition=7))
+        await until(lambda: bad.error is not None)
+        assert isinstance(bad.error, RemoteProtocolError)
+        assert "p has no subpartition 7" in str(bad.error)
+        partition.add_batch(0, RecordBatch([1]))
+        await until(lambda: good.records == [1])
+        for reader in (good, bad):
+            reader.channel.release()
+
+    on_sockets(main)
+
+
+async def say(planes: Planes, kind: FrameType, sequence: int, content: bytes) -> None:
+    """The producer's side says something that it should not."""
+    connection = planes.producer.links[0].connection
+    assert connection is not None
+    assert connection.encoder is not None
+    connection.write([connection.encoder.encode(kind, 0, sequence, PREFIX.pack(0, 0) + content)])
+
+
+def test_a_gap_in_the_sequence_is_reordering_for_that_channel() -> None:
+    """C11.1."""
+
+    async def main(planes: Planes) -> None:
+        partition = planes.partition(subpartitions=2)
+        reader, other = Reader(planes.channel(subpartition=0)), Reader(planes.channel(subpartition=1))
+        partition.add_batch(0, RecordBatch([1]))
+        await until(lambda: reader.records == [1])
+        await say(planes, FrameType.BUFFER_RESPONSE, 3, b"x")
+        await until(lambda: reader.error is not None)
+        assert isinstance(reader.error, BufferReordering)
+        partition.add_batch(1, RecordBatch([2]))
+        await until(lambda: other.records == [2])
+        assert planes.link.resets == 0
+        for channel in (reader.channel, other.channel):
+            channel.release()
+        await until(lambda: partition.is_released)
+        assert planes.pool.available_segments == planes.pool.total_segments
+
+    on_sockets(main)
+
+
+def test_an_event_of_a_newer_release_fails_its_channel_alone() -> None:
+    """C14.3."""
+
+    async def main(planes: Planes) -> None:
+        partition = planes.partition(subpartitions=2)
+        reader, other = Reader(planes.channel(subpartition=0)), Reader(planes.channel(subpartition=1))
+        await planes.settle()
+        await say(planes, FrameType.EVENT_RESPONSE, 0, b"\x91\x63")
+        await until(lambda: reader.error is not None)
+        assert isinstance(reader.error, DecodeError)
+        assert "an event of kind 99 is not known here" in str(reader.error)
+        partition.add_batch(1, RecordBatch([2]))
+        await until(lambda: other.records == [2])
+        for channel in (reader.channel, other.channel):
+            channel.release()
+
+    on_sockets(main)
+
+
+def test_a_batch_that_cannot_be_decoded_fails_the_poll_and_holds_no_permit() -> None:
+    async def main(planes: Planes) -> None:
+        planes.partition()
+        reader = Reader(planes.channel())
+        await planes.settle()
+        await say(planes, FrameType.BUFFER_RESPONSE, 0, b"no batch")
+        await until(lambda: reader.error is not None)
+        assert isinstance(reader.error, DecodeError)
+        assert "channel 0 (subpartition 0 of p)" in str(reader.error)
+        reader.channel.release()
+
+    on_sockets(main)
+
+
+def test_a_consumer_that_does_not_read_gets_its_window_and_no_more() -> None:
+    """E1.1, E4: what it was granted waits here, the rest as permits of the producer, whose pool then is used up."""
+
+    async def main(planes: Planes) -> None:
+        partition = planes.partition(permits=6)
+        reader = Reader(planes.channel())
+        reader.paused = True
+        written = 0
+        while partition.availability.is_available:
+            partition.add_batch(0, RecordBatch([written]))
+            written += 1
+            await planes.settle()
+        assert written <= 6 + 1
+        assert reader.channel.queued_batches == EXCLUSIVE_BUFFERS
+        reader.read(1)
+        await planes.settle()
+        assert reader.channel.queued_batches == EXCLUSIVE_BUFFERS
+        assert partition.availability.is_available
+        reader.paused = False
+        reader.read()
+        await planes.settle()
+        assert reader.records == list(range(written))
+        reader.channel.release()
+
+    on_sockets(main)
+
+
+def test_a_stuck_channel_does_not_hold_up_another_of_the_same_connection() -> None:
+    """E4: the reason for credits."""
+
+    async def main(planes: Planes) -> None:
+        slow, fast = planes.partition("slow", permits=4), planes.partition("fast", permits=4)
+        stuck, reader = Reader(planes.channel("slow")), Reader(planes.channel("fast"))
+        stuck.paused = True
+        payload = "x" * 30_000
+        for number in range(4):
+            slow.add_batch(0, RecordBatch([(number, payload)]))
+        for number in range(200):
+            if not fast.availability.is_available:
+                await fast.availability.get_available_future()
+            fast.add_batch(0, RecordBatch([(number, payload)]))
+        await until(lambda: len(reader.records) == 200)
+        assert stuck.channel.queued_batches == EXCLUSIVE_BUFFERS
+        assert len(planes.producer.links) == 1
+        stuck.paused = False
+        stuck.read()
+        await until(lambda: len(stuck.records) == 4)
+        for channel in (stuck.channel, reader.channel):
+            channel.release()
+
+    on_sockets(main)
+
+
+def test_a_batch_larger_than_the_window_arrives_whole() -> None:
+    async def main(planes: Planes) -> None:
+        partition = planes.partition()
+        reader = Reader(planes.channel())
+        value = "y" * 3_000_000
+        partition.add_batch(0, RecordBatch([value, 1]))
+        partition.add_event(0, LatencyMarker(1, "s", 0))
+        partition.finish()
+        await until(lambda: len(reader.events) == 2)
+        assert reader.records == [value, 1]
+        assert reader.events == [LatencyMarker(1, "s", 0), EndOfPartition()]
+        reader.channel.release()
+
+    on_sockets(main)
+
+
+def test_messages_for_the_producing_task_are_taken_and_change_nothing() -> None:
+    """TaskEvent and NewBufferSize: no task here listens to them, and a peer that sends them does nothing wrong."""
+
+    async def main(planes: Planes) -> None:
+        partition = planes.partition()
+        reader = Reader(planes.channel())
+        planes.link.consumer.announce_buffer_size(0, 4096)
+        planes.link.consumer.send_task_event(0, b"whatever")
+        partition.add_batch(0, RecordBatch([1]))
+        await until(lambda: reader.records == [1])
+        assert planes.link.resets == 0
+        reader.channel.release()
+
+    on_sockets(main)
+
+
+def test_a_released_partition_reaches_its_consumer_as_a_failure_of_the_producer() -> None:
+    async def main(planes: Planes) -> None:
+        partition = planes.partition()
+        reader = Reader(planes.channel())
+        await planes.settle()
+        partition.release()
+        await until(lambda: reader.error is not None)
+        assert isinstance(reader.error, ProducerFailed)
+        reader.channel.release()
+
+    on_sockets(main)
+
+
+def test_an_error_before_the_request_is_answered_surfaces_and_a_release_hides_it() -> None:
+    """C11.2, C11.3."""
+
+    async def main(planes: Planes) -> None:
+        partition = planes.partition()
+        partition.fail(ValueError("early"))
+        reader, released = Reader(planes.channel()), planes.channel("q")
+        planes.partition("q").fail(ValueError("early"))
+        released.request(lambda priority: None)
+        released.release()
+        await until(lambda: reader.error is not None)
+        assert isinstance(reader.error, ProducerFailed)
+        await planes.settle()
+        assert released.poll() is None
+        reader.channel.release()
+
+    on_sockets(main)

@@ -1,0 +1,286 @@
+"""The queue of one consumer: order, backlog, blocking, notification, and permits that always come back."""
+
+from __future__ import annotations
+
+import pytest
+
+from aioflow.core.elements import (
+    CheckpointBarrier,
+    EndOfData,
+    EndOfPartition,
+    LatencyMarker,
+    RecordBatch,
+    Watermark,
+)
+from aioflow.core.errors import Closed, ProducerFailed
+from aioflow.network.buffers import LocalBufferPool, NetworkBufferPool
+from aioflow.network.subpartition import PipelinedSubpartition
+
+MARKER = LatencyMarker(0, "source", 0)
+BARRIER = CheckpointBarrier(1, 0)
+
+
+@pytest.fixture
+def pool() -> LocalBufferPool:
+    return NetworkBufferPool(16).create_buffer_pool(4)
+
+
+@pytest.fixture
+def subpartition(pool: LocalBufferPool) -> PipelinedSubpartition:
+    return PipelinedSubpartition(0, pool)
+
+
+@pytest.fixture
+def notices(subpartition: PipelinedSubpartition) -> list[bool]:
+    told: list[bool] = []
+    subpartition.create_read_view(told.append)
+    return told
+
+
+def batch(*values: int) -> RecordBatch:
+    return RecordBatch(list(values))
+
+
+def contents(subpartition: PipelinedSubpartition) -> list[object]:
+    elements: list[object] = []
+    while (polled := subpartition.poll()) is not None:
+        elements.append(polled[0].values if isinstance(polled[0], RecordBatch) else polled[0])
+    return elements
+
+
+def test_an_open_batch_notifies_nobody_and_the_first_sealed_one_once(
+    subpartition: PipelinedSubpartition, notices: list[bool]
+) -> None:
+    """C8.1"""
+    subpartition.builder.append(1)
+    assert notices == []
+    subpartition.flush()
+    subpartition.builder.append(2)
+    subpartition.flush()
+    assert len(notices) == 1
+
+
+def test_the_open_batch_behind_a_sealed_one_is_not_in_the_backlog_but_can_be_flushed(
+    subpartition: PipelinedSubpartition,
+) -> None:
+    """C8.2"""
+    sealed = batch(*range(1025))
+    subpartition.add(sealed)
+    for value in range(1024):
+        subpartition.builder.append(value)
+    assert subpartition.backlog == 1
+    assert subpartition.poll() == (sealed, 0, False, 0)
+    subpartition.flush()
+    polled = subpartition.poll()
+    assert polled is not None
+    assert isinstance(polled[0], RecordBatch)
+    assert polled[0].values == list(range(1024))
+
+
+def test_the_backlog_counts_batches_only(subpartition: PipelinedSubpartition) -> None:
+    """C8.4"""
+    subpartition.add(batch(1))
+    subpartition.add_event(MARKER)
+    subpartition.add(batch(2))
+    assert (subpartition.backlog, len(subpartition)) == (2, 3)
+    backlogs = [polled[1] for _ in range(3) if (polled := subpartition.poll())]
+    assert backlogs == [1, 1, 0]
+
+
+def test_after_finish_everything_is_refused_and_no_permit_is_taken(
+    subpartition: PipelinedSubpartition, pool: LocalBufferPool
+) -> None:
+    """C8.6"""
+    subpartition.finish()
+    subpartition.finish()
+    assert not subpartition.add(batch(1))
+    assert not subpartition.add_event(MARKER)
+    assert not subpartition.add_event(MARKER, priority=True)
+    assert not subpartition.builder.append(1)
+    subpartition.builder.advance_watermark(9)
+    assert not subpartition.flush()
+    assert pool.in_use == 0
+    assert contents(subpartition) == [EndOfPartition()]
+
+
+def test_a_second_reader_is_refused(subpartition: PipelinedSubpartition, notices: list[bool]) -> None:
+    """C8.7"""
+    with pytest.raises(Closed, match="subpartition 0 has a reader already"):
+        subpartition.create_read_view(lambda priority: None)
+
+
+def test_release_while_reading_wakes_the_reader_and_returns_the_permits(
+    subpartition: PipelinedSubpartition, notices: list[bool], pool: LocalBufferPool
+) -> None:
+    """C8.7"""
+    subpartition.add(batch(1))
+    subpartition.add(batch(2))
+    subpartition.builder.append(3)
+    subpartition.poll()
+    assert pool.in_use == 1
+    subpartition.release()
+    subpartition.release()
+    assert len(notices) == 2
+    assert subpartition.is_released
+    assert subpartition.poll() is None
+    assert pool.in_use == 0
+    assert not subpartition.add(batch(4))
+    assert len(subpartition.builder) == 0
+    assert not subpartition.flush()
+    subpartition.finish()
+    assert subpartition.poll() is None
+    with pytest.raises(Closed, match="subpartition 0 is released"):
+        subpartition.create_read_view(lambda priority: None)
+
+
+def test_finish_flushes_what_is_open_and_ends_the_partition(
+    subpartition: PipelinedSubpartition, notices: list[bool]
+) -> None:
+    """C9.4: the end of the input flushes."""
+    subpartition.builder.append(1)
+    subpartition.finish()
+    assert len(notices) == 1
+    assert contents(subpartition) == [[1], EndOfPartition()]
+
+
+def test_flush_of_nothing_is_silent_and_two_flushes_are_one_notification(
+    subpartition: PipelinedSubpartition, notices: list[bool]
+) -> None:
+    """C9.2"""
+    assert not subpartition.flush()
+    assert notices == []
+    subpartition.builder.append(1)
+    assert subpartition.flush()
+    assert not subpartition.flush()
+    assert len(notices) == 1
+
+
+def test_a_watermark_without_records_goes_as_an_event_and_takes_no_permit(
+    subpartition: PipelinedSubpartition, notices: list[bool], pool: LocalBufferPool
+) -> None:
+    subpartition.builder.advance_watermark(5)
+    assert subpartition.flush()
+    assert not subpartition.flush()
+    assert (pool.in_use, len(notices)) == (0, 1)
+    assert contents(subpartition) == [Watermark(5)]
+
+
+def test_an_event_never_overtakes_records_that_were_written_before_it(subpartition: PipelinedSubpartition) -> None:
+    subpartition.builder.append(1)
+    subpartition.add_event(EndOfData())
+    subpartition.builder.append(2)
+    subpartition.flush()
+    assert contents(subpartition) == [[1], EndOfData(), [2]]
+
+
+def test_a_batch_takes_one_permit_until_it_is_polled_and_an_event_none(
+    subpartition: PipelinedSubpartition, pool: LocalBufferPool
+) -> None:
+    subpartition.add(batch(*range(1000)))
+    subpartition.add_event(MARKER)
+    assert (pool.in_use, subpartition.queued_batches) == (1, 1)
+    subpartition.poll()
+    assert (pool.in_use, subpartition.queued_batches) == (0, 0)
+
+
+def test_the_batch_itself_is_handed_on(subpartition: PipelinedSubpartition) -> None:
+    """C12.1: by reference, no copy."""
+    sealed = batch(1, 2)
+    subpartition.add(sealed)
+    polled = subpartition.poll()
+    assert polled is not None
+    assert polled[0] is sealed
+
+
+def test_sequence_numbers_count_what_was_polled(subpartition: PipelinedSubpartition) -> None:
+    subpartition.add(batch(1))
+    subpartition.add_event(MARKER)
+    subpartition.add_event(BARRIER, priority=True)
+    assert [polled[3] for _ in range(3) if (polled := subpartition.poll())] == [0, 1, 2]
+
+
+def test_a_blocking_event_stops_the_reader_and_hides_the_backlog(
+    subpartition: PipelinedSubpartition, notices: list[bool]
+) -> None:
+    """E2.2"""
+    subpartition.add_event(BARRIER, blocking=True)
+    subpartition.add(batch(1))
+    assert subpartition.poll() == (BARRIER, 0, False, 0)
+    assert subpartition.is_blocked
+    assert (subpartition.backlog, subpartition.queued_batches) == (0, 1)
+    assert subpartition.poll() is None
+    subpartition.resume_consumption()
+    assert len(notices) == 2
+    assert contents(subpartition) == [[1]]
+
+
+def test_nothing_that_arrives_while_blocked_notifies(subpartition: PipelinedSubpartition, notices: list[bool]) -> None:
+    subpartition.add_event(BARRIER, blocking=True)
+    subpartition.poll()
+    subpartition.add(batch(1))
+    subpartition.add_event(MARKER)
+    subpartition.add_event(BARRIER, priority=True)
+    assert len(notices) == 1
+    subpartition.resume_consumption()
+    assert notices == [False, True]
+
+
+def test_resuming_an_empty_or_unblocked_queue_is_silent(
+    subpartition: PipelinedSubpartition, notices: list[bool]
+) -> None:
+    subpartition.resume_consumption()
+    subpartition.add_event(BARRIER, blocking=True)
+    subpartition.poll()
+    subpartition.resume_consumption()
+    assert len(notices) == 1
+    subpartition.add(batch(1))
+    assert len(notices) == 2
+
+
+def test_priority_events_keep_their_order_before_everything_else(subpartition: PipelinedSubpartition) -> None:
+    first, second = CheckpointBarrier(1, 0), CheckpointBarrier(2, 0)
+    subpartition.add(batch(1))
+    subpartition.add_event(first, priority=True)
+    subpartition.add_event(second, priority=True)
+    assert subpartition.has_priority_event
+    assert contents(subpartition) == [first, second, [1]]
+    assert not subpartition.has_priority_event
+
+
+def test_a_priority_event_does_not_flush_the_open_batch(subpartition: PipelinedSubpartition) -> None:
+    subpartition.builder.append(1)
+    subpartition.add_event(BARRIER, priority=True)
+    assert contents(subpartition) == [BARRIER]
+    assert len(subpartition.builder) == 1
+
+
+def test_a_failure_drops_what_is_queued_and_is_raised_at_every_poll(
+    subpartition: PipelinedSubpartition, notices: list[bool], pool: LocalBufferPool
+) -> None:
+    subpartition.add(batch(1))
+    cause = ValueError("first")
+    subpartition.fail(cause)
+    subpartition.fail(ValueError("second"))
+    assert pool.in_use == 0
+    assert len(notices) == 2
+    for _ in range(2):
+        with pytest.raises(ProducerFailed, match="first") as caught:
+            subpartition.poll()
+        assert caught.value.__cause__ is cause
+    assert not subpartition.add(batch(2))
+
+
+def test_a_failure_reaches_a_reader_that_was_blocked_and_one_that_comes_later(
+    subpartition: PipelinedSubpartition,
+) -> None:
+    subpartition.add_event(BARRIER, blocking=True)
+    subpartition.poll()
+    subpartition.add_event(BARRIER, priority=True)
+    subpartition.fail(ValueError("bad"))
+    assert not subpartition.is_blocked
+    assert not subpartition.has_priority_event
+    notices: list[bool] = []
+    subpartition.create_read_view(notices.append)
+    assert notices == [False]
+    with pytest.raises(ProducerFailed):
+        subpartition.poll()
