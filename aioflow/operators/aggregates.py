@@ -1,0 +1,429 @@
+"""The built-in aggregates: `count sum min max mean collect top min_by max_by first last distinct`, and `agg` of several.
+
+Each takes `fn`, a function or expression of the element (None: the element itself), and `where`, which elements count.
+Rules that all share, so that any split of the input merges to the same result:
+
+* None is no value: `sum min max mean distinct top min_by max_by` pass over an element for which `fn` gives None;
+  `collect first last` keep it, `count` counts elements;
+* NaN is greater than every number (as in Spark), so `max` of it is NaN and `min` avoids it; as one value of `distinct`;
+* among equals the first to arrive wins;
+* nothing at all gives 0 for `count sum distinct`, [] for `collect top`, None for the others.
+
+Sums of floats are plain additions in order of arrival.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from aioflow.core.errors import GraphError
+from aioflow.core.functions import AggregateFunction, OrNone
+from aioflow.operators.folding import FoldingAggregate, LoopWriter, Selector, UserAggregate, as_selector
+
+__all__ = [
+    "agg",
+    "count",
+    "sum",
+    "min",
+    "max",
+    "mean",
+    "collect",
+    "top",
+    "min_by",
+    "max_by",
+    "first",
+    "last",
+    "distinct",
+    "resolve_aggregate",
+    "Agg",
+    "BuiltIn",
+    "Count",
+    "Sum",
+    "Min",
+    "Max",
+    "Mean",
+    "Collect",
+    "Top",
+    "MinBy",
+    "MaxBy",
+    "First",
+    "Last",
+    "Distinct",
+]
+
+T = TypeVar("T")
+
+
+def agg(**named: Any) -> AggregateFunction[Any, Any, dict[str, Any]]:
+    """Several aggregates at once: a dict of their results, in the given order. `agg(n=count(), total=sum(col.cents))`."""
+    return Agg({name: resolve_aggregate(part) for name, part in named.items()})
+
+
+def count(*, where: Selector = None) -> AggregateFunction[Any, Any, int]:
+    """How many elements."""
+    return Count(None, where)
+
+
+def sum(fn: Selector = None, *, where: Selector = None) -> Sum:
+    """The sum of numbers, 0 of none."""
+    return Sum(fn, where)
+
+
+def min(fn: Selector = None, *, where: Selector = None) -> Min:
+    """The least `fn(x)`."""
+    return Min(fn, where)
+
+
+def max(fn: Selector = None, *, where: Selector = None) -> Max:
+    """The greatest `fn(x)`."""
+    return Max(fn, where)
+
+
+def mean(fn: Selector = None, *, where: Selector = None) -> AggregateFunction[Any, Any, float | OrNone]:
+    """The arithmetic mean; None of nothing."""
+    return Mean(fn, where)
+
+
+def collect(fn: Selector = None, *, where: Selector = None) -> AggregateFunction[Any, Any, list[Any]]:
+    """The list of `fn(x)`, in order of arrival."""
+    return Collect(fn, where)
+
+
+def top(n: int, by: Selector = None, *, where: Selector = None) -> AggregateFunction[Any, Any, list[Any]]:
+    """The list of the `n` elements of greatest `by(x)`, best first, ties by arrival."""
+    return Top(n, by, where)
+
+
+def min_by(fn: Selector, *, where: Selector = None) -> MinBy:
+    """The first element of least `fn(x)`."""
+    return MinBy(fn, where)
+
+
+def max_by(fn: Selector, *, where: Selector = None) -> MaxBy:
+    """The first element of greatest `fn(x)`."""
+    return MaxBy(fn, where)
+
+
+def first(fn: Selector = None, *, where: Selector = None) -> First:
+    """`fn(x)` of the element that came first."""
+    return First(fn, where)
+
+
+def last(fn: Selector = None, *, where: Selector = None) -> Last:
+    """`fn(x)` of the element that came last."""
+    return Last(fn, where)
+
+
+def distinct(fn: Selector = None, *, where: Selector = None) -> AggregateFunction[Any, Any, int]:
+    """How many different `fn(x)` there are, exactly; they must be hashable. Holds all of them."""
+    return Distinct(fn, where)
+
+
+def resolve_aggregate(x: Any) -> FoldingAggregate:
+    """`x`, an `AggregateFunction` or the class of one, with `fold`, `running` and `mergeable`. Raises GraphError."""
+    if isinstance(x, FoldingAggregate):
+        return x
+    if isinstance(x, type) and issubclass(x, AggregateFunction):
+        try:
+            x = x()
+        except TypeError as error:
+            raise GraphError(f"the aggregate class {x.__name__} needs arguments ({error}); pass an instance") from error
+        return resolve_aggregate(x)
+    if isinstance(x, AggregateFunction):
+        return UserAggregate(x)
+    if callable(x):
+        ours = getattr(x, "__module__", None) == __name__
+        hint = f"call it, af.{x.__name__}(...)" if ours else "a function of two values goes to reduce(fn)"
+        raise GraphError(f"{x!r} is a function, expected an aggregate: {hint}")
+    raise GraphError(
+        f"{x!r} is a {type(x).__name__}, expected an aggregate: af.count(), af.agg(...), or an AggregateFunction of your own"
+    )
+
+
+class BuiltIn(FoldingAggregate):
+    """An aggregate of `fn(x)` over the elements for which `where(x)` is true."""
+
+    name = ""
+    argument = "fn"
+
+    def __init__(self, fn: Selector, where: Selector) -> None:
+        self.fn = as_selector(fn, self.name, self.argument)
+        self.where = as_selector(where, self.name, "where")
+
+    def write_add(self, writer: LoopWriter, slot: str) -> None:
+        if self.where is None:
+            self._write(writer, slot)
+        else:
+            with writer.block(f"if {writer.condition(self.where)}:"):
+                self._write(writer, slot)
+
+    def _write(self, writer: LoopWriter, slot: str) -> None:
+        """Lines for an element that counts."""
+        raise AssertionError(f"{type(self).__name__} does not say how to add")
+
+    def __repr__(self) -> str:
+        shown = self._shown() + ([] if self.fn is None else [repr(self.fn)])
+        shown += [] if self.where is None else [f"where={self.where!r}"]
+        return f"{self.name}({', '.join(shown)})"
+
+    def _shown(self) -> list[str]:
+        return []
+
+
+class Count(BuiltIn):
+    """Accumulator: int."""
+
+    name = "count"
+    initial = "0"
+
+    def _write(self, writer: LoopWriter, slot: str) -> None:
+        writer.line(f"{slot} += 1")
+
+    def merge(self, a: Any, b: Any) -> Any:
+        return a + b
+
+
+class Sum(BuiltIn):
+    """Accumulator: number, 0 at first."""
+
+    name = "sum"
+    initial = "0"
+
+    def _write(self, writer: LoopWriter, slot: str) -> None:
+        writer.line(f"if (x := {writer.value(self.fn)}) is not None: {slot} += x")
+
+    def merge(self, a: Any, b: Any) -> Any:
+        return a + b
+
+
+class Min(BuiltIn):
+    """Accumulator: the least value, None at first."""
+
+    name = "min"
+
+    def _write(self, writer: LoopWriter, slot: str) -> None:
+        # The last test lets any value replace a NaN.
+        value = writer.value(self.fn)
+        writer.line(f"if (x := {value}) is not None and ({slot} is None or x < {slot} or {slot} != {slot}): {slot} = x")
+
+    def merge(self, a: Any, b: Any) -> Any:
+        return b if a is None or (b is not None and (b < a or a != a)) else a
+
+
+class Max(BuiltIn):
+    """Accumulator: the greatest value, None at first."""
+
+    name = "max"
+
+    def _write(self, writer: LoopWriter, slot: str) -> None:
+        value = writer.value(self.fn)
+        writer.line(f"if (x := {value}) is not None and ({slot} is None or x > {slot} or x != x): {slot} = x")
+
+    def merge(self, a: Any, b: Any) -> Any:
+        return b if a is None or (b is not None and (b > a or b != b)) else a
+
+
+class Mean(BuiltIn):
+    """Accumulator: [sum, number of values]."""
+
+    name = "mean"
+    initial = "[0, 0]"
+    in_place = True
+
+    def _write(self, writer: LoopWriter, slot: str) -> None:
+        with writer.block(f"if (x := {writer.value(self.fn)}) is not None:"):
+            writer.line(f"part = {slot}")
+            writer.line("part[0] += x")
+            writer.line("part[1] += 1")
+
+    def write_result(self, writer: LoopWriter, slot: str) -> str:
+        return f"({slot}[0] / {slot}[1] if {slot}[1] else None)"
+
+    def merge(self, a: Any, b: Any) -> Any:
+        a[0] += b[0]
+        a[1] += b[1]
+        return a
+
+
+class Collect(BuiltIn):
+    """Accumulator: list of the values."""
+
+    name = "collect"
+    initial = "[]"
+    in_place = True
+
+    def _write(self, writer: LoopWriter, slot: str) -> None:
+        writer.line(f"{slot}.append({writer.value(self.fn)})")
+
+    def write_result(self, writer: LoopWriter, slot: str) -> str:
+        return f"{slot}[:]"
+
+    def merge(self, a: Any, b: Any) -> Any:
+        a += b
+        return a
+
+
+class Top(BuiltIn):
+    """Accumulator: list of (score, element), best first, at most `n`."""
+
+    name = "top"
+    argument = "by"
+    initial = "[]"
+    in_place = True
+
+    def __init__(self, n: int, by: Selector, where: Selector) -> None:
+        if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+            raise GraphError(f"top: n is {n!r}, expected an int of at least 1")
+        super().__init__(by, where)
+        self.n = n
+
+    def _write(self, writer: LoopWriter, slot: str) -> None:
+        # Most elements are not among the best: one comparison with the last of them.
+        insert, n = writer.constant(_insert), self.n
+        test = f"(x := {writer.value(self.fn)}) is not None and not (len({slot}) == {n} and x <= {slot}[-1][0])"
+        writer.line(f"if {test}: {insert}({slot}, {n}, (x, value))")
+
+    def write_result(self, writer: LoopWriter, slot: str) -> str:
+        return f"[pair[1] for pair in {slot}]"
+
+    def merge(self, a: Any, b: Any) -> Any:
+        for pair in b:
+            _insert(a, self.n, pair)
+        return a
+
+    def _shown(self) -> list[str]:
+        return [str(self.n)]
+
+
+class MinBy(BuiltIn):
+    """Accumulator: (score, element), None at first."""
+
+    name = "min_by"
+
+    def _write(self, writer: LoopWriter, slot: str) -> None:
+        better = f"{slot} is None or x < {slot}[0] or ({slot}[0] != {slot}[0] and x == x)"
+        writer.line(f"if (x := {writer.value(self.fn)}) is not None and ({better}): {slot} = (x, value)")
+
+    def write_result(self, writer: LoopWriter, slot: str) -> str:
+        return f"(None if {slot} is None else {slot}[1])"
+
+    def merge(self, a: Any, b: Any) -> Any:
+        return b if a is None or (b is not None and _greater(a[0], b[0])) else a
+
+
+class MaxBy(BuiltIn):
+    """Accumulator: (score, element), None at first."""
+
+    name = "max_by"
+
+    def _write(self, writer: LoopWriter, slot: str) -> None:
+        better = f"{slot} is None or x > {slot}[0] or (x != x and {slot}[0] == {slot}[0])"
+        writer.line(f"if (x := {writer.value(self.fn)}) is not None and ({better}): {slot} = (x, value)")
+
+    def write_result(self, writer: LoopWriter, slot: str) -> str:
+        return f"(None if {slot} is None else {slot}[1])"
+
+    def merge(self, a: Any, b: Any) -> Any:
+        return b if a is None or (b is not None and _greater(b[0], a[0])) else a
+
+
+class First(BuiltIn):
+    """Accumulator: (value,), () at first."""
+
+    name = "first"
+    initial = "()"
+
+    def _write(self, writer: LoopWriter, slot: str) -> None:
+        with writer.block(f"if not {slot}:"):
+            writer.line(f"{slot} = ({writer.value(self.fn)},)")
+
+    def write_result(self, writer: LoopWriter, slot: str) -> str:
+        return f"({slot}[0] if {slot} else None)"
+
+    def merge(self, a: Any, b: Any) -> Any:
+        return a or b
+
+
+class Last(BuiltIn):
+    """Accumulator: (value,), () at first."""
+
+    name = "last"
+    initial = "()"
+
+    def _write(self, writer: LoopWriter, slot: str) -> None:
+        writer.line(f"{slot} = ({writer.value(self.fn)},)")
+
+    def write_result(self, writer: LoopWriter, slot: str) -> str:
+        return f"({slot}[0] if {slot} else None)"
+
+    def merge(self, a: Any, b: Any) -> Any:
+        return b or a
+
+
+class Distinct(BuiltIn):
+    """Accumulator: set of the values. None, which is no value, stands for NaN, which does not equal itself."""
+
+    name = "distinct"
+    initial = "set()"
+    in_place = True
+
+    def _write(self, writer: LoopWriter, slot: str) -> None:
+        writer.line(f"if (x := {writer.value(self.fn)}) is not None: {slot}.add(x if x == x else None)")
+
+    def write_result(self, writer: LoopWriter, slot: str) -> str:
+        return f"len({slot})"
+
+    def merge(self, a: Any, b: Any) -> Any:
+        a |= b
+        return a
+
+
+class Agg(FoldingAggregate):
+    """Accumulator: list of the accumulators of `parts`, in their order."""
+
+    in_place = True
+
+    def __init__(self, parts: dict[str, FoldingAggregate]) -> None:
+        if not parts:
+            raise GraphError("agg: nothing to compute; name at least one aggregate, agg(n=count())")
+        self.parts = parts
+        self.mergeable = all(part.mergeable for part in parts.values())
+
+    def write_initial(self, writer: LoopWriter) -> str:
+        return f"[{', '.join(part.write_initial(writer) for part in self.parts.values())}]"
+
+    def write_add(self, writer: LoopWriter, slot: str) -> None:
+        for i, part in enumerate(self.parts.values()):
+            part.write_add(writer, f"{slot}[{i}]")
+
+    def write_result(self, writer: LoopWriter, slot: str) -> str:
+        items = (f"{name!r}: {part.write_result(writer, f'{slot}[{i}]')}" for i, (name, part) in enumerate(self.parts.items()))
+        return f"{{{', '.join(items)}}}"
+
+    def merge(self, a: Any, b: Any) -> Any:
+        for i, part in enumerate(self.parts.values()):
+            a[i] = part.merge(a[i], b[i])
+        return a
+
+    def __repr__(self) -> str:
+        return f"agg({', '.join(f'{name}={part!r}' for name, part in self.parts.items())})"
+
+
+def _greater(a: Any, b: Any) -> bool:
+    """Whether `a` is greater than `b`, NaN being greater than every number."""
+    return bool(a > b or (a != a and b == b))
+
+
+def _insert(best: list[tuple[Any, Any]], n: int, pair: tuple[Any, Any]) -> None:
+    """Put (score, element) behind all that are at least as good; keep `n`."""
+    score = pair[0]
+    low, high = 0, len(best)
+    while low < high:
+        middle = (low + high) // 2
+        if _greater(score, best[middle][0]):
+            high = middle
+        else:
+            low = middle + 1
+    if low < n:
+        best.insert(low, pair)
+        del best[n:]

@@ -1,0 +1,33 @@
+"""Checks of what users give to windows, triggers and joins: durations and time domains. Wrong ones are build errors."""
+
+from __future__ import annotations
+
+from aioflow.core.errors import GraphError
+from aioflow.core.timeunits import Duration, to_ms
+
+__all__ = ["is_event_time", "positive_ms", "signed_ms"]
+
+
+def positive_ms(duration: Duration, function: str, argument: str) -> int:
+    """`duration` in ms, above 0. Raises GraphError naming `function` and `argument`."""
+    ms = signed_ms(duration, function, argument)
+    if ms <= 0:
+        raise GraphError(f"{function}: {argument} is {duration!r}, expected more than 0 ms")
+    return ms
+
+
+def signed_ms(duration: Duration | int, function: str, argument: str) -> int:
+    """`duration` in ms, of any sign; 0 is a duration, too."""
+    if duration == 0 and type(duration) is int:
+        return 0
+    try:
+        return to_ms(duration, argument)  # type: ignore[arg-type]  # Refuses other numbers itself, saying why.
+    except (TypeError, ValueError) as error:
+        raise GraphError(f"{function}: {error}") from error
+
+
+def is_event_time(time: str, function: str) -> bool:
+    """Whether `time` is "event" rather than "processing"."""
+    if time not in ("event", "processing"):
+        raise GraphError(f"{function}: time is {time!r}, expected 'event' or 'processing'")
+    return time == "event"

@@ -1,0 +1,294 @@
+"""Process functions whose methods are `async def`: one element at a time, and nothing else of the subtask while it awaits.
+
+The element is taken, and a mail is written whose action is the coroutine: the mailbox awaits it before it runs any other mail or takes
+more input. So no other element, timer, query or checkpoint sees the state half-way and the current key stays what it is, while control
+mail (fail, cancel) still gets through. It heads its chain: what follows runs when the element is done.
+
+What was taken and has not begun when a checkpoint is taken goes into the checkpoint, by its key, and is processed first after a restore.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import deque
+from collections.abc import Awaitable
+from contextlib import aclosing
+from typing import Any
+
+from aioflow.core.availability import Availability
+from aioflow.core.elements import MIN_WATERMARK, RecordBatch, empty_batch
+from aioflow.core.errors import note_once
+from aioflow.core.functions import Function
+from aioflow.core.state_descriptors import ListStateDescriptor
+from aioflow.operators.process import (
+    DRAIN_NS,
+    DRAIN_RECORDS_MAX,
+    BroadcastProcessOperator,
+    CoProcessOperator,
+    ProcessOperator,
+    Rows,
+)
+from aioflow.operators.results import elements_of
+from aioflow.operators.stateless import describe_place
+from aioflow.operators.userfunction import describe_record
+from aioflow.state.backend import INTERNAL_PREFIX, NO_KEY, require_keyed
+
+__all__ = ["AsyncBroadcastProcessOperator", "AsyncCoProcessOperator", "AsyncProcessOperator", "is_async_process"]
+
+PENDING = f"{INTERNAL_PREFIX}async-process-input"
+"""Name of the state that holds (input, value, timestamp) of what was taken and not begun."""
+
+PENDING_UNKEYED: ListStateDescriptor[Any] = ListStateDescriptor(PENDING)
+
+METHODS = ("process_element", "process_element1", "process_element2", "process_broadcast_element", "on_timer", "finish")
+
+
+def is_async_process(function: Any) -> bool:
+    """Whether `function` (a plain one, or a process function as class or object) has an `async def` method, generators included."""
+    is_class = isinstance(function, Function) or (isinstance(function, type) and issubclass(function, Function))
+    methods = [getattr(function, name, None) for name in METHODS] if is_class else [function, getattr(function, "__call__", None)]  # noqa: B004
+    return any(inspect.iscoroutinefunction(method) or inspect.isasyncgenfunction(method) for method in methods)
+
+
+class AsyncProcessOperator(ProcessOperator):
+    """One input. Methods may be `async def`, async generators, or plain, in any mixture."""
+
+    def __init__(self, function: Any, *, keyed: bool = False) -> None:
+        super().__init__(function)
+        self._is_keyed = keyed
+        self._due: list[tuple[int, Any]] = []  # Processing-time timers whose mail is on its way.
+        self._backlog: deque[tuple[int, RecordBatch]] = deque()  # Restored elements.
+        self.availability = Availability(available=True)
+
+    async def open(self) -> None:
+        if self._is_keyed:
+            require_keyed(self.ctx.keyed_state, self.ctx.name)
+        await super().open()
+        self._take_over_restored()
+
+    def room(self) -> int:
+        return 1 if self._batch is None else 0
+
+    @property
+    def has_pending(self) -> bool:
+        return False  # It goes on by mail, not by `resume`.
+
+    @property
+    def busy(self) -> bool:
+        return self._batch is not None or bool(self._due)
+
+    def process_input(self, index: int, batch: RecordBatch) -> RecordBatch:
+        watermark = max(batch.watermark, self._context.watermark)
+        if not batch.values and (self._timers is None or self._context.timer_service.next_due > watermark):
+            self._context.watermark = self._mark = watermark
+            if self._timers is not None:
+                self._timers.current_watermark = watermark
+            return empty_batch(self._news(batch))
+        self._begin(index, batch)
+        return empty_batch()
+
+    def finish(self) -> RecordBatch:
+        """As for plain functions, by mail: `busy` until it is done."""
+        self._context.timer_service.begin_end()
+        self._ending = True
+        self._begin(0, empty_batch())
+        return empty_batch()
+
+    def snapshot_state(self, checkpoint_id: int) -> Awaitable[None] | None:
+        of_function = super().snapshot_state(checkpoint_id)
+        in_hand = [] if self._batch is None else [(self._input, self._batch, self._position)]
+        unkeyed: list[Any] = []
+        keyed: dict[Any, list[Any]] = {}
+        for index, batch, first in [*in_hand, *((index, batch, 0) for index, batch in self._backlog)]:
+            for i in range(first, len(batch.values)):
+                place = unkeyed if batch.keys is None else keyed.setdefault(batch.keys[i], [])
+                place.append((index, batch.values[i], None if batch.timestamps is None else batch.timestamps[i]))
+        self.ctx.operator_state.get_list_state(PENDING_UNKEYED).update(unkeyed)
+        if self._keyed is not None:
+            table = self._keyed.table(PENDING)
+            table.drop(None)
+            table.of(None).update(keyed)
+            # A processing-time timer was popped when its mail came; until it has run it is still owed.
+            assert self._timers is not None
+            for timestamp, key in self._due:
+                self._timers.register_processing_time_timer(key, None, timestamp)
+            self._due.clear()
+        return of_function
+
+    # --------------------------------------------------------------------------------------------------------------- mail
+
+    def _begin(self, index: int, batch: RecordBatch) -> None:
+        assert self._batch is None, "room() is 0 until the element before it is done"
+        self._batch, self._input, self._position = batch, index, 0
+        self.availability.set_unavailable()
+        self.ctx.execute(self._step, "async process")
+
+    async def _step(self) -> None:
+        """Mail: process what was taken. A long drain of timers goes on in a mail of its own, so that others get their turn."""
+        rows, before = Rows(), self._mark
+        try:
+            is_done = await self._go_on(rows)
+        finally:
+            self._context.timestamp = None
+            self._context.broadcast_writable = False
+            if self._keyed is not None:
+                self._keyed.current_key = NO_KEY
+        batch = self._batch
+        assert batch is not None
+        if is_done:
+            self._batch = None
+            self.ctx.emit(rows.batch(before, self._news(batch)))
+            if self._backlog:
+                self._begin(*self._backlog.popleft())
+            elif not self.busy:
+                self.availability.set_available()
+        else:
+            self.ctx.emit(rows.batch(before, self._mark))
+            self.ctx.execute(self._step, "async process")
+
+    async def _go_on(self, rows: Rows) -> bool:
+        batch, context, keyed = self._batch, self._context, self._keyed
+        assert batch is not None
+        values, keys, stamps, watermarks = batch.values, batch.keys, batch.timestamps, batch.watermarks
+        call, side = self._calls[self._input], self.sides[self._input]
+        deadline = self._perf_ns() + DRAIN_NS
+        count = len(values)
+        for i in range(self._position, count + 1):
+            current = context.watermark
+            if i == count:
+                current = max(current, batch.watermark)
+            elif watermarks is not None:
+                current = max(current, watermarks[i])
+            if not await self._fire_until(current, rows, deadline):
+                self._position = i
+                return False
+            self._mark = max(self._mark, current)
+            context.watermark = current
+            if self._timers is not None:
+                self._timers.current_watermark = current
+            if i == count:
+                break
+            context.broadcast_writable = side.broadcast
+            if keyed is not None:
+                keyed.current_key = NO_KEY if keys is None else keys[i]
+            stamp = context.timestamp = None if stamps is None else stamps[i]
+            try:
+                await _collect(call(values[i], context), rows, stamp, current, self._described(self._input))
+            except Exception as error:
+                note_once(error, f"in {describe_place(self.ctx)}, at record {describe_record(values[i])}")
+                raise
+            self._position = i + 1
+        return not self._ending or await self._end(rows, deadline)
+
+    async def _fire_until(self, watermark: int, rows: Rows, deadline: int) -> bool:
+        """Fire event-time timers up to `watermark`. False when the slice is spent before: some may be left."""
+        timers, context = self._timers, self._context
+        service = context.timer_service
+        if timers is None or service.next_due > watermark:
+            return True
+        timers.current_watermark = max(timers.current_watermark, context.watermark)
+        context.broadcast_writable = False
+        while (timer := timers.pop_due(watermark)) is not None:
+            self._mark = max(self._mark, timer[0] - 1)
+            context.watermark = timers.current_watermark
+            await self._await_on_timer(timer[0], timer[1], rows)
+            if (self._perf_ns() >= deadline or len(rows.values) >= DRAIN_RECORDS_MAX) and timers.next_event_time <= watermark:
+                return False
+        service.next_due = timers.next_event_time
+        return True
+
+    async def _await_on_timer(self, timestamp: int, key: Any, rows: Rows) -> None:
+        stamp = self._context.timestamp = timestamp if self.ctx.has_event_time else None
+        self._context.mark = self._mark
+        try:
+            await _collect(self._timer_function()(timestamp, self._context), rows, stamp, self._mark, "on_timer")
+        except Exception as error:
+            note_once(error, f"in {describe_place(self.ctx)}, at the timer {timestamp} of key {describe_record(key)}")
+            raise
+        finally:
+            self._context.mark = None
+
+    # Processing-time timers: the timer service calls plainly, so their turn is a mail behind it.
+
+    def _on_processing_time(self, timestamp: int, key: Any, namespace: Any) -> None:
+        self._due.append((timestamp, key))
+
+    def _emit_fired(self) -> None:
+        if self._due:
+            self.availability.set_unavailable()
+            self.ctx.execute(self._fire_processing, "async timers")
+
+    async def _fire_processing(self) -> None:
+        rows, before, keyed = Rows(), self._mark, self._keyed
+        assert keyed is not None
+        try:
+            while self._due:
+                timestamp, key = self._due.pop(0)
+                keyed.current_key = key
+                await self._await_on_timer(timestamp, key, rows)
+                if self._batch is None:  # Else what it registered fires on the way of the element that waits.
+                    await self._fire_until(self._context.watermark, rows, 1 << 63)
+        finally:
+            keyed.current_key = NO_KEY
+            self._context.timestamp = None
+        if rows.values:
+            self.ctx.emit(rows.batch(before, MIN_WATERMARK))
+        if not self.busy:
+            self.availability.set_available()
+
+    async def _end(self, rows: Rows, deadline: int) -> bool:
+        """Fire what waits for processing time, then the function's `finish`. False when the slice is spent before."""
+        service = self._context.timer_service
+        while (timer := service.pop_ending()) is not None:
+            await self._await_on_timer(timer[0], timer[1], rows)
+            await self._fire_until(self._context.watermark, rows, 1 << 63)
+            if self._perf_ns() >= deadline or len(rows.values) >= DRAIN_RECORDS_MAX:
+                return False
+        self._ending = False
+        finish = self._finish_method()
+        if finish is not None:
+            stamp = self._mark if self.ctx.has_event_time else None
+            try:
+                await _collect(finish(), rows, stamp, self._mark, "finish")
+            except Exception as error:
+                note_once(error, f"in finish() of {describe_place(self.ctx)}")
+                raise
+        return True
+
+    def _take_over_restored(self) -> None:
+        """Elements that a checkpoint found taken and not begun come before any other."""
+        unkeyed = self.ctx.operator_state.get_list_state(PENDING_UNKEYED)
+        elements = [(None, *element) for element in unkeyed.get()]
+        unkeyed.clear()
+        if self._keyed is not None:
+            table = self._keyed.table(PENDING)
+            elements += [(key, *element) for key, found in table.peek(None).items() for element in found]
+            table.drop(None)
+        for index in sorted({element[1] for element in elements}):
+            keys, _, values, stamps = (list(column) for column in zip(*(e for e in elements if e[1] == index), strict=True))
+            self._backlog.append((index, RecordBatch(values, None if None in stamps else stamps, None if None in keys else keys)))
+        if self._backlog:
+            self._begin(*self._backlog.popleft())
+
+
+class AsyncCoProcessOperator(AsyncProcessOperator):
+    """Two inputs."""
+
+    sides = CoProcessOperator.sides
+
+
+class AsyncBroadcastProcessOperator(AsyncProcessOperator):
+    """Elements, and a broadcast stream."""
+
+    sides = BroadcastProcessOperator.sides
+
+
+async def _collect(result: Any, rows: Rows, stamp: int | None, mark: int, what: str) -> None:
+    """Wait for what a method returned, and keep its elements. An async generator that is left early is closed in order."""
+    if inspect.isawaitable(result):
+        result = await result
+    if inspect.isasyncgen(result):
+        async with aclosing(result) as elements:
+            rows.add([element async for element in elements], stamp, mark)
+    else:
+        rows.add(elements_of(result, what), stamp, mark)

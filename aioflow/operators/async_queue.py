@@ -1,0 +1,142 @@
+"""Elements whose results are on their way, and the order in which the results may go on.
+
+Ordered: in the order of input. Unordered: in the order of completion, but only among elements that saw the same watermark, an epoch:
+no element overtakes a watermark, and no watermark an element before it. After Flink's StreamElementQueue. No I/O, no clock.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+__all__ = ["CompletionQueue", "Entry", "OrderedQueue", "UnorderedQueue"]
+
+
+class Entry:
+    """One element. `mark` is the watermark in force before it; `results` or `error` is set before it is completed."""
+
+    __slots__ = ("done", "epoch", "error", "mark", "results", "timestamp", "value")
+
+    def __init__(self, value: Any, timestamp: int | None, mark: int) -> None:
+        self.value = value
+        self.timestamp = timestamp
+        self.mark = mark
+        self.results: Sequence[Any] = ()
+        self.error: Exception | None = None
+        self.done = False
+        self.epoch: _Epoch | None = None
+
+
+class CompletionQueue(Protocol):
+    """What the operator needs of either queue. An entry counts until it is taken."""
+
+    def __len__(self) -> int: ...
+    def add(self, entry: Entry) -> None:
+        """The next element of the input."""
+
+    def complete(self, entry: Entry) -> bool:
+        """`entry` is done. Whether `take` has something now."""
+
+    def take(self) -> list[Entry]:
+        """All that may go on now, in the order in which it must."""
+
+    def entries(self) -> Iterable[Entry]:
+        """All that was not taken, in the order of input."""
+
+    @property
+    def oldest_mark(self) -> int:
+        """The watermark that may go on while the queue is not empty: the one in force for the oldest element."""
+
+
+class OrderedQueue:
+    """Results in the order of input."""
+
+    __slots__ = ("_entries",)
+
+    def __init__(self) -> None:
+        self._entries: deque[Entry] = deque()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def add(self, entry: Entry) -> None:
+        self._entries.append(entry)
+
+    def complete(self, entry: Entry) -> bool:
+        entry.done = True
+        return self._entries[0].done
+
+    def take(self) -> list[Entry]:
+        entries = self._entries
+        taken: list[Entry] = []
+        while entries and entries[0].done:
+            taken.append(entries.popleft())
+        return taken
+
+    def entries(self) -> Iterable[Entry]:
+        return self._entries
+
+    @property
+    def oldest_mark(self) -> int:
+        return self._entries[0].mark
+
+
+class _Epoch:
+    """The elements between two watermarks."""
+
+    __slots__ = ("done", "mark", "pending")
+
+    def __init__(self, mark: int) -> None:
+        self.mark = mark
+        self.pending = 0
+        self.done: list[Entry] = []
+
+
+class UnorderedQueue:
+    """Results in the order of completion, within the epoch at the head."""
+
+    __slots__ = ("_entries", "_epochs")
+
+    def __init__(self) -> None:
+        self._epochs: deque[_Epoch] = deque()
+        self._entries: dict[Entry, None] = {}  # An ordered set.
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def add(self, entry: Entry) -> None:
+        epochs = self._epochs
+        if not epochs or epochs[-1].mark != entry.mark:
+            epochs.append(_Epoch(entry.mark))
+        entry.epoch = epochs[-1]
+        entry.epoch.pending += 1
+        self._entries[entry] = None
+
+    def complete(self, entry: Entry) -> bool:
+        epoch = entry.epoch
+        assert epoch is not None, "add() comes before complete()"
+        epoch.pending -= 1
+        epoch.done.append(entry)
+        return epoch is self._epochs[0]
+
+    def take(self) -> list[Entry]:
+        taken: list[Entry] = []
+        epochs = self._epochs
+        while epochs:
+            head = epochs[0]
+            taken += head.done
+            head.done = []
+            if head.pending:
+                break
+            epochs.popleft()
+        for entry in taken:
+            del self._entries[entry]
+        return taken
+
+    def entries(self) -> Iterable[Entry]:
+        return self._entries
+
+    @property
+    def oldest_mark(self) -> int:
+        return self._epochs[0].mark

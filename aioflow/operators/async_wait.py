@@ -1,0 +1,337 @@
+"""Calls that take their time: `map`, `filter` and `flat_map` by coroutines, or by blocking functions in threads, many at once.
+
+After Flink's AsyncWaitOperator, but `process_batch` never waits: `room` is what the queue still takes, the rest of a batch stays in the
+chain. Each element's call is a task of its own in the task's group; whatever has completed when the mail runs goes on as one batch.
+
+Invariants: the queue holds at most `concurrency` elements; the watermark that goes on is never above the one that was in force for the
+oldest element in it; elements that did not go on yet are in every checkpoint, and are called again after a restore.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+from aioflow.core.availability import Availability
+from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK, RecordBatch, empty_batch
+from aioflow.core.errors import GraphError, note_once
+from aioflow.core.functions import Failed
+from aioflow.core.scope import current_scope, enter_scope
+from aioflow.core.state_descriptors import ListStateDescriptor
+from aioflow.operators.async_queue import CompletionQueue, Entry, OrderedQueue, UnorderedQueue
+from aioflow.operators.operator import Operator
+from aioflow.operators.results import FirstResult, elements_of
+from aioflow.operators.stateless import StatelessKind, describe_place
+from aioflow.operators.userfunction import UserFunction, describe_record
+
+if TYPE_CHECKING:
+    from aioflow.core.functions import OutputTag
+    from aioflow.core.retry import Retry
+
+__all__ = ["ASYNC_CONCURRENCY", "BLOCKING_CONCURRENCY", "AsyncWaitOperator", "GuardedRowsOperator"]
+
+ASYNC_CONCURRENCY = 64
+"""Calls in flight where the user named no number."""
+
+BLOCKING_CONCURRENCY = 8
+"""The same for blocking functions: each takes a thread."""
+
+IN_FLIGHT: ListStateDescriptor[Any] = ListStateDescriptor("async-in-flight")
+"""Operator state: (value, timestamp) of the elements whose results did not go on yet."""
+
+
+class AsyncWaitOperator(Operator):
+    """One coroutine function (or, with `blocking`, one plain function in a thread) for each element.
+
+    `timeout_s` bounds all tries of one element together; then `on_timeout(element)` gives the result, or TimeoutError is raised. An error
+    goes to the side output `on_error` as `Failed`, or fails the task.
+    """
+
+    def __init__(
+        self,
+        kind: StatelessKind | str,
+        function: Any,
+        *,
+        concurrency: int | None = None,
+        ordered: bool = True,
+        timeout_s: float | None = None,
+        retry: Retry | None = None,
+        on_error: OutputTag[Any] | None = None,
+        on_timeout: Callable[[Any], Any] | None = None,
+        blocking: bool = False,
+    ) -> None:
+        self._kind = StatelessKind(kind)
+        self._user = UserFunction(function, self._kind.value)
+        default = BLOCKING_CONCURRENCY if blocking else ASYNC_CONCURRENCY
+        self._concurrency = default if concurrency is None else concurrency
+        if type(self._concurrency) is not int or self._concurrency < 1:
+            raise GraphError(f"concurrency is {concurrency!r}, expected an int of at least 1")
+        if timeout_s is not None and timeout_s <= 0:
+            raise GraphError(f"timeout is {timeout_s!r} s, expected more than 0")
+        if on_timeout is not None and timeout_s is None:
+            raise GraphError("on_timeout= is given without timeout=, so it could never be called")
+        self._queue: CompletionQueue = OrderedQueue() if ordered else UnorderedQueue()
+        self._timeout_s = timeout_s
+        self._retry = retry
+        self._on_error = on_error
+        self._on_timeout = on_timeout
+        self._blocking = blocking
+        self._call: Callable[[Any], Awaitable[Any]]
+        self._once: Callable[[Any], Awaitable[Any]]
+        self._waiting: deque[Entry] = deque()  # Restored elements that found no free place.
+        self._running = 0
+        self._watermark = MIN_WATERMARK  # After the last element that came in.
+        self._before_end = MIN_WATERMARK  # In force when MAX came.
+        self._sent = MIN_WATERMARK  # That the next operator knows.
+        self._mail_is_out = False
+        self._is_failed = False
+        self.availability = Availability(available=True)
+
+    async def open(self) -> None:
+        await self._user.open(self.ctx)
+        self._once = self._prepare(self._user.call)
+        self._call = self._once if self._retry is None else self._try
+        self._task_name = f"{self.ctx.name}-call"
+        scope = current_scope()
+        self._scope = None if scope is None else scope.at(self.ctx)
+        for value, timestamp in self.ctx.operator_state.get_list_state(IN_FLIGHT).get():
+            entry = Entry(value, timestamp, MIN_WATERMARK)
+            self._queue.add(entry)
+            self._waiting.append(entry)
+        if self._waiting:
+            self.availability.set_unavailable()
+            self._start_waiting()
+
+    def room(self) -> int:
+        return max(0, self._concurrency - len(self._queue))
+
+    @property
+    def busy(self) -> bool:
+        return len(self._queue) > 0
+
+    def process_batch(self, batch: RecordBatch) -> RecordBatch:
+        stamps, marks, mark = batch.timestamps, batch.watermarks, self._watermark
+        add, start = self._queue.add, self._start
+        for i, value in enumerate(batch.values):
+            if marks is not None:
+                mark = marks[i]
+            entry = Entry(value, None if stamps is None else stamps[i], mark)
+            add(entry)
+            start(entry)
+        if batch.watermark == MAX_WATERMARK > mark:
+            self._before_end = mark
+        self._watermark = max(mark, batch.watermark)
+        if self.busy:
+            self.availability.set_unavailable()
+        return RecordBatch([], None, None, None, self._reached())
+
+    def snapshot_state(self, checkpoint_id: int) -> None:
+        """The checkpoint holds the inputs of what is in flight: their results come behind the barrier."""
+        in_flight = [(entry.value, entry.timestamp) for entry in self._queue.entries()]
+        self.ctx.operator_state.get_list_state(IN_FLIGHT).update(in_flight)
+
+    async def close(self) -> None:
+        await self._user.close()
+
+    # --------------------------------------------------------------------------------------------------------------- calls
+
+    def _prepare(self, call: Callable[[Any], Any]) -> Callable[[Any], Awaitable[Any]]:
+        """One try as something to await."""
+        if self._blocking:
+            blocking = self.ctx.blocking
+            if self._kind is StatelessKind.FLAT_MAP:
+                whole = _collecting(call)  # A generator must run in the thread, not here.
+                return lambda value: blocking(whole, value)
+            plain = FirstResult(call, f"operator {self.ctx.name!r}: the function of {self._kind.value}")
+            return lambda value: blocking(plain, value)
+        if inspect.isasyncgenfunction(call):
+
+            async def collect(value: Any) -> list[Any]:
+                return [result async for result in call(value)]
+
+            return collect
+        return call
+
+    def _start(self, entry: Entry) -> None:
+        self._running += 1
+        _ = self.ctx.spawn(self._run(entry), self._task_name)
+
+    def _start_waiting(self) -> None:
+        while self._waiting and self._running < self._concurrency:
+            self._start(self._waiting.popleft())
+
+    async def _run(self, entry: Entry) -> None:
+        """The task of one element. Never raises but for a cancellation from outside."""
+        value = entry.value
+        if self._scope is not None:
+            enter_scope(self._scope)
+        try:
+            result = await (self._call(value) if self._timeout_s is None else self._call_in_time(value))
+            if self._kind is StatelessKind.MAP:
+                entry.results = (result,)
+            elif self._kind is StatelessKind.FILTER:
+                entry.results = (value,) if result else ()
+            else:
+                entry.results = list(elements_of(result, self.ctx.name))
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            # Not this task was cancelled, but something that the function awaited. Left alone, the element would be lost.
+            entry.error = RuntimeError("the call was cancelled from within: it awaited something that had been cancelled")
+            entry.error.__cause__ = error
+        except Exception as error:  # noqa: BLE001  # Whatever it is: it is this element's outcome.
+            entry.error = error
+        self._running -= 1
+        if entry.error is not None and self._on_error is None:
+            if not self._is_failed:
+                self._is_failed = True
+                self.ctx.execute(self._fail, "async call failed", entry)
+        elif self._queue.complete(entry) and not self._mail_is_out:
+            self._mail_is_out = True
+            self.ctx.execute(self._deliver, "async results")
+        if self._waiting:
+            self._start_waiting()
+
+    async def _call_in_time(self, value: Any) -> Any:
+        assert self._timeout_s is not None
+        try:
+            async with asyncio.timeout(self._timeout_s) as scope:
+                result = await self._call(value)
+        except TimeoutError:
+            if not scope.expired():
+                raise  # One of the function's own.
+        if not scope.expired():
+            return result
+        # A function that swallowed its cancellation and gave a result all the same is too late, too.
+        if self._on_timeout is None:
+            raise TimeoutError(f"no result within {self._timeout_s:g} s (timeout= bounds all tries together)")
+        result = self._on_timeout(value)
+        return await result if inspect.isawaitable(result) else result
+
+    async def _try(self, value: Any) -> Any:
+        retry, tries = self._retry, 1
+        assert retry is not None
+        while True:
+            try:
+                return await self._once(value)
+            except retry.on as error:
+                if tries == retry.attempts:
+                    error.add_note(f"after {tries} tries")
+                    raise
+            await asyncio.sleep(retry.delay_s(tries))
+            tries += 1
+
+    # ---------------------------------------------------------------------------------------------------------------- mail
+
+    def _deliver(self) -> None:
+        """Mail: everything that may go on now goes on, as one batch."""
+        self._mail_is_out = False
+        values: list[Any] = []
+        stamps: list[Any] = []
+        marks: list[int] = []
+        for entry in self._queue.take():
+            if entry.error is not None:
+                assert self._on_error is not None
+                self.ctx.side_output(self._on_error, failed(entry, self.ctx.name), entry.timestamp, entry.mark)
+            else:
+                values += entry.results
+                count = len(entry.results)
+                stamps += [entry.timestamp] * count
+                marks += [entry.mark] * count
+        before, watermark = self._sent, self._reached()
+        if watermark == MAX_WATERMARK and self._before_end > before:
+            # The end of time is no step of it: what event time had reached before goes on first, as without a wait.
+            self._emit(values, stamps, marks, before, self._before_end)
+            values, before = [], self._before_end
+        self._emit(values, stamps, marks, before, watermark)
+        # Whoever waits for room looks again at each delivery; up it stays only when nothing is in flight, as `busy` is waited for too.
+        self.availability.set_available()
+        if self.busy:
+            self.availability.set_unavailable()
+
+    def _emit(self, values: list[Any], stamps: list[Any], marks: list[int], before: int, watermark: int) -> None:
+        if not values:
+            if watermark > before:
+                self.ctx.emit(empty_batch(watermark))
+            return
+        moved = marks[-1] != before
+        self.ctx.emit(RecordBatch(values, None if None in stamps else stamps, None, marks if moved else None, watermark))
+
+    def _reached(self) -> int:
+        """The watermark that may go on now; MIN_WATERMARK when it is no news."""
+        reached = self._queue.oldest_mark if self.busy else self._watermark
+        if reached <= self._sent:
+            return MIN_WATERMARK
+        self._sent = reached
+        return reached
+
+    def _fail(self, entry: Entry) -> None:
+        error = entry.error
+        assert error is not None
+        note_once(error, f"in {describe_place(self.ctx)}, at record {describe_record(entry.value)}")
+        raise error
+
+
+class GuardedRowsOperator(Operator):
+    """`on_error=` for a plain function: an element that fails goes to the side output, with what it would have given; the rest goes on."""
+
+    def __init__(self, kind: StatelessKind | str, function: Any, on_error: OutputTag[Any]) -> None:
+        self._kind = StatelessKind(kind)
+        self._user = UserFunction(function, self._kind.value)
+        self._on_error = on_error
+        self._call: Callable[[Any], Any] = self._user.call
+        self._watermark = MIN_WATERMARK
+
+    async def open(self) -> None:
+        await self._user.open(self.ctx)
+        call, what = self._user.call, f"operator {self.ctx.name!r}: the function of {self._kind.value}"
+        self._call = _collecting(call) if self._kind is StatelessKind.FLAT_MAP else FirstResult(call, what)
+
+    def process_batch(self, batch: RecordBatch) -> RecordBatch:
+        call, kind = self._call, self._kind
+        out: list[Any] = []
+        origin: list[int] = []
+        for i, value in enumerate(batch.values):
+            try:
+                result = call(value)
+            except Exception as error:  # noqa: BLE001  # Whatever it is: it is this element's outcome.
+                self._divert(batch, i, error)
+                continue
+            if kind is StatelessKind.MAP:
+                out.append(result)
+                origin.append(i)
+            elif kind is StatelessKind.FLAT_MAP:
+                out += result
+                origin += [i] * len(result)
+            elif result:
+                out.append(value)
+                origin.append(i)
+        self._watermark = max(self._watermark, batch.watermark)
+        return batch.select(origin, out)
+
+    async def close(self) -> None:
+        await self._user.close()
+
+    def _divert(self, batch: RecordBatch, index: int, error: Exception) -> None:
+        timestamp = None if batch.timestamps is None else batch.timestamps[index]
+        entry = Entry(batch.values[index], timestamp, self._watermark if batch.watermarks is None else batch.watermarks[index])
+        entry.error = error
+        self.ctx.side_output(self._on_error, failed(entry, self.ctx.name), timestamp, entry.mark)
+
+
+def failed(entry: Entry, operator: str) -> Failed[Any]:
+    """What the side output gets of an element whose call failed."""
+    return Failed(entry.value, str(entry.error), type(entry.error).__name__, operator, entry.timestamp)
+
+
+def _collecting(call: Callable[[Any], Any]) -> Callable[[Any], list[Any]]:
+    """A flat_map function whose results are taken all at once: none goes on when a later one fails."""
+
+    def collect(value: Any) -> list[Any]:
+        return list(elements_of(call(value), getattr(call, "__qualname__", repr(call))))
+
+    return collect

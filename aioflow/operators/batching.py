@@ -1,0 +1,297 @@
+"""Operators about how many at a time: `map_batches` gathers elements for one call, `throttle` lets so many pass in a stretch of time.
+
+Both bound what they hold: a gathered batch by its size and by the wait of its first element, a throttle by holding nothing at all (the
+chain keeps what there is no room for). Both hold the watermark back with the elements that it belongs behind.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+from aioflow.core.availability import Availability
+from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK, RecordBatch, empty_batch
+from aioflow.core.errors import GraphError, note_once
+from aioflow.core.scope import current_scope, enter_scope
+from aioflow.core.state_descriptors import ListStateDescriptor
+from aioflow.core.timeunits import Duration, to_ms
+from aioflow.operators.operator import UNBOUNDED_ROOM, Operator
+from aioflow.operators.process import Rows
+from aioflow.operators.results import elements_of
+from aioflow.operators.stateless import describe_place
+from aioflow.operators.userfunction import UserFunction, describe_record
+
+if TYPE_CHECKING:
+    from aioflow.operators.operator import ProcessingTimeTimer
+
+__all__ = ["MapBatchesOperator", "ThrottleOperator"]
+
+GATHERED: ListStateDescriptor[Any] = ListStateDescriptor("map-batches-gathered")
+"""Operator state: (value, timestamp) of the elements whose results did not go on yet."""
+
+
+class _Gathered:
+    """Elements in order, each with the watermark in force before it."""
+
+    __slots__ = ("marks", "stamps", "values")
+
+    def __init__(self) -> None:
+        self.values: list[Any] = []
+        self.stamps: list[int | None] = []
+        self.marks: list[int] = []
+
+    def add(self, batch: RecordBatch, mark: int) -> None:
+        count = len(batch.values)
+        self.values += batch.values
+        self.stamps += batch.timestamps if batch.timestamps is not None else [None] * count
+        self.marks += batch.watermarks if batch.watermarks is not None else [mark] * count
+
+    def take(self, count: int) -> _Gathered:
+        taken = _Gathered()
+        for name in self.__slots__:
+            column = getattr(self, name)
+            setattr(taken, name, column[:count])
+            del column[:count]
+        return taken
+
+
+class MapBatchesOperator(Operator):
+    """Calls `function` with a list of up to `max_size` elements; it gives one result for each, in order.
+
+    The first element of a list waits for at most `max_wait` (None: a list is what came at once). A plain function runs inline, with
+    `blocking` in a thread, an `async def` is awaited; of the latter two one call is under way while the next list is gathered.
+    """
+
+    def __init__(self, function: Any, max_size: int = 256, max_wait: Duration | None = "10ms", *, blocking: bool = False) -> None:
+        if type(max_size) is not int or max_size < 1:
+            raise GraphError(f"map_batches: max_size is {max_size!r}, expected an int of at least 1")
+        self._wait_ms = 0 if max_wait is None else to_ms(max_wait, "map_batches: max_wait")
+        if self._wait_ms < 0:
+            raise GraphError(f"map_batches: max_wait is {max_wait!r}, expected 0 or more")
+        self._user = UserFunction(function, "map_batches")
+        self._max_size = max_size
+        self._blocking = blocking
+        self._is_inline = False
+        self._gathered = _Gathered()
+        self._in_flight: _Gathered | None = None
+        self._is_due = False  # What is gathered need not be full.
+        self._is_ending = False
+        self._watermark = MIN_WATERMARK  # After the last element that came in.
+        self._before_end = MIN_WATERMARK  # In force when MAX came.
+        self._owes_end = False  # MAX goes on by mail, behind what event time had reached before.
+        self._sent = MIN_WATERMARK  # That the next operator knows.
+        self._timer: ProcessingTimeTimer | None = None
+        self.availability = Availability(available=True)
+
+    async def open(self) -> None:
+        await self._user.open(self.ctx)
+        call = self._user.call
+        is_async = inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(getattr(call, "__call__", None))  # noqa: B004
+        if is_async and self._blocking:
+            raise GraphError(f"operator {self.ctx.name!r}: blocking=True is for plain functions, this one is async")
+        self._is_inline = not is_async and not self._blocking
+        scope = current_scope()
+        self._scope = None if scope is None else scope.at(self.ctx)
+        restored = self.ctx.operator_state.get_list_state(GATHERED).get()
+        if restored:
+            stamps = [stamp for _, stamp in restored]
+            batch = RecordBatch([value for value, _ in restored], None if None in stamps else stamps)
+            self._gathered.add(batch, MIN_WATERMARK)
+            self._is_due = True
+            self.availability.set_unavailable()
+            self.ctx.execute(self._on_wait_over, "restored batch", 0)
+
+    def room(self) -> int:
+        return UNBOUNDED_ROOM if self._is_inline else max(0, self._max_size - len(self._gathered.values))
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._gathered.values) or self._in_flight is not None or self._owes_end
+
+    def process_batch(self, batch: RecordBatch) -> RecordBatch:
+        self._gathered.add(batch, self._watermark)
+        if batch.watermark == MAX_WATERMARK > self._watermark:
+            self._before_end = max(self._watermark, batch.watermarks[-1]) if batch.watermarks else self._watermark
+        self._watermark = max(self._watermark, batch.watermark)
+        if self._wait_ms == 0 or self._watermark == MAX_WATERMARK or self._is_ending:
+            self._is_due = True  # There is nothing to wait for.
+        return self._go_on()
+
+    def end_input(self, index: int) -> RecordBatch:
+        self._is_ending = self._is_due = True
+        return self._go_on()
+
+    def snapshot_state(self, checkpoint_id: int) -> None:
+        """The checkpoint holds the inputs: their results come behind the barrier."""
+        held = [part for part in (self._in_flight, self._gathered) if part is not None]
+        pairs = [pair for part in held for pair in zip(part.values, part.stamps, strict=True)]
+        self.ctx.operator_state.get_list_state(GATHERED).update(pairs)
+
+    async def close(self) -> None:
+        self._disarm()
+        await self._user.close()
+
+    def _go_on(self) -> RecordBatch:
+        """Call for all lists that are full or due, as far as that is possible now; what inline calls gave."""
+        gathered, rows, before = self._gathered, Rows(), self._sent
+        while self._in_flight is None and gathered.values and (self._is_due or len(gathered.values) >= self._max_size):
+            part = gathered.take(self._max_size)
+            self._disarm()
+            if self._is_inline:
+                self._keep(rows, part, self._call_inline(part))
+            else:
+                self._in_flight = part
+                _ = self.ctx.spawn(self._run(part), f"{self.ctx.name}-call")
+        if not gathered.values:
+            self._is_due = self._is_ending
+        elif self._timer is None and not self._is_due:
+            self._timer = self.ctx.register_processing_timer(self.ctx.processing_time() + self._wait_ms, self._on_wait_over)
+        # Whoever waits looks again at each change; up it stays only when nothing is held, as `busy` is waited for too.
+        self.availability.set_available()
+        if self.busy:
+            self.availability.set_unavailable()
+        return rows.batch(before, self._reached())
+
+    def _on_wait_over(self, timestamp_ms: int) -> None:
+        """Mail: the first element has waited long enough."""
+        self._timer = None
+        self._is_due = True
+        self._emit(self._go_on())
+
+    def _emit(self, batch: RecordBatch) -> None:
+        if batch.values or batch.watermark != MIN_WATERMARK:
+            self.ctx.emit(batch)
+
+    def _disarm(self) -> None:
+        timer, self._timer = self._timer, None
+        if timer is not None:
+            timer.cancel()
+
+    def _reached(self) -> int:
+        """The watermark that may go on now; MIN_WATERMARK when it is no news."""
+        oldest = self._in_flight if self._in_flight is not None else self._gathered
+        reached = oldest.marks[0] if oldest.marks else self._watermark
+        if reached <= self._sent:
+            return MIN_WATERMARK
+        if reached == MAX_WATERMARK and self._before_end > self._sent:
+            reached = self._before_end
+            self._owes_end = True
+            self.availability.set_unavailable()
+            self.ctx.execute(self._send_end, "end of event time")
+        self._sent = reached
+        return reached
+
+    def _send_end(self) -> None:
+        """Mail: the end of time is no step of it, so it comes on its own."""
+        self._owes_end = False
+        self._emit(empty_batch(self._reached()))
+        self.availability.set_available()
+        if self.busy:
+            self.availability.set_unavailable()
+
+    # --------------------------------------------------------------------------------------------------------------- calls
+
+    def _call_inline(self, part: _Gathered) -> list[Any]:
+        try:
+            return self._checked(part, self._user.call(list(part.values)))
+        except Exception as error:
+            self._name_culprit(error, part)
+            raise
+
+    async def _run(self, part: _Gathered) -> None:
+        if self._scope is not None:
+            enter_scope(self._scope)
+        values = list(part.values)
+        call: Callable[[list[Any]], Awaitable[Any]] = self._user.call
+        try:
+            results = self._checked(part, await (self.ctx.blocking(self._in_thread, values) if self._blocking else call(values)))
+        except Exception as error:  # noqa: BLE001  # Raised by mail, where it fails the task in its order.
+            self._name_culprit(error, part)
+            self.ctx.execute(self._fail, "map_batches failed", error)
+        else:
+            self.ctx.execute(self._deliver, "map_batches results", part, results)
+
+    def _in_thread(self, values: list[Any]) -> list[Any]:
+        return list(elements_of(self._user.call(values), "the function of map_batches"))  # A generator runs here, too.
+
+    def _deliver(self, part: _Gathered, results: list[Any]) -> None:
+        """Mail: the call under way has ended."""
+        rows, before = Rows(), self._sent
+        self._keep(rows, part, results)
+        self._in_flight = None
+        following = self._go_on()
+        self._emit(rows.batch(before, following.watermark))
+
+    def _fail(self, error: Exception) -> None:
+        raise error
+
+    @staticmethod
+    def _keep(rows: Rows, part: _Gathered, results: list[Any]) -> None:
+        rows.values += results
+        rows.stamps += part.stamps
+        rows.marks += part.marks
+
+    def _checked(self, part: _Gathered, result: Any) -> list[Any]:
+        results = list(elements_of(result, "the function of map_batches"))
+        if len(results) != len(part.values):
+            raise ValueError(
+                f"the function of map_batches returned {len(results)} results for {len(part.values)} elements, expected one for each, "
+                "in their order"
+            )
+        return results
+
+    def _name_culprit(self, error: Exception, part: _Gathered) -> None:
+        first, last = describe_record(part.values[0]), describe_record(part.values[-1])
+        note_once(error, f"in {describe_place(self.ctx)}, at the {len(part.values)} records from {first} to {last}")
+
+
+class ThrottleOperator(Operator):
+    """Lets at most `n` elements pass in any stretch of time of length `per`, by each subtask; holds nothing itself."""
+
+    def __init__(self, n: int, per: Duration = "1s") -> None:
+        if type(n) is not int or n < 1:
+            raise GraphError(f"throttle: n is {n!r}, expected an int of at least 1")
+        self._per_ms = to_ms(per, "throttle: per")
+        if self._per_ms <= 0:
+            raise GraphError(f"throttle: per is {per!r}, expected more than 0")
+        self._n = n
+        self._passed: deque[tuple[float, int]] = deque()  # (when, how many), within the last `per`.
+        self._used = 0
+        self._timer: ProcessingTimeTimer | None = None
+        self.availability = Availability(available=True)
+
+    def room(self) -> int:
+        now = self._now_ms()
+        passed = self._passed
+        while passed and passed[0][0] + self._per_ms <= now:
+            self._used -= passed.popleft()[1]
+        room = self._n - self._used
+        if room <= 0:
+            self.availability.set_unavailable()
+            if self._timer is None:
+                wait_ms = math.ceil(passed[0][0] + self._per_ms - now)
+                self._timer = self.ctx.register_processing_timer(self.ctx.processing_time() + wait_ms - 1, self._on_time)
+        return max(0, room)
+
+    def process_batch(self, batch: RecordBatch) -> RecordBatch:
+        count = len(batch.values)
+        if count:
+            self._passed.append((self._now_ms(), count))
+            self._used += count
+        return batch
+
+    async def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _now_ms(self) -> float:
+        # The monotonic clock: a step of the wall clock must neither open nor close the gate.
+        return self.ctx.host.clock.monotonic() * 1000
+
+    def _on_time(self, timestamp_ms: int) -> None:
+        """Mail: there may be room. The chain asks again, and waits anew if not."""
+        self._timer = None
+        self.availability.set_available()

@@ -1,0 +1,39 @@
+"""A map or flat_map over two connected streams: one stateless function for each input."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from aioflow.core.elements import RecordBatch
+from aioflow.operators.operator import Operator
+from aioflow.operators.stateless import StatelessKind, StatelessOperator, StatelessStep
+
+if TYPE_CHECKING:
+    from aioflow.operators.operator import OperatorContext
+
+__all__ = ["ConnectedRowsOperator"]
+
+
+class ConnectedRowsOperator(Operator):
+    """Hands each input to a stateless operator of its own."""
+
+    inputs = 2
+
+    def __init__(self, kind: StatelessKind, first: Any, second: Any) -> None:
+        self._sides = tuple(StatelessOperator([StatelessStep(kind, function)]) for function in (first, second))
+
+    def setup(self, ctx: OperatorContext) -> None:
+        super().setup(ctx)
+        for side in self._sides:
+            side.setup(ctx)
+
+    async def open(self) -> None:
+        for side in self._sides:
+            await side.open()
+
+    def process_input(self, index: int, batch: RecordBatch) -> RecordBatch:
+        return self._sides[index].process_batch(batch)
+
+    async def close(self) -> None:
+        for side in reversed(self._sides):
+            await side.close()

@@ -1,0 +1,113 @@
+"""A function of one element as a sink: at-least-once, in order. A coroutine function is awaited one element at a time."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from operator import length_hint
+from typing import TYPE_CHECKING, Any
+
+from aioflow.core.errors import GraphError, note_once
+from aioflow.operators.results import FirstResult
+from aioflow.operators.sink import Committer, Sink, SinkWriter
+from aioflow.operators.stateless import describe_place
+from aioflow.operators.userfunction import UserFunction, describe_record
+
+if TYPE_CHECKING:
+    from aioflow.operators.operator import OperatorContext
+
+__all__ = ["FunctionSink", "as_sink"]
+
+
+def as_sink(what: Any) -> Sink[Any]:
+    """What `stream.sink(what)` writes to. Raises GraphError for what is neither a Sink nor a function."""
+    if isinstance(what, type) and isinstance(what, Sink):  # It has the methods, but of no instance.
+        raise GraphError(f"sink() got the class {what.__name__}, expected an instance: add the parentheses, {what.__name__}(...)")
+    if isinstance(what, Sink):
+        return what
+    if callable(what):
+        return FunctionSink(what)
+    raise GraphError(f"sink() takes a Sink or a function of one element, got {type(what).__name__}: {what!r}")
+
+
+class FunctionSink:
+    """Calls `function(value)` for each element, in the process that runs the flow: it may close over what the program looks at."""
+
+    stays_here = True
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        self._function = function
+
+    @property
+    def name(self) -> str:
+        """What the graph shows."""
+        name = getattr(self._function, "__name__", type(self._function).__name__)
+        return "sink" if "<" in name else name
+
+    def writer(self, ctx: OperatorContext) -> SinkWriter[Any]:
+        asynchronous = inspect.iscoroutinefunction(self._function) or inspect.iscoroutinefunction(
+            getattr(self._function, "__call__", None)  # noqa: B004  # Not whether it can be called, but how.
+        )
+        return _AwaitingWriter(self._function, ctx) if asynchronous else _CallingWriter(self._function, ctx)
+
+    def committer(self) -> Committer | None:
+        return None
+
+
+class _CallingWriter:
+    """Calls at once."""
+
+    def __init__(self, function: Callable[[Any], Any], ctx: OperatorContext) -> None:
+        self._function = UserFunction(function, "sink")
+        self._ctx = ctx
+        self._first: FirstResult
+
+    async def open(self) -> None:
+        await self._function.open(self._ctx)
+        self._first = FirstResult(self._function.call, f"operator {self._ctx.name!r}: the function of sink")
+
+    def write_batch(self, values: Sequence[Any], timestamps: Sequence[int] | None) -> None:
+        call = self._function.call if self._first.seen else self._first
+        source = iter(values)
+        try:
+            for value in source:
+                call(value)
+        except Exception as error:
+            value = values[len(values) - length_hint(source) - 1]
+            note_once(error, f"in {describe_place(self._ctx)}, at record {describe_record(value)}")
+            raise
+
+    async def flush(self) -> None:
+        """Nothing is buffered."""
+
+    async def prepare(self, checkpoint_id: int) -> list[Any]:
+        return []
+
+    async def close(self) -> None:
+        await self._function.close()
+
+
+class _AwaitingWriter(_CallingWriter):
+    """Keeps the elements of a batch and awaits the function for each in `flush`; takes no more meanwhile."""
+
+    def __init__(self, function: Callable[[Any], Any], ctx: OperatorContext) -> None:
+        super().__init__(function, ctx)
+        self._waiting: list[Any] = []
+
+    @property
+    def full(self) -> bool:
+        """Anything that waits wants to be awaited."""
+        return bool(self._waiting)
+
+    def write_batch(self, values: Sequence[Any], timestamps: Sequence[int] | None) -> None:
+        self._waiting.extend(values)
+
+    async def flush(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        call = self._function.call
+        for value in waiting:
+            try:
+                await call(value)
+            except Exception as error:
+                note_once(error, f"in {describe_place(self._ctx)}, at record {describe_record(value)}")
+                raise

@@ -1,0 +1,247 @@
+"""Joins of two keyed streams: by window (`join`, `co_group`) and by distance in event time (`interval_join`).
+
+A window join is a window over the tagged union of both inputs: an element is held as (input, value), in order of arrival.
+An interval join holds, for each key and side, the elements that may still find a partner, sorted by time. In both, the
+batches' watermarks are the operator's own, the minimum over its inputs, and late elements are counted, not kept.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from aioflow.core.elements import RecordBatch, empty_batch
+from aioflow.core.errors import GraphError, StateError, note_once
+from aioflow.operators.operator import Operator
+from aioflow.operators.process_context import OperatorProcessContext
+from aioflow.operators.results import elements_of
+from aioflow.operators.resumable import ResumableOutput
+from aioflow.operators.stateless import describe_place
+from aioflow.operators.userfunction import UserFunction, describe_record
+from aioflow.operators.window import WindowOperator
+from aioflow.operators.windowing import SessionWindows, WindowAssigner
+from aioflow.state.backend import require_keyed
+
+if TYPE_CHECKING:
+    from aioflow.operators.triggers import Trigger
+    from aioflow.operators.windowing import Evictor
+    from aioflow.state.backend import KeyedStateBackend, StateTable
+    from aioflow.state.timers import InternalTimerService
+
+__all__ = ["CoGroupOperator", "IntervalJoinContext", "IntervalJoinOperator", "WindowJoinOperator"]
+
+TIMERS = "interval-join-timers"
+BUFFERS = ("interval-join-left", "interval-join-right")
+
+
+class CoGroupOperator(WindowOperator):
+    """`fn(key, lefts, rights)` gives the results of a key and window in which at least one side has an element."""
+
+    inputs = 2
+
+    def __init__(
+        self,
+        assigner: WindowAssigner,
+        function: Any,
+        *,
+        trigger: Trigger[Any] | None = None,
+        evictor: Evictor[Any] | None = None,
+        lateness_ms: int = 0,
+    ) -> None:
+        if isinstance(assigner, SessionWindows) and callable(assigner.gap):
+            assigner = SessionWindows(_UntaggedGap(assigner.gap), assigner.is_event_time)
+        super().__init__(
+            assigner, process=self._join_elements, trigger=trigger, evictor=evictor, lateness_ms=lateness_ms
+        )
+        self._function = UserFunction(function, "apply")
+
+    async def open(self) -> None:
+        await super().open()
+        await self._function.open(self.ctx)
+
+    async def close(self) -> None:
+        await self._function.close()
+        await super().close()
+
+    def process_input(self, index: int, batch: RecordBatch) -> RecordBatch:
+        tagged = [(index, value) for value in batch.values]
+        return self.process_batch(
+            RecordBatch(tagged, batch.timestamps, batch.keys, batch.watermarks, batch.watermark)
+        )
+
+    def _join_elements(self, key: Any, ctx: Any, elements: list[tuple[int, Any]]) -> Iterable[Any]:
+        lefts = [value for index, value in elements if index == 0]
+        rights = [value for index, value in elements if index == 1]
+        return self._apply(key, lefts, rights)
+
+    def _apply(self, key: Any, lefts: list[Any], rights: list[Any]) -> Iterable[Any]:
+        return elements_of(self._function.call(key, lefts, rights), f"co_group {self.ctx.name!r}")
+
+
+class WindowJoinOperator(CoGroupOperator):
+    """`fn(left, right)` gives one row for each pair of a key and window; lefts vary slowest."""
+
+    def _apply(self, key: Any, lefts: list[Any], rights: list[Any]) -> Iterable[Any]:
+        call = self._function.call
+        return (call(left, right) for left in lefts for right in rights)
+
+
+class _UntaggedGap:
+    """A session gap function of the element, for tagged elements."""
+
+    __slots__ = ("_gap",)
+
+    def __init__(self, gap: Callable[[Any], Any]) -> None:
+        self._gap = gap
+
+    def __call__(self, tagged: tuple[int, Any]) -> Any:
+        return self._gap(tagged[1])
+
+
+class IntervalJoinContext(OperatorProcessContext):
+    """What `fn(left, right, ctx)` is handed; `timestamp` is the larger of the two."""
+
+    __slots__ = ("left_timestamp", "right_timestamp")
+
+    left_timestamp: int
+    right_timestamp: int
+
+
+class IntervalJoinOperator(Operator):
+    """Pairs with `left + lower <= right <= left + upper` of their timestamps, bounds in ms and included.
+
+    `fn(left, right, ctx)` gives the results of one pair, at the larger of the two timestamps, when the second of them comes.
+    Partners of one element come in order of their time, then of arrival. Event time only.
+    """
+
+    inputs = 2
+
+    _buffers: tuple[StateTable, StateTable]
+    _state: KeyedStateBackend
+    _timers: InternalTimerService
+    _join_ctx: IntervalJoinContext
+
+    def __init__(self, function: Any, lower_ms: int, upper_ms: int) -> None:
+        if lower_ms > upper_ms:
+            raise GraphError(f"interval_join: lower is {lower_ms} ms, expected at most upper, {upper_ms} ms")
+        self._function = UserFunction(function, "process_element")
+        # Relative to the element that comes: where its partners on the other side are, and how long it may still meet one.
+        self._bounds = ((lower_ms, upper_ms), (-upper_ms, -lower_ms))
+        self._kept_for = (max(0, upper_ms), max(0, -lower_ms))
+        self._out = ResumableOutput()
+
+    async def open(self) -> None:
+        ctx = self.ctx
+        self._state = require_keyed(ctx.keyed_state, ctx.name)
+        if not ctx.has_event_time:
+            raise StateError(
+                f"interval_join {ctx.name!r}: no watermark strategy upstream; give watermarks= to the sources: it joins by event time"
+            )
+        self._buffers = (self._state.table(BUFFERS[0]), self._state.table(BUFFERS[1]))
+        self._timers = ctx.timer_service(TIMERS, self._clean, self._clean)
+        self._join_ctx = IntervalJoinContext(ctx, self._state, self._timers)
+        self._late_dropped = ctx.runtime.metrics.counter("numLateRecordsDropped")
+        await self._function.open(ctx)
+
+    async def close(self) -> None:
+        await self._function.close()
+
+    def process_input(self, index: int, batch: RecordBatch) -> RecordBatch:
+        if batch.values and (batch.keys is None or batch.timestamps is None):
+            raise StateError(
+                f"interval_join {self.ctx.name!r}: a batch without {'timestamps' if batch.keys else 'keys'}; both inputs need "
+                "key_by directly before it and a watermark strategy upstream"
+            )
+        if not batch.values:
+            self._advance(batch.watermark)
+            self._out.passed(batch.watermark)
+            return empty_batch(self._out.watermark)
+        return self._out.start(self._run(index, batch), batch.watermark)
+
+    @property
+    def has_pending(self) -> bool:
+        return self._out.pending
+
+    def resume(self, max_records: int) -> RecordBatch:
+        return self._out.resume(max_records)
+
+    def _run(self, index: int, batch: RecordBatch) -> Iterator[None]:
+        keys, timestamps, watermarks, out = batch.keys, batch.timestamps, batch.watermarks, self._out
+        assert keys is not None and timestamps is not None  # Checked in process_input.
+        timers, state = self._timers, self._state
+        for i, value in enumerate(batch.values):
+            if watermarks is not None:
+                self._advance(watermarks[i])
+            if timestamps[i] <= timers.current_watermark:
+                self._late_dropped.inc(1)
+                continue
+            state.set_current_key(keys[i])
+            for left, right, left_time, right_time in self._pairs(index, keys[i], value, timestamps[i]):
+                self._join(left, right, left_time, right_time)
+                if out.full:
+                    state.clear_current_key()
+                    yield
+                    state.set_current_key(keys[i])
+            self._keep(index, keys[i], value, timestamps[i])
+        state.clear_current_key()
+        self._advance(batch.watermark)
+
+    def _pairs(self, index: int, key: Any, value: Any, time: int) -> Iterator[tuple[Any, Any, int, int]]:
+        """The pairs that an element makes with what the other side holds, as (left, right, left time, right time)."""
+        held = self._buffers[1 - index].peek(None).get(key)
+        if held is None:
+            return
+        times, values = held
+        lower, upper = self._bounds[index]
+        for i in range(bisect_left(times, time + lower), bisect_right(times, time + upper)):
+            if index == 0:
+                yield value, values[i], time, times[i]
+            else:
+                yield values[i], value, times[i], time
+
+    def _join(self, left: Any, right: Any, left_time: int, right_time: int) -> None:
+        ctx, add = self._join_ctx, self._out.add
+        timestamp = max(left_time, right_time)
+        watermark = self._timers.current_watermark
+        ctx.timestamp, ctx.left_timestamp, ctx.right_timestamp = timestamp, left_time, right_time
+        ctx.watermark = watermark
+        try:
+            for row in elements_of(self._function.call(left, right, ctx), f"interval_join {self.ctx.name!r}"):
+                add(row, timestamp, watermark)
+        except Exception as error:
+            pair = f"{describe_record(left)} and {describe_record(right)}"
+            note_once(error, f"in {describe_place(self.ctx)}, at {pair} of key {describe_record(self._state.current_key)}")
+            raise
+
+    def _keep(self, index: int, key: Any, value: Any, time: int) -> None:
+        table = self._buffers[index].of(None)
+        held: tuple[list[int], list[Any]] | None = table.get(key)
+        times, values = ([], []) if held is None else held
+        position = bisect_right(times, time)
+        times.insert(position, time)
+        values.insert(position, value)
+        table[key] = (times, values)
+        self._timers.register_event_time_timer(key, index, time + self._kept_for[index])
+
+    def _advance(self, watermark: int) -> None:
+        timers = self._timers
+        if watermark <= timers.current_watermark:
+            return
+        if watermark < timers.next_event_time:
+            timers.current_watermark = watermark
+        else:
+            timers.advance_watermark(watermark)
+
+    def _clean(self, time: int, key: Any, index: int) -> None:
+        """What was kept up to `time` on side `index` can find no partner any more."""
+        table = self._buffers[index].of(None)
+        held = table.get(key)
+        if held is None:
+            return
+        times, values = held
+        gone = bisect_right(times, time - self._kept_for[index])
+        if gone == len(times):
+            del table[key]
+        elif gone:
+            table[key] = (times[gone:], values[gone:])

@@ -1,0 +1,192 @@
+"""The contract between an operator and the chain that drives it.
+
+Operators return; the chain moves. An operator takes a batch and returns a batch, synchronously; it never calls the next operator and
+never waits. Three things may happen outside of that call, and all go through the `OperatorContext`:
+
+* results that come later (async calls, processing-time timers) arrive as mail and are handed to `ctx.emit`;
+* side outputs go by tag to the task's output through `ctx.side_output`;
+* an operator that cannot take more for now lowers `room()`; the chain keeps the rest of the batch and waits on `availability`.
+
+Life cycle (after Flink): `setup -> initialize_state -> open -> (process_batch | process_input)* -> end_input -> finish -> close`.
+`initialize_state` and `open` run from the tail of a chain to its head, `finish` from head to tail, `close` and `snapshot_state` from
+tail to head. `close` is called exactly once after `setup`, whatever happened; `finish` only at a normal end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from aioflow.core.availability import AVAILABLE, Availability
+from aioflow.core.elements import RecordBatch, empty_batch
+
+if TYPE_CHECKING:
+    from aioflow.core.functions import OutputTag, RuntimeContext
+    from aioflow.core.host import Host
+    from aioflow.core.injection import Resource
+    from aioflow.state.backend import KeyedStateBackend, OperatorStateBackend
+    from aioflow.state.timers import InternalTimerService
+
+__all__ = ["UNBOUNDED_ROOM", "Operator", "OperatorContext", "ProcessingTimeTimer"]
+
+T = TypeVar("T")
+
+UNBOUNDED_ROOM = 1 << 30
+"""`room()` of an operator that never holds the chain back."""
+
+
+class ProcessingTimeTimer(Protocol):
+    """A registered processing-time callback."""
+
+    def cancel(self) -> None: ...
+
+
+class OperatorContext(Protocol):
+    """What a task hands each operator of its chain. Bound to that operator: its name, its priority in the mailbox, its state."""
+
+    @property
+    def name(self) -> str:
+        """Name of the operator, for messages."""
+
+    @property
+    def uid(self) -> str:
+        """Under which its state is found again."""
+
+    @property
+    def runtime(self) -> RuntimeContext: ...
+    @property
+    def host(self) -> Host: ...
+
+    @property
+    def keyed_state(self) -> KeyedStateBackend | None:
+        """None when the operator does not stand right after `key_by`."""
+
+    @property
+    def operator_state(self) -> OperatorStateBackend: ...
+
+    @property
+    def has_event_time(self) -> bool:
+        """Whether a watermark strategy stands upstream: without one an event-time timer can never fire."""
+
+    @property
+    def checkpointing(self) -> bool:
+        """Whether completed checkpoints commit what a sink prepared; without them a writer makes its data visible by itself."""
+
+    @property
+    def debug(self) -> bool:
+        """Whether mutations of shared values are looked for."""
+
+    def timer_service(
+        self,
+        name: str,
+        on_event_time: Callable[[int, Any, Any], None],
+        on_processing_time: Callable[[int, Any, Any], None],
+    ) -> InternalTimerService:
+        """Keyed timers of this operator, restored with its state. Callbacks get (timestamp, key, namespace)."""
+
+    def register_processing_timer(self, timestamp_ms: int, callback: Callable[[int], None]) -> ProcessingTimeTimer:
+        """Run `callback(timestamp_ms)` as mail of this operator once the wall clock has passed `timestamp_ms`."""
+
+    def processing_time(self) -> int:
+        """The wall clock in ms."""
+
+    def emit(self, batch: RecordBatch) -> None:
+        """Send `batch` to the next operator. Only from mail (timers, completions), never inside `process_batch`."""
+
+    def side_output(self, tag: OutputTag[Any], value: Any, timestamp: int | None, watermark: int) -> None:
+        """Send one record to the side output; `watermark` is the one in force for it."""
+
+    def execute(self, action: Callable[..., object], description: str, *args: object) -> None:
+        """Enqueue `action(*args)` as mail of this operator."""
+
+    def emit_status(self, idle: bool) -> None:
+        """Tell downstream that this stream is idle (does not hold the watermark back), or active again."""
+
+    def spawn(self, coroutine: Coroutine[Any, Any, object], name: str) -> asyncio.Task[None]:
+        """Run `coroutine` in the task's group: cancelled with the task; an error of it fails the task."""
+
+    async def resource(self, resource: Resource) -> Any:
+        """The worker's instance of `resource`, opened by the first task that asks."""
+
+    def blocking(self, function: Callable[..., T], *args: Any) -> Awaitable[T]:
+        """Run `function(*args)` in the bounded thread executor."""
+
+
+class Operator:
+    """Base of all operators. Subclasses override what they need; the defaults do nothing."""
+
+    inputs = 1
+    """Number of inputs; with more than one, batches arrive through `process_input`."""
+
+    availability: Availability = AVAILABLE
+    """Raised when `room()` became positive again, or when `busy` ended. The chain waits on it."""
+
+    ctx: OperatorContext
+
+    def setup(self, ctx: OperatorContext) -> None:
+        """First call of all: keep the context."""
+        self.ctx = ctx
+
+    def initialize_state(self) -> None:
+        """Declare or restore state that must exist before `open`."""
+
+    async def open(self) -> None:
+        """Called once, before any element; user functions are opened here."""
+
+    def process_batch(self, batch: RecordBatch) -> RecordBatch:
+        """The records and the watermark that follow from `batch`. The output's watermark is never above what was fully processed.
+
+        Records of the output that were due before a given input record carry the watermark that was in force for them.
+        """
+        raise TypeError(f"{type(self).__name__} takes no single input")
+
+    def process_input(self, index: int, batch: RecordBatch) -> RecordBatch:
+        """Like `process_batch` for input `index` (0-based) of an operator with several. `batch`'s watermarks are the operator's,
+        that is, already the minimum over its inputs."""
+        if index != 0:
+            raise TypeError(f"{type(self).__name__} has one input, got a batch for input {index}")
+        return self.process_batch(batch)
+
+    def next_input(self) -> int | None:
+        """Which input a multi-input operator wants next; None for any (they alternate)."""
+        return None
+
+    def room(self) -> int:
+        """How many records the operator takes now. 0: the chain keeps them until `availability` is raised."""
+        return UNBOUNDED_ROOM
+
+    @property
+    def has_pending(self) -> bool:
+        """Whether the last batch was not fully processed (a long timer drain): `resume` goes on with it before new input."""
+        return False
+
+    def resume(self, max_records: int) -> RecordBatch:
+        """Go on with what `has_pending` tells of; emit about `max_records` records at most."""
+        return empty_batch()
+
+    @property
+    def busy(self) -> bool:
+        """Whether results are still to come by mail (async calls in flight). `finish` waits until it is False."""
+        return False
+
+    def end_input(self, index: int) -> RecordBatch:
+        """Input `index` ended normally (drain)."""
+        return empty_batch()
+
+    def finish(self) -> RecordBatch:
+        """All inputs ended normally: the last chance to emit."""
+        return empty_batch()
+
+    def snapshot_state(self, checkpoint_id: int) -> Awaitable[None] | None:
+        """Bring what is held outside of the state backends into them: a consistent view.
+
+        User code may give something to await; the caller does, in the owner of the mailbox, where nothing else runs meanwhile.
+        """
+        return None
+
+    def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
+        """Checkpoint `checkpoint_id` and all before it are durable."""
+
+    async def close(self) -> None:
+        """Release everything. Called once, also after a failure."""

@@ -1,0 +1,391 @@
+"""Process functions over batches: full access to each element, its time, its key's state and timers.
+
+Event time is exact per record: a timer fires between the two records where the watermark passes it, so what a function sees and
+emits does not depend on where batches were cut. While timer t fires, the current watermark is t, however far the watermark jumps;
+what it emits stands behind watermark t - 1, so that it is not late downstream.
+
+A jump over a million timers is fired in slices: `has_pending` and `resume` give the loop back in between. The unfinished batch
+stays here, and the watermark that was sent on is never above what has fired.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from aioflow.core.elements import MIN_WATERMARK, RecordBatch, empty_batch
+from aioflow.core.errors import note_once
+from aioflow.core.functions import CheckpointedFunction, Function
+from aioflow.core.injection import injected_parameters
+from aioflow.operators.operator import Operator
+from aioflow.operators.process_context import OperatorProcessContext
+from aioflow.operators.results import PLAIN_RESULTS, elements_of
+from aioflow.operators.stateless import describe_place
+from aioflow.operators.userfunction import UserFunction, describe_record
+from aioflow.state.backend import NO_KEY, require_keyed
+
+if TYPE_CHECKING:
+    from aioflow.state.backend import KeyedStateBackend
+    from aioflow.state.timers import InternalTimerService
+
+__all__ = ["BroadcastProcessOperator", "CoProcessOperator", "KeyedProcessOperator", "ProcessOperator", "Rows", "TIMERS"]
+
+TIMERS = "user-timers"
+"""Name of the timer service of user functions."""
+
+DRAIN_NS = 2_000_000
+"""How long timers may fire before the loop gets its turn: the chain's slice."""
+
+DRAIN_RECORDS_MAX = 1_024
+"""Records that a drain emits about at most in one batch: the chain's bound."""
+
+NO_DEADLINE = 1 << 63
+
+
+class _Side(NamedTuple):
+    """One input: which method takes its elements, and whether they are broadcast (no key, broadcast state writable)."""
+
+    method: str
+    broadcast: bool = False
+
+
+class Rows:
+    """Output under construction: values, their timestamps, and the watermark in force before each."""
+
+    __slots__ = ("marks", "stamps", "values")
+
+    def __init__(self) -> None:
+        self.values: list[Any] = []
+        self.stamps: list[int | None] = []
+        self.marks: list[int] = []
+
+    def add(self, elements: Any, stamp: int | None, mark: int) -> None:
+        values = self.values
+        values.extend(elements)
+        missing = len(values) - len(self.stamps)
+        self.stamps.extend([stamp] * missing)
+        self.marks.extend([mark] * missing)
+
+    def batch(self, before: int, watermark: int) -> RecordBatch:
+        """All of it. `before` was in force when the input came; `watermark` is now."""
+        stamps, marks = self.stamps, self.marks
+        return RecordBatch(
+            self.values,
+            None if None in stamps else stamps,  # type: ignore[arg-type]
+            None,
+            None if not marks or marks[-1] == before else marks,
+            watermark,
+        )
+
+
+class ProcessOperator(Operator):
+    """One input, one function: a `ProcessFunction`, or a plain (generator) function `fn(value, ctx)`.
+
+    Keyed state and timers are there when the input is keyed. Subclasses name their sides.
+    """
+
+    sides: tuple[_Side, ...] = (_Side("process_element"),)
+
+    def __init__(self, function: Any) -> None:
+        self._user = UserFunction(function, self.sides[0].method)
+        self._calls: list[Callable[..., Any]] = []
+        self._on_timer: Callable[..., Any] | None = None
+        self._keyed: KeyedStateBackend | None = None
+        self._timers: InternalTimerService | None = None
+        self._batch: RecordBatch | None = None
+        self._input = 0
+        self._position = 0
+        self._mark = MIN_WATERMARK  # In force before what is emitted next.
+        self._ending = False
+        self._fired = Rows()  # What processing-time timers gave since the last emit.
+        self.inputs = len(self.sides)
+
+    def initialize_state(self) -> None:
+        self._keyed = self.ctx.keyed_state
+        if self._keyed is not None:
+            self._timers = self.ctx.timer_service(TIMERS, _no_callback, self._on_processing_time)
+            self._timers.on_processing_done = self._emit_fired
+        function = self._user.function
+        if isinstance(function, CheckpointedFunction):
+            function.initialize_state(self.ctx.runtime)
+
+    async def open(self) -> None:
+        ctx, function = self.ctx, self._user.function
+        self._perf_ns = ctx.host.clock.perf_ns
+        self._context = OperatorProcessContext(ctx, self._keyed, self._timers)
+        if self._timers is not None:
+            self._context.watermark = self._mark = self._timers.current_watermark
+        await self._user.open(ctx)
+        self._calls = [self._user.call]
+        if isinstance(function, Function):
+            self._calls += [await _injected(getattr(function, side.method), ctx) for side in self.sides[1:]]
+            on_timer = getattr(function, "on_timer", None)
+            if on_timer is not None:
+                self._on_timer = await _injected(on_timer, ctx)
+
+    def process_batch(self, batch: RecordBatch) -> RecordBatch:
+        return self.process_input(0, batch)
+
+    def process_input(self, index: int, batch: RecordBatch) -> RecordBatch:
+        if self._timers is None:
+            return self._process_unkeyed(index, batch)
+        assert self._batch is None, "resume() ends the batch before, then the next one comes"
+        self._batch, self._input, self._position = batch, index, 0
+        return self._process_keyed(DRAIN_RECORDS_MAX)
+
+    @property
+    def has_pending(self) -> bool:
+        return self._batch is not None
+
+    def resume(self, max_records: int) -> RecordBatch:
+        return self._process_keyed(max_records)
+
+    def finish(self) -> RecordBatch:
+        """Processing-time timers that wait fire now, then the function's own `finish`."""
+        if self._timers is None:
+            rows = Rows()
+            self._finish_function(rows)
+            return rows.batch(self._mark, MIN_WATERMARK)
+        self._context.timer_service.begin_end()
+        self._ending = True
+        self._batch, self._input, self._position = empty_batch(), 0, 0
+        return self._process_keyed(DRAIN_RECORDS_MAX)
+
+    def snapshot_state(self, checkpoint_id: int) -> Awaitable[None] | None:
+        function = self._user.function
+        return function.snapshot_state(self.ctx.runtime) if isinstance(function, CheckpointedFunction) else None
+
+    async def close(self) -> None:
+        await self._user.close()
+
+    # ------------------------------------------------------------------------------------------------------ without a key
+
+    def _process_unkeyed(self, index: int, batch: RecordBatch) -> RecordBatch:
+        values, watermarks, context = batch.values, batch.watermarks, self._context
+        call = self._calls[index]
+        context.broadcast_writable = self.sides[index].broadcast
+        stamps = batch.timestamps
+        out: list[Any] = []
+        origin: list[int] = []
+        extend, plain, size, i = out.extend, PLAIN_RESULTS, 0, -1
+        try:
+            for i, value in enumerate(values):
+                if stamps is not None:
+                    context.timestamp = stamps[i]
+                if watermarks is not None:
+                    context.watermark = watermarks[i]
+                result = call(value, context)
+                if result is not None:
+                    extend(result if type(result) in plain else elements_of(result, self._described(index)))
+                    if len(out) != size:
+                        origin += [i] * (len(out) - size)
+                        size = len(out)
+        except Exception as error:
+            note_once(error, f"in {describe_place(self.ctx)}, at record {describe_record(values[i])}")
+            raise
+        finally:
+            context.timestamp = None
+            context.broadcast_writable = False
+        if batch.watermark > context.watermark:
+            context.watermark = batch.watermark
+        self._mark = context.watermark
+        return batch.select(origin, out)
+
+    # --------------------------------------------------------------------------------------------------------- with a key
+
+    def _process_keyed(self, max_records: int) -> RecordBatch:
+        """Go on with the batch at hand, up to its end or until timers have held the loop long enough."""
+        batch, context, timers, keyed = self._batch, self._context, self._timers, self._keyed
+        assert batch is not None and timers is not None and keyed is not None
+        values, keys, stamps, watermarks = batch.values, batch.keys, batch.timestamps, batch.watermarks
+        call, side = self._calls[self._input], self.sides[self._input]
+        if keys is None and values and not side.broadcast:
+            raise AssertionError(f"operator {self.ctx.name!r} got a batch without keys: the edge before it must be keyed")
+        service = context.timer_service
+        rows, before = Rows(), self._mark
+        out, add_stamp, add_mark = rows.values, rows.stamps.append, rows.marks.append
+        extend, plain, size = out.extend, PLAIN_RESULTS, 0
+        deadline = NO_DEADLINE
+        stamp: int | None = None
+        current = context.watermark
+        count = len(values)
+        i = self._position
+        try:
+            context.broadcast_writable = side.broadcast
+            while True:
+                if i < count:
+                    # Below it after a restore only: event time goes on where the timers were, until the stream is there again.
+                    if watermarks is not None and watermarks[i] > current:
+                        current = watermarks[i]
+                elif batch.watermark > current:
+                    current = batch.watermark
+                if service.next_due <= current:
+                    if deadline == NO_DEADLINE:
+                        deadline = self._perf_ns() + DRAIN_NS
+                    if not self._fire_due(current, rows, deadline, max_records):
+                        self._position = i
+                        return rows.batch(before, self._mark)
+                    size = len(out)
+                if current > self._mark:
+                    self._mark = current
+                if i == count:
+                    break
+                context.watermark = current
+                keyed.current_key = NO_KEY if keys is None else keys[i]
+                if stamps is not None:
+                    context.timestamp = stamp = stamps[i]
+                result = call(values[i], context)
+                if result is not None:
+                    extend(result if type(result) in plain else elements_of(result, self._described(self._input)))
+                    made = len(out) - size
+                    if made == 1:
+                        add_stamp(stamp)
+                        add_mark(current)
+                    elif made:
+                        rows.stamps.extend([stamp] * made)
+                        rows.marks.extend([current] * made)
+                    size = len(out)
+                i += 1
+        except Exception as error:
+            if i < count:
+                note_once(error, f"in {describe_place(self.ctx)}, at record {describe_record(values[i])}")
+            raise
+        finally:
+            keyed.current_key = NO_KEY
+            context.timestamp = None
+            context.broadcast_writable = False
+        context.watermark = timers.current_watermark = current
+        if self._ending and not self._finish_keyed(rows, max_records):
+            return rows.batch(before, self._mark)
+        self._batch = None
+        return rows.batch(before, self._news(batch))
+
+    def _news(self, batch: RecordBatch) -> int:
+        """The watermark to send on after `batch`; MIN_WATERMARK when it brought none."""
+        return MIN_WATERMARK if batch.watermark == MIN_WATERMARK else self._mark
+
+    def _fire_due(self, watermark: int, rows: Rows, deadline: int, max_records: int) -> bool:
+        """Fire event-time timers up to `watermark`. False when the slice is spent before: some may be left."""
+        timers, context = self._timers, self._context
+        assert timers is not None
+        service, perf_ns = context.timer_service, self._perf_ns
+        timers.current_watermark = max(timers.current_watermark, context.watermark)
+        writable, context.broadcast_writable = context.broadcast_writable, False
+        while (timer := timers.pop_due(watermark)) is not None:
+            timestamp = timer[0]
+            if timestamp - 1 > self._mark:
+                self._mark = timestamp - 1
+            context.watermark = timers.current_watermark
+            self._call_on_timer(timestamp, timer[1], rows, self._mark)
+            if (perf_ns() >= deadline or len(rows.values) >= max_records) and timers.next_event_time <= watermark:
+                return False
+        service.next_due = timers.next_event_time
+        context.broadcast_writable = writable
+        return True
+
+    def _call_on_timer(self, timestamp: int, key: Any, rows: Rows, mark: int) -> None:
+        stamp = self._context.timestamp = timestamp if self.ctx.has_event_time else None
+        self._context.mark = mark
+        try:
+            result = self._timer_function()(timestamp, self._context)
+            if result is not None:
+                rows.add(elements_of(result, "on_timer"), stamp, mark)
+        except Exception as error:
+            note_once(error, f"in {describe_place(self.ctx)}, at the timer {timestamp} of key {describe_record(key)}")
+            raise
+        finally:
+            self._context.mark = None
+
+    def _on_processing_time(self, timestamp: int, key: Any, namespace: Any) -> None:
+        self._call_on_timer(timestamp, key, self._fired, self._mark)
+        self._context.timestamp = None
+
+    def _emit_fired(self) -> None:
+        """What processing-time timers gave goes out, with what they registered that is due already."""
+        rows, self._fired = self._fired, Rows()
+        timers, context = self._timers, self._context
+        assert timers is not None and self._keyed is not None
+        if self._batch is None and context.timer_service.next_due <= context.watermark:
+            self._fire_due(context.watermark, rows, NO_DEADLINE, NO_DEADLINE)
+            context.timestamp = None
+            self._keyed.current_key = NO_KEY
+        if rows.values:
+            self.ctx.emit(rows.batch(self._mark, MIN_WATERMARK))
+
+    # ------------------------------------------------------------------------------------------------------------ the end
+
+    def _finish_keyed(self, rows: Rows, max_records: int) -> bool:
+        """Fire what waits for processing time, then the function's `finish`. False when the slice is spent before."""
+        service, keyed = self._context.timer_service, self._keyed
+        assert keyed is not None
+        deadline = self._perf_ns() + DRAIN_NS
+        try:
+            while (timer := service.pop_ending()) is not None:
+                self._call_on_timer(timer[0], timer[1], rows, self._mark)
+                if service.next_due <= self._context.watermark:
+                    self._fire_due(self._context.watermark, rows, NO_DEADLINE, NO_DEADLINE)
+                if self._perf_ns() >= deadline or len(rows.values) >= max_records:
+                    return False
+        finally:
+            keyed.current_key = NO_KEY
+            self._context.timestamp = None
+        self._ending = False
+        self._finish_function(rows)
+        return True
+
+    def _finish_function(self, rows: Rows) -> None:
+        finish = self._finish_method()
+        if finish is None:
+            return
+        stamp = self._mark if self.ctx.has_event_time else None
+        try:
+            rows.add(elements_of(finish(), "finish"), stamp, self._mark)
+        except Exception as error:
+            note_once(error, f"in finish() of {describe_place(self.ctx)}")
+            raise
+
+    def _timer_function(self) -> Callable[..., Any]:
+        if self._on_timer is None:
+            raise TypeError(
+                f"{describe_record(self._user.function)} registered a timer, but a plain function has no on_timer: make it a "
+                "KeyedProcessFunction"
+            )
+        return self._on_timer
+
+    def _finish_method(self) -> Callable[[], Any] | None:
+        return getattr(self._user.function, "finish", None) if isinstance(self._user.function, Function) else None
+
+    def _described(self, index: int) -> str:
+        if isinstance(self._user.function, Function):
+            return f"{type(self._user.function).__name__}.{self.sides[index].method}"
+        return getattr(self._user.function, "__qualname__", repr(self._user.function))
+
+
+class KeyedProcessOperator(ProcessOperator):
+    """The same directly after `key_by`: that the input is keyed is checked at open."""
+
+    async def open(self) -> None:
+        require_keyed(self.ctx.keyed_state, self.ctx.name)
+        await super().open()
+
+
+class CoProcessOperator(ProcessOperator):
+    """Two inputs, one `CoProcessFunction`; keyed alike or not at all."""
+
+    sides = (_Side("process_element1"), _Side("process_element2"))
+
+
+class BroadcastProcessOperator(ProcessOperator):
+    """Input 0: elements, keyed or not. Input 1: the broadcast stream; only its elements change broadcast state."""
+
+    sides = (_Side("process_element"), _Side("process_broadcast_element", broadcast=True))
+
+
+async def _injected(call: Callable[..., Any], ctx: Any) -> Callable[..., Any]:
+    needed = injected_parameters(call)
+    return partial(call, **{name: await ctx.resource(resource) for name, resource in needed.items()}) if needed else call
+
+
+def _no_callback(timestamp: int, key: Any, namespace: Any) -> None:
+    """Event-time timers are popped, not called back: they fire inside of `process_input`."""

@@ -1,0 +1,197 @@
+"""What process functions are handed: one context an operator, moved from record to record, and its timers.
+
+The context is reused: it is valid during the call (for a generator, until it is exhausted), and says nothing afterwards. The
+current key is the keyed backend's, so that state, timers and `current_key` cannot disagree.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK
+from aioflow.core.errors import GraphError, StateError
+from aioflow.state.backend import NO_KEY
+
+if TYPE_CHECKING:
+    from aioflow.core.functions import OutputTag
+    from aioflow.core.state_descriptors import MapStateDescriptor
+    from aioflow.operators.operator import OperatorContext
+    from aioflow.state.backend import KeyedStateBackend
+    from aioflow.state.timers import InternalTimerService
+
+__all__ = ["KeyedTimers", "OperatorProcessContext"]
+
+
+class OperatorProcessContext:
+    """The `ProcessContext` of one operator. The operator sets the slots without underscore before each call."""
+
+    __slots__ = ("_broadcast", "_ctx", "_keyed", "_metadata", "_timers", "broadcast_writable", "mark", "timestamp", "watermark")
+
+    def __init__(self, ctx: OperatorContext, keyed: KeyedStateBackend | None, timers: InternalTimerService | None) -> None:
+        self._ctx = ctx
+        self._keyed = keyed
+        self._timers = KeyedTimers(self, ctx, keyed, timers)
+        self._broadcast: dict[str, Any] = {}
+        self._metadata: Mapping[str, Any] | None = None
+        self.timestamp: int | None = None
+        """Of the element, or of the timer that fires; None without event time."""
+        self.watermark = MIN_WATERMARK
+        self.mark: int | None = None
+        """While a timer fires: the watermark that what it emits stands behind. None otherwise: that is `watermark` then."""
+        self.broadcast_writable = False
+
+    @property
+    def current_key(self) -> Any:
+        """The key of the element or timer. StateError on a stream that is not keyed, and on a broadcast element."""
+        if self._keyed is None:
+            raise StateError(f"operator {self._ctx.name!r} has no current key: put key_by(...) directly before it")
+        key = self._keyed.current_key
+        if key is NO_KEY:
+            raise StateError(f"operator {self._ctx.name!r} has no current key here: a broadcast element belongs to no key")
+        return key
+
+    @property
+    def current_watermark(self) -> int | None:
+        """None before the first watermark, MAX_WATERMARK at the end of the input."""
+        watermark = self.watermark
+        return None if watermark == MIN_WATERMARK else watermark
+
+    @property
+    def timer_service(self) -> KeyedTimers:
+        return self._timers
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """Where this runs: `operator`, `uid`, `subtask_index`, `parallelism`, `attempt`. Read-only."""
+        if self._metadata is None:
+            runtime = self._ctx.runtime
+            self._metadata = MappingProxyType(
+                {
+                    "operator": self._ctx.name,
+                    "uid": self._ctx.uid,
+                    "subtask_index": runtime.subtask_index,
+                    "parallelism": runtime.parallelism,
+                    "attempt": runtime.attempt,
+                }
+            )
+        return self._metadata
+
+    def output(self, tag: OutputTag[Any], value: Any) -> None:
+        """One element for the side output `tag`, at the time of this call."""
+        self._ctx.side_output(tag, value, self.timestamp, self.watermark if self.mark is None else self.mark)
+
+    def get_broadcast_state(self, descriptor: MapStateDescriptor[Any, Any]) -> Any:
+        """The broadcast state that `descriptor` declares; read-only unless a broadcast element is being processed."""
+        if self.broadcast_writable:
+            return self._ctx.operator_state.get_broadcast_state(descriptor)
+        view = self._broadcast.get(descriptor.name)
+        if view is None:
+            view = self._broadcast[descriptor.name] = self._ctx.operator_state.get_broadcast_state(descriptor).read_only()
+        return view
+
+
+class KeyedTimers:
+    """The `TimerService` of the current key.
+
+    `next_due` is never above the timestamp of the first event-time timer; after a deletion it may be below it, then the operator
+    finds nothing due and lifts it. So the hot path asks one attribute.
+    """
+
+    __slots__ = ("_context", "_ctx", "_ending", "_keyed", "_timers", "next_due")
+
+    def __init__(
+        self,
+        context: OperatorProcessContext,
+        ctx: OperatorContext,
+        keyed: KeyedStateBackend | None,
+        timers: InternalTimerService | None,
+    ) -> None:
+        self._context = context
+        self._ctx = ctx
+        self._keyed = keyed
+        self._timers = timers
+        self._ending: dict[tuple[int, Any], None] | None = None
+        self.next_due = MIN_WATERMARK  # Restored timers are found by the first look.
+
+    @property
+    def current_watermark(self) -> int | None:
+        return self._context.current_watermark
+
+    @property
+    def current_processing_time(self) -> int:
+        """The wall clock in ms."""
+        return self._ctx.processing_time()
+
+    def register_event_time_timer(self, timestamp: int) -> None:
+        """`on_timer` is called once the watermark reaches `timestamp` (ms), for the current key. Registering twice is once."""
+        timers, key = self._of_key()
+        if not self._ctx.has_event_time:
+            raise GraphError(
+                f"operator {self._ctx.name!r} registered an event-time timer for {timestamp}, which could never fire: no watermark "
+                "strategy stands before it; give the source watermarks=, or use assign_timestamps_and_watermarks(...)"
+            )
+        timestamp = _checked(timestamp)
+        timers.register_event_time_timer(key, None, timestamp)
+        if timestamp < self.next_due:
+            self.next_due = timestamp
+
+    def delete_event_time_timer(self, timestamp: int) -> None:
+        """One that does not exist is no error."""
+        timers, key = self._of_key()
+        timers.delete_event_time_timer(key, None, _checked(timestamp))
+
+    def register_processing_time_timer(self, timestamp: int) -> None:
+        """`on_timer` is called once the wall clock has passed `timestamp` (ms). After the end of the input it never is."""
+        timers, key = self._of_key()
+        if self._ending is None:
+            timers.register_processing_time_timer(key, None, _checked(timestamp))
+
+    def delete_processing_time_timer(self, timestamp: int) -> None:
+        """One that does not exist is no error."""
+        timers, key = self._of_key()
+        if self._ending is None:
+            timers.delete_processing_time_timer(key, None, _checked(timestamp))
+        else:
+            self._ending.pop((_checked(timestamp), key), None)
+
+    def begin_end(self) -> None:
+        """The input has ended: take out what is pending in processing time, for `pop_ending`. No new one is accepted."""
+        timers = self._timers
+        self._ending = {}
+        if timers is not None:
+            for timestamp, key, namespace in timers.processing_time_timers():
+                self._ending[timestamp, key] = None
+                timers.delete_processing_time_timer(key, namespace, timestamp)
+
+    def pop_ending(self) -> tuple[int, Any] | None:
+        """The next (timestamp, key) that fires because the input has ended; sets the current key."""
+        if not self._ending:
+            return None
+        timestamp, key = next(iter(self._ending))
+        del self._ending[timestamp, key]
+        assert self._keyed is not None, "only keyed operators have timers"
+        self._keyed.current_key = key
+        return timestamp, key
+
+    def _of_key(self) -> tuple[InternalTimerService, Any]:
+        if self._timers is None or self._keyed is None:
+            raise StateError(f"operator {self._ctx.name!r} used a timer, but is not keyed: put key_by(...) directly before it")
+        key = self._keyed.current_key
+        if key is NO_KEY:
+            raise StateError(f"operator {self._ctx.name!r} used a timer without a current key: a broadcast element has none")
+        return self._timers, key
+
+
+def _checked(timestamp: int) -> int:
+    if type(timestamp) is not int:
+        try:
+            timestamp = operator.index(timestamp)
+        except TypeError:
+            shown = f"{type(timestamp).__name__} {timestamp!r}"
+            raise TypeError(f"a timer's timestamp is an int of ms since the epoch, got {shown}") from None
+    if not MIN_WATERMARK < timestamp <= MAX_WATERMARK:
+        raise ValueError(f"a timer's timestamp is an int of ms since the epoch that fits into 64 bits, got {timestamp}")
+    return timestamp

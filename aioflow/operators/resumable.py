@@ -1,0 +1,98 @@
+"""Work that emits more than one slice may carry: done in pieces, each a batch with the watermarks that were in force.
+
+Windows and joins may owe a million results at one instant of event time. They write their work as an iterator that
+yields, between two records or two timers, whenever `full` says so; the chain asks for the next piece once it has moved
+this one on.
+
+The watermark in the output never falls, and stands at the last result's while work is left: what follows may still be due.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import repeat
+from typing import Any
+
+from aioflow.core.elements import MIN_WATERMARK, RecordBatch, empty_batch
+
+__all__ = ["RESULTS_MAX", "ResumableOutput"]
+
+RESULTS_MAX = 1_024
+"""Results that the first piece holds about at most: the bound of a slice of input, too."""
+
+_DONE = object()
+
+
+class ResumableOutput:
+    """Results of one operator on their way out, and the work that is still to be done for the last batch."""
+
+    __slots__ = ("_final", "_limit", "_timestamps", "_values", "_watermarks", "_work", "watermark")
+
+    def __init__(self) -> None:
+        self._values: list[Any] = []
+        self._timestamps: list[int | None] = []
+        self._watermarks: list[int] = []
+        self._limit = RESULTS_MAX
+        self._work: Iterator[None] | None = None
+        self._final = MIN_WATERMARK
+        self.watermark = MIN_WATERMARK
+        """In force at the end of what was emitted so far."""
+
+    @property
+    def pending(self) -> bool:
+        return self._work is not None
+
+    @property
+    def room(self) -> int:
+        """Results that this piece still takes, 0 or less when it is full."""
+        return self._limit - len(self._values)
+
+    @property
+    def full(self) -> bool:
+        return len(self._values) >= self._limit
+
+    def start(self, work: Iterator[None], final: int) -> RecordBatch:
+        """Begin `work`, after which watermark `final` is in force; gives its first piece."""
+        self._work = work
+        self._final = final
+        return self.resume(RESULTS_MAX)
+
+    def resume(self, max_records: int) -> RecordBatch:
+        """The next piece, of about `max_records` results."""
+        self._limit = max_records
+        work = self._work
+        if work is not None and next(work, _DONE) is _DONE:
+            self._work = None
+            self.passed(self._final)
+        return self.take()
+
+    def passed(self, watermark: int) -> None:
+        """`watermark` was reached, and nothing is owed for it any more."""
+        if watermark > self.watermark:
+            self.watermark = watermark
+
+    def add(self, value: Any, timestamp: int | None, watermark: int) -> None:
+        """One result; `watermark` is in force before it, unless a higher one is already."""
+        if watermark > self.watermark:
+            self.watermark = watermark
+        self._values.append(value)
+        self._timestamps.append(timestamp)
+        self._watermarks.append(self.watermark)
+
+    def add_all(self, values: Iterator[Any], count: int, timestamp: int, watermark: int) -> None:
+        """Like `add` for `count` results of the same instant."""
+        if watermark > self.watermark:
+            self.watermark = watermark
+        self._values.extend(values)
+        self._timestamps.extend(repeat(timestamp, count))
+        self._watermarks.extend(repeat(self.watermark, count))
+
+    def take(self) -> RecordBatch:
+        """What was added since the last time, as a batch."""
+        values, timestamps, watermarks = self._values, self._timestamps, self._watermarks
+        if not values:
+            return empty_batch(self.watermark)
+        self._values, self._timestamps, self._watermarks = [], [], []
+        # Results of elements without event time have none either.
+        timed: Any = None if None in timestamps else timestamps
+        return RecordBatch(values, timed, None, watermarks, self.watermark)

@@ -1,0 +1,136 @@
+"""Running results of a keyed stream: one element out for each element in, at the time of that element.
+
+State is one raw table, key -> accumulator, in namespace None. The whole batch is folded in one call, so what a record costs is
+what the aggregate itself costs, and a tuple.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from aioflow.core.elements import RecordBatch
+from aioflow.core.errors import note_once
+from aioflow.operators.key_spelling import KeySpelling
+from aioflow.operators.operator import Operator
+from aioflow.operators.stateless import describe_place
+from aioflow.operators.userfunction import UserFunction, describe_record
+from aioflow.state.backend import require_keyed
+
+if TYPE_CHECKING:
+    from collections.abc import MutableMapping
+
+    from aioflow.state.backend import StateTable
+
+__all__ = ["RUNNING", "RunningAggregate", "RunningAggregateOperator", "RunningReduceOperator"]
+
+RUNNING = "running"
+"""Name of the table key -> accumulator."""
+
+_ABSENT: Any = object()
+
+
+class RunningAggregate(Protocol):
+    """What the operator needs of an aggregate: the fold of a batch in one call."""
+
+    def running(self, table: MutableMapping[Any, Any], keys: Sequence[Any], values: Sequence[Any]) -> list[Any]:
+        """Add `values[i]` to the accumulator of `keys[i]` in `table`; give the result of that key after each."""
+
+    def get_result(self, accumulator: Any) -> Any: ...
+
+
+class _RunningOperator(Operator):
+    """Owns the table; subclasses fold."""
+
+    _table: StateTable
+
+    async def open(self) -> None:
+        self._table = require_keyed(self.ctx.keyed_state, self.ctx.name).table(RUNNING, result=self._shown())
+
+    def _shown(self) -> Callable[[Any], Any] | None:
+        """What queries show of a stored value."""
+        return None
+
+    def _keys(self, batch: RecordBatch) -> list[Any]:
+        keys = batch.keys
+        if keys is None:
+            raise AssertionError(f"operator {self.ctx.name!r} got a batch without keys: the edge before it must be keyed")
+        return keys
+
+    def _name_culprit(self, error: BaseException, key: Any, value: Any) -> None:
+        note_once(error, f"in {describe_place(self.ctx)}, at record {describe_record(value)} of key {describe_record(key)}")
+
+
+class RunningAggregateOperator(_RunningOperator):
+    """`count sum min max aggregate`: emits `(key, result so far)`."""
+
+    def __init__(self, aggregate: RunningAggregate) -> None:
+        self._aggregate = aggregate
+        self._spelling = KeySpelling()
+
+    def process_batch(self, batch: RecordBatch) -> RecordBatch:
+        values = batch.values
+        if not values:
+            return RecordBatch([], None, None, None, batch.watermark)
+        keys = self._keys(batch)
+        table = self._table.of(None)
+        shown = self._spelling.shown(keys, table)
+        try:
+            results = self._aggregate.running(table, keys, values)
+        except Exception as error:
+            self._find_culprit(error, keys, values)
+            raise
+        return batch.with_values(list(zip(shown, results, strict=True)))
+
+    def _shown(self) -> Callable[[Any], Any]:
+        return self._aggregate.get_result
+
+    def _find_culprit(self, error: BaseException, keys: Sequence[Any], values: Sequence[Any]) -> None:
+        """Name the record that makes the fold fail, found by folding each alone into an empty table.
+
+        An error that needs the accumulator too does not come again so; then the batch's first and last record frame it.
+        """
+        for key, value in zip(keys, values, strict=True):
+            try:
+                self._aggregate.running({}, [key], [value])
+            except type(error):
+                self._name_culprit(error, key, value)
+                return
+            except Exception:  # noqa: BLE001  # Another error than the one that is reported: not the culprit.
+                continue
+        last = describe_record(values[-1])
+        note_once(error, f"in {describe_place(self.ctx)}, between records {describe_record(values[0])} and {last}")
+
+
+class RunningReduceOperator(_RunningOperator):
+    """`reduce(fn)`: emits the reduced value so far, the element itself where it is the first of its key."""
+
+    def __init__(self, function: Callable[[Any, Any], Any]) -> None:
+        self._user = UserFunction(function, "reduce")
+
+    async def open(self) -> None:
+        await super().open()
+        await self._user.open(self.ctx)
+
+    def process_batch(self, batch: RecordBatch) -> RecordBatch:
+        values = batch.values
+        if not values:
+            return RecordBatch([], None, None, None, batch.watermark)
+        keys = self._keys(batch)
+        table = self._table.of(None)
+        reduce, get, absent = self._user.call, table.get, _ABSENT
+        out: list[Any] = []
+        try:
+            for key, value in zip(keys, values, strict=True):
+                old = get(key, absent)
+                if old is not absent:
+                    value = reduce(old, value)
+                table[key] = value
+                out.append(value)
+        except Exception as error:
+            self._name_culprit(error, keys[len(out)], values[len(out)])
+            raise
+        return batch.with_values(out)
+
+    async def close(self) -> None:
+        await self._user.close()

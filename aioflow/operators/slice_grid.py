@@ -1,0 +1,54 @@
+"""Where slices and windows begin and end, what is due next, and what is late: plain arithmetic over int ms."""
+
+from __future__ import annotations
+
+from math import gcd
+
+__all__ = ["SliceGrid"]
+
+
+class SliceGrid:
+    """The arithmetic of slices and windows: no state, any sign. All of it floors, so negative times need no care."""
+
+    __slots__ = ("lateness", "offset", "size", "slide", "width")
+
+    def __init__(self, size: int, slide: int, offset: int = 0, lateness: int = 0) -> None:
+        self.size = size
+        self.slide = slide
+        self.width = gcd(size, slide)
+        self.offset = offset % slide
+        self.lateness = lateness
+
+    def slice_start(self, timestamp: int) -> int:
+        return timestamp - (timestamp - self.offset) % self.width
+
+    def first_end(self, slice_start: int) -> int:
+        """End of the earliest window that holds the slice."""
+        return self.next_end(slice_start + self.width - 2)
+
+    def last_end(self, slice_start: int) -> int:
+        """End of the latest window that holds the slice."""
+        return slice_start - (slice_start - self.offset) % self.slide + self.size
+
+    def next_end(self, watermark: int) -> int:
+        """The first end of a window that the watermark has not passed: the least end with `end - 1 > watermark`."""
+        origin = self.offset + self.size
+        return watermark + 1 - (watermark + 1 - origin) % self.slide + self.slide
+
+    def deadline(self, watermark: int) -> int:
+        """The next watermark at which a window fires or is forgotten."""
+        fires = self.next_end(watermark) - 1
+        if not self.lateness:
+            return fires
+        return min(fires, self.next_end(watermark - self.lateness) - 1 + self.lateness)
+
+    def live_from(self, watermark: int) -> int:
+        """Records from this timestamp on only add to their slice; earlier ones re-fire windows or are dropped."""
+        if self.lateness:
+            # None of the windows of the slice may have fired: the slice begins at or after the last end that was passed.
+            return self.next_end(watermark) - self.slide
+        return self.late_below(watermark)
+
+    def late_below(self, watermark: int) -> int:
+        """Records before this timestamp are late for all their windows, lateness included."""
+        return self.next_end(watermark - self.lateness) - self.size

@@ -1,0 +1,98 @@
+"""Merged runs of slices: a window of many slices fires at the cost of a few.
+
+A run is 2**level slices, begun at a multiple of its length; it is the merge of its two halves, made when a window first needs
+it. So each slice is merged about once on each level, once in all, and a window of n slices is covered by at most 2 log2(n)
+runs instead of n slices. A run is a cache over the slices: it is in no snapshot, and a record that comes late for a slice
+drops the runs above it. They take about as much memory again as the slices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping
+from functools import reduce
+from typing import TYPE_CHECKING, Any
+
+from aioflow.state.snapshot import frozen_copy
+
+if TYPE_CHECKING:
+    from aioflow.operators.folding import FoldingAggregate
+
+__all__ = ["SliceRuns", "merge_parts"]
+
+MERGES_AT_ONCE = 1_024
+"""Keys that are merged before other work gets its turn."""
+
+Table = Mapping[Any, Any]
+
+_NOTHING: Table = {}
+
+
+def merge_parts(aggregate: FoldingAggregate, copies: bool, parts: list[Any]) -> Any:
+    """The accumulators `parts`, two or more in order of time, as a new one. With `copies`, `merge` may change either argument."""
+    if copies:
+        parts = [frozen_copy(part) for part in parts]
+    elif aggregate.in_place:
+        parts = [aggregate.create_accumulator(), *parts]
+    return reduce(aggregate.merge, parts)
+
+
+class SliceRuns:
+    """Covers ranges of slice numbers by runs.
+
+    `slice_of(number)` gives key -> accumulator, empty for none; `any_in(first, stop)` whether some slice there holds something.
+    """
+
+    __slots__ = ("_aggregate", "_any_in", "_copies", "_levels", "_runs", "_slice_of")
+
+    def __init__(
+        self,
+        aggregate: FoldingAggregate,
+        copies: bool,
+        slice_of: Callable[[int], Table],
+        any_in: Callable[[int, int], bool],
+    ) -> None:
+        self._aggregate = aggregate
+        self._copies = copies
+        self._slice_of = slice_of
+        self._any_in = any_in
+        self._runs: dict[tuple[int, int], Table] = {}
+        self._levels = 0
+
+    def cover(self, first: int, stop: int) -> Generator[None, None, list[Table]]:
+        """The tables that hold slices [first, stop), in order. Yields while there is much to merge."""
+        tables = []
+        while first < stop:
+            length = first & -first or 1 << (stop - first).bit_length()
+            while first + length > stop:
+                length >>= 1
+            level = length.bit_length() - 1
+            table = yield from self._run(level, first >> level)
+            if table:
+                tables.append(table)
+            first += length
+        return tables
+
+    def drop(self, number: int) -> None:
+        """Slice `number` changes, or goes: so do the runs that hold it."""
+        for level in range(1, self._levels + 1):
+            self._runs.pop((level, number >> level), None)
+
+    def _run(self, level: int, index: int) -> Generator[None, None, Table]:
+        if level == 0:
+            return self._slice_of(index)
+        run = self._runs.get((level, index))
+        if run is not None:
+            return run
+        if not self._any_in(index << level, (index + 1) << level):
+            return _NOTHING
+        left = yield from self._run(level - 1, 2 * index)
+        right = yield from self._run(level - 1, 2 * index + 1)
+        merged = dict(left)
+        aggregate, copies = self._aggregate, self._copies
+        for done, (key, held) in enumerate(right.items(), 1):
+            merged[key] = merge_parts(aggregate, copies, [merged[key], held]) if key in merged else held
+            if done % MERGES_AT_ONCE == 0:
+                yield
+        self._runs[level, index] = merged
+        self._levels = max(self._levels, level)
+        return merged

@@ -1,0 +1,90 @@
+"""What a source is: splits found on the coordinator, readers in the subtasks. After Flink's FLIP-27, made for asyncio.
+
+The engine asks `poll_batch` on its hot path: it is synchronous and never blocks. A reader that has nothing returns None and is asked
+again after `wait()` completed. A reader that is through with all of its splits raises nothing and returns None for ever after
+`finished` became True; an unbounded reader's `finished` stays False.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
+
+if TYPE_CHECKING:
+    from aioflow.core.functions import OutputTag, RuntimeContext
+    from aioflow.core.host import Host
+
+__all__ = ["Source", "SourceContext", "SourceReader", "Split"]
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """A part of a source that one reader reads on its own.
+
+    `id` is unique within the source and stable over restarts. `position` is where to start, in the source's own terms; None is the
+    beginning. `payload` is what the reader must know, plain data.
+    """
+
+    id: str
+    position: Any = None
+    payload: Any = None
+
+
+class SourceContext(Protocol):
+    """What a reader may use of its subtask."""
+
+    @property
+    def runtime(self) -> RuntimeContext: ...
+    @property
+    def host(self) -> Host: ...
+    @property
+    def replays(self) -> bool:
+        """Whether a reader of the same source may be opened again at an earlier position: then nothing accepted may be forgotten."""
+
+    def side_output(self, tag: OutputTag[Any], value: Any) -> None:
+        """Send a malformed element to the side output that `on_error=` names."""
+
+
+class SourceReader(Protocol[T_co]):
+    """Reads the splits of one subtask. Optional attribute: `timestamps` (of the batch just polled, parallel to it, or None).
+
+    Optional: `stop()`, for a reader that has promised to deliver what it accepted: it accepts no more, and is read until `finished`
+    although the job stops.
+    """
+
+    async def open(self, splits: Sequence[Split]) -> None:
+        """Start to read `splits` at their positions. Called once, and again with more splits when some were discovered later."""
+
+    def poll_batch(self, max_records: int) -> Sequence[T_co] | None:
+        """Up to `max_records` records (at least one), or None when there is nothing now. Never blocks. A list is given away for good."""
+
+    async def wait(self) -> None:
+        """Returns once `poll_batch` may have something, or the reader finished."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether all splits given so far were read to their end."""
+
+    def position(self, split_id: str) -> Any:
+        """Where to go on after the last record that `poll_batch` returned."""
+
+    async def close(self) -> None:
+        """Release everything. Called once, also after a failure."""
+
+
+@runtime_checkable
+class Source(Protocol[T_co]):
+    """A place to read from. Pure data: it opens nothing until a job runs."""
+
+    @property
+    def bounded(self) -> bool:
+        """Whether it ends by itself."""
+
+    async def discover(self) -> list[Split]:
+        """The splits there are now. Runs on the coordinator; again every `discover_every` (an optional attribute) if unbounded."""
+
+    def reader(self, ctx: SourceContext) -> SourceReader[T_co]:
+        """A reader for one subtask."""

@@ -1,0 +1,229 @@
+"""Stateless operators: map, filter and flat_map, fused with their neighbours into one generated loop.
+
+A fused operator is a list of steps. For one step without timestamps the loop is a C-level `map`, `filter` or `chain`; for more, or
+where times must follow their records, a loop is generated once and calls the user functions directly:
+
+    for v0 in values:
+        v1 = f0(v0)
+        if not f1(v1): continue
+        extend(f2(v1))
+
+A failing user function surfaces as itself. Which record it was follows from how far the iterator over the input got, and which step
+from the line of the generated loop, so the success path pays for neither. The first result of each function is looked at, for a
+coroutine that nobody would await; then the loop is made anew, without the look.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from functools import partial
+from itertools import chain
+from operator import length_hint
+from typing import TYPE_CHECKING, Any
+
+from aioflow.core.elements import RecordBatch
+from aioflow.core.errors import note_once
+from aioflow.core.functions import Function
+from aioflow.operators.operator import Operator
+from aioflow.operators.results import FirstResult
+from aioflow.operators.userfunction import UserFunction, describe_record
+
+if TYPE_CHECKING:
+    from aioflow.operators.operator import OperatorContext
+
+__all__ = ["StatelessKind", "StatelessOperator", "StatelessStep"]
+
+
+class StatelessKind(Enum):
+    """What a step does with one element; the value is the method of the function classes."""
+
+    MAP = "map"
+    FILTER = "filter"
+    FLAT_MAP = "flat_map"
+
+
+@dataclass(frozen=True, slots=True)
+class StatelessStep:
+    """One user function in a fused loop."""
+
+    kind: StatelessKind
+    function: Any
+    """A callable, an expression, or a MapFunction / FilterFunction / FlatMapFunction."""
+
+
+class StatelessOperator(Operator):
+    """One or more stateless steps. `fuse` makes one operator of two neighbours."""
+
+    def __init__(self, steps: Sequence[StatelessStep]) -> None:
+        self.steps = tuple(steps)
+        self._functions = [UserFunction(step.function, step.kind.value) for step in self.steps]
+        self._contexts: list[OperatorContext] = []
+        self._keeps_count = all(step.kind is StatelessKind.MAP for step in self.steps)
+        self._firsts: list[FirstResult] = []
+        self._unseen = 0
+        """How many of the functions have given no result yet: what the loop was made for."""
+        self._plain: Callable[[Iterable[Any]], list[Any]] | None = None
+        self._indexed: Callable[[Iterable[Any]], tuple[list[Any], list[int]]] | None = None
+
+    @classmethod
+    def fuse(cls, operators: Sequence[StatelessOperator]) -> StatelessOperator:
+        """The operators as one: same functions, same contexts, one loop. They must have been opened; the parts stay their owners."""
+        fused = cls([step for operator in operators for step in operator.steps])
+        fused._functions = [function for operator in operators for function in operator._functions]
+        fused._contexts = [context for operator in operators for context in operator._contexts]
+        fused.ctx = operators[-1].ctx
+        fused._look_at_first()
+        return fused
+
+    def setup(self, ctx: OperatorContext) -> None:
+        super().setup(ctx)
+        self._contexts = [ctx] * len(self.steps)
+
+    async def open(self) -> None:
+        for function in self._functions:
+            await function.open(self.ctx)
+        self._look_at_first()
+
+    def process_batch(self, batch: RecordBatch) -> RecordBatch:
+        values = batch.values
+        if not values:
+            return RecordBatch([], None, None, None, batch.watermark)
+        if self._unseen and self._unseen != sum(not first.seen for first in self._firsts):
+            self._compile()
+        source = iter(values)
+        try:
+            if self._keeps_count or (batch.timestamps is None and batch.watermarks is None):
+                plain = self._plain(source)  # type: ignore[misc]  # open() made it
+                # `map` and `filter` take a StopIteration of the function for their own end. An iterator that met its end says so.
+                if len(source.__reduce__()) > RAN_TO_ITS_END:
+                    raise RuntimeError("user code raised StopIteration, which is no failure it may use")
+                return batch.with_values(plain) if self._keeps_count else RecordBatch(plain, None, None, None, batch.watermark)
+            out, indices = self._indexed(source)  # type: ignore[misc]
+            return batch.select(indices, out)
+        except BaseException as error:
+            better = self._name_culprit(error, values, len(values) - length_hint(source) - 1)
+            if better is error:
+                raise
+            raise better from None
+
+    async def close(self) -> None:
+        for function in reversed(self._functions):
+            await function.close()
+
+    def _look_at_first(self) -> None:
+        """The loop for the first records."""
+        self._firsts = [
+            FirstResult(function.call, f"operator {context.name!r}: the function of {step.kind.value}")
+            for function, context, step in zip(self._functions, self._contexts, self.steps, strict=True)
+        ]
+        self._compile()
+
+    def _compile(self) -> None:
+        firsts = self._firsts
+        self._unseen = sum(not first.seen for first in firsts)
+        calls = [first.call if first.seen else first for first in firsts]
+        self._plain = _plain_loop(self.steps, calls)
+        if not self._keeps_count:
+            self._indexed = _generate(self.steps, calls, indexed=True)
+
+    def _name_culprit(self, error: BaseException, values: list[Any], index: int) -> BaseException:
+        """The error with a note of whose it is; another one where it is the loop's own, about what a function gave it."""
+        step = 0
+        frame = error.__traceback__
+        innermost = None
+        while frame is not None:
+            innermost = frame.tb_frame.f_code
+            if innermost.co_filename == GENERATED:
+                step = frame.tb_frame.f_globals["step_of_line"].get(frame.tb_lineno, 0)
+            frame = frame.tb_next
+        context = self._contexts[step]
+        if (
+            innermost is not None
+            and innermost.co_filename in (GENERATED, __file__)
+            and self.steps[step].kind is StatelessKind.FLAT_MAP
+            and isinstance(error, TypeError)
+            and str(error).endswith("is not iterable")
+            and _is_python(self._functions[step].call)
+        ):
+            error = TypeError(
+                f"operator {context.name!r}: the function of flat_map gave what is no iterable ({error}): return a list of elements, "
+                "[] for none, or yield them"
+            )
+        at = max(0, min(index, len(values) - 1))
+        note_once(error, f"in {describe_place(context)}, at record {describe_record(values[at])}")
+        return error
+
+
+def _is_python(call: Any) -> bool:
+    """Whether calling it makes a frame. What a function in C raises looks as if the loop had raised it."""
+    while isinstance(call, partial):
+        call = call.func
+    return inspect.isfunction(call) or inspect.ismethod(call)
+
+
+def describe_place(context: OperatorContext) -> str:
+    """Operator and subtask, as notes on errors spell them."""
+    runtime = context.runtime
+    return f"operator {context.name!r}, subtask {runtime.subtask_index + 1}/{runtime.parallelism}"
+
+
+RAN_TO_ITS_END = 2
+"""Length of the `__reduce__` of a list iterator that was read to its end: there is no position in it any more."""
+
+GENERATED = "<aioflow fused loop>"
+"""File name of generated code in tracebacks."""
+
+
+def _plain_loop(steps: Sequence[StatelessStep], calls: list[Callable[[Any], Any]]) -> Callable[[Iterable[Any]], list[Any]]:
+    if len(steps) == 1:
+        call = calls[0]
+        if steps[0].kind is StatelessKind.MAP:
+            return lambda values: list(map(call, values))
+        if steps[0].kind is StatelessKind.FILTER:
+            return lambda values: list(filter(call, values))
+        return lambda values: list(chain.from_iterable(map(call, values)))
+    return _generate(steps, calls, indexed=False)
+
+
+def _generate(steps: Sequence[StatelessStep], calls: list[Callable[[Any], Any]], *, indexed: bool) -> Callable[..., Any]:
+    """The fused loop over `steps`; with `indexed` it also returns, for each output, the index of the record that it stems from."""
+    arguments = "".join(f", f{i}=f{i}" for i in range(len(calls)))
+    lines = [f"def run(values{arguments}):", "    out = []; extend = out.extend"]
+    step_of_line: dict[int, int] = {}
+    if indexed:
+        lines += ["    origin = []", "    for i, v0 in enumerate(values):"]
+    else:
+        lines.append("    for v0 in values:")
+    depth, value = 2, "v0"
+    for number, step in enumerate(steps):
+        pad = "    " * depth
+        if step.kind is StatelessKind.FILTER:
+            lines.append(f"{pad}if not f{number}({value}): continue")
+        elif step.kind is StatelessKind.MAP:
+            lines.append(f"{pad}v{number + 1} = f{number}({value})")
+            value = f"v{number + 1}"
+        elif number == len(steps) - 1 and not indexed:
+            lines.append(f"{pad}extend(f{number}({value}))")
+            value = ""
+        else:
+            lines.append(f"{pad}for v{number + 1} in f{number}({value}):")
+            value = f"v{number + 1}"
+            depth += 1
+        step_of_line[len(lines)] = number
+    if value:
+        # `out.append` is one instruction of the interpreter; through a bound name it is a call, and costs twice as much.
+        lines.append("    " * depth + f"out.append({value})" + ("; origin.append(i)" if indexed else ""))
+    lines.append("    return out, origin" if indexed else "    return out")
+    namespace: dict[str, Any] = {f"f{i}": call for i, call in enumerate(calls)}
+    namespace["step_of_line"] = step_of_line
+    exec(compile("\n".join(lines), GENERATED, "exec"), namespace)
+    return namespace["run"]  # type: ignore[no-any-return]
+
+
+def is_async(function: Any, method: str) -> bool:
+    """Whether calling `function` (or its `method`, for a function class) gives an awaitable."""
+    target = getattr(function, method) if isinstance(function, Function) else function
+    return inspect.iscoroutinefunction(target) or inspect.iscoroutinefunction(getattr(target, "__call__", None))  # noqa: B004

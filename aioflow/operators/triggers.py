@@ -1,0 +1,385 @@
+"""When a window fires: the triggers that come with the engine, and the base of those that users write. After Flink's.
+
+A trigger is immutable and shared by all keys and windows. What it must remember is kept in partitioned state, per key and
+window, reached through its context; so it is part of every checkpoint and goes away with the window.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+from aioflow.core.elements import MAX_WATERMARK
+from aioflow.core.errors import GraphError
+from aioflow.core.functions import TriggerResult
+from aioflow.core.state_descriptors import ReducingStateDescriptor, StateDescriptor
+from aioflow.core.timeunits import Duration
+from aioflow.operators.arguments import is_event_time, positive_ms
+
+__all__ = [
+    "Trigger",
+    "TriggerContext",
+    "continuous",
+    "default_trigger",
+    "early",
+    "global_trigger",
+    "on_count",
+    "on_processing_time",
+    "on_watermark",
+    "purging",
+]
+
+T = TypeVar("T")
+
+
+class TriggerContext(Protocol):
+    """What a trigger may ask for; bound to one key and one window, valid during the call."""
+
+    @property
+    def current_watermark(self) -> int | None: ...
+    @property
+    def current_processing_time(self) -> int: ...
+    def register_event_time_timer(self, timestamp: int) -> None: ...
+    def register_processing_time_timer(self, timestamp: int) -> None: ...
+    def delete_event_time_timer(self, timestamp: int) -> None: ...
+    def delete_processing_time_timer(self, timestamp: int) -> None: ...
+    def get_partitioned_state(self, descriptor: StateDescriptor) -> Any:
+        """State of this key and window, of the kind that `descriptor` declares."""
+
+    def merge_partitioned_state(self, descriptor: StateDescriptor) -> None:
+        """In `on_merge`: fold the state of the windows that went away into the state of the one that stays."""
+
+
+class Trigger(Generic[T]):
+    """Decides when a window fires. Subclasses keep no data in themselves: state goes through the context."""
+
+    def on_element(self, value: T, timestamp: int | None, window: Any, ctx: TriggerContext) -> TriggerResult:
+        """`value` was added to `window`."""
+        raise TypeError(f"{type(self).__name__} must define on_element(self, value, timestamp, window, ctx)")
+
+    def on_event_time(self, time: int, window: Any, ctx: TriggerContext) -> TriggerResult:
+        """An event-time timer of this trigger is due."""
+        return TriggerResult.CONTINUE
+
+    def on_processing_time(self, time: int, window: Any, ctx: TriggerContext) -> TriggerResult:
+        """A processing-time timer of this trigger is due."""
+        return TriggerResult.CONTINUE
+
+    def on_merge(self, window: Any, ctx: TriggerContext) -> None:
+        """`window` came out of a merge: register its timers, merge the state. Needed with session windows."""
+        raise TypeError(f"{type(self).__name__} must define on_merge(self, window, ctx): session windows merge")
+
+    def clear(self, window: Any, ctx: TriggerContext) -> None:
+        """The window is dropped: delete timers and state that are left."""
+
+    @property
+    def can_merge(self) -> bool:
+        """Whether `on_merge` is defined, so that the trigger may stand on session windows."""
+        return type(self).on_merge is not Trigger.on_merge
+
+
+def on_watermark() -> Trigger[Any]:
+    """Fire when the watermark passes the window's end, then for each late element within the lateness."""
+    return _OnWatermark()
+
+
+def on_count(n: int) -> Trigger[Any]:
+    """Fire at every n-th element of the window. The contents stay: wrap it in `purging` to drop them."""
+    if type(n) is not int or n <= 0:
+        raise GraphError(f"on_count: n is {n!r}, expected an int above 0")
+    return _OnCount(n)
+
+
+def on_processing_time(d: Duration | None = None) -> Trigger[Any]:
+    """Fire `d` of processing time after the first element since the last firing; without `d`, at the window's end."""
+    return _AtProcessingTime() if d is None else _ProcessingTimeout(positive_ms(d, "on_processing_time", "duration"))
+
+
+def continuous(d: Duration, *, time: str = "event") -> Trigger[Any]:
+    """Fire every `d` of event time (or processing time), and at the window's end."""
+    interval = positive_ms(d, "continuous", "duration")
+    return _ContinuousEventTime(interval) if is_event_time(time, "continuous") else _ContinuousProcessingTime(interval)
+
+
+def purging(t: Trigger[T]) -> Trigger[T]:
+    """Fire when `t` fires, and drop the contents each time."""
+    if not isinstance(t, Trigger):
+        raise GraphError(f"purging: expected a Trigger, got {t!r}")
+    return _Purging(t)
+
+
+def early(d: Duration) -> Trigger[Any]:
+    """Fire every `d` of processing time before the watermark passes the end, then as `on_watermark`."""
+    return _Early(positive_ms(d, "early", "duration"))
+
+
+def _earliest(a: int, b: int) -> int:
+    return a if a < b else b
+
+
+def _sum(a: int, b: int) -> int:
+    return a + b
+
+
+_COUNT: ReducingStateDescriptor[int] = ReducingStateDescriptor("trigger-count", _sum)
+_NEXT_FIRE: ReducingStateDescriptor[int] = ReducingStateDescriptor("trigger-next-fire", _earliest)
+
+
+@dataclass(frozen=True, slots=True)
+class _OnWatermark(Trigger[Any]):
+    def on_element(self, value: Any, timestamp: int | None, window: Any, ctx: TriggerContext) -> TriggerResult:
+        watermark = ctx.current_watermark
+        if watermark is not None and window.max_timestamp <= watermark:
+            return TriggerResult.FIRE
+        ctx.register_event_time_timer(window.max_timestamp)
+        return TriggerResult.CONTINUE
+
+    def on_event_time(self, time: int, window: Any, ctx: TriggerContext) -> TriggerResult:
+        return TriggerResult.FIRE if time == window.max_timestamp else TriggerResult.CONTINUE
+
+    def on_merge(self, window: Any, ctx: TriggerContext) -> None:
+        # A window that is over already fires with the element that caused the merge, not by a timer.
+        watermark = ctx.current_watermark
+        if watermark is None or window.max_timestamp > watermark:
+            ctx.register_event_time_timer(window.max_timestamp)
+
+    def clear(self, window: Any, ctx: TriggerContext) -> None:
+        ctx.delete_event_time_timer(window.max_timestamp)
+
+
+@dataclass(frozen=True, slots=True)
+class _AtProcessingTime(Trigger[Any]):
+    def on_element(self, value: Any, timestamp: int | None, window: Any, ctx: TriggerContext) -> TriggerResult:
+        ctx.register_processing_time_timer(window.max_timestamp)
+        return TriggerResult.CONTINUE
+
+    def on_processing_time(self, time: int, window: Any, ctx: TriggerContext) -> TriggerResult:
+        return TriggerResult.FIRE if time == window.max_timestamp else TriggerResult.CONTINUE
+
+    def on_merge(self, window: Any, ctx: TriggerContext) -> None:
+        if window.max_timestamp > ctx.current_processing_time:
+            ctx.register_processing_time_timer(window.max_timestamp)
+
+    def clear(self, window: Any, ctx: TriggerContext) -> None:
+        ctx.delete_processing_time_timer(window.max_timestamp)
+
+
+@dataclass(frozen=True, slots=True)
+class _Never(Trigger[Any]):
+    def on_element(self, value: Any, timestamp: int | None, window: Any, ctx: TriggerContext) -> TriggerResult:
+        return TriggerResult.CONTINUE
+
+    def on_merge(self, window: Any, ctx: TriggerContext) -> None:
+        pass
+
+
+@dataclass(frozen=True, slots=True)
+class _OnCount(Trigger[Any]):
+    n: int
+
+    def on_element(self, value: Any, timestamp: int | None, window: Any, ctx: TriggerContext) -> TriggerResult:
+        count = ctx.get_partitioned_state(_COUNT)
+        count.add(1)
+        if count.get() < self.n:
+            return TriggerResult.CONTINUE
+        count.clear()
+        return TriggerResult.FIRE
+
+    def on_merge(self, window: Any, ctx: TriggerContext) -> None:
+        ctx.merge_partitioned_state(_COUNT)
+
+    def clear(self, window: Any, ctx: TriggerContext) -> None:
+        ctx.get_partitioned_state(_COUNT).clear()
+
+
+@dataclass(frozen=True, slots=True)
+class _ProcessingTimeout(Trigger[Any]):
+    interval: int
+
+    def on_element(self, value: Any, timestamp: int | None, window: Any, ctx: TriggerContext) -> TriggerResult:
+        _arm(ctx, ctx.current_processing_time + self.interval)
+        return TriggerResult.CONTINUE
+
+    def on_processing_time(self, time: int, window: Any, ctx: TriggerContext) -> TriggerResult:
+        next_fire = ctx.get_partitioned_state(_NEXT_FIRE)
+        if next_fire.get() != time:
+            return TriggerResult.CONTINUE
+        next_fire.clear()
+        return TriggerResult.FIRE
+
+    def on_merge(self, window: Any, ctx: TriggerContext) -> None:
+        _merge_armed(ctx)
+
+    def clear(self, window: Any, ctx: TriggerContext) -> None:
+        _disarm(ctx)
+
+
+def _arm(ctx: TriggerContext, time: int) -> None:
+    """Register a processing-time timer at `time` unless one is running; which one runs is state of the window."""
+    next_fire = ctx.get_partitioned_state(_NEXT_FIRE)
+    if next_fire.get() is None:
+        next_fire.add(time)
+        ctx.register_processing_time_timer(time)
+
+
+def _disarm(ctx: TriggerContext) -> None:
+    next_fire = ctx.get_partitioned_state(_NEXT_FIRE)
+    time = next_fire.get()
+    if time is not None:
+        ctx.delete_processing_time_timer(time)
+        next_fire.clear()
+
+
+def _merge_armed(ctx: TriggerContext) -> None:
+    ctx.merge_partitioned_state(_NEXT_FIRE)
+    time = ctx.get_partitioned_state(_NEXT_FIRE).get()
+    if time is not None:
+        ctx.register_processing_time_timer(time)
+
+
+@dataclass(frozen=True, slots=True)
+class _ContinuousProcessingTime(Trigger[Any]):
+    interval: int
+
+    def on_element(self, value: Any, timestamp: int | None, window: Any, ctx: TriggerContext) -> TriggerResult:
+        now = ctx.current_processing_time
+        _arm(ctx, now - now % self.interval + self.interval)
+        return TriggerResult.CONTINUE
+
+    def on_processing_time(self, time: int, window: Any, ctx: TriggerContext) -> TriggerResult:
+        next_fire = ctx.get_partitioned_state(_NEXT_FIRE)
+        if next_fire.get() != time:
+            return TriggerResult.CONTINUE
+        next_fire.clear()
+        _arm(ctx, time + self.interval)
+        return TriggerResult.FIRE
+
+    def on_merge(self, window: Any, ctx: TriggerContext) -> None:
+        _merge_armed(ctx)
+
+    def clear(self, window: Any, ctx: TriggerContext) -> None:
+        _disarm(ctx)
+
+
+@dataclass(frozen=True, slots=True)
+class _ContinuousEventTime(Trigger[Any]):
+    interval: int
+
+    def on_element(self, value: Any, timestamp: int | None, window: Any, ctx: TriggerContext) -> TriggerResult:
+        end, watermark = window.max_timestamp, ctx.current_watermark
+        if watermark is not None and end <= watermark:
+            return TriggerResult.FIRE
+        ctx.register_event_time_timer(end)
+        if timestamp is None:
+            raise GraphError(f"continuous({self.interval} ms) needs a timestamp on each element; the stream has none")
+        next_fire = ctx.get_partitioned_state(_NEXT_FIRE)
+        if next_fire.get() is None:
+            time = min(timestamp - timestamp % self.interval + self.interval, end)
+            next_fire.add(time)
+            ctx.register_event_time_timer(time)
+        return TriggerResult.CONTINUE
+
+    def on_event_time(self, time: int, window: Any, ctx: TriggerContext) -> TriggerResult:
+        end = window.max_timestamp
+        next_fire = ctx.get_partitioned_state(_NEXT_FIRE)
+        if time == end:
+            next_fire.clear()
+            return TriggerResult.FIRE
+        if next_fire.get() != time:
+            return TriggerResult.CONTINUE
+        next_fire.clear()
+        # A window without an end waits for its next element: the final watermark would never be reached in steps.
+        if end != MAX_WATERMARK:
+            time = min(time + self.interval, end)
+            next_fire.add(time)
+            ctx.register_event_time_timer(time)
+        return TriggerResult.FIRE
+
+    def on_merge(self, window: Any, ctx: TriggerContext) -> None:
+        ctx.merge_partitioned_state(_NEXT_FIRE)
+        ctx.register_event_time_timer(window.max_timestamp)
+        time = ctx.get_partitioned_state(_NEXT_FIRE).get()
+        if time is not None:
+            ctx.register_event_time_timer(time)
+
+    def clear(self, window: Any, ctx: TriggerContext) -> None:
+        next_fire = ctx.get_partitioned_state(_NEXT_FIRE)
+        time = next_fire.get()
+        if time is not None:
+            ctx.delete_event_time_timer(time)
+            next_fire.clear()
+        ctx.delete_event_time_timer(window.max_timestamp)
+
+
+@dataclass(frozen=True, slots=True)
+class _Early(Trigger[Any]):
+    interval: int
+
+    def on_element(self, value: Any, timestamp: int | None, window: Any, ctx: TriggerContext) -> TriggerResult:
+        result = _ON_WATERMARK.on_element(value, timestamp, window, ctx)
+        if not result:
+            _arm(ctx, ctx.current_processing_time + self.interval)
+        return result
+
+    def on_event_time(self, time: int, window: Any, ctx: TriggerContext) -> TriggerResult:
+        if time != window.max_timestamp:
+            return TriggerResult.CONTINUE
+        _disarm(ctx)
+        return TriggerResult.FIRE
+
+    def on_processing_time(self, time: int, window: Any, ctx: TriggerContext) -> TriggerResult:
+        next_fire = ctx.get_partitioned_state(_NEXT_FIRE)
+        if next_fire.get() != time:
+            return TriggerResult.CONTINUE
+        next_fire.clear()
+        _arm(ctx, time + self.interval)
+        return TriggerResult.FIRE
+
+    def on_merge(self, window: Any, ctx: TriggerContext) -> None:
+        _ON_WATERMARK.on_merge(window, ctx)
+        _merge_armed(ctx)
+
+    def clear(self, window: Any, ctx: TriggerContext) -> None:
+        _disarm(ctx)
+        _ON_WATERMARK.clear(window, ctx)
+
+
+@dataclass(frozen=True, slots=True)
+class _Purging(Trigger[Any]):
+    inner: Trigger[Any]
+
+    def on_element(self, value: Any, timestamp: int | None, window: Any, ctx: TriggerContext) -> TriggerResult:
+        return _with_purge(self.inner.on_element(value, timestamp, window, ctx))
+
+    def on_event_time(self, time: int, window: Any, ctx: TriggerContext) -> TriggerResult:
+        return _with_purge(self.inner.on_event_time(time, window, ctx))
+
+    def on_processing_time(self, time: int, window: Any, ctx: TriggerContext) -> TriggerResult:
+        return _with_purge(self.inner.on_processing_time(time, window, ctx))
+
+    def on_merge(self, window: Any, ctx: TriggerContext) -> None:
+        self.inner.on_merge(window, ctx)
+
+    def clear(self, window: Any, ctx: TriggerContext) -> None:
+        self.inner.clear(window, ctx)
+
+    @property
+    def can_merge(self) -> bool:
+        return self.inner.can_merge
+
+
+def _with_purge(result: TriggerResult) -> TriggerResult:
+    return TriggerResult.FIRE_AND_PURGE if result & TriggerResult.FIRE else result
+
+
+_ON_WATERMARK = _OnWatermark()
+
+
+def default_trigger(is_event_time: bool) -> Trigger[Any]:
+    """What fires a time window when no trigger is given: the watermark, or the clock, passing its end."""
+    return _ON_WATERMARK if is_event_time else _AtProcessingTime()
+
+
+def global_trigger(at_end: bool) -> Trigger[Any]:
+    """What fires a global window when no trigger is given: nothing, or the end of event time."""
+    return _ON_WATERMARK if at_end else _Never()

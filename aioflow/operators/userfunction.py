@@ -1,0 +1,80 @@
+"""A user function of any accepted form as one plain callable: functions, expressions, function classes, injected resources.
+
+Forms: a callable; an expression (compiled to a callable); an instance of a `Function` class, whose method is called and whose `open`
+and `close` are driven by the operator. Parameters whose default is `use(resource)` are filled by the worker's resources.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from aioflow.core.expression_rows import compile_predicate, compile_row
+from aioflow.core.expressions import is_expression
+from aioflow.core.functions import Function
+from aioflow.core.injection import injected_parameters
+
+if TYPE_CHECKING:
+    from aioflow.operators.operator import OperatorContext
+
+__all__ = ["UserFunction", "describe_record"]
+
+RECORD_TEXT_MAX = 200
+"""Characters of a record that an error may show."""
+
+
+class UserFunction:
+    """Holds a function as the user gave it and, once opened, `call`: what the operator calls for each element."""
+
+    __slots__ = ("_function", "_method", "_opened", "call")
+
+    def __init__(self, function: Any, method: str) -> None:
+        self._function = function
+        self._method = method
+        self._opened = False
+        self.call: Callable[..., Any] = self._plain()
+
+    @property
+    def function(self) -> Any:
+        """What the user gave."""
+        return self._function
+
+    def _plain(self) -> Callable[..., Any]:
+        function = self._function
+        if is_expression(function):
+            return compile_predicate(function) if self._method == "filter" else compile_row(function)
+        if isinstance(function, Function):
+            return getattr(function, self._method)  # type: ignore[no-any-return]
+        if not callable(function):
+            raise TypeError(f"expected a function for {self._method}, got {type(function).__name__}: {function!r}")
+        return function  # type: ignore[no-any-return]
+
+    async def open(self, ctx: OperatorContext) -> None:
+        """Open a function class, and fill in resources. Called once, before the first element."""
+        needed = injected_parameters(self.call)
+        if needed:
+            self.call = partial(self.call, **{name: await ctx.resource(resource) for name, resource in needed.items()})
+        self._opened = True
+        if isinstance(self._function, Function):
+            result = self._function.open(ctx.runtime)
+            if inspect.isawaitable(result):
+                await result
+
+    async def close(self) -> None:
+        """Close a function class that was opened, also one whose `open` raised. Later calls do nothing."""
+        opened, self._opened = self._opened, False
+        if opened and isinstance(self._function, Function):
+            result = self._function.close()
+            if inspect.isawaitable(result):
+                await result
+
+
+def describe_record(value: Any) -> str:
+    """A record for an error message: its repr, shortened; a repr that fails does not hide the error."""
+    try:
+        text = repr(value)
+    except Exception as error:  # noqa: BLE001  # Whatever it is, the error that is being described matters more.
+        return f"<{type(value).__name__} whose repr raised {type(error).__name__}>"
+    return text if len(text) <= RECORD_TEXT_MAX else text[:RECORD_TEXT_MAX] + "..."

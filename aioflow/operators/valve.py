@@ -1,0 +1,296 @@
+"""Combining watermarks: of the channels of one input, of the splits of one source, of the inputs of one operator.
+
+The combined watermark is the minimum over whoever takes part. It only rises, and it is never MAX_WATERMARK while
+somebody could still send records: whoever has reached MAX is finished and no longer counts, until all have.
+
+    StatusWatermarkValve   channels of one input; one that comes back from being idle has to catch up with the output
+    CombinedWatermark      splits of a source; may come and go
+    MultiInputWatermarks   inputs of one operator, over CombinedWatermark
+
+Records carry the watermark that is in force before each of them. Only the channel that a batch came from moves while
+the batch is processed, so its list maps to the combined list by clamping it between the last output and what the others
+hold back.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK, RecordBatch, Watermark, WatermarkStatus
+
+__all__ = ["CombinedWatermark", "MultiInputWatermarks", "StatusWatermarkValve"]
+
+
+class StatusWatermarkValve:
+    """Minimum over the aligned, active channels of one input. After Flink's StatusWatermarkValve (its current form).
+
+    A channel is aligned while it takes part in the minimum: not idle, and not below the last output (which it may be
+    when it comes back from being idle). The valve is idle when all its channels are idle or finished, and at least one
+    is not finished.
+    """
+
+    __slots__ = ("_aligned", "_held", "_idle", "_watermarks", "idle", "watermark")
+
+    def __init__(self, n_channels: int) -> None:
+        if n_channels < 1:
+            raise ValueError(f"a valve needs at least one channel, got {n_channels}")
+        self.watermark = MIN_WATERMARK
+        """The last output."""
+        self.idle = False
+        """The last status output."""
+        self._watermarks = [MIN_WATERMARK] * n_channels
+        self._idle = [False] * n_channels
+        self._aligned = [True] * n_channels
+        # The watermark by which each channel holds the others back, MAX if it does not: the minimum is one call in C.
+        self._held = [MIN_WATERMARK] * n_channels
+
+    def input_watermark(self, channel: int, watermark: int) -> int | None:
+        """The new combined watermark if it rises. Ignored: a regression, and anything but MAX on an idle channel."""
+        if watermark == MAX_WATERMARK:
+            self._watermarks[channel] = MAX_WATERMARK
+            self._held[channel] = MAX_WATERMARK
+            return self._advance()
+        if self._idle[channel] or watermark <= self._watermarks[channel]:
+            return None
+        self._watermarks[channel] = watermark
+        if self._aligned[channel] or watermark >= self.watermark:
+            self._aligned[channel] = True
+            self._held[channel] = watermark
+        return self._advance()
+
+    def input_status(self, channel: int, idle: bool) -> list[Watermark | WatermarkStatus]:
+        """What follows from a channel's status, in order. A status that the channel has already has no effect."""
+        if self._idle[channel] == idle or self._watermarks[channel] == MAX_WATERMARK:
+            return []
+        self._idle[channel] = idle
+        outputs: list[Watermark | WatermarkStatus] = []
+        if idle:
+            self._aligned[channel] = False
+            self._held[channel] = MAX_WATERMARK
+            if not self._settle_idle(outputs):
+                self._append(outputs, self._advance())
+            return outputs
+        if self.idle:
+            self.idle = False
+            outputs.append(WatermarkStatus(idle=False))
+        if self._watermarks[channel] >= self.watermark:
+            self._aligned[channel] = True
+            self._held[channel] = self._watermarks[channel]
+        self._append(outputs, self._advance())
+        return outputs
+
+    def input_finished(self, channel: int) -> list[Watermark | WatermarkStatus]:
+        """What follows from the end of a channel that was drained: it counts as MAX."""
+        outputs: list[Watermark | WatermarkStatus] = []
+        self._append(outputs, self.input_watermark(channel, MAX_WATERMARK))
+        if not self.idle:
+            self._settle_idle(outputs)
+        return outputs
+
+    def input_batch(self, channel: int, batch: RecordBatch) -> RecordBatch:
+        """`batch` with the combined watermarks in place of its channel's; the same object when they do not differ."""
+        watermarks, last, final = batch.watermarks, self.watermark, batch.watermark
+        held = self._held
+        if final <= self._watermarks[channel]:
+            # No news: the list is not above the final one. A batch that says nothing is passed on as it is.
+            return batch if watermarks is None and final <= last else _with_watermarks(batch, None, last)
+        if self._idle[channel]:
+            if final == MAX_WATERMARK:
+                self.input_watermark(channel, final)
+            return _with_watermarks(batch, None, self.watermark)
+        if len(held) == 1:
+            limit = MAX_WATERMARK
+        else:
+            own, held[channel] = held[channel], MAX_WATERMARK
+            limit = min(held)
+            held[channel] = own
+        if final == MAX_WATERMARK and watermarks is not None:
+            # A finished channel does not count: what it reached before must be counted first.
+            self.input_watermark(channel, watermarks[-1])
+        self.input_watermark(channel, final)
+        combined = self.watermark
+        if watermarks is None:
+            return batch if combined == final else _with_watermarks(batch, None, combined)
+        if combined == final and watermarks[0] >= last and watermarks[-1] <= limit:
+            return batch
+        return _with_watermarks(batch, _clamped(watermarks, last, limit), combined)
+
+    def _advance(self) -> int | None:
+        # The minimum over the aligned channels, if there are any and it is above the last output.
+        lowest = min(self._held)
+        if lowest == MAX_WATERMARK and min(self._watermarks) < MAX_WATERMARK:
+            return None
+        if lowest > self.watermark:
+            self.watermark = lowest
+            return lowest
+        return None
+
+    def _settle_idle(self, outputs: list[Watermark | WatermarkStatus]) -> bool:
+        # Nobody is left who could advance the valve: flush the maximum over all channels, then say so. Whether that is the case.
+        open_channels = [i for i, watermark in enumerate(self._watermarks) if watermark < MAX_WATERMARK]
+        if not open_channels or not all(self._idle[i] for i in open_channels):
+            return False
+        highest = max(self._watermarks[i] for i in open_channels)
+        if highest > self.watermark:
+            self.watermark = highest
+            outputs.append(Watermark(highest))
+        self.idle = True
+        outputs.append(WatermarkStatus(idle=True))
+        return True
+
+    @staticmethod
+    def _append(outputs: list[Watermark | WatermarkStatus], watermark: int | None) -> None:
+        if watermark is not None:
+            outputs.append(Watermark(watermark))
+
+
+def _clamped(watermarks: list[int], low: int, high: int) -> list[int] | None:
+    """A list that never decreases, clamped to [low, high]; None when that leaves nothing but `low`."""
+    start, count = bisect_right(watermarks, low), len(watermarks)
+    if start == count or high <= low:
+        return None
+    stop = bisect_right(watermarks, high, start)
+    return [low] * start + watermarks[start:stop] + [high] * (count - stop)
+
+
+def _with_watermarks(batch: RecordBatch, watermarks: list[int] | None, watermark: int) -> RecordBatch:
+    return RecordBatch(batch.values, batch.timestamps, batch.keys, watermarks, watermark)
+
+
+@dataclass(slots=True)
+class _Part:
+    watermark: int = MIN_WATERMARK
+    idle: bool = False
+
+
+class CombinedWatermark:
+    """Minimum over the parts that are neither idle nor finished. After Flink's CombinedWatermarkStatus.
+
+    Parts come and go. Without parts nothing changes; when all are idle, the whole is idle and keeps its watermark.
+    """
+
+    __slots__ = ("_parts", "idle", "watermark")
+
+    def __init__(self) -> None:
+        self.watermark = MIN_WATERMARK
+        self.idle = False
+        self._parts: dict[Hashable, _Part] = {}
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def add(self, part: Hashable) -> None:
+        """A new part, active, at MIN: it holds the watermark where it is until it has caught up."""
+        if part in self._parts:
+            raise ValueError(f"{part!r} takes part in this watermark already")
+        self._parts[part] = _Part()
+        self._update()
+
+    def remove(self, part: Hashable) -> int | None:
+        """Takes a part out. The new combined watermark if that makes it rise. An unknown part is no error."""
+        self._parts.pop(part, None)
+        return self._update()
+
+    def set_watermark(self, part: Hashable, watermark: int) -> int | None:
+        """The new combined watermark if it rises. Makes the part active, also with a lower value, which is otherwise ignored."""
+        found = self._parts[part]
+        found.idle = False
+        if watermark > found.watermark:
+            found.watermark = watermark
+        return self._update()
+
+    def set_idle(self, part: Hashable, idle: bool) -> int | None:
+        """The new combined watermark if it rises."""
+        self._parts[part].idle = idle
+        return self._update()
+
+    def is_idle(self, part: Hashable) -> bool:
+        return self._parts[part].idle
+
+    def combine(self, part: Hashable, batch: RecordBatch) -> RecordBatch:
+        """`batch` of `part`, with the combined watermarks in place of its own; its watermark makes the part active."""
+        last, limit = self.watermark, MAX_WATERMARK
+        found = self._parts[part]
+        if batch.watermark <= found.watermark and not found.idle:
+            return batch if batch.watermarks is None and batch.watermark <= last else _with_watermarks(batch, None, last)
+        for other, state in self._parts.items():
+            if other != part and not state.idle and state.watermark < limit:
+                limit = state.watermark
+        watermarks = batch.watermarks
+        if watermarks is not None:
+            if batch.watermark == MAX_WATERMARK:
+                # A finished part does not count: what it reached before must be counted first.
+                self.set_watermark(part, watermarks[-1])
+            behind = bisect_right(watermarks, found.watermark)
+            watermarks = _clamped([found.watermark] * behind + watermarks[behind:], last, limit)
+        self.set_watermark(part, batch.watermark)
+        return _with_watermarks(batch, watermarks, self.watermark)
+
+    def _update(self) -> int | None:
+        if not self._parts:
+            return None
+        lowest = MAX_WATERMARK
+        running = idle = 0
+        for part in self._parts.values():
+            if part.watermark == MAX_WATERMARK:
+                continue
+            if part.idle:
+                idle += 1
+            else:
+                running += 1
+                if part.watermark < lowest:
+                    lowest = part.watermark
+        self.idle = running == 0 and idle > 0
+        if self.idle or lowest <= self.watermark:
+            return None
+        self.watermark = lowest
+        return lowest
+
+
+class MultiInputWatermarks:
+    """Event time of an operator with several inputs: the minimum over those that are not idle.
+
+    Each input's own channels are combined by a `StatusWatermarkValve` before.
+    """
+
+    __slots__ = ("_combined", "_n_inputs")
+
+    def __init__(self, n_inputs: int) -> None:
+        self._combined = CombinedWatermark()
+        self._n_inputs = n_inputs
+        for index in range(n_inputs):
+            self._combined.add(index)
+
+    @property
+    def watermark(self) -> int:
+        return self._combined.watermark
+
+    @property
+    def idle(self) -> bool:
+        return self._combined.idle
+
+    def input_batch(self, index: int, batch: RecordBatch) -> RecordBatch:
+        """`batch` of input `index` with the operator's watermarks in place of its input's.
+
+        Records alone do not end idleness: the input's valve says when it is active again.
+        """
+        if self._combined.is_idle(index) and batch.watermark != MAX_WATERMARK:
+            return _with_watermarks(batch, None, self._combined.watermark)
+        return self._combined.combine(index, batch)
+
+    def input_watermark(self, index: int, watermark: int) -> int | None:
+        """The operator's new watermark if it rises."""
+        return self._combined.set_watermark(index, watermark)
+
+    def input_status(self, index: int, idle: bool) -> list[Watermark | WatermarkStatus]:
+        """What follows from the status of input `index`, in order."""
+        was_idle = self._combined.idle
+        watermark = self._combined.set_idle(index, idle)
+        outputs: list[Watermark | WatermarkStatus] = []
+        if watermark is not None:
+            outputs.append(Watermark(watermark))
+        if was_idle != self._combined.idle:
+            outputs.append(WatermarkStatus(self._combined.idle))
+        return outputs

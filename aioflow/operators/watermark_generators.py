@@ -1,0 +1,244 @@
+"""The generators behind the watermark strategies: timestamps in, watermarks out, a batch at a time.
+
+What a generator needs it carries from batch to batch, so where batches are cut makes no difference. A watermark never falls.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable
+from operator import length_hint
+from typing import Any, NoReturn, Protocol
+
+from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK
+
+__all__ = [
+    "BoundedGenerator",
+    "IngestionGenerator",
+    "PunctuatedGenerator",
+    "SilentGenerator",
+    "WatermarkGenerator",
+    "custom_generator",
+    "timestamp_extractor",
+    "with_timestamp",
+]
+
+Extractor = Callable[[Any], Any]
+"""Element -> what ought to be its timestamp."""
+
+
+class WatermarkGenerator(Protocol):
+    """Timestamps and watermarks of one sequence of records."""
+
+    current: int
+    """The watermark after the last record."""
+    failed_at: int | None
+    """After an `apply` that raised: the index of the record that was to blame, None if it was none of them."""
+
+    def apply(self, values: list[Any], timestamps: list[int] | None) -> tuple[list[int] | None, list[int] | None, int]:
+        """Takes the next records and the timestamps that they have. Gives
+
+        * their timestamps, None without event time;
+        * the watermark in force before each record, None when it does not move among them;
+        * the watermark after the last one.
+
+        Raises TypeError or ValueError for what is no timestamp, naming what it got.
+        """
+
+    def restore(self, watermark: int) -> None:
+        """Goes on from `watermark`, which the records before this one had reached."""
+
+
+class _Stamping:
+    """What the generators share that read timestamps out of the records."""
+
+    __slots__ = ("_extract", "current", "failed_at")
+
+    def __init__(self, extract: Extractor | None) -> None:
+        self.current = MIN_WATERMARK
+        self.failed_at: int | None = None
+        self._extract = extract
+
+    def _times(self, values: list[Any], timestamps: list[int] | None) -> list[int]:
+        """The timestamps of `values`, checked. Two passes in C over the types cost less than meeting a float in a checkpoint."""
+        extract = self._extract
+        if extract is not None:
+            source = iter(values)
+            try:
+                times: list[int] = list(map(extract, source))
+            except Exception:
+                self.failed_at = len(values) - length_hint(source) - 1
+                raise
+        elif timestamps is None:
+            if values:
+                raise TypeError(
+                    "the records have no timestamps: give the watermark strategy timestamp=, a function or expression of the element"
+                )
+            times = []
+        else:
+            times = timestamps
+        if list(map(type, times)).count(int) != len(times):
+            self.failed_at = next(i for i, time in enumerate(times) if type(time) is not int)
+            _refuse(times[self.failed_at])
+        return times
+
+
+class BoundedGenerator(_Stamping):
+    """Running maximum - delay - 1."""
+
+    __slots__ = ("_highest", "_lag")
+
+    def __init__(self, extract: Extractor | None, delay_ms: int) -> None:
+        super().__init__(extract)
+        self._lag = lag = delay_ms + 1
+        self._highest = MIN_WATERMARK + lag
+
+    def apply(self, values: list[Any], timestamps: list[int] | None) -> tuple[list[int] | None, list[int] | None, int]:
+        times = self._times(values, timestamps)
+        if not times:
+            return times, None, self.current
+        # A plain loop: it subtracts only where the maximum moves, and beats itertools.accumulate(times, max) by two to one.
+        highest, watermark, lag = self._highest, self.current, self._lag
+        before = watermark
+        watermarks: list[int] = []
+        for time in times:
+            watermarks.append(watermark)
+            if time > highest:
+                highest = time
+                watermark = time - lag
+        if highest > MAX_WATERMARK:
+            self.failed_at = times.index(highest)
+            raise ValueError(f"timestamp is {highest}, expected 64-bit milliseconds since the epoch (at most {MAX_WATERMARK})")
+        self._highest, self.current = highest, watermark
+        return times, None if watermarks[-1] == before else watermarks, watermark
+
+    def restore(self, watermark: int) -> None:
+        self.current = watermark
+        self._highest = watermark + self._lag
+
+
+class PunctuatedGenerator(_Stamping):
+    """Asks a function of the application after each record."""
+
+    __slots__ = ("_on_event", "_what")
+
+    def __init__(self, extract: Extractor | None, on_event: Callable[[Any, int], int | None], what: str) -> None:
+        super().__init__(extract)
+        self._on_event = on_event
+        self._what = what
+
+    def apply(self, values: list[Any], timestamps: list[int] | None) -> tuple[list[int] | None, list[int] | None, int]:
+        times = self._times(values, timestamps)
+        on_event, current = self._on_event, self.current
+        before = current
+        watermarks: list[int] = []
+        try:
+            for value, timestamp in zip(values, times, strict=True):
+                watermarks.append(current)
+                new = on_event(value, timestamp)
+                if new is not None:
+                    if type(new) is not int:
+                        raise TypeError(f"{self._what} gave {_spell(new)}, expected int milliseconds since the epoch, or None")
+                    if new > current:
+                        current = new
+        except Exception:
+            self.failed_at = len(watermarks) - 1
+            raise
+        self.current = current
+        if not watermarks or watermarks[-1] == before:
+            return times, None, current
+        return times, watermarks, current
+
+    def restore(self, watermark: int) -> None:
+        self.current = watermark
+
+
+class SilentGenerator(_Stamping):
+    """Timestamps only."""
+
+    __slots__ = ()
+
+    def apply(self, values: list[Any], timestamps: list[int] | None) -> tuple[list[int] | None, list[int] | None, int]:
+        if self._extract is None:
+            return timestamps, None, MIN_WATERMARK
+        return self._times(values, None), None, MIN_WATERMARK
+
+    def restore(self, watermark: int) -> None:
+        """Has nothing to go on from."""
+
+
+class IngestionGenerator:
+    """Stamps records when they arrive. A clock that is set back does not take event time back."""
+
+    __slots__ = ("_now_ms", "current", "failed_at")
+
+    def __init__(self, now_ms: Callable[[], int]) -> None:
+        self.failed_at: int | None = None
+        self.current = MIN_WATERMARK
+        self._now_ms = now_ms
+
+    def apply(self, values: list[Any], timestamps: list[int] | None) -> tuple[list[int] | None, list[int] | None, int]:
+        # The watermark is one below the last stamp, and no record of a batch is older than another.
+        now = max(self._now_ms(), self.current + 1)
+        if not values:
+            return [], None, self.current
+        before, self.current = self.current, now - 1
+        if len(values) == 1 or before == now - 1:
+            return [now] * len(values), None, now - 1
+        return [now] * len(values), [before] + [now - 1] * (len(values) - 1), now - 1
+
+    def restore(self, watermark: int) -> None:
+        self.current = watermark
+
+
+def _refuse(timestamp: object) -> NoReturn:
+    if timestamp is None:
+        remedy = "does every record have the field?"
+    elif hasattr(timestamp, "timestamp"):
+        remedy = "use int(t.timestamp() * 1000)"
+    elif isinstance(timestamp, str):
+        remedy = "parse it first"
+    else:
+        remedy = "use int(...), and milliseconds"
+    raise TypeError(f"timestamp is {_spell(timestamp)}, expected int milliseconds since the epoch; {remedy}")
+
+
+def _spell(value: object) -> str:
+    return f"{value!r:.100} of type {type(value).__name__}"
+
+
+def timestamp_extractor(timestamp: Any) -> Extractor | None:
+    """`timestamp`, a function of the element or an expression, as a function; None stays None."""
+    if timestamp is None or inspect.isroutine(timestamp):
+        return timestamp
+    # Imported here: a program without expressions does not load them.
+    from aioflow.core.expressions import is_expression
+
+    if is_expression(timestamp):
+        from aioflow.core.expression_rows import compile_row
+
+        return compile_row(timestamp)
+    if not callable(timestamp):
+        raise TypeError(f"timestamp= is {_spell(timestamp)}, expected a function of the element or an expression")
+    return timestamp  # type: ignore[no-any-return]
+
+
+def with_timestamp(fn: Callable[..., int | None]) -> Callable[[Any, int], int | None]:
+    """`fn` as a function of (value, timestamp), whichever of the two it takes."""
+    try:
+        parameters = inspect.signature(fn).parameters.values()
+    except ValueError:  # Some builtins tell nothing about themselves; those that do take the value.
+        return lambda value, _: fn(value)
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.default is p.empty]
+    if len(positional) == 1 and not any(p.kind is p.VAR_POSITIONAL for p in parameters):
+        return lambda value, _: fn(value)
+    return fn
+
+
+def custom_generator(generator: Any) -> Any:
+    """An object with `on_event` of this subtask's own: a copy of `generator`, or what calling it gives."""
+    made = copy.deepcopy(generator) if hasattr(generator, "on_event") and not isinstance(generator, type) else generator()
+    if not hasattr(made, "on_event"):
+        raise TypeError(f"custom watermark generator is {_spell(made)}, expected an object with on_event(value, timestamp)")
+    return made

@@ -1,0 +1,264 @@
+"""Where event time comes from: watermark strategies, and the operator that assigns timestamps and watermarks in mid-stream.
+
+A strategy is pure data. `create()` makes the generator of one subtask or split, which is fed batches and gives, for
+each, the timestamps of the records and the watermark in force before each of them. The built-in generators compute it
+from the data alone, and carry what they need from batch to batch: where batches are cut makes no difference. Only
+idleness and ingestion time read a clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from aioflow.core.elements import MAX_WATERMARK, RecordBatch
+from aioflow.core.errors import note_once
+from aioflow.core.timeunits import Duration, to_ms
+from aioflow.operators.operator import Operator, ProcessingTimeTimer
+from aioflow.operators.stateless import describe_place
+from aioflow.operators.userfunction import describe_record
+from aioflow.operators.watermark_generators import (
+    BoundedGenerator,
+    IngestionGenerator,
+    PunctuatedGenerator,
+    SilentGenerator,
+    WatermarkGenerator,
+    custom_generator,
+    timestamp_extractor,
+    with_timestamp,
+)
+
+if TYPE_CHECKING:
+    from aioflow.core.expressions import Expr
+
+__all__ = ["IdlenessTimer", "TimestampsAndWatermarksOperator", "WatermarkKind", "WatermarkStrategy"]
+
+T = TypeVar("T")
+
+
+class WatermarkKind(Enum):
+    """The strategies, as `explain()` spells them."""
+
+    BOUNDED = "bounded_out_of_orderness"
+    PUNCTUATED = "punctuated"
+    NONE = "no_watermarks"
+    INGESTION = "ingestion_time"
+    CUSTOM = "custom"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatermarkStrategy(Generic[T]):
+    """How timestamps and watermarks of a stream are made. Use the constructors; `timestamp` gives int ms since the epoch.
+
+    `timestamp` is a function of the element, an expression, or None to keep the timestamps that the records have.
+    """
+
+    kind: WatermarkKind
+    timestamp: Callable[[T], int] | Expr[Any] | None = None
+    delay_ms: int = 0
+    """How far records may be out of order."""
+    function: Any = None  # A function of (value, timestamp) or of the value; of `custom` the generator, or what makes it.
+    """What the application brought to decide about watermarks."""
+    idle_after_ms: int | None = None
+    """After how long without records the stream counts as idle; None: never."""
+
+    @staticmethod
+    def monotonous_timestamps(
+        *, timestamp: Callable[[T], int] | Expr[Any] | None = None, idle_after: Duration | None = None
+    ) -> WatermarkStrategy[T]:
+        """Timestamps never decrease: no delay. A record that breaks that is late."""
+        return WatermarkStrategy(kind=WatermarkKind.BOUNDED, timestamp=timestamp, idle_after_ms=_idle_ms(idle_after))
+
+    @staticmethod
+    def bounded_out_of_orderness(
+        delay: Duration, *, timestamp: Callable[[T], int] | Expr[Any] | None = None, idle_after: Duration | None = None
+    ) -> WatermarkStrategy[T]:
+        """Records are at most `delay` behind the latest before them: watermark = running maximum - delay - 1."""
+        delay_ms = to_ms(delay, "delay")
+        if delay_ms < 0:
+            raise ValueError(f"delay is {delay!r}, expected one that is not negative")
+        return WatermarkStrategy(
+            kind=WatermarkKind.BOUNDED, timestamp=timestamp, delay_ms=delay_ms, idle_after_ms=_idle_ms(idle_after)
+        )
+
+    @staticmethod
+    def punctuated(
+        fn: Callable[..., int | None],
+        *,
+        timestamp: Callable[[T], int] | Expr[Any] | None = None,
+        idle_after: Duration | None = None,
+    ) -> WatermarkStrategy[T]:
+        """`fn(value, timestamp)`, or `fn(value)`, gives the watermark after that record, or None; a lower one is ignored."""
+        return WatermarkStrategy(
+            kind=WatermarkKind.PUNCTUATED, timestamp=timestamp, function=fn, idle_after_ms=_idle_ms(idle_after)
+        )
+
+    @staticmethod
+    def no_watermarks(*, timestamp: Callable[[T], int] | Expr[Any] | None = None) -> WatermarkStrategy[T]:
+        """Timestamps, if any, but no event time before the end of the input."""
+        return WatermarkStrategy(kind=WatermarkKind.NONE, timestamp=timestamp)
+
+    @staticmethod
+    def ingestion_time() -> WatermarkStrategy[T]:
+        """The timestamp is when the record arrived here; it never decreases."""
+        return WatermarkStrategy(kind=WatermarkKind.INGESTION)
+
+    @staticmethod
+    def custom(
+        generator: Any,  # A class or function without parameters, or an object to copy.
+        *,
+        timestamp: Callable[[T], int] | Expr[Any] | None = None,
+        idle_after: Duration | None = None,
+    ) -> WatermarkStrategy[T]:
+        """`generator()` gives an object with `on_event(value, timestamp) -> int | None`, the watermark after that record.
+
+        An object that has `on_event` itself is copied for each subtask.
+        """
+        return WatermarkStrategy(
+            kind=WatermarkKind.CUSTOM, timestamp=timestamp, function=generator, idle_after_ms=_idle_ms(idle_after)
+        )
+
+    def with_idleness(self, idle_after: Duration) -> WatermarkStrategy[T]:
+        """The same strategy; without records for `idle_after` the stream does not hold others back."""
+        return replace(self, idle_after_ms=_idle_ms(idle_after))
+
+    @property
+    def emits_watermarks(self) -> bool:
+        """Whether event time advances before the end of the input."""
+        return self.kind is not WatermarkKind.NONE
+
+    def create(self, now_ms: Callable[[], int] | None = None) -> WatermarkGenerator:
+        """The generator of one subtask or split. `now_ms`, the wall clock, is needed by ingestion time only."""
+        match self.kind:
+            case WatermarkKind.BOUNDED:
+                return BoundedGenerator(timestamp_extractor(self.timestamp), self.delay_ms)
+            case WatermarkKind.NONE:
+                return SilentGenerator(timestamp_extractor(self.timestamp))
+            case WatermarkKind.INGESTION:
+                if now_ms is None:
+                    raise TypeError("ingestion_time() needs a clock: pass now_ms to create()")
+                return IngestionGenerator(now_ms)
+            case WatermarkKind.PUNCTUATED:
+                on_record = with_timestamp(self.function)
+                return PunctuatedGenerator(timestamp_extractor(self.timestamp), on_record, "fn of punctuated()")
+            case WatermarkKind.CUSTOM:
+                on_event = custom_generator(self.function).on_event
+                return PunctuatedGenerator(timestamp_extractor(self.timestamp), on_event, "on_event of the custom generator")
+
+
+class IdlenessTimer:
+    """Decides when a stream is idle: asked for records for `idle_after_ms`, and had none. `now_ms` is any clock.
+
+    The time during which nobody asked (back pressure) does not count. After Flink's WatermarksWithIdleness and
+    PausableRelativeClock.
+    """
+
+    __slots__ = ("_quiet_ms", "_since_ms", "idle", "idle_after_ms")
+
+    def __init__(self, idle_after_ms: int) -> None:
+        self.idle_after_ms = idle_after_ms
+        self.idle = False
+        self._quiet_ms = 0
+        self._since_ms: int | None = None
+
+    def records(self) -> bool:
+        """Records came. Whether the stream was idle and is active again: say so before they are sent."""
+        was_idle, self.idle = self.idle, False
+        self._quiet_ms, self._since_ms = 0, None
+        return was_idle
+
+    def nothing(self, now_ms: int) -> int | None:
+        """It was asked and had nothing: counts from the first such call. Gives when to call `check`, None when idle already."""
+        if self.idle:
+            return None
+        if self._since_ms is None:
+            self._since_ms = now_ms
+        return self._since_ms + self.idle_after_ms - self._quiet_ms
+
+    def pause(self, now_ms: int) -> None:
+        """Nobody asks any more. What was counted so far is kept."""
+        if self._since_ms is not None:
+            self._quiet_ms += now_ms - self._since_ms
+            self._since_ms = None
+
+    def check(self, now_ms: int) -> bool:
+        """Whether the stream becomes idle now."""
+        if self.idle or self._since_ms is None or self._quiet_ms + now_ms - self._since_ms < self.idle_after_ms:
+            return False
+        self.idle = True
+        return True
+
+
+class TimestampsAndWatermarksOperator(Operator):
+    """Gives records timestamps and watermarks in mid-stream. Watermarks from upstream end here, but for the end of the input.
+
+    The watermark reached is part of the checkpoint, so that a record that was late is late again after a restore.
+    """
+
+    def __init__(self, strategy: WatermarkStrategy[Any]) -> None:
+        self._strategy = strategy
+        self._idleness = None if strategy.idle_after_ms is None else IdlenessTimer(strategy.idle_after_ms)
+        self._timer: ProcessingTimeTimer | None = None
+
+    def initialize_state(self) -> None:
+        self._generator = self._strategy.create(self.ctx.processing_time)
+        self._reached = self.ctx.operator_state.get_union_list_state("_watermarks")
+        found: list[tuple[int, int, int]] = self._reached.get()
+        if found:
+            runtime = self.ctx.runtime
+            place = (runtime.subtask_index, runtime.parallelism)
+            own = [watermark for index, parallelism, watermark in found if (index, parallelism) == place]
+            # Under another parallelism the records are spread anew: nobody is behind the slowest of before.
+            self._generator.restore(min(own or [watermark for _, _, watermark in found]))
+
+    async def open(self) -> None:
+        self._wait_for_records()
+
+    def process_batch(self, batch: RecordBatch) -> RecordBatch:
+        try:
+            timestamps, watermarks, watermark = self._generator.apply(batch.values, batch.timestamps)
+        except Exception as error:
+            if (at := self._generator.failed_at) is not None:
+                note_once(error, f"in {describe_place(self.ctx)}, at record {describe_record(batch.values[at])}")
+            raise
+        if self._idleness is not None and batch.values:
+            if self._idleness.records():
+                self.ctx.emit_status(False)
+            self._wait_for_records()
+        if batch.watermark == MAX_WATERMARK:
+            watermark = MAX_WATERMARK
+        return RecordBatch(batch.values, timestamps, batch.keys, watermarks, watermark)
+
+    def snapshot_state(self, checkpoint_id: int) -> None:
+        runtime = self.ctx.runtime
+        self._reached.update([(runtime.subtask_index, runtime.parallelism, self._generator.current)])
+
+    async def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _wait_for_records(self) -> None:
+        # One timer at a time: when it fires too early, because records came since, it is set anew.
+        if self._idleness is not None:
+            due = self._idleness.nothing(self.ctx.processing_time())
+            if due is not None and self._timer is None:
+                self._timer = self.ctx.register_processing_timer(due, self._on_timer)
+
+    def _on_timer(self, timestamp_ms: int) -> None:
+        self._timer = None
+        assert self._idleness is not None, "the timer is registered for idleness only"
+        if self._idleness.check(max(timestamp_ms, self.ctx.processing_time())):
+            self.ctx.emit_status(True)
+        else:
+            self._wait_for_records()
+
+
+def _idle_ms(idle_after: Duration | None) -> int | None:
+    if idle_after is None:
+        return None
+    idle_ms = to_ms(idle_after, "idle_after")
+    if idle_ms <= 0:
+        raise ValueError(f"idle_after is {idle_after!r}, expected a positive duration")
+    return idle_ms

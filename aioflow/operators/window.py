@@ -1,0 +1,422 @@
+"""Windows of any assigner, trigger and evictor: one accumulator or list a key and window. After Flink's WindowOperator.
+
+State: table "window-contents", window -> key -> accumulator (or list of elements); for sessions the table "window-sessions",
+key -> open windows; what triggers remember, in the namespace of the window. Timers have the window as their namespace.
+
+Everything that happens to an element or a timer happens before the next one, at the watermark in force for it: results do
+not depend on where batches were cut. A window's state goes when the watermark passes `end - 1 + lateness`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from typing import TYPE_CHECKING, Any
+
+from aioflow.core.elements import MAX_WATERMARK, RecordBatch, empty_batch
+from aioflow.core.errors import StateError, note_once
+from aioflow.core.functions import AggregateFunction, OutputTag, ProcessWindowFunction, TriggerResult, WindowResult
+from aioflow.operators.aggregates import resolve_aggregate
+from aioflow.operators.merging import MergingWindowSet
+from aioflow.operators.operator import Operator
+from aioflow.operators.results import elements_of
+from aioflow.operators.resumable import ResumableOutput
+from aioflow.operators.stateless import describe_place
+from aioflow.operators.userfunction import UserFunction, describe_record
+from aioflow.operators.window_context import BoundTriggerContext, BoundWindowContext
+from aioflow.operators.windowing import (
+    GLOBAL,
+    Evictor,
+    TimestampedValue,
+    TimeWindow,
+    Window,
+    WindowAssigner,
+    window_fn_results,
+)
+from aioflow.state.backend import require_keyed
+
+if TYPE_CHECKING:
+    from aioflow.operators.triggers import Trigger
+    from aioflow.state.backend import KeyedStateBackend, StateTable
+    from aioflow.state.timers import InternalTimerService
+
+__all__ = ["CONTENTS", "SESSIONS", "WindowOperator"]
+
+CONTENTS = "window-contents"
+SESSIONS = "window-sessions"
+TIMERS = "window-timers"
+
+_ABSENT: Any = object()
+
+
+class WindowOperator(Operator):
+    """Elements into windows, windows into results.
+
+    With `aggregate` a window holds one accumulator and emits `WindowResult(key, start, end, result)`, or what `window_fn`
+    makes of it: `fn(key, window, result)` one value (a generator function: any number), or a ProcessWindowFunction, handed the
+    one result. Without, it holds its elements and `process(key, ctx, elements)` gives the results.
+
+    Results carry the timestamp `end - 1`; of a global window, the time of the element or timer that fired it.
+    """
+
+    _state: KeyedStateBackend
+    _contents: StateTable
+    _sessions: StateTable
+    _timers: InternalTimerService
+    _trigger_ctx: BoundTriggerContext
+    _window_ctx: BoundWindowContext
+
+    def __init__(
+        self,
+        assigner: WindowAssigner,
+        *,
+        aggregate: AggregateFunction[Any, Any, Any] | None = None,
+        process: ProcessWindowFunction[Any, Any, Any] | Callable[..., Any] | None = None,
+        window_fn: ProcessWindowFunction[Any, Any, Any] | Callable[..., Any] | None = None,
+        trigger: Trigger[Any] | None = None,
+        evictor: Evictor[Any] | None = None,
+        lateness_ms: int = 0,
+        late_tag: OutputTag[Any] | None = None,
+    ) -> None:
+        self._assigner = assigner
+        self._trigger = assigner.default_trigger() if trigger is None else trigger
+        self._evictor = evictor
+        self._aggregate = None if aggregate is None else resolve_aggregate(aggregate)
+        self._holds_elements = aggregate is None or evictor is not None
+        if isinstance(window_fn, ProcessWindowFunction):
+            process, window_fn = window_fn, None
+        self._process = None if process is None else UserFunction(process, "process")
+        self._window_fn = None if window_fn is None else UserFunction(window_fn, "__call__")
+        if aggregate is None and process is None:
+            raise TypeError("a window needs an aggregate or a process function")
+        self._lateness = lateness_ms
+        self._late_tag = late_tag
+        self._out = ResumableOutput()
+
+    async def open(self) -> None:
+        ctx, merging = self.ctx, self._assigner.is_merging
+        self._state = require_keyed(ctx.keyed_state, ctx.name)
+        shown = None if self._holds_elements or self._aggregate is None else self._aggregate.get_result
+        self._contents = self._state.table(CONTENTS, result=shown)
+        self._sessions = self._state.table(SESSIONS)
+        self._timers = ctx.timer_service(TIMERS, self._on_event_time, self._on_processing_time)
+        self._timers.on_processing_done = self._emit_between_batches
+        self._trigger_ctx = BoundTriggerContext(ctx, self._timers, self._state)
+        self._window_ctx = BoundWindowContext(ctx, self._timers, self._state, merging=merging)
+        self._late_dropped = ctx.runtime.metrics.counter("numLateRecordsDropped")
+        for function in (self._process, self._window_fn):
+            if function is not None:
+                await function.open(ctx)
+
+    async def close(self) -> None:
+        for function in (self._process, self._window_fn):
+            if function is not None:
+                await function.close()
+
+    # ------------------------------------------------------------------------------------------------------ batches and time
+
+    def process_batch(self, batch: RecordBatch) -> RecordBatch:
+        timers = self._timers
+        if not batch.values and timers.next_event_time > batch.watermark:
+            if batch.watermark > timers.current_watermark:
+                timers.current_watermark = batch.watermark
+            self._out.passed(batch.watermark)
+            return empty_batch(self._out.watermark)
+        if batch.values and batch.keys is None:
+            raise StateError(f"window {self.ctx.name!r}: a batch without keys; put key_by directly before window")
+        return self._out.start(self._run(batch), batch.watermark)
+
+    @property
+    def has_pending(self) -> bool:
+        return self._out.pending
+
+    def resume(self, max_records: int) -> RecordBatch:
+        return self._out.resume(max_records)
+
+    def finish(self) -> RecordBatch:
+        """Timers of processing time that no clock will reach any more fire now, in their order, each once."""
+        timers = self._timers
+        for timestamp, key, namespace in timers.processing_time_timers():
+            timers.delete_processing_time_timer(key, namespace, timestamp)
+            self._state.set_current_key(key)
+            self._on_processing_time(timestamp, key, namespace)
+        self._state.clear_current_key()
+        return self._out.take()
+
+    def _run(self, batch: RecordBatch) -> Iterator[None]:
+        timers, state, out, add = self._timers, self._state, self._out, self._element
+        keys, watermarks = batch.keys, batch.watermarks
+        timestamps: Iterable[int | None] = batch.timestamps or [None] * len(batch.values)
+        for i, (value, timestamp) in enumerate(zip(batch.values, timestamps, strict=True)):
+            if watermarks is not None and watermarks[i] > timers.current_watermark:
+                yield from self._advance(watermarks[i])
+            assert keys is not None  # Checked in process_batch.
+            state.set_current_key(keys[i])
+            try:
+                add(keys[i], value, timestamp)
+            except Exception as error:
+                place, key = describe_place(self.ctx), describe_record(keys[i])
+                note_once(error, f"in {place}, at record {describe_record(value)} of key {key}")
+                raise
+            if out.full:
+                state.clear_current_key()
+                yield
+        if batch.watermark > timers.current_watermark:
+            yield from self._advance(batch.watermark)
+        state.clear_current_key()
+
+    def _advance(self, watermark: int) -> Iterator[None]:
+        timers = self._timers
+        if timers.next_event_time > watermark:
+            timers.current_watermark = watermark
+            return
+        while (timer := timers.pop_due(watermark)) is not None:
+            self._on_event_time(*timer)
+            if self._out.full:
+                self._state.clear_current_key()
+                yield
+
+    def _emit_between_batches(self) -> None:
+        batch = self._out.take()
+        if batch.values:
+            self.ctx.emit(batch)
+
+    # -------------------------------------------------------------------------------------------------------------- elements
+
+    def _element(self, key: Any, value: Any, timestamp: int | None) -> None:
+        assigner = self._assigner
+        if assigner.is_event_time:
+            if timestamp is None:
+                raise StateError(
+                    f"window {self.ctx.name!r}: an element without a timestamp; event-time windows need a watermark "
+                    "strategy upstream"
+                )
+            time = timestamp
+        else:
+            time = self.ctx.processing_time()
+        dropped = True
+        for window in assigner.assign(value, time):
+            if assigner.is_merging:
+                dropped &= not self._add_to_session(key, value, timestamp, window)
+            elif not self._is_late(window):
+                dropped = False
+                self._add_to_window(key, value, timestamp, window, tuple(window))
+        if dropped and assigner.is_event_time and time + self._lateness <= self._timers.current_watermark:
+            self._late_dropped.inc(1)
+            if self._late_tag is not None:
+                self.ctx.side_output(self._late_tag, value, timestamp, self._timers.current_watermark)
+
+    def _add_to_window(
+        self, key: Any, value: Any, timestamp: int | None, window: Window, namespace: tuple[int, ...]
+    ) -> None:
+        self._add(key, value, timestamp, namespace)
+        trigger_ctx = self._trigger_ctx
+        trigger_ctx.key, trigger_ctx.window = key, window
+        result = self._trigger.on_element(value, timestamp, window, trigger_ctx)
+        if result:
+            self._act(result, key, window, namespace, timestamp, self._timers.current_watermark)
+        self._register_cleanup(key, window)
+
+    def _add_to_session(self, key: Any, value: Any, timestamp: int | None, window: Any) -> bool:
+        """Whether the element found a session that is not over."""
+        table = self._sessions.of(None)
+        sessions = MergingWindowSet(table.get(key, []))
+        grown, merge = sessions.add(window)
+        late = self._is_late(grown)
+        if late:
+            # Nothing touches a window that is late as a whole: it is the element's own.
+            sessions.retire(grown)
+        elif merge is not None:
+            self._merge(key, merge.window, merge.merged, merge.state, merge.moved_states)
+        if sessions.changed:
+            _store(table, key, sessions)
+        if late:
+            return False
+        state = sessions.state_window(grown)
+        assert state is not None
+        self._add_to_window(key, value, timestamp, grown, state)
+        return True
+
+    def _merge(
+        self, key: Any, window: TimeWindow, merged: list[TimeWindow], state: tuple[int, int], moved: list[tuple[int, int]]
+    ) -> None:
+        trigger_ctx, trigger = self._trigger_ctx, self._trigger
+        # A window that grew to `window` itself keeps its timers and state.
+        gone = [other for other in merged if other != window]
+        trigger_ctx.key, trigger_ctx.window, trigger_ctx.merged = key, window, gone
+        trigger.on_merge(window, trigger_ctx)
+        for other in gone:
+            trigger_ctx.window = other
+            trigger.clear(other, trigger_ctx)
+            self._delete_cleanup(key, other)
+        trigger_ctx.end_merge()
+        for namespace in moved:
+            held = self._take(key, namespace)
+            if held is not _ABSENT:
+                table = self._contents.of(state)
+                kept = table.get(key, _ABSENT)
+                if kept is _ABSENT:
+                    table[key] = held
+                elif self._holds_elements or self._aggregate is None:
+                    table[key] = kept + held
+                else:
+                    table[key] = self._aggregate.merge(kept, held)
+
+    def _add(self, key: Any, value: Any, timestamp: int | None, namespace: tuple[int, ...]) -> None:
+        table = self._contents.of(namespace)
+        held = table.get(key, _ABSENT)
+        aggregate = self._aggregate
+        if self._holds_elements or aggregate is None:
+            if self._evictor is not None:
+                value = (value, self.ctx.processing_time() if timestamp is None else timestamp)
+            if held is _ABSENT:
+                held = []
+            held.append(value)
+            table[key] = held
+        else:
+            table[key] = aggregate.add(value, aggregate.create_accumulator() if held is _ABSENT else held)
+
+    def _take(self, key: Any, namespace: tuple[int, ...]) -> Any:
+        """Remove and give the contents of a window."""
+        table = self._contents.of(namespace)
+        held = table.pop(key, _ABSENT)
+        if not table:
+            self._contents.drop(namespace)
+        return held
+
+    # ---------------------------------------------------------------------------------------------------------------- timers
+
+    def _on_event_time(self, time: int, key: Any, namespace: tuple[int, ...]) -> None:
+        self._on_timer(time, key, namespace, event=True)
+
+    def _on_processing_time(self, time: int, key: Any, namespace: tuple[int, ...]) -> None:
+        self._on_timer(time, key, namespace, event=False)
+
+    def _on_timer(self, time: int, key: Any, namespace: tuple[int, ...], *, event: bool) -> None:
+        window: Window = TimeWindow(*namespace) if namespace else GLOBAL
+        contents = namespace
+        if self._assigner.is_merging:
+            state = MergingWindowSet(self._sessions.of(None).get(key, [])).state_window(namespace)  # type: ignore[arg-type]
+            if state is None:
+                return  # The window has merged into another one since, which has timers of its own.
+            contents = state
+        trigger, trigger_ctx = self._trigger, self._trigger_ctx
+        trigger_ctx.key, trigger_ctx.window = key, window
+        if event:
+            result = trigger.on_event_time(time, window, trigger_ctx)
+            # Before the timer at `time`, all up to the instant before it had passed.
+            watermark = time - 1
+        else:
+            result = trigger.on_processing_time(time, window, trigger_ctx)
+            watermark = self._timers.current_watermark
+        if result:
+            self._act(result, key, window, contents, time, watermark)
+        if event is self._assigner.is_event_time and namespace and time == self._cleanup_time(window):
+            self._forget(key, window, contents)
+
+    def _forget(self, key: Any, window: Window, namespace: tuple[int, ...]) -> None:
+        """All that is kept for the window goes."""
+        self._take(key, namespace)
+        self._trigger_ctx.window = window
+        self._trigger.clear(window, self._trigger_ctx)
+        process = self._process
+        if process is not None and isinstance(process.function, ProcessWindowFunction):
+            self._window_ctx.window = window
+            process.function.clear(self._window_ctx)
+        if self._assigner.is_merging:
+            table = self._sessions.of(None)
+            sessions = MergingWindowSet(table.get(key, []))
+            sessions.retire(window)  # type: ignore[arg-type]
+            _store(table, key, sessions)
+
+    def _cleanup_time(self, window: Window) -> int:
+        if self._assigner.is_event_time:
+            return min(window.max_timestamp + self._lateness, MAX_WATERMARK)
+        return window.max_timestamp
+
+    def _is_late(self, window: Window) -> bool:
+        return self._assigner.is_event_time and self._cleanup_time(window) <= self._timers.current_watermark
+
+    def _register_cleanup(self, key: Any, window: Window) -> None:
+        if not window:
+            return  # A global window is never over.
+        if self._assigner.is_event_time:
+            self._timers.register_event_time_timer(key, tuple(window), self._cleanup_time(window))
+        else:
+            self._timers.register_processing_time_timer(key, tuple(window), self._cleanup_time(window))
+
+    def _delete_cleanup(self, key: Any, window: Window) -> None:
+        if self._assigner.is_event_time:
+            self._timers.delete_event_time_timer(key, tuple(window), self._cleanup_time(window))
+        else:
+            self._timers.delete_processing_time_timer(key, tuple(window), self._cleanup_time(window))
+
+    # ---------------------------------------------------------------------------------------------------------------- results
+
+    def _act(
+        self,
+        result: TriggerResult,
+        key: Any,
+        window: Window,
+        namespace: tuple[int, ...],
+        time: int | None,
+        watermark: int,
+    ) -> None:
+        """Do what the trigger asked for. `time` is that of the element or timer, the time of results of a global window."""
+        if result & TriggerResult.FIRE:
+            held = self._contents.peek(namespace).get(key, _ABSENT)
+            if held is not _ABSENT:
+                timestamp = window.max_timestamp if window else time
+                ctx = self._window_ctx
+                ctx.window, ctx.timestamp, ctx.watermark = window, timestamp, max(watermark, self._out.watermark)
+                add = self._out.add
+                try:
+                    evicting = self._evictor is not None
+                    results = self._evicted(key, window, namespace, held) if evicting else self._results(key, window, held)
+                    for value in results:
+                        add(value, timestamp, watermark)
+                except Exception as error:
+                    place = describe_place(self.ctx)
+                    note_once(error, f"in {place}, window {tuple(window)} of key {describe_record(key)}")
+                    raise
+        if result & TriggerResult.PURGE:
+            self._take(key, namespace)
+
+    def _evicted(self, key: Any, window: Window, namespace: tuple[int, ...], held: Any) -> Iterable[Any]:
+        evictor, ctx, aggregate = self._evictor, self._window_ctx, self._aggregate
+        assert evictor is not None
+        elements = evictor.evict_before([TimestampedValue(*entry) for entry in held], window, ctx)
+        values = [element.value for element in elements]
+        if aggregate is None:
+            results = list(self._results(key, window, values))
+        elif values:
+            accumulator = aggregate.create_accumulator()
+            for value in values:
+                accumulator = aggregate.add(value, accumulator)
+            results = list(self._results(key, window, accumulator))
+        else:
+            results = []
+        kept = [(element.value, element.timestamp) for element in evictor.evict_after(elements, window, ctx)]
+        if kept:
+            self._contents.of(namespace)[key] = kept
+        else:
+            self._take(key, namespace)
+        return results
+
+    def _results(self, key: Any, window: Window, held: Any) -> Iterable[Any]:
+        aggregate, process, window_fn = self._aggregate, self._process, self._window_fn
+        if aggregate is None:
+            assert process is not None
+            return elements_of(process.call(key, self._window_ctx, list(held)), f"process of window {self.ctx.name!r}")
+        result = aggregate.get_result(held)
+        if process is not None:
+            return elements_of(process.call(key, self._window_ctx, [result]), f"window_fn of window {self.ctx.name!r}")
+        if window_fn is not None:
+            return window_fn_results(window_fn.call(key, window, result))
+        return (WindowResult(key, window.start, window.end, result),)
+
+
+def _store(table: MutableMapping[Any, Any], key: Any, sessions: MergingWindowSet) -> None:
+    if sessions.entries:
+        table[key] = sessions.entries
+    else:
+        table.pop(key, None)

@@ -1,0 +1,214 @@
+"""From what a user wrote to the operator that runs it: slices where they give the same answer, windows one by one otherwise.
+
+`explain()` shows the reason. Everything that can be known to be wrong is a GraphError here, when the flow is built.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, MutableMapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import gcd
+from typing import Any
+
+from aioflow.core.errors import GraphError
+from aioflow.core.functions import Function, OutputTag, ProcessWindowFunction
+from aioflow.operators.aggregates import Agg, Collect, First, Last, MaxBy, MinBy, Top, resolve_aggregate
+from aioflow.operators.folding import FoldingAggregate, UserAggregate
+from aioflow.operators.operator import Operator
+from aioflow.operators.slice_window import SliceWindowOperator
+from aioflow.operators.triggers import Trigger, on_count, purging
+from aioflow.operators.window import WindowOperator
+from aioflow.operators.windowing import (
+    Evictor,
+    GlobalWindows,
+    SlidingWindows,
+    TumblingWindows,
+    WindowAssigner,
+    global_window,
+    keep_last,
+)
+
+__all__ = ["ReduceAggregate", "WindowPlan", "WindowSpec", "check_window", "count_window", "plan_window"]
+
+_BY_ARRIVAL = (Collect, First, Last, MaxBy, MinBy, Top)
+"""Results that depend on the order of arrival, which slices, being merged in order of time, do not keep."""
+
+_EMPTY: Any = object()
+
+
+class ReduceAggregate(FoldingAggregate):
+    """`reduce(fn)` as an aggregate: the accumulator is the value itself."""
+
+    def __init__(self, fn: Callable[[Any, Any], Any]) -> None:
+        if not callable(fn):
+            raise GraphError(f"reduce: expected a function of two elements, got {fn!r}")
+        self.fn = fn
+
+    def create_accumulator(self) -> Any:
+        return _EMPTY
+
+    def add(self, value: Any, accumulator: Any) -> Any:
+        return value if accumulator is _EMPTY else self.fn(accumulator, value)
+
+    def get_result(self, accumulator: Any) -> Any:
+        return accumulator
+
+    def merge(self, a: Any, b: Any) -> Any:
+        return b if a is _EMPTY else self.fn(a, b)
+
+    def fold(self, table: MutableMapping[Any, Any], keys: Sequence[Any], values: Sequence[Any]) -> None:
+        get, fn = table.get, self.fn
+        for key, value in zip(keys, values, strict=True):
+            held = get(key, _EMPTY)
+            table[key] = value if held is _EMPTY else fn(held, value)
+
+    def __repr__(self) -> str:
+        return f"reduce({getattr(self.fn, '__name__', self.fn)})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowSpec:
+    """What a user said about a window. Either `aggregate` (for reduce: a `ReduceAggregate`) or `process` is given."""
+
+    assigner: WindowAssigner
+    aggregate: Any = None
+    """An aggregate, or the class of one."""
+    process: Any = None
+    """A ProcessWindowFunction, or the class of one, that sees all elements."""
+    window_fn: Any = None
+    """A ProcessWindowFunction or `fn(key, window, value)` over the one result of `aggregate`."""
+    trigger: Trigger[Any] | None = None
+    evictor: Evictor[Any] | None = None
+    lateness_ms: int = 0
+    late_tag: OutputTag[Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WindowPlan:
+    """`factory` makes a fresh operator for each subtask; `reason` says how it works, for `explain()`."""
+
+    factory: Callable[[], Operator]
+    reason: str
+    sliced: bool
+
+
+def count_window(size: int, slide: int | None = None) -> tuple[GlobalWindows, Trigger[Any], Evictor[Any] | None]:
+    """Assigner, trigger and evictor of a count window: the last `size` elements at every `slide`-th, or `size` by `size`."""
+    for name, n in (("size", size), ("slide", slide)):
+        if n is not None and (type(n) is not int or n <= 0):
+            raise GraphError(f"count_window: {name} is {n!r}, expected an int above 0")
+    if slide is None:
+        return global_window(), purging(on_count(size)), None
+    return global_window(), on_count(slide), keep_last(size)
+
+
+def check_window(assigner: Any, trigger: Any, evictor: Any, lateness_ms: int) -> None:
+    """Raises GraphError for what does not fit together. Also for the windows of joins."""
+    if not hasattr(assigner, "assign"):
+        raise GraphError(f"window: expected tumbling(...), sliding(...), session(...) or global_window(), got {assigner!r}")
+    if trigger is not None and not isinstance(trigger, Trigger):
+        raise GraphError(f"window: trigger is {trigger!r}, expected a Trigger object such as on_count(10)")
+    if evictor is not None and not isinstance(evictor, Evictor):
+        raise GraphError(f"window: evictor is {evictor!r}, expected an Evictor object such as keep_last(10)")
+    if lateness_ms < 0:
+        raise GraphError(f"window: lateness is {lateness_ms} ms, expected 0 or more")
+    if trigger is not None and assigner.is_merging and not trigger.can_merge:
+        raise GraphError(
+            f"window: session windows merge, but the trigger {type(trigger).__name__} does not define on_merge(self, window, ctx); "
+            "define it, or use another assigner"
+        )
+
+
+def plan_window(spec: WindowSpec) -> WindowPlan:
+    """The operator for `spec`. Raises GraphError."""
+    assigner = spec.assigner
+    check_window(assigner, spec.trigger, spec.evictor, spec.lateness_ms)
+    aggregate = None if spec.aggregate is None else resolve_aggregate(spec.aggregate)
+    if (aggregate is None) == (spec.process is None):
+        raise GraphError("window: expected either an aggregate or a process function")
+    if aggregate is not None and assigner.is_merging and spec.evictor is None and not aggregate.mergeable:
+        raise GraphError(
+            f"window: session windows merge, but the aggregate {aggregate!r} does not define merge(self, a, b); define it, or use "
+            "another assigner"
+        )
+    obstacle = _why_not_sliced(spec, aggregate)
+    if obstacle:
+        return WindowPlan(partial(_general, spec), f"per window, {assigner}: {obstacle}", sliced=False)
+    assert isinstance(assigner, TumblingWindows | SlidingWindows)
+    width = gcd(assigner.size, assigner.slide) if isinstance(assigner, SlidingWindows) else assigner.size
+    reason = f"slices of {width} ms, {assigner}: each record is added once"
+    return WindowPlan(partial(_sliced, spec), reason, sliced=True)
+
+
+def _why_not_sliced(spec: WindowSpec, aggregate: FoldingAggregate | None) -> str:
+    """What keeps the window from being computed in slices; empty if nothing does."""
+    assigner = spec.assigner
+    if not isinstance(assigner, TumblingWindows | SlidingWindows):
+        return "only tumbling and sliding windows have slices"
+    if not assigner.is_event_time:
+        return "slices are of event time"
+    if spec.trigger is not None and spec.trigger != assigner.default_trigger():
+        return "it has a trigger of its own"
+    if spec.evictor is not None:
+        return "an evictor needs the elements of each window"
+    if aggregate is None:
+        return "the function needs the elements of each window"
+    if _is_process_function(spec.window_fn):
+        return "its window function has state per window"
+    if isinstance(assigner, SlidingWindows) and assigner.slide != assigner.size:
+        if assigner.slide > assigner.size:
+            return "its windows do not overlap"
+        if not aggregate.mergeable:
+            return f"{aggregate!r} cannot be merged"
+        if _depends_on_arrival(aggregate):
+            return f"{aggregate!r} depends on the order of arrival, which slices do not keep"
+    return ""
+
+
+def _is_process_function(function: Any) -> bool:
+    return isinstance(function, ProcessWindowFunction) or (
+        isinstance(function, type) and issubclass(function, ProcessWindowFunction)
+    )
+
+
+def _depends_on_arrival(aggregate: FoldingAggregate) -> bool:
+    if isinstance(aggregate, Agg):
+        return any(map(_depends_on_arrival, aggregate.parts.values()))
+    return isinstance(aggregate, _BY_ARRIVAL)
+
+
+def _sliced(spec: WindowSpec) -> Operator:
+    assert isinstance(spec.assigner, TumblingWindows | SlidingWindows)
+    return SliceWindowOperator(
+        spec.assigner,
+        _own(spec.aggregate),
+        window_fn=spec.window_fn,
+        lateness_ms=spec.lateness_ms,
+        late_tag=spec.late_tag,
+    )
+
+
+def _general(spec: WindowSpec) -> Operator:
+    return WindowOperator(
+        spec.assigner,
+        aggregate=_own(spec.aggregate),
+        process=_own(spec.process),
+        window_fn=_own(spec.window_fn),
+        trigger=spec.trigger,
+        evictor=spec.evictor,
+        lateness_ms=spec.lateness_ms,
+        late_tag=spec.late_tag,
+    )
+
+
+def _own(function: Any) -> Any:
+    """A function object of its own for one subtask, so that two of them never meet in an attribute."""
+    if isinstance(function, type):
+        return function()
+    if isinstance(function, UserAggregate):
+        return UserAggregate(copy.deepcopy(function.function))
+    if isinstance(function, Function) or (hasattr(function, "add") and not isinstance(function, FoldingAggregate)):
+        return copy.deepcopy(function)
+    return function

@@ -1,0 +1,293 @@
+"""Windows as data: what a window is, which windows an element belongs to, and which elements it keeps when it fires.
+
+Assigners and evictors, after Flink's `api.windowing`; triggers have a module of their own. Nothing here touches a stream: the
+operators of `window` and `slice_window` drive these objects. Every object is immutable and shared by all subtasks.
+
+Times are int ms and may be negative; a window [start, end) holds its `max_timestamp`, `end - 1`, as its last instant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from types import GeneratorType
+from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
+
+from aioflow.core.elements import MAX_WATERMARK
+from aioflow.core.errors import GraphError
+from aioflow.core.expression_rows import compile_row
+from aioflow.core.expressions import Expr
+from aioflow.core.timeunits import Duration, to_ms
+from aioflow.operators.arguments import is_event_time, positive_ms, signed_ms
+from aioflow.operators.triggers import Trigger, default_trigger, global_trigger
+
+__all__ = [
+    "TimeWindow",
+    "GlobalWindow",
+    "GLOBAL",
+    "Window",
+    "WindowAssigner",
+    "TumblingWindows",
+    "SlidingWindows",
+    "SessionWindows",
+    "GlobalWindows",
+    "tumbling",
+    "sliding",
+    "session",
+    "global_window",
+    "Evictor",
+    "EvictorContext",
+    "TimestampedValue",
+    "keep_last",
+    "keep_within",
+    "window_fn_results",
+]
+
+T = TypeVar("T")
+
+
+class TimeWindow(NamedTuple):
+    """The instants [start, end) in ms. Equal to, and stored as, the plain tuple."""
+
+    start: int
+    end: int
+
+    @property
+    def max_timestamp(self) -> int:
+        """The last instant that belongs to the window."""
+        return self.end - 1
+
+
+class GlobalWindow(NamedTuple):
+    """The one window of a global or count window: it has no start and no end, and is over at the end of event time."""
+
+    @property
+    def start(self) -> None:
+        return None
+
+    @property
+    def end(self) -> None:
+        return None
+
+    @property
+    def max_timestamp(self) -> int:
+        return MAX_WATERMARK
+
+
+Window: TypeAlias = TimeWindow | GlobalWindow
+
+GLOBAL = GlobalWindow()
+
+
+def window_fn_results(made: Any) -> Iterable[Any]:
+    """What a plain `window_fn(key, window, value)` gave, as elements: one value, or all that a generator function yields."""
+    return made if type(made) is GeneratorType else (made,)
+
+
+class WindowAssigner(Protocol):
+    """Tells the windows of an element. `timestamp` is event time, or processing time for a processing-time assigner."""
+
+    @property
+    def is_event_time(self) -> bool: ...
+    @property
+    def is_merging(self) -> bool:
+        """Whether windows that touch become one (sessions)."""
+
+    def assign(self, value: Any, timestamp: int) -> Sequence[Window]: ...
+    def default_trigger(self) -> Trigger[Any]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class TumblingWindows:
+    """Windows of `size` ms side by side; one starts at `offset` (and every `size` before and after)."""
+
+    size: int
+    offset: int = 0
+    is_event_time: bool = True
+    is_merging: bool = field(default=False, init=False)
+
+    def assign(self, value: Any, timestamp: int) -> tuple[TimeWindow]:
+        start = timestamp - (timestamp - self.offset) % self.size
+        return (TimeWindow(start, start + self.size),)
+
+    def default_trigger(self) -> Trigger[Any]:
+        return default_trigger(self.is_event_time)
+
+    def __str__(self) -> str:
+        return f"tumbling({self.size} ms{_offset(self.offset)}{_domain(self.is_event_time)})"
+
+
+@dataclass(frozen=True, slots=True)
+class SlidingWindows:
+    """Windows of `size` ms, one starting every `slide` ms. With `slide > size` some instants belong to no window."""
+
+    size: int
+    slide: int
+    offset: int = 0
+    is_event_time: bool = True
+    is_merging: bool = field(default=False, init=False)
+
+    def assign(self, value: Any, timestamp: int) -> list[TimeWindow]:
+        size, slide = self.size, self.slide
+        last = timestamp - (timestamp - self.offset) % slide
+        # Earliest first, so that an element fires its windows in order of time.
+        first = last - (size - 1 - (timestamp - last)) // slide * slide
+        return [TimeWindow(start, start + size) for start in range(first, last + 1, slide)]
+
+    def default_trigger(self) -> Trigger[Any]:
+        return default_trigger(self.is_event_time)
+
+    def __str__(self) -> str:
+        return f"sliding({self.size} ms by {self.slide} ms{_offset(self.offset)}{_domain(self.is_event_time)})"
+
+
+@dataclass(frozen=True, slots=True)
+class SessionWindows:
+    """Each element opens [t, t + gap); windows that overlap or touch merge. `gap` is ms or a function of the element."""
+
+    gap: int | Callable[[Any], int | Duration]
+    is_event_time: bool = True
+    is_merging: bool = field(default=True, init=False)
+
+    def assign(self, value: Any, timestamp: int) -> tuple[TimeWindow]:
+        gap = self.gap
+        if not isinstance(gap, int):
+            given = gap(value)
+            gap = given if isinstance(given, int) else to_ms(given, "session gap")
+            if gap <= 0:
+                raise ValueError(f"the session gap function gave {given!r} for {value!r}; expected more than 0 ms")
+        return (TimeWindow(timestamp, timestamp + gap),)
+
+    def default_trigger(self) -> Trigger[Any]:
+        return default_trigger(self.is_event_time)
+
+    def __str__(self) -> str:
+        gap = f"{self.gap} ms" if isinstance(self.gap, int) else "by element"
+        return f"session({gap}{_domain(self.is_event_time)})"
+
+
+@dataclass(frozen=True, slots=True)
+class GlobalWindows:
+    """All elements of a key in one window. It fires never by itself, or with `at_end` when event time ends."""
+
+    at_end: bool = False
+    is_event_time: bool = field(default=False, init=False)
+    is_merging: bool = field(default=False, init=False)
+
+    def assign(self, value: Any, timestamp: int) -> tuple[GlobalWindow]:
+        return (GLOBAL,)
+
+    def default_trigger(self) -> Trigger[Any]:
+        return global_trigger(self.at_end)
+
+    def __str__(self) -> str:
+        return "global_window(at_end=True)" if self.at_end else "global_window()"
+
+
+def tumbling(size: Duration, offset: Duration | int = 0, *, time: str = "event") -> TumblingWindows:
+    """Windows of `size` side by side. `offset` (a duration, may be negative ms) moves their starts; |offset| < size."""
+    size_ms = positive_ms(size, "tumbling", "size")
+    offset_ms = signed_ms(offset, "tumbling", "offset")
+    if abs(offset_ms) >= size_ms:
+        raise GraphError(f"tumbling: offset is {offset!r}, expected less than the size {size!r}")
+    return TumblingWindows(size_ms, offset_ms, is_event_time(time, "tumbling"))
+
+
+def sliding(
+    size: Duration, slide: Duration, offset: Duration | int = 0, *, time: str = "event"
+) -> SlidingWindows:
+    """Windows of `size`, one starting every `slide`. |offset| < slide."""
+    size_ms, slide_ms = positive_ms(size, "sliding", "size"), positive_ms(slide, "sliding", "slide")
+    offset_ms = signed_ms(offset, "sliding", "offset")
+    if abs(offset_ms) >= slide_ms:
+        raise GraphError(f"sliding: offset is {offset!r}, expected less than the slide {slide!r}")
+    return SlidingWindows(size_ms, slide_ms, offset_ms, is_event_time(time, "sliding"))
+
+
+def session(gap: Duration | Callable[[Any], int | Duration] | Expr[Any], *, time: str = "event") -> SessionWindows:
+    """Windows that end after `gap` without an element. `gap` may be a function of the element, giving a duration or int ms."""
+    is_event = is_event_time(time, "session")
+    if isinstance(gap, Expr):
+        return SessionWindows(compile_row(gap), is_event)
+    return SessionWindows(gap if callable(gap) else positive_ms(gap, "session", "gap"), is_event)
+
+
+def global_window(at_end: bool = False, *, time: str = "event") -> GlobalWindows:
+    """One window a key. Give a trigger, or `at_end=True` for one result a key at the end of the input."""
+    is_event_time(time, "global_window")
+    return GlobalWindows(at_end)
+
+
+class TimestampedValue(NamedTuple, Generic[T]):
+    """An element as evictors see it. `timestamp` is its event time, or its arrival where the stream has none."""
+
+    value: T
+    timestamp: int
+
+
+class EvictorContext(Protocol):
+    """The clocks, for an evictor."""
+
+    @property
+    def current_watermark(self) -> int | None: ...
+    @property
+    def current_processing_time(self) -> int: ...
+
+
+class Evictor(Generic[T]):
+    """Drops elements of a window that fires, before or after the window function. Elements are in order of arrival."""
+
+    def evict_before(
+        self, elements: list[TimestampedValue[T]], window: Any, ctx: EvictorContext
+    ) -> list[TimestampedValue[T]]:
+        """The elements that the window function gets, and that stay."""
+        return elements
+
+    def evict_after(
+        self, elements: list[TimestampedValue[T]], window: Any, ctx: EvictorContext
+    ) -> list[TimestampedValue[T]]:
+        """The elements that stay for the next firing."""
+        return elements
+
+
+@dataclass(frozen=True, slots=True)
+class _KeepLast(Evictor[Any]):
+    n: int
+
+    def evict_before(
+        self, elements: list[TimestampedValue[Any]], window: Any, ctx: EvictorContext
+    ) -> list[TimestampedValue[Any]]:
+        return elements[-self.n :]
+
+
+@dataclass(frozen=True, slots=True)
+class _KeepWithin(Evictor[Any]):
+    interval: int
+
+    def evict_before(
+        self, elements: list[TimestampedValue[Any]], window: Any, ctx: EvictorContext
+    ) -> list[TimestampedValue[Any]]:
+        if not elements:
+            return elements
+        cutoff = max(element.timestamp for element in elements) - self.interval
+        return [element for element in elements if element.timestamp > cutoff]
+
+
+def keep_last(n: int) -> Evictor[Any]:
+    """Keep the last `n` elements that arrived."""
+    if type(n) is not int or n <= 0:
+        raise GraphError(f"keep_last: n is {n!r}, expected an int above 0")
+    return _KeepLast(n)
+
+
+def keep_within(d: Duration) -> Evictor[Any]:
+    """Keep the elements less than `d` older than the newest one."""
+    return _KeepWithin(positive_ms(d, "keep_within", "duration"))
+
+
+def _offset(offset: int) -> str:
+    return f", offset {offset} ms" if offset else ""
+
+
+def _domain(is_event_time: bool) -> str:
+    return "" if is_event_time else ", processing time"

@@ -1,0 +1,519 @@
+"""Async calls: at most so many at once, results in order or within their epoch, every element accounted for whatever its call does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK, RecordBatch, empty_batch
+from aioflow.core.errors import GraphError
+from aioflow.core.functions import Failed, MapFunction, OutputTag, RuntimeContext
+from aioflow.core.retry import Retry
+from aioflow.operators.async_queue import Entry, OrderedQueue, UnorderedQueue
+from aioflow.operators.async_wait import AsyncWaitOperator, GuardedRowsOperator
+
+from .process_context import Context, opened, rows
+
+BAD: OutputTag[Failed[Any]] = OutputTag("bad")
+
+
+class Calls:
+    """An async function whose results the test gives, one by one."""
+
+    def __init__(self) -> None:
+        self.open: dict[Any, asyncio.Future[Any]] = {}
+        self.started: list[Any] = []
+        self.most = 0
+
+    async def __call__(self, value: Any) -> Any:
+        self.started.append(value)
+        future = self.open[value] = asyncio.get_running_loop().create_future()
+        self.most = max(self.most, len(self.open))
+        try:
+            return await future
+        finally:
+            self.open.pop(value, None)
+
+
+def batch(values: Sequence[Any], marks: Sequence[int] | None = None, watermark: int = MIN_WATERMARK) -> RecordBatch:
+    """Element v has timestamp 100 + v."""
+    return RecordBatch(list(values), [100 + v for v in values], None, None if marks is None else list(marks), watermark)
+
+
+@pytest.mark.parametrize(("ordered", "expected"), [(True, [1, 2, 3]), (False, [3, 1, 2])])
+async def test_results_come_in_the_order_of_input_or_of_completion(ordered: bool, expected: list[int]) -> None:
+    """J5.3"""
+    calls, context = Calls(), Context()
+    operator = await opened(AsyncWaitOperator("map", calls, ordered=ordered), context)
+    assert operator.process_batch(batch([1, 2, 3])).values == []
+    await context.settle()
+    for value in (3, 1, 2):
+        calls.open[value].set_result(value)
+        await context.settle()
+    assert context.emitted_values == expected
+    assert rows(context.emitted) == [(value, 100 + value, MIN_WATERMARK) for value in expected]
+    assert not operator.busy
+
+
+async def test_completions_of_one_turn_are_delivered_by_one_mail_as_one_batch() -> None:
+    calls, context = Calls(), Context()
+    operator = await opened(AsyncWaitOperator("map", calls), context)
+    operator.process_batch(batch(range(50)))
+    await context.settle()
+    for value in range(50):
+        calls.open[value].set_result(value)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert context.run_mail() == 1
+    assert [len(out.values) for out in context.emitted] == [50]
+
+
+async def test_unordered_results_stay_within_their_epoch() -> None:
+    """J5.3"""
+    calls, context = Calls(), Context()
+    operator = await opened(AsyncWaitOperator("map", calls, ordered=False), context)
+    out = [operator.process_batch(batch([1, 2, 3, 4], [5, 5, 9, 9], 20))]
+    await context.settle()
+    for value in (4, 2, 3, 1):
+        calls.open[value].set_result(value)
+        await context.settle()
+    assert [value for value, _, _ in rows(out + context.emitted)] == [2, 1, 4, 3]
+    assert rows(out + context.emitted) == [(2, 102, 5), (1, 101, 5), (4, 104, 9), (3, 103, 9)]
+    assert context.emitted[-1].watermark == 20
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), max_size=25),
+    st.lists(st.integers(1, 6), min_size=1, max_size=4),
+    st.booleans(),
+    st.randoms(use_true_random=False),
+)
+async def test_watermarks_are_never_overtaken_nor_overtake_and_nothing_is_lost(
+    steps: list[tuple[int, int]], sizes: list[int], ordered: bool, chance: Any
+) -> None:
+    """J5.3: `steps` are (rise of the watermark before the element, how many results it gives)."""
+    calls, context = Calls(), Context()
+    operator = await opened(AsyncWaitOperator("flat_map", calls, concurrency=5, ordered=ordered), context)
+    marks, mark = [], 0
+    for rise, _ in steps:
+        mark += rise
+        marks.append(mark)
+    collected: list[RecordBatch] = []
+
+    async def answer() -> None:
+        await context.settle(4)
+        value = chance.choice(list(calls.open))
+        calls.open[value].set_result([(value, n) for n in range(steps[value][1])])
+        await context.settle(4)
+        collected.extend(context.emitted)
+        context.emitted.clear()
+
+    try:
+        position, cut = 0, 0
+        while position < len(steps):
+            while (room := operator.room()) == 0:
+                await answer()
+            stop = min(len(steps), position + min(room, sizes[cut % len(sizes)]))
+            after = marks[stop] if stop < len(steps) else marks[-1]
+            collected.append(operator.process_batch(batch(range(position, stop), marks[position:stop], after)))
+            position, cut = stop, cut + 1
+        collected.append(operator.process_batch(empty_batch(MAX_WATERMARK)))
+        while operator.busy:
+            assert collected[-1].watermark < MAX_WATERMARK
+            await answer()
+    finally:
+        await context.close()  # A drawn example may end early.
+    found = rows(collected)
+    assert calls.most <= 5
+    expected = [((i, n), 100 + i, marks[i]) for i, (_, count) in enumerate(steps) for n in range(count)]
+    assert sorted(found) == expected
+    assert [mark for _, _, mark in found] == sorted(mark for _, _, mark in found)
+    if ordered:
+        assert found == expected
+    assert max([MIN_WATERMARK] + [out.watermark for out in collected]) == MAX_WATERMARK
+
+
+async def test_at_most_so_many_calls_are_in_flight_and_the_chain_is_told_when_there_is_room() -> None:
+    """J5.1"""
+    calls, context = Calls(), Context()
+    operator = await opened(AsyncWaitOperator("map", calls, concurrency=4), context)
+    assert operator.room() == 4
+    operator.process_batch(batch([1, 2, 3]))
+    assert operator.room() == 1
+    operator.process_batch(batch([4]))
+    await context.settle()
+    assert (operator.room(), len(calls.open)) == (0, 4)
+    woken: list[int] = []
+    operator.availability.on_available(lambda: woken.append(operator.room()))
+    calls.open[2].set_result(2)
+    await context.settle()
+    assert woken == []  # In order: the second waits for the first, and keeps its place.
+    calls.open[1].set_result(1)
+    await context.settle()
+    assert woken == [2]
+    await context.close()
+
+
+async def test_availability_stays_up_only_when_nothing_is_in_flight() -> None:
+    """Else whoever waits for the end of `busy` would spin."""
+    calls, context = Calls(), Context()
+    operator = await opened(AsyncWaitOperator("map", calls, concurrency=4), context)
+    assert operator.availability.is_available
+    operator.process_batch(batch([1, 2]))
+    await context.settle()
+    ended = operator.availability.get_available_future()
+    calls.open[1].set_result(1)
+    await context.settle()
+    assert (ended.done(), operator.availability.is_available, operator.busy) == (True, False, True)
+    calls.open[2].set_result(2)
+    await context.settle()
+    assert (operator.availability.is_available, operator.busy) == (True, False)
+
+
+async def test_the_watermark_follows_the_oldest_element_in_flight() -> None:
+    calls, context = Calls(), Context()
+    operator = await opened(AsyncWaitOperator("map", calls), context)
+    assert operator.process_batch(empty_batch(3)).watermark == 3
+    assert operator.process_batch(batch([1, 2], [5, 7], 9)).watermark == 5
+    assert operator.process_batch(empty_batch(30)).watermark == MIN_WATERMARK
+    await context.settle()
+    calls.open[1].set_result(1)
+    await context.settle()
+    assert (context.emitted[0].watermarks, context.emitted[0].watermark) == (None, 7)
+    calls.open[2].set_result(2)
+    await context.settle()
+    assert context.emitted[1].watermark == 30
+
+
+async def test_filter_keeps_the_element_and_flat_map_takes_iterables_and_async_generators() -> None:
+    async def even(value: int) -> bool:
+        return value % 2 == 0
+
+    async def repeat(value: int) -> Iterator[int]:
+        return iter([value] * value)
+
+    async def generate(value: int) -> AsyncIterator[int]:
+        for n in range(value):
+            await asyncio.sleep(0)
+            yield n
+
+    found = []
+    for kind, function in (("filter", even), ("flat_map", repeat), ("flat_map", generate)):
+        context = Context()
+        operator = await opened(AsyncWaitOperator(kind, function), context)
+        operator.process_batch(batch([1, 2, 3]))
+        await context.settle()
+        found.append(context.emitted_values)
+    assert found == [[2], [1, 2, 2, 3, 3, 3], [0, 0, 1, 0, 1, 2]]
+
+
+async def test_a_function_class_is_opened_and_closed() -> None:
+    class Adds(MapFunction[int, int]):
+        async def open(self, ctx: RuntimeContext) -> None:  # type: ignore[override]
+            self.n = ctx.subtask_index
+
+        async def map(self, value: int) -> int:  # type: ignore[override]
+            return value + self.n
+
+        async def close(self) -> None:  # type: ignore[override]
+            self.n = -1
+
+    context, function = Context(), Adds()
+    operator = await opened(AsyncWaitOperator("map", function), context)
+    operator.process_batch(batch([1]))
+    await context.settle()
+    await operator.close()
+    assert (context.emitted_values, function.n) == ([2], -1)
+
+
+# --------------------------------------------------------------------------------------------------- errors, time and tries
+
+
+async def test_an_error_fails_the_task_with_a_note_and_only_once() -> None:
+    async def fail(value: int) -> None:
+        raise LookupError(f"no {value}")
+
+    context = Context()
+    operator = await opened(AsyncWaitOperator("map", fail), context)
+    operator.process_batch(batch([7, 8]))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert len(context.mail) == 1
+    with pytest.raises(LookupError, match="no 7") as caught:
+        context.run_mail()
+    assert caught.value.__notes__ == ["aioflow: in operator 'alerts', subtask 2/4, at record 7"]
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+async def test_an_error_goes_to_the_side_output_and_the_rest_goes_on(ordered: bool) -> None:
+    async def halve(value: int) -> int:
+        if value % 2:
+            raise ValueError(f"{value} is odd")
+        return value // 2
+
+    context = Context()
+    operator = await opened(AsyncWaitOperator("map", halve, ordered=ordered, on_error=BAD), context)
+    operator.process_batch(batch([1, 2, 4], [3, 4, 4], 8))
+    await context.settle()
+    assert context.emitted_values == [1, 2]
+    assert context.side == [("bad", Failed(1, "1 is odd", "ValueError", "alerts", 101), 101, 3)]
+    assert (operator.busy, context.emitted[-1].watermark) == (False, 8)
+
+
+async def test_a_call_that_takes_too_long_is_a_timeout_error() -> None:
+    """J5.4"""
+    calls, context = Calls(), Context()
+    operator = await opened(AsyncWaitOperator("map", calls, timeout_s=0.001, on_error=BAD), context)
+    operator.process_batch(batch([1]))
+    await wait_until(context, lambda: context.side)
+    failure = context.side[0][1]
+    assert failure.error_type == "TimeoutError"
+    assert "no result within 0.001 s" in failure.error
+    assert (calls.open, operator.busy) == ({}, False)
+
+
+async def test_a_timeout_handler_gives_the_result_instead() -> None:
+    """J5.4"""
+    calls, context = Calls(), Context()
+    operator = await opened(AsyncWaitOperator("map", calls, timeout_s=0.001, on_timeout=lambda value: -value), context)
+    operator.process_batch(batch([1, 2]))
+    await wait_until(context, lambda: not operator.busy)
+    assert context.emitted_values == [-1, -2]
+
+
+async def test_a_result_that_comes_after_the_timeout_is_ignored() -> None:
+    """J5.4: here of a function that swallows its cancellation."""
+
+    async def stubborn(value: int) -> str:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            pass
+        return "late"
+
+    context = Context()
+    operator = await opened(AsyncWaitOperator("map", stubborn, timeout_s=0.001, on_timeout=lambda value: "handled"), context)
+    operator.process_batch(batch([1]))
+    await wait_until(context, lambda: not operator.busy)
+    assert context.emitted_values == ["handled"]
+
+
+async def test_a_timeout_of_the_function_itself_is_an_error_like_any_other() -> None:
+    async def impatient(value: int) -> None:
+        raise TimeoutError("of my own")
+
+    context = Context()
+    operator = await opened(
+        AsyncWaitOperator("map", impatient, timeout_s=60, on_timeout=lambda value: "handled", on_error=BAD), context
+    )
+    operator.process_batch(batch([1]))
+    await context.settle()
+    assert [failure.error for _, failure, _, _ in context.side] == ["of my own"]
+
+
+async def test_a_function_that_awaits_something_cancelled_is_an_error_and_not_a_lost_element() -> None:
+    async def awaits(value: int) -> None:
+        future = asyncio.get_running_loop().create_future()
+        future.cancel()
+        await future
+
+    context = Context()
+    operator = await opened(AsyncWaitOperator("map", awaits, on_error=BAD), context)
+    operator.process_batch(batch([1]))
+    await context.settle()
+    assert "cancelled from within" in context.side[0][1].error
+    assert not operator.busy
+
+
+async def test_a_call_is_tried_again_after_the_errors_that_are_worth_it() -> None:
+    tries: list[int] = []
+
+    async def flaky(value: int) -> int:
+        tries.append(value)
+        if len(tries) < 3:
+            raise ConnectionResetError("again")
+        return value
+
+    context = Context()
+    retry = Retry(3, backoff="0ms", on=(OSError,))
+    operator = await opened(AsyncWaitOperator("map", flaky, retry=retry), context)
+    operator.process_batch(batch([1]))
+    await wait_until(context, lambda: not operator.busy)
+    assert (context.emitted_values, tries) == ([1], [1, 1, 1])
+
+
+@pytest.mark.parametrize(("error", "tries"), [(ConnectionError("x"), 2), (ValueError("x"), 1)])
+async def test_tries_end_with_the_last_error_or_with_one_that_is_not_worth_it(error: Exception, tries: int) -> None:
+    count = 0
+
+    async def fail(value: int) -> None:
+        nonlocal count
+        count += 1
+        raise error
+
+    context = Context()
+    operator = await opened(
+        AsyncWaitOperator("map", fail, retry=Retry(2, backoff="0ms", on=ConnectionError), on_error=BAD), context
+    )
+    operator.process_batch(batch([1]))
+    await wait_until(context, lambda: not operator.busy)
+    assert (count, context.side[0][1].error_type) == (tries, type(error).__name__)
+
+
+async def test_the_timeout_bounds_all_tries_together() -> None:
+    async def fail(value: int) -> None:
+        raise OSError
+
+    context = Context()
+    retry = Retry(1_000_000, backoff="10ms", multiplier=1)
+    operator = await opened(AsyncWaitOperator("map", fail, retry=retry, timeout_s=0.015, on_error=BAD), context)
+    operator.process_batch(batch([1]))
+    await wait_until(context, lambda: not operator.busy)
+    assert context.side[0][1].error_type == "TimeoutError"
+
+
+def test_pauses_between_tries_grow_up_to_their_limit() -> None:
+    retry = Retry(9, backoff="100ms", multiplier=3, max_backoff="1s")
+    assert [retry.delay_s(tries) for tries in (1, 2, 3, 4, 5_000)] == [0.1, 0.30000000000000004, 0.9, 1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Retry(0),
+        lambda: Retry(2.0),  # type: ignore[arg-type]
+        lambda: Retry(2, backoff="-1s"),
+        lambda: Retry(2, backoff=5),  # type: ignore[arg-type]
+        lambda: Retry(2, multiplier=0.5),
+        lambda: Retry(2, on=(asyncio.CancelledError,)),  # type: ignore[arg-type]
+        lambda: Retry(2, on="OSError"),  # type: ignore[arg-type]
+        lambda: AsyncWaitOperator("map", print, concurrency=0),
+        lambda: AsyncWaitOperator("map", print, timeout_s=0),
+        lambda: AsyncWaitOperator("map", print, on_timeout=print),
+    ],
+)
+def test_arguments_that_make_no_sense_are_refused_where_they_are_written(make: Any) -> None:
+    with pytest.raises((ValueError, TypeError, GraphError), match=r"expected|without"):
+        make()
+
+
+# ---------------------------------------------------------------------------------------------- blocking, restore, guarded
+
+
+async def test_blocking_functions_run_elsewhere_a_generator_too() -> None:
+    def repeat(value: int) -> Iterator[int]:
+        ran.append(asyncio.current_task())
+        yield from [value] * value
+
+    ran: list[Any] = []
+    context = Context()
+    operator = await opened(AsyncWaitOperator("flat_map", repeat, blocking=True), context)
+    assert operator.room() == 8
+    operator.process_batch(batch([1, 2]))
+    await context.settle()
+    assert context.emitted_values == [1, 2, 2]
+    assert ran == [None, None]  # Not inside the task of the call.
+
+
+async def test_what_is_in_flight_is_in_the_checkpoint_and_called_again_after_a_restore() -> None:
+    calls, context = Calls(), Context()
+    operator = await opened(AsyncWaitOperator("map", calls, concurrency=4), context)
+    operator.process_batch(batch([1, 2, 3, 4], [1, 2, 3, 4], 9))
+    await context.settle()
+    for value in (1, 3):
+        calls.open[value].set_result(value)
+    await context.settle()
+    assert context.emitted_values == [1]
+    operator.snapshot_state(1)
+    snapshot = context.operator_state.snapshot()
+    await context.close()
+
+    calls, restored = Calls(), Context()
+    restored.operator_state.restore(snapshot)
+    operator = await opened(AsyncWaitOperator("map", calls, concurrency=2), restored)
+    assert (operator.room(), operator.busy, operator.availability.is_available) == (0, True, False)
+    await restored.settle()
+    assert calls.started == [2, 3]
+    while operator.busy:
+        for future in list(calls.open.values()):
+            if not future.done():
+                future.set_result("result")
+        await restored.settle()
+    assert calls.started == [2, 3, 4]
+    assert [(value, stamp) for value, stamp, _ in rows(restored.emitted)] == [("result", 102), ("result", 103), ("result", 104)]
+
+
+async def test_a_plain_function_with_on_error_diverts_what_fails() -> None:
+    def fan_out(value: int) -> Iterator[int]:
+        yield value
+        yield 10 // value
+
+    def positive(value: int) -> bool:
+        return 1 / value > 0
+
+    for kind, function, expected in (
+        ("map", lambda value: 10 // value, [5, 2]),
+        ("flat_map", fan_out, [2, 5, 5, 2]),
+        ("filter", positive, [2, 5]),
+    ):
+        context = Context()
+        operator = await opened(GuardedRowsOperator(kind, function, BAD), context)
+        out = operator.process_batch(batch([2, 0, 5], [1, 2, 3], 9))
+        assert out.values == expected
+        assert [mark for _, _, mark in rows([out])] == [1, 3] if len(expected) == 2 else [1, 1, 3, 3]
+        assert [(f.value, f.error_type, f.timestamp, mark) for _, f, _, mark in context.side] == [(0, "ZeroDivisionError", 100, 2)]
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=30), st.booleans(), st.randoms(use_true_random=False))
+def test_the_queues_keep_their_order_whatever_completes_when(rises: list[int], ordered: bool, chance: Any) -> None:
+    queue = OrderedQueue() if ordered else UnorderedQueue()
+    mark, entries = 0, []
+    for number, rise in enumerate(rises):
+        mark += rise
+        entries.append(Entry(number, None, mark))
+        queue.add(entries[-1])
+    assert list(queue.entries()) == entries
+    open_entries, taken = list(entries), []
+    while open_entries:
+        entry = open_entries.pop(chance.randrange(len(open_entries)))
+        ready = queue.complete(entry)
+        out = queue.take() if ready or chance.random() < 0.2 else []
+        assert bool(out) >= ready
+        taken += out
+        assert len(queue) == len(entries) - len(taken)
+        if len(queue):
+            assert queue.oldest_mark == min(e.mark for e in entries if e not in taken)
+    taken += queue.take()
+    assert sorted(taken, key=entries.index) == entries
+    assert [e.mark for e in taken] == sorted(e.mark for e in entries)
+    if ordered:
+        assert taken == entries
+
+
+async def wait_until(context: Context, condition: Any) -> None:
+    """Let the loop run, its short timers too, until `condition()`."""
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0.001)
+            context.run_mail()
+
+
+@pytest.mark.parametrize("kind", ["map", "filter", "flat_map"])
+async def test_a_plain_function_that_gives_a_coroutine_is_never_taken_for_its_result(kind: str) -> None:
+    async def double(value: int) -> int:
+        return value * 2
+
+    context = Context()
+    guarded = await opened(GuardedRowsOperator(kind, lambda value: double(value), BAD), context)
+    assert guarded.process_batch(batch([1])).values == []
+    ((_, failure, _, _),) = context.side
+    assert (failure.error_type, "declare the function itself as `async def`" in failure.error) == ("TypeError", True)
+    threaded = await opened(AsyncWaitOperator(kind, lambda value: double(value), blocking=True), context)
+    threaded.process_batch(batch([1]))
+    with pytest.raises(TypeError, match="returned coroutine, which nobody awaits"):
+        await context.settle()

@@ -1,0 +1,172 @@
+"""Joins against the textbook, for every cut of both inputs, and case by case."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK, RecordBatch
+from aioflow.core.errors import GraphError, StateError
+from aioflow.core.functions import OutputTag
+from aioflow.operators.joins import CoGroupOperator, IntervalJoinOperator, WindowJoinOperator
+from aioflow.operators.windowing import SlidingWindows, TumblingWindows, session, tumbling
+
+from .context import Context, drive_inputs, opened, values_of
+from .reference import Sided, co_groups, interval_pairs
+
+START = MIN_WATERMARK
+SIZES = st.sampled_from([1, 7, 1024, 3])
+STEPS = st.lists(st.tuples(st.integers(0, 1), st.sampled_from("ab"), st.integers(-12, 12)), max_size=60)
+
+
+def two_streams(steps: list[tuple[int, str, int]], delay: int, origin: int) -> list[Sided]:
+    """Records of both sides in order of arrival; the watermark is the minimum over the sides."""
+    records: list[Sided] = []
+    highest: list[int | None] = [None, None]
+    for i, (side, key, jitter) in enumerate(steps):
+        timestamp = origin + i // 2 + jitter
+        watermark = START if None in highest else min(h for h in highest if h is not None) - delay - 1
+        records.append(Sided(side, key, i, timestamp, watermark))
+        before = highest[side]
+        highest[side] = timestamp if before is None else max(before, timestamp)
+    return records
+
+
+def batches(records: list[Sided], final: int, size: int) -> list[tuple[int, RecordBatch]]:
+    """Runs of one side, at most `size` long."""
+    cut: list[tuple[int, RecordBatch]] = []
+    position = 0
+    while position < len(records):
+        side, end = records[position].side, position
+        while end < len(records) and records[end].side == side and end - position < size:
+            end += 1
+        part = records[position:end]
+        after = records[end].watermark if end < len(records) else final
+        cut.append((side, RecordBatch([r.value for r in part], [r.timestamp for r in part], [r.key for r in part],
+                                      [r.watermark for r in part], after)))
+        position = end
+    return [*cut, (0, RecordBatch([], None, None, None, final))]
+
+
+@given(STEPS, st.integers(0, 15), st.integers(-40, 40), st.integers(1, 12), st.integers(1, 12), SIZES, st.integers(1, 3))
+@settings(max_examples=200, deadline=None)
+async def test_co_group_gives_the_groups_of_the_textbook_for_every_cut(
+    steps: Any, delay: int, origin: int, size: int, slide: int, cut: int, resume: int
+) -> None:
+    records = two_streams(steps, delay, origin)
+    assigner = SlidingWindows(size, slide) if size != slide else TumblingWindows(size)
+    operator = await opened(CoGroupOperator(assigner, lambda key, lefts, rights: [(key, lefts, rights)]))
+
+    rows = drive_inputs(operator, batches(records, MAX_WATERMARK, cut), resume)
+
+    expected = co_groups(records, MAX_WATERMARK, size, slide)
+    assert [(*row, timestamp) for row, timestamp, _ in rows] == [
+        (key, lefts, rights, end - 1) for key, _, end, lefts, rights in expected
+    ]
+
+
+@given(STEPS, st.integers(0, 15), st.integers(-40, 40), st.integers(1, 12), SIZES, st.integers(1, 3))
+@settings(max_examples=200, deadline=None)
+async def test_a_window_join_gives_one_row_for_each_pair(
+    steps: Any, delay: int, origin: int, size: int, cut: int, resume: int
+) -> None:
+    records = two_streams(steps, delay, origin)
+    operator = await opened(WindowJoinOperator(TumblingWindows(size), lambda left, right: (left, right)))
+
+    rows = drive_inputs(operator, batches(records, MAX_WATERMARK, cut), resume)
+
+    assert [(row, timestamp) for row, timestamp, _ in rows] == [
+        ((left, right), end - 1)
+        for _, _, end, lefts, rights in co_groups(records, MAX_WATERMARK, size, size)
+        for left in lefts
+        for right in rights
+    ]
+
+
+@given(STEPS, st.integers(0, 15), st.integers(-40, 40), st.integers(-8, 8), st.integers(0, 8), SIZES, st.integers(1, 3))
+@settings(max_examples=300, deadline=None)
+async def test_an_interval_join_gives_the_pairs_of_the_textbook_for_every_cut(
+    steps: Any, delay: int, origin: int, lower: int, length: int, cut: int, resume: int
+) -> None:
+    records = two_streams(steps, delay, origin)
+    operator = await opened(IntervalJoinOperator(lambda left, right, ctx: [(left, right)], lower, lower + length))
+
+    rows = drive_inputs(operator, batches(records, MAX_WATERMARK, cut), resume)
+
+    expected, late = interval_pairs(records, lower, lower + length)
+    assert [(*row, timestamp) for row, timestamp, _ in rows] == expected
+    assert operator.ctx.dropped() == late
+    for table in ("interval-join-left", "interval-join-right"):
+        assert operator.ctx.keyed_state.table(table).namespaces() == []
+    assert operator.ctx.timers["interval-join-timers"].event_time_timers() == []
+
+
+async def test_both_bounds_of_an_interval_are_included() -> None:
+    operator = await opened(IntervalJoinOperator(lambda left, right, ctx: [(left, right)], -2, 3))
+    records = [Sided(0, "k", "L", 10, START)] + [Sided(1, "k", t, t, START) for t in (7, 8, 13, 14)]
+    rows = drive_inputs(operator, batches(records, 100, 1))
+    assert [(row, timestamp) for row, timestamp, _ in rows] == [(("L", 8), 10), (("L", 13), 13)]
+
+
+async def test_elements_are_kept_as_long_as_a_partner_may_come_and_no_longer() -> None:
+    operator = await opened(IntervalJoinOperator(lambda left, right, ctx: [], -2, 3))
+    held = [operator.ctx.keyed_state.table(name).of(None) for name in ("interval-join-left", "interval-join-right")]
+    drive_inputs(operator, batches([Sided(0, "k", "L", 10, 0), Sided(1, "k", "R", 10, 0)], 11, 1))
+    assert [dict(table) for table in held] == [{"k": ([10], ["L"])}, {"k": ([10], ["R"])}]
+    drive_inputs(operator, batches([], 12, 1))
+    assert [list(table) for table in held] == [["k"], []]
+    drive_inputs(operator, batches([], 13, 1))
+    assert [list(table) for table in held] == [[], []]
+
+
+async def test_the_function_of_an_interval_join_sees_both_times_and_side_outputs() -> None:
+    tag: OutputTag[Any] = OutputTag("seen")
+
+    def pair(left: str, right: str, ctx: Any) -> Any:
+        ctx.output(tag, (ctx.left_timestamp, ctx.right_timestamp, ctx.timestamp, ctx.current_key, ctx.current_watermark))
+        yield left + right
+
+    operator = await opened(IntervalJoinOperator(pair, 0, 10))
+    records = [Sided(0, "k", "L", 5, START), Sided(1, "k", "R", 7, 3)]
+    assert values_of(drive_inputs(operator, batches(records, 3, 1))) == ["LR"]
+    assert operator.ctx.side == [("seen", (5, 7, 7, "k", 3), 7, 3)]
+
+
+async def test_late_elements_of_a_window_join_are_counted_and_not_kept() -> None:
+    operator = await opened(CoGroupOperator(tumbling("10ms"), lambda key, lefts, rights: [(lefts, rights)]))
+    records = [Sided(0, "k", "a", 1, START), Sided(1, "k", "late", 2, 9), Sided(1, "k", "b", 12, 9)]
+    assert values_of(drive_inputs(operator, batches(records, 30, 1))) == [(["a"], []), ([], ["b"])]
+    assert operator.ctx.dropped() == 1
+    assert operator.ctx.side == []
+
+
+async def test_a_session_gap_function_of_a_join_gets_the_element_of_either_side() -> None:
+    operator = await opened(CoGroupOperator(session(lambda value: value), lambda key, lefts, rights: [(lefts, rights)]))
+    records = [Sided(0, "k", 5, 0, START), Sided(1, "k", 20, 4, START), Sided(0, "k", 1, 23, START)]
+    assert values_of(drive_inputs(operator, batches(records, 30, 1))) == [([5, 1], [20])]
+
+
+async def test_what_one_side_holds_survives_a_restore() -> None:
+    def join() -> IntervalJoinOperator:
+        return IntervalJoinOperator(lambda left, right, ctx: [(left, right)], 0, 10)
+
+    first = await opened(join())
+    drive_inputs(first, batches([Sided(0, "k", "L", 5, START)], 6, 1))
+    second = await opened(join(), Context(first.ctx))
+    records = [Sided(1, "k", "late", 6, START), Sided(1, "k", "R", 7, START)]
+    assert values_of(drive_inputs(second, batches(records, 40, 1))) == [("L", "R")]
+    assert second.ctx.dropped() == 1
+    assert second.ctx.keyed_state.table("interval-join-left").namespaces() == []
+
+
+async def test_an_interval_join_without_event_time_says_what_is_missing() -> None:
+    with pytest.raises(StateError, match="watermark strategy"):
+        await opened(IntervalJoinOperator(lambda left, right, ctx: [], 0, 1), Context(has_event_time=False))
+
+
+def test_bounds_in_the_wrong_order_are_a_build_error() -> None:
+    with pytest.raises(GraphError, match="lower is 2 ms, expected at most upper, 1 ms"):
+        IntervalJoinOperator(lambda left, right, ctx: [], 2, 1)
