@@ -1,0 +1,169 @@
+"""The flow as vertices: operators that can share a task are chained, edges between chains become exchanges.
+
+Two neighbours are chained when the only edge between them goes straight (forward, same parallelism, same slot sharing group, no side
+output), the upstream one has no other main consumer, the downstream one no other input, and neither forbids it. A chain is a line;
+an operator with two consumers is its tail. Validation happens here, so a wrong flow fails before anything runs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from aioflow.core.errors import GraphError
+from aioflow.graph.stream_graph import Chaining, Partitioning, ShipStrategy, StreamEdge, StreamGraph, StreamNode
+
+if TYPE_CHECKING:
+    from aioflow.core.functions import OutputTag
+
+__all__ = ["JobEdge", "JobGraph", "JobVertex", "build_job_graph", "connected_subtasks"]
+
+
+@dataclass(frozen=True, slots=True)
+class JobEdge:
+    """An exchange between two vertices. `operator_index` is the producer's place in its chain, for side outputs of its middle."""
+
+    id: int
+    source: int
+    target: int
+    input_index: int
+    partitioning: Partitioning
+    operator_index: int
+    side: OutputTag[Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class JobVertex:
+    """A chain of operators that run in one task, `parallelism` times. `id` is the id of its head node."""
+
+    id: int
+    name: str
+    nodes: tuple[StreamNode, ...]
+    uids: tuple[str, ...]
+    parallelism: int
+    max_parallelism: int
+    slot_sharing_group: str
+
+    @property
+    def head(self) -> StreamNode:
+        return self.nodes[0]
+
+
+@dataclass(frozen=True, slots=True)
+class JobGraph:
+    """What a JobMaster deploys. Vertices in topological order (producers first)."""
+
+    name: str
+    vertices: tuple[JobVertex, ...]
+    edges: tuple[JobEdge, ...]
+
+    def inputs_of(self, vertex_id: int) -> list[JobEdge]:
+        """Edges into a vertex, by input index; a union has several with the same one."""
+        return sorted((e for e in self.edges if e.target == vertex_id), key=lambda e: (e.input_index, e.id))
+
+    def outputs_of(self, vertex_id: int) -> list[JobEdge]:
+        return [e for e in self.edges if e.source == vertex_id]
+
+    def vertex(self, vertex_id: int) -> JobVertex:
+        return next(v for v in self.vertices if v.id == vertex_id)
+
+    def vertex_of_node(self, node_id: int) -> tuple[JobVertex, int]:
+        """The vertex that runs a node, and the node's place in the chain."""
+        for vertex in self.vertices:
+            for index, node in enumerate(vertex.nodes):
+                if node.id == node_id:
+                    return vertex, index
+        raise KeyError(node_id)
+
+    @property
+    def bounded(self) -> bool:
+        """Whether every source ends by itself."""
+        return all(v.head.source is None or v.head.source.bounded for v in self.vertices)
+
+
+def connected_subtasks(strategy: ShipStrategy, producer: int, producers: int, consumers: int) -> range:
+    """The consumer subtasks that subtask `producer` reaches. Pointwise strategies spread as evenly as they can, without gaps."""
+    if not strategy.pointwise:
+        return range(consumers)
+    if producers >= consumers:
+        target = producer * consumers // producers
+        return range(target, target + 1)
+    start = -(-producer * consumers // producers)
+    return range(start, -(-(producer + 1) * consumers // producers))
+
+
+def build_job_graph(graph: StreamGraph, *, apart: bool = False) -> JobGraph:
+    """Chain, validate, and number the exchanges. `apart`: what stays in the program's process shares no chain with what need not."""
+    _validate(graph)
+    uids = graph.uids()
+    chained_into: dict[int, int] = {}
+    for edge in graph.edges:
+        if _chainable(graph, edge, apart):
+            chained_into[edge.source] = edge.target
+    # Edges from outside reach the head of a chain only, so heads in the order of their nodes are producers first.
+    heads = [i for i in graph.topological() if i not in chained_into.values()]
+    vertices: list[JobVertex] = []
+    place: dict[int, tuple[int, int]] = {}
+    for head in heads:
+        chain = [head]
+        while chain[-1] in chained_into:
+            chain.append(chained_into[chain[-1]])
+        nodes = tuple(graph.nodes[i] for i in chain)
+        for index, node_id in enumerate(chain):
+            place[node_id] = (head, index)
+        vertices.append(
+            JobVertex(
+                id=head,
+                name=" -> ".join(node.name for node in nodes),
+                nodes=nodes,
+                uids=tuple(uids[i] for i in chain),
+                parallelism=graph.parallelism_of(nodes[0]),
+                max_parallelism=graph.max_parallelism,
+                slot_sharing_group=nodes[0].slot_sharing_group,
+            )
+        )
+    edges: list[JobEdge] = []
+    for edge in graph.edges:
+        if chained_into.get(edge.source) == edge.target and edge.side is None:
+            continue
+        (source, operator_index), (target, _) = place[edge.source], place[edge.target]
+        edges.append(JobEdge(len(edges), source, target, edge.input_index, _resolve(graph, edge), operator_index, edge.side))
+    return JobGraph(graph.name, tuple(vertices), tuple(edges))
+
+
+def _resolve(graph: StreamGraph, edge: StreamEdge) -> Partitioning:
+    same = graph.parallelism_of(graph.nodes[edge.source]) == graph.parallelism_of(graph.nodes[edge.target])
+    if edge.partitioning is None:
+        return Partitioning(ShipStrategy.FORWARD if same else ShipStrategy.REBALANCE)
+    if edge.partitioning.strategy is ShipStrategy.FORWARD and not same:
+        source, target = graph.nodes[edge.source], graph.nodes[edge.target]
+        raise GraphError(
+            f"forward() from {source.name!r} (parallelism {graph.parallelism_of(source)}) to {target.name!r} "
+            f"(parallelism {graph.parallelism_of(target)}): forward needs the same parallelism; use rebalance() or rescale()"
+        )
+    return edge.partitioning
+
+
+def _chainable(graph: StreamGraph, edge: StreamEdge, apart: bool) -> bool:
+    source, target = graph.nodes[edge.source], graph.nodes[edge.target]
+    return (
+        edge.side is None
+        and _resolve(graph, edge).strategy is ShipStrategy.FORWARD
+        and source.slot_sharing_group == target.slot_sharing_group
+        and not (apart and source.stays_here is not target.stays_here)
+        and source.chaining is not Chaining.NEVER
+        and target.chaining is Chaining.ALWAYS
+        and len(graph.inputs_of(target.id)) == 1
+        and sum(1 for e in graph.outputs_of(source.id) if e.side is None) == 1
+    )
+
+
+def _validate(graph: StreamGraph) -> None:
+    if not graph.nodes:
+        raise GraphError(f"flow {graph.name!r} is empty: begin with flow.source(...)")
+    for node in graph.nodes.values():
+        parallelism = graph.parallelism_of(node)
+        if not 1 <= parallelism <= graph.max_parallelism:
+            raise GraphError(
+                f"operator {node.name!r} has parallelism {parallelism}; expected 1 to max_parallelism={graph.max_parallelism}"
+            )
