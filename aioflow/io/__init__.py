@@ -1,0 +1,69 @@
+"""Connectors: one function a system, loaded when it is first asked for.
+
+Where a system can be both read and written, the object that the function returns stands in `flow.source(...)` and in `.sink(...)`.
+Importing this package loads no connector and no client library.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from aioflow.io.csv_files import csv
+    from aioflow.io.discarding import blackhole
+    from aioflow.io.event_streams import sse
+    from aioflow.io.files import lines
+    from aioflow.io.generating import datagen
+    from aioflow.io.http_client import http
+    from aioflow.io.json_files import jsonl
+    from aioflow.io.printing import stdout
+    from aioflow.io.pushing import push
+    from aioflow.io.queues import queue
+    from aioflow.io.sockets import socket
+    from aioflow.io.webhooks import webhook
+    from aioflow.io.websockets import websocket
+
+__all__ = [
+    "blackhole",
+    "csv",
+    "datagen",
+    "http",
+    "jsonl",
+    "lines",
+    "push",
+    "queue",
+    "socket",
+    "sse",
+    "stdout",
+    "webhook",
+    "websocket",
+]
+
+_MODULES = {
+    "blackhole": "discarding",
+    "csv": "csv_files",
+    "datagen": "generating",
+    "http": "http_client",
+    "jsonl": "json_files",
+    "lines": "files",
+    "push": "pushing",
+    "queue": "queues",
+    "socket": "sockets",
+    "sse": "event_streams",
+    "stdout": "printing",
+    "webhook": "webhooks",
+    "websocket": "websockets",
+}
+"""Module of each function. No module has the name of a function: importing it would put the module in the function's place."""
+
+
+def __getattr__(name: str) -> Any:
+    module = _MODULES.get(name)
+    if module is None:
+        raise AttributeError(f"aioflow.io has no connector {name!r}, expected one of {', '.join(__all__)}")
+    return getattr(importlib.import_module(f"aioflow.io.{module}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

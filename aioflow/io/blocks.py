@@ -1,0 +1,164 @@
+"""Reads a file in blocks of whole lines. Everything here blocks: it is called in the executor only.
+
+Invariant: a line belongs to the part in which its first byte lies, so the parts of a file hold each line exactly once.
+"""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import importlib
+import lzma
+import zipfile
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple, cast
+
+if TYPE_CHECKING:
+    from aioflow.core.host import FileSystem
+    from aioflow.io.paths import FilePart
+
+__all__ = ["BLOCK_BYTES", "Block", "BlockFile", "is_compressed", "zip_members"]
+
+BLOCK_BYTES = 128 * 1024
+"""One trip to the executor, and about one millisecond of decoding on the loop."""
+
+LINE_BYTES_MAX = 64 * 1024 * 1024
+"""A longer line is refused: it would be held in memory whole. As the limit for one record on the wire."""
+
+COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".zip")
+
+
+class Block(NamedTuple):
+    """Whole lines, each with its line end; only the last line of a file may lack it."""
+
+    data: bytes
+    offset: int
+    """Of the first byte, in the uncompressed file."""
+    line: int | None
+    """How many lines come before; None if nobody counted them."""
+    final: bool
+    """Whether nothing follows in this part."""
+
+
+def is_compressed(path: str) -> bool:
+    """Whether the suffix names a compression that is undone while reading."""
+    return path.endswith(COMPRESSED)
+
+
+def zip_members(fs: FileSystem, path: str) -> list[str]:
+    """The files in an archive, in its order."""
+    with fs.open_read(path) as raw, zipfile.ZipFile(raw) as archive:
+        return [info.filename for info in archive.infolist() if not info.is_dir()]
+
+
+class BlockFile:
+    """One part of a file, opened at the first `read`. `offset` and `line` are where to go on, at a line's start."""
+
+    def __init__(
+        self, fs: FileSystem, part: FilePart, offset: int | None, line: int | None, *, block_bytes: int = BLOCK_BYTES, tail: bool = False
+    ) -> None:
+        """`tail`: the file may grow, so a last line without its end is left for another time."""
+        self._fs = fs
+        self._part = part
+        self._skip_first = offset is None and part.start > 0
+        # From one byte before: if that is a line end, the first line here is ours.
+        self._offset = part.start - 1 if self._skip_first else offset or 0
+        self._line = line if offset is not None else (0 if part.start == 0 else None)
+        self._block_bytes = block_bytes
+        self._tail = tail
+        self._rest = b""
+        self._files: list[BinaryIO | zipfile.ZipFile] = []
+        self._file: BinaryIO | None = None
+
+    def read(self) -> Block:
+        """The next block. Its data is empty only if it is the final one."""
+        if self._file is None:
+            self._open()
+        while True:
+            data, at_end = self._read_lines()
+            offset, end = self._offset, self._part.end
+            self._offset += len(data)
+            if self._skip_first and data:
+                self._skip_first = False
+                first = data.find(b"\n") + 1 or len(data)
+                data, offset = data[first:], offset + first
+            if end is not None and offset + len(data) >= end:
+                # Up to and with the line that begins before `end`.
+                keep = data.find(b"\n", max(end - 1 - offset, 0)) + 1 or len(data)
+                data, at_end = data[: keep if offset < end else 0], True
+            if data or at_end:
+                line = self._line
+                if line is not None:
+                    self._line = line + data.count(b"\n")
+                return Block(data, offset, line, at_end)
+
+    def _read_lines(self) -> tuple[bytes, bool]:
+        """Whole lines from where the last call ended, and whether the file is at its end."""
+        assert self._file is not None
+        pieces, size = [self._rest], len(self._rest)
+        while True:
+            chunk, at_end = self._read_chunk()
+            if at_end and not self._tail:
+                self._rest = b""
+                return b"".join([*pieces, chunk]), True
+            newline = chunk.rfind(b"\n") + 1
+            if newline:
+                self._rest = chunk[newline:]
+                return b"".join([*pieces, chunk[:newline]]), at_end
+            if at_end:  # Within a line that may still grow.
+                return b"", True
+            pieces.append(chunk)
+            size += len(chunk)
+            if size > LINE_BYTES_MAX:
+                raise ValueError(
+                    f"{self._part.path} has a line of more than {LINE_BYTES_MAX} bytes at byte {self._offset}: is it a text file?"
+                )
+
+    def _read_chunk(self) -> tuple[bytes, bool]:
+        """A full block, or what is left and True. Decompressors give less than asked for without being at the end."""
+        assert self._file is not None
+        chunk = self._file.read(self._block_bytes)
+        while len(chunk) < self._block_bytes:
+            more = self._file.read(self._block_bytes - len(chunk))
+            if not more:
+                return chunk, True
+            chunk += more
+        return chunk, False
+
+    def _open(self) -> None:
+        path = self._part.path
+        raw = self._fs.open_read(path)
+        self._files.append(raw)
+        opened: BinaryIO = raw
+        if self._part.member is not None:
+            archive = zipfile.ZipFile(raw)
+            self._files.append(archive)
+            opened = cast("BinaryIO", archive.open(self._part.member))
+        elif path.endswith(".gz"):
+            opened = cast("BinaryIO", gzip.GzipFile(fileobj=raw))
+        elif path.endswith(".bz2"):
+            opened = cast("BinaryIO", bz2.BZ2File(raw))
+        elif path.endswith(".xz"):
+            opened = cast("BinaryIO", lzma.LZMAFile(raw))  # noqa: SIM115  # close() closes it.
+        elif path.endswith(".zst"):
+            opened = _open_zstd(raw, path)
+        if opened is not raw:
+            self._files.append(opened)
+        if self._offset:
+            opened.seek(self._offset)  # A decompressor reads its way there.
+        self._file = opened
+
+    def close(self) -> None:
+        """Release the handles; also those of an `_open` that failed half-way."""
+        files, self._files = self._files, []
+        for file in reversed(files):
+            file.close()
+
+
+def _open_zstd(raw: BinaryIO, path: str) -> BinaryIO:
+    for module, name in (("compression.zstd", "ZstdFile"), ("pyzstd", "ZstdFile"), ("zstandard", "open")):
+        try:
+            opener = getattr(importlib.import_module(module), name)
+        except ImportError:
+            continue
+        return cast("BinaryIO", opener(raw, "rb"))
+    raise ModuleNotFoundError(f"to read {path} a zstd module is needed: Python 3.14, or pip install zstandard")

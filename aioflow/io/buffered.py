@@ -1,0 +1,133 @@
+"""The reader of whatever arrives on its own: one pump task fills a bounded buffer, `poll_batch` empties it.
+
+Invariant: the pump waits while the buffer is full, so a reader never holds more than its capacity and one element; and every
+element is in exactly one polled batch, together with the position after it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from aioflow.core.aio import cancel_and_wait
+
+if TYPE_CHECKING:
+    from aioflow.operators.source import SourceContext, Split
+
+__all__ = ["BUFFER_RECORDS", "BufferedReader"]
+
+BUFFER_RECORDS = 4096
+"""Capacity of the buffer: two polls of the largest batch, so that the pump fills one while the other is processed."""
+
+
+class BufferedReader:
+    """A reader of one split. A subclass gives `run`, which reads until the stream ends and awaits `put` for each element.
+
+    `run` is one asyncio task from beginning to end, so it may hold timeouts, task groups and connections over its elements.
+    """
+
+    def __init__(self, ctx: SourceContext, *, capacity: int = BUFFER_RECORDS) -> None:
+        self.ctx = ctx
+        self._capacity = capacity
+        # Parallel lists; positions stay empty for a stream that has none.
+        self._values: list[Any] = []
+        self._positions: list[Any] = []
+        self._split: Split | None = None
+        self._position: Any = None
+        self._pump: asyncio.Task[None] | None = None
+        self._ended = True
+        self._error: Exception | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._room: asyncio.Future[None] | None = None
+
+    async def run(self, split: Split) -> None:
+        """Read `split` from its position to the end of the stream. Its error becomes the error of `poll_batch`."""
+        raise TypeError(f"{type(self).__name__} must define run(self, split)")
+
+    async def put(self, value: Any, position: Any = None) -> None:
+        """Hand over one element, then wait while the buffer is full. Positions: for all elements or for none."""
+        self.add(value, position)
+        while len(self._values) >= self._capacity:
+            await self.room()
+
+    def add(self, value: Any, position: Any = None) -> None:
+        """Hand over one element at once; whoever calls has seen to it that there is room."""
+        if position is not None:
+            self._positions.append(position)
+        self._values.append(value)
+        if self._waiter is not None:
+            self.wake()
+
+    async def room(self) -> None:
+        """Returns after the next poll that leaves the buffer at most half full."""
+        if self._room is None:
+            self._room = asyncio.get_running_loop().create_future()
+        await asyncio.shield(self._room)
+
+    def wake(self) -> None:
+        """End the current `wait`."""
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    async def open(self, splits: Sequence[Split]) -> None:
+        if not splits:
+            return
+        assert self._split is None and len(splits) == 1, "the stream has one split"
+        self._split = splits[0]
+        self._position = splits[0].position
+        self._ended = False
+        # Owned by this reader: close() cancels it and waits for its end.
+        self._pump = asyncio.get_running_loop().create_task(self._guarded(splits[0]), name=f"{type(self).__name__}-{splits[0].id}")
+
+    async def _guarded(self, split: Split) -> None:
+        try:
+            await self.run(split)
+        except Exception as error:  # noqa: BLE001  # Raised from poll_batch, after what came before it.
+            self._error = error
+        finally:
+            self._ended = True
+            self.wake()
+
+    def poll_batch(self, max_records: int) -> list[Any] | None:
+        values = self._values
+        # Slice and delete rather than swap: another thread may be appending to this very list.
+        batch = values[:max_records]
+        if not batch:
+            if self._error is not None:
+                raise self._error
+            return None
+        taken = len(batch)
+        del values[:taken]
+        if self._positions:
+            self._position = self._positions[taken - 1]
+            del self._positions[:taken]
+        if len(values) <= self._capacity // 2:
+            self.on_room()
+        return batch
+
+    def on_room(self) -> None:
+        """The buffer is at most half full: let the pump go on."""
+        room, self._room = self._room, None
+        if room is not None and not room.done():
+            room.set_result(None)
+
+    async def wait(self) -> None:
+        if self._values or self._ended:
+            return
+        if self._waiter is None:
+            self._waiter = asyncio.get_running_loop().create_future()
+        await asyncio.shield(self._waiter)
+
+    @property
+    def finished(self) -> bool:
+        return self._ended and not self._values and self._error is None
+
+    def position(self, split_id: str) -> Any:
+        return self._position
+
+    async def close(self) -> None:
+        pump, self._pump = self._pump, None
+        if pump is not None:
+            await cancel_and_wait([pump])

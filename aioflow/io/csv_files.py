@@ -1,0 +1,284 @@
+"""Comma-separated values, quoted line ends included. A file is one split: where a quote opens cannot be seen from the middle."""
+
+from __future__ import annotations
+
+import csv as csv_module
+import io
+import os
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, TypeVar, overload
+
+import msgspec
+
+from aioflow.core.errors import GraphError
+from aioflow.io.file_reader import Bad, Decoded
+from aioflow.io.files import Files, split_lines
+from aioflow.io.shapes import field_names, fields_of_value, row_converter
+
+if TYPE_CHECKING:
+    from aioflow.core.timeunits import Duration
+    from aioflow.io.malformed import OnError
+    from aioflow.io.parts import RollPolicy
+
+__all__ = ["csv"]
+
+T = TypeVar("T")
+
+END = "\x1eend of block\x1e"
+"""A line after the last one: it comes out as a record of its own unless a quote is open, and then it is within the last record."""
+
+Row = tuple[int, list[str]]
+"""Line of a row in its block, and its fields."""
+
+Broken = tuple[int, Exception]
+
+CSV_BLOCK_BYTES = 32 * 1024
+"""Less than other formats read at once: a byte of CSV takes several times as long to decode, and the loop stands still meanwhile."""
+
+RECORD_BYTES_MAX = 16 * 1024 * 1024
+"""A record that is still open after this is a quote that nobody closed."""
+
+
+@overload
+def csv(
+    path: str | os.PathLike[str],
+    type: type[T],
+    *,
+    delimiter: str = ...,
+    header: bool = ...,
+    columns: Sequence[str] | None = ...,
+    encoding: str = ...,
+    follow: bool = ...,
+    every: Duration = ...,
+    on_error: OnError = ...,
+    roll: RollPolicy | None = ...,
+) -> Files[T]: ...
+@overload
+def csv(
+    path: str | os.PathLike[str],
+    type: None = None,
+    *,
+    delimiter: str = ...,
+    header: bool = ...,
+    columns: Sequence[str] | None = ...,
+    encoding: str = ...,
+    follow: bool = ...,
+    every: Duration = ...,
+    on_error: OnError = ...,
+    roll: RollPolicy | None = ...,
+) -> Files[Any]: ...
+def csv(
+    path: str | os.PathLike[str],
+    type: type[Any] | None = None,
+    *,
+    delimiter: str = ",",
+    header: bool = True,
+    columns: Sequence[str] | None = None,
+    encoding: str = "utf-8",
+    follow: bool = False,
+    every: Duration = "500ms",
+    on_error: OnError = "fail",
+    roll: RollPolicy | None = None,
+) -> Files[Any]:
+    """Files of separated values.
+
+    Without `type` a row is a dict of texts by column name, or a list of texts if there are no names. With a dataclass, NamedTuple or
+    Struct each text is converted by the annotation of its field. `header`: the first row of each file names the columns. `columns`:
+    the names where there is no header, else those to keep. `follow`, `every`, `on_error`, `roll` as in `lines`.
+
+    As a sink: `part-<subtask>-<n>.csv`, each with a header if the first record has field names (a dict, dataclass, ...).
+    """
+    if len(delimiter) != 1:
+        raise GraphError(f"csv({str(path)!r}): delimiter is {delimiter!r}, expected one character")
+    if type is dict:
+        type = None
+    if type is not None:
+        try:
+            fields = field_names(type)
+        except TypeError as error:
+            raise GraphError(f"csv({str(path)!r}): {error}") from error
+        if not header and columns is None:
+            columns = fields
+    return Files(
+        "csv",
+        path,
+        decoder=lambda names: CsvDecoder(type, delimiter, header, columns, encoding, names),
+        encoder=lambda: CsvEncoder(delimiter, header, columns, encoding),
+        extension="csv",
+        divisible=False,
+        follow=follow,
+        every=every,
+        on_error=on_error,
+        roll=roll,
+        block_bytes=CSV_BLOCK_BYTES,
+    )
+
+
+class CsvDecoder:
+    """Rows through the csv module, which alone knows where a record ends."""
+
+    def __init__(
+        self,
+        type: type[Any] | None,
+        delimiter: str,
+        has_header: bool,
+        columns: Sequence[str] | None,
+        encoding: str,
+        header: list[str] | None,
+    ) -> None:
+        self._type = type
+        self._delimiter = delimiter
+        self._columns = list(columns) if columns is not None else None
+        self._encoding = encoding
+        self._make: Callable[[list[str]], Any] | None = None
+        self.header = header if has_header else self._columns
+        self._header_missing = has_header and header is None
+
+    def decode(self, data: bytes, final: bool) -> Decoded:
+        rows, broken, open_line, clean = self._rows(data)
+        used = None
+        if open_line is not None:
+            begin = len(data) - len(data.split(b"\n", open_line)[-1]) if open_line else 0
+            if not final and len(data) - begin <= RECORD_BYTES_MAX:
+                used = begin
+            else:
+                broken.append((open_line, ValueError("the quote that opens here is never closed")))
+        if self._header_missing and rows:
+            self.header = rows.pop(0)[1]
+            self._header_missing = False
+        if not rows and not broken:
+            return Decoded([], used=used)
+        if self._make is None:
+            self._make = self._converter()
+        decoded = self._convert(rows) if clean and not broken else None
+        if decoded is None:
+            decoded = self._convert_each(rows, broken, split_lines(data))
+        decoded.used = used
+        return decoded
+
+    def _rows(self, data: bytes) -> tuple[list[Row], list[Broken], int | None, bool]:
+        """Rows and broken rows, the line where a row begins that goes on after this block, and whether all of it is text."""
+        try:
+            text, clean = data.decode(self._encoding), True
+        except UnicodeDecodeError:
+            # The rows that hold such bytes are refused later, each on its own.
+            text, clean = data.decode(self._encoding, "surrogateescape"), False
+        found = io.StringIO(text, newline="\n")
+        try:
+            if '"' not in text:  # So a record is a line. The csv module still splits: it is the fastest there is.
+                rows = list(csv_module.reader(found, delimiter=self._delimiter))
+                return [(i, row) for i, row in enumerate(rows) if row], [], None, clean
+        except csv_module.Error:
+            found.seek(0)
+        return *self._rows_quoted(chain(found, (END,))), clean
+
+    def _rows_quoted(self, found: Iterator[str]) -> tuple[list[Row], list[Broken], int | None]:
+        rows: list[Row] = []
+        broken: list[Broken] = []
+        base = 0
+        reader = csv_module.reader(found, delimiter=self._delimiter)
+        while True:
+            line = base + reader.line_num
+            try:
+                row = next(reader)
+            except csv_module.Error as error:
+                # The reader is left in the middle of the row: a new one goes on with the next line.
+                broken.append((line, error))
+                base += reader.line_num
+                reader = csv_module.reader(found, delimiter=self._delimiter)
+                continue
+            if row and row[-1].endswith(END):
+                return rows, broken, None if row == [END] else line
+            if row:
+                rows.append((line, row))
+
+    def _converter(self) -> Callable[[list[str]], Any]:
+        names = self.header
+        if names is None:
+            return list
+        if self._type is not None:
+            return row_converter(self._type, names)
+        kept = self._columns
+        if kept is None or kept == names:
+            return lambda row: dict(zip(names, row, strict=True))
+        missing = [name for name in kept if name not in names]
+        if missing:
+            raise ValueError(f"csv: columns names {missing[0]!r}, expected one of the file's: {', '.join(map(repr, names))}")
+        picked = [(name, names.index(name)) for name in kept]
+        return lambda row: {name: row[i] for name, i in picked}
+
+    def _convert(self, rows: list[Row]) -> Decoded | None:
+        """All rows at once; None if one of them is malformed."""
+        make, names = self._make, self.header
+        assert make is not None
+        if names is not None and any(len(row) != len(names) for _, row in rows):
+            return None
+        try:
+            return Decoded([make(row) for _, row in rows], [line for line, _ in rows])
+        except msgspec.ValidationError:
+            return None
+
+    def _convert_each(self, rows: list[Row], broken: list[Broken], found: list[bytes]) -> Decoded:
+        records: list[Any] = []
+        starts: list[int] = []
+        bad: list[Bad] = []
+        make, names = self._make, self.header
+        assert make is not None
+        items: list[tuple[int, list[str] | Exception]] = [*rows, *broken]
+        for line, item in sorted(items, key=itemgetter(0)):
+            error: Exception
+            if isinstance(item, Exception):
+                error = item
+            elif names is not None and len(item) != len(names):
+                error = ValueError(f"the row has {len(item)} fields, expected {len(names)}: {', '.join(names)}")
+            else:
+                try:
+                    "".join(item).encode(self._encoding)
+                    record = make(item)
+                except (msgspec.ValidationError, UnicodeEncodeError) as refused:
+                    error = refused
+                else:
+                    records.append(record)
+                    starts.append(line)
+                    continue
+            bad.append(Bad(len(records), line, found[line], error))
+        return Decoded(records, starts, bad)
+
+
+class CsvEncoder:
+    """Rows out of dicts, objects with fields, and lists. The first record decides about the header."""
+
+    def __init__(self, delimiter: str, header: bool, columns: Sequence[str] | None, encoding: str) -> None:
+        self._delimiter = delimiter
+        self._header = header
+        self._columns = list(columns) if columns is not None else None
+        self._encoding = encoding
+
+    @property
+    def head(self) -> bytes:
+        """The header, once the columns are known."""
+        return self._lines([self._columns]) if self._header and self._columns is not None else b""
+
+    def encode(self, values: Sequence[Any]) -> bytes:
+        """The bytes of `values`. Raises ValueError for a record without one of the columns."""
+        if self._columns is None and values:
+            self._columns = fields_of_value(values[0])
+        columns = self._columns
+        return self._lines([self._row(value, columns) for value in values])
+
+    def _lines(self, rows: Sequence[Sequence[Any]]) -> bytes:
+        text = io.StringIO()
+        csv_module.writer(text, delimiter=self._delimiter, lineterminator="\n").writerows(rows)
+        return text.getvalue().encode(self._encoding)
+
+    def _row(self, value: Any, columns: list[str] | None) -> Sequence[Any]:
+        try:
+            if isinstance(value, dict) and columns is not None:
+                return [value[name] for name in columns]
+            if columns is not None and type(value) not in (list, tuple):
+                return [getattr(value, name) for name in columns]
+        except (KeyError, AttributeError):
+            raise ValueError(f"csv sink got {value!r}, expected a record with the columns {', '.join(columns or ())}") from None
+        return value if isinstance(value, (list, tuple)) else [value]

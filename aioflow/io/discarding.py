@@ -1,0 +1,38 @@
+"""The sink that keeps nothing: for benchmarks, and for flows that are only subscribed to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from aioflow.operators.operator import OperatorContext
+
+__all__ = ["BlackholeSink", "blackhole"]
+
+
+def blackhole() -> BlackholeSink:
+    """A sink that drops every record."""
+    return BlackholeSink()
+
+
+class BlackholeSink:
+    """Takes everything and does nothing; each call costs one attribute look-up."""
+
+    def __repr__(self) -> str:
+        return "blackhole()"
+
+    def writer(self, ctx: OperatorContext) -> BlackholeSink:
+        return self
+
+    def committer(self) -> None:
+        return None
+
+    def write_batch(self, values: Sequence[Any], timestamps: Sequence[int] | None) -> None:
+        """Drop `values`."""
+
+    async def flush(self) -> None:
+        """Nothing is buffered."""
+
+    async def prepare(self, checkpoint_id: int) -> list[Any]:
+        return []

@@ -1,0 +1,148 @@
+"""Server-sent events as a source. The position is the id of the last event, sent as `Last-Event-ID` when it connects again."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+from aioflow.core.errors import Broken
+from aioflow.io.backoff import Backoff
+from aioflow.io.buffered import BufferedReader
+from aioflow.io.http_client import client_session, http_error
+from aioflow.operators.source import Split
+
+if TYPE_CHECKING:
+    from aioflow.core.timeunits import Duration
+    from aioflow.operators.source import SourceContext, SourceReader
+
+__all__ = ["EventParser", "ServerSentEvent", "SseSource", "sse"]
+
+EVENT_BYTES_MAX = 1024 * 1024
+
+logger = logging.getLogger(__name__)
+
+
+class ServerSentEvent(NamedTuple):
+    """One event of the stream."""
+
+    data: str
+    """Its data lines, joined by line feeds."""
+    event: str = "message"
+    """Its type."""
+    id: str = ""
+    """The last id that the server gave, with this event or before."""
+
+
+def sse(url: str, *, headers: Mapping[str, str] | None = None, reconnect: bool = True, backoff: Duration = "100ms") -> SseSource:
+    """The events of the stream at `url`, as `ServerSentEvent`.
+
+    Exactly-once over a restart if the server gives ids and honours `Last-Event-ID`. `reconnect`: connect again when the stream ends;
+    without it that is the end of the source. An answer of 204 ends it in any case.
+    """
+    return SseSource(url, dict(headers or {}), reconnect, backoff)
+
+
+class SseSource:
+    """A `Source` of `ServerSentEvent`."""
+
+    def __init__(self, url: str, headers: dict[str, str], reconnect: bool, backoff: Duration) -> None:
+        self.url = url
+        self.headers = headers
+        self.reconnect = reconnect
+        self.backoff = backoff
+
+    def __repr__(self) -> str:
+        return f"sse({self.url!r})"
+
+    @property
+    def bounded(self) -> bool:
+        return not self.reconnect
+
+    async def discover(self) -> list[Split]:
+        return [Split("0")]
+
+    def reader(self, ctx: SourceContext) -> SourceReader[ServerSentEvent]:
+        return _SseReader(ctx, self)
+
+
+class EventParser:
+    """The event stream format of the HTML standard, section 9.2.6, fed with bytes in any pieces."""
+
+    def __init__(self, last_id: str = "") -> None:
+        self.last_id = last_id
+        self._rest = b""
+        self._data: list[str] = []
+        self._size = 0
+        self._event = ""
+        self._first = True
+
+    def feed(self, data: bytes) -> Iterator[ServerSentEvent]:
+        """The events that `data` completes. Raises Broken for an event that is too large."""
+        rest = self._rest + data
+        if rest.endswith(b"\r"):  # Perhaps the first half of a line end.
+            rest, held = rest[:-1], b"\r"
+        else:
+            held = b""
+        lines = rest.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
+        self._rest = lines.pop() + held
+        self._size += len(data)
+        for line in lines:
+            event = self._line(line.decode("utf-8", "replace"))
+            if event is not None:
+                self._size = 0
+                yield event
+        if self._size > EVENT_BYTES_MAX:
+            raise Broken(f"an event has more than {EVENT_BYTES_MAX} bytes")
+
+    def _line(self, line: str) -> ServerSentEvent | None:
+        if self._first:
+            self._first = False
+            line = line.removeprefix("\ufeff")
+        if not line:
+            data, event, self._data, self._event = self._data, self._event, [], ""
+            return ServerSentEvent("\n".join(data), event or "message", self.last_id) if data else None
+        name, _, value = line.partition(":")
+        value = value.removeprefix(" ")
+        if name == "data":
+            self._data.append(value)
+        elif name == "event":
+            self._event = value
+        elif name == "id" and "\0" not in value:
+            self.last_id = value
+        return None
+
+
+class _SseReader(BufferedReader):
+    def __init__(self, ctx: SourceContext, config: SseSource) -> None:
+        super().__init__(ctx)
+        self._config = config
+
+    async def run(self, split: Split) -> None:
+        import aiohttp
+
+        config = self._config
+        backoff = Backoff(self.ctx.host.rng, config.backoff)
+        last_id = split.position or ""
+        async with client_session({**config.headers, "Accept": "text/event-stream", "Cache-Control": "no-store"}, None) as session:
+            while True:
+                parser = EventParser(last_id)
+                try:
+                    async with session.get(config.url, headers={"Last-Event-ID": last_id} if last_id else {}) as response:
+                        if response.status == 204:
+                            return
+                        if response.status != 200:
+                            raise http_error(response.status, config.url, await response.content.read(1024))
+                        async for data in response.content.iter_any():
+                            for event in parser.feed(data):
+                                backoff.reset()
+                                last_id = event.id
+                                await self.put(event, event.id)
+                except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, TimeoutError, Broken) as error:
+                    if not config.reconnect:
+                        raise
+                    logger.info("%r: %s, connecting again", config, error)
+                else:
+                    if not config.reconnect:
+                        return
+                await backoff.sleep()

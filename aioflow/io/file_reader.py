@@ -1,0 +1,359 @@
+"""Reads the splits of a file source one after the other, a few blocks ahead, and decodes each block when it is polled.
+
+The position of a split is `(offset, line, header)`: the byte of the next line in the uncompressed file, how many lines come before it
+(None in a later part of a large file), and the names of the columns where the format has them.
+
+Invariant: a malformed line is reported when the records before it have been polled and not earlier, so it too counts exactly once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from aioflow.core.aio import cancel_and_wait, wait_all
+from aioflow.io.blocks import BLOCK_BYTES, BlockFile, is_compressed
+from aioflow.io.malformed import Malformed
+from aioflow.io.paths import FilePart, cut, find_files
+from aioflow.operators.source import Split
+
+if TYPE_CHECKING:
+    from pathlib import PurePath
+
+    from aioflow.io.blocks import Block
+    from aioflow.io.malformed import OnError
+    from aioflow.operators.source import SourceContext
+
+__all__ = ["Bad", "Decoded", "Decoder", "FileReader", "FollowReader"]
+
+BLOCKS_AHEAD = 4
+
+BOM = b"\xef\xbb\xbf"
+
+logger = logging.getLogger(__name__)
+
+
+class Bad(NamedTuple):
+    """A malformed line."""
+
+    after: int
+    """How many good records of the block come before it."""
+    line: int
+    """Its number in the block, from 0."""
+    value: bytes
+    error: Exception
+
+
+@dataclass(slots=True)
+class Decoded:
+    """What a block holds."""
+
+    records: list[Any]
+    starts: list[int] | None = None
+    """Line of each record in the block; None: record i is line i."""
+    bad: list[Bad] = field(default_factory=list)
+    used: int | None = None
+    """How many bytes were decoded; the rest is the begin of a record that goes on in the next block. None: all."""
+
+
+class Decoder(Protocol):
+    """Turns the blocks of one split into records."""
+
+    header: list[str] | None
+    """Names of the columns, once known; None in formats without."""
+
+    def decode(self, data: bytes, final: bool) -> Decoded:
+        """Decode whole lines. `final`: nothing follows."""
+
+
+@dataclass(slots=True)
+class _Page:
+    """A block while it is handed out."""
+
+    split_id: str
+    path: str
+    data: bytes
+    offset: int
+    line: int | None
+    final: bool
+    header: list[str] | None
+    decoded: Decoded
+    next: int = 0
+    bad_next: int = 0
+
+    def position(self) -> tuple[int, int | None, list[str] | None]:
+        """After the last record that was handed out."""
+        decoded, i = self.decoded, self.next
+        if i == len(decoded.records):
+            end = len(self.data) if decoded.used is None else decoded.used
+            lines = self.data.count(b"\n", 0, end)
+        else:
+            lines = i if decoded.starts is None else decoded.starts[i]
+            end = len(self.data) - len(self.data.split(b"\n", lines)[-1]) if lines else 0
+        return self.offset + end, None if self.line is None else self.line + lines, self.header
+
+
+class FileReader:
+    """Reads to the end of each split."""
+
+    def __init__(
+        self,
+        ctx: SourceContext,
+        make_decoder: Callable[[list[str] | None], Decoder],
+        on_error: OnError,
+        *,
+        block_bytes: int = BLOCK_BYTES,
+    ) -> None:
+        """`make_decoder(header or None)` gives a Decoder for one split."""
+        self._ctx = ctx
+        self._host = ctx.host
+        self._make_decoder = make_decoder
+        self._malformed = Malformed(ctx, on_error)
+        self._block_bytes = block_bytes
+        self._splits: deque[Split] = deque()
+        self._positions: dict[str, Any] = {}
+        self._decoders: dict[str, Decoder] = {}
+        self._rests: dict[str, tuple[bytes, int, int | None]] = {}
+        self._blocks: deque[tuple[str, str, Block]] = deque()
+        self._page: _Page | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._reading: asyncio.Future[Block] | None = None
+        self._file: BlockFile | None = None
+        self._error: Exception | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._room: asyncio.Future[None] | None = None
+        self.current_split = ""
+        self.finished_splits: set[str] = set()
+
+    async def open(self, splits: Sequence[Split]) -> None:
+        for split in splits:
+            self._positions[split.id] = split.position
+            self._splits.append(split)
+        if self._task is None or self._task.done():
+            # Owned by this reader: close() cancels it and waits for its end.
+            self._task = asyncio.get_running_loop().create_task(self._guarded(), name="file-reader")
+
+    async def _guarded(self) -> None:
+        try:
+            await self.read_ahead()
+        except Exception as error:  # noqa: BLE001  # Raised from poll_batch, after the blocks before it.
+            self._error = error
+        finally:
+            self._wake()
+
+    async def read_ahead(self) -> None:
+        """Read split after split; a few blocks ahead of `poll_batch`."""
+        while self._splits:
+            split = self._splits[0]
+            part = FilePart(*split.payload)
+            offset, line, _ = split.position or (None, None, None)
+            await self.read_part(split, part, offset, line, tail=False)
+            self._splits.popleft()
+
+    async def read_part(self, split: Split, part: FilePart, offset: int | None, line: int | None, *, tail: bool) -> None:
+        """Read one part to its end in the executor. `tail`: the end for now; the last line is left until it is complete."""
+        if split.id not in self._decoders:
+            self._decoders[split.id] = self._make_decoder(split.position[2] if split.position else None)
+        self._file = file = BlockFile(self._host.fs, part, offset, line, block_bytes=self._block_bytes, tail=tail)
+        final = False
+        while not final:
+            self._reading = self._host.blocking(file.read)
+            # Shielded: a read that has begun goes on when we are cancelled, and close() waits for it.
+            block = await asyncio.shield(self._reading)
+            final = block.final
+            # A file that is followed is never over: a record in several lines may be completed later.
+            await self.put(split.id, part.path, block._replace(final=False) if tail else block)
+        file.close()
+
+    async def put(self, split_id: str, path: str, block: Block) -> None:
+        """Hand over a block, then wait while enough are there."""
+        self._blocks.append((split_id, path, block))
+        self._wake()
+        while len(self._blocks) >= BLOCKS_AHEAD:
+            self._room = asyncio.get_running_loop().create_future()
+            await self._room
+
+    def poll_batch(self, max_records: int) -> list[Any] | None:
+        while True:
+            page = self._page
+            if page is None:
+                if not self._blocks:
+                    if self._error is not None:
+                        raise self._error
+                    return None
+                page = self._page = self._decode_next()
+            batch = self._take(page, max_records)
+            if page.next == len(page.decoded.records) and page.bad_next == len(page.decoded.bad):
+                self._page = None
+                self._positions[page.split_id] = page.position()
+                if page.final:
+                    self.finished_splits.add(page.split_id)
+                    self._decoders.pop(page.split_id, None)
+            if batch:
+                self.current_split = page.split_id
+                return batch
+
+    def _decode_next(self) -> _Page:
+        split_id, path, block = self._blocks.popleft()
+        room, self._room = self._room, None
+        if room is not None and not room.done():
+            room.set_result(None)
+        data, offset, line, final = block
+        rest = self._rests.pop(split_id, None)
+        if rest is not None:
+            data, offset, line = rest[0] + data, rest[1], rest[2]
+        decoder = self._decoders[split_id]
+        text = data
+        if offset == 0 and data.startswith(BOM):
+            text = data[len(BOM) :]
+        decoded = decoder.decode(text, final)
+        if decoded.used is not None:
+            decoded.used += len(data) - len(text)
+            lines = data.count(b"\n", 0, decoded.used)
+            self._rests[split_id] = (data[decoded.used :], offset + decoded.used, None if line is None else line + lines)
+        return _Page(split_id, path, data, offset, line, final, decoder.header, decoded)
+
+    def _take(self, page: _Page, max_records: int) -> list[Any]:
+        decoded, start = page.decoded, page.next
+        records = decoded.records
+        end = min(start + max_records, len(records))
+        bad = decoded.bad
+        if page.bad_next < len(bad):
+            end = self._report_bad(page, bad, start, end)
+        page.next = end
+        return records if start == 0 and end == len(records) else records[start:end]
+
+    def _report_bad(self, page: _Page, bad: list[Bad], start: int, end: int) -> int:
+        """Deal with the malformed lines among the records up to `end`; return where to stop."""
+        while page.bad_next < len(bad) and bad[page.bad_next].after <= end:
+            one = bad[page.bad_next]
+            where = f"line {page.line + one.line + 1}" if page.line is not None else f"a line after byte {page.offset}"
+            message = f"{page.path}, {where}: {one.error}"
+            if self._malformed.fails and one.after > start:
+                return one.after  # The good records first.
+            page.bad_next += 1
+            self._malformed.report(one.value, message, one.error)
+        return end
+
+    def _wake(self) -> None:
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    async def wait(self) -> None:
+        if self._page is not None or self._blocks or self._task is None or self._task.done():
+            return
+        if self._waiter is None:
+            self._waiter = asyncio.get_running_loop().create_future()
+        await asyncio.shield(self._waiter)
+
+    @property
+    def finished(self) -> bool:
+        return not self._splits and self._page is None and not self._blocks and self._error is None
+
+    def position(self, split_id: str) -> Any:
+        page = self._page
+        if page is not None and page.split_id == split_id:
+            return page.position()
+        return self._positions[split_id]
+
+    async def close(self) -> None:
+        task, self._task = self._task, None
+        if task is not None:
+            await cancel_and_wait([task])
+        if self._reading is not None:
+            await wait_all([self._reading])
+            if not self._reading.cancelled():
+                self._reading.exception()  # Looked at: nobody else will.
+        if self._file is not None:
+            self._file.close()
+
+
+class FollowReader(FileReader):
+    """Reads what is there, then looks every `every_s` seconds for new files and new lines; never ends.
+
+    There is one split. Its position is a mapping from path to the position in that file.
+    """
+
+    def __init__(
+        self,
+        ctx: SourceContext,
+        make_decoder: Callable[[list[str] | None], Decoder],
+        on_error: OnError,
+        path: str | PurePath,
+        every_s: float,
+        *,
+        block_bytes: int = BLOCK_BYTES,
+    ) -> None:
+        super().__init__(ctx, make_decoder, on_error, block_bytes=block_bytes)
+        self._path = path
+        self._every_s = every_s
+        self._split: Split | None = None
+        self._read: dict[str, tuple[int, int | None]] = {}
+        self._sizes: dict[str, int] = {}
+
+    async def open(self, splits: Sequence[Split]) -> None:
+        if not splits:
+            return
+        self._split = splits[0]
+        for id_, position in (splits[0].position or {}).items():
+            self._positions[id_] = position
+            self._read[id_] = (position[0], position[1])
+        await super().open(())
+
+    async def read_ahead(self) -> None:
+        while True:
+            for path in await find_files(self._host, self._path, may_be_missing=True):
+                for part in await cut(self._host, path, divisible=False, split_bytes=0):
+                    await self._read_growth(part)
+            await asyncio.sleep(self._every_s)
+
+    async def _read_growth(self, part: FilePart) -> None:
+        id_ = part.id
+        offset, line = self._read.get(id_, (0, 0))
+        whole = is_compressed(part.path)
+        if whole and id_ in self._sizes:
+            return  # A compressed file appears as a whole.
+        try:
+            size = (await self._host.fs.stat(part.path)).size
+        except FileNotFoundError:
+            return  # Deleted since the listing.
+        if self._sizes.get(id_) == size or (size == offset and not whole):
+            return
+        if size < offset and not whole:
+            if self._blocks or self._page is not None:
+                return  # What it held before is not yet polled: the next look begins anew.
+            logger.warning("file %s became shorter, from %d to %d bytes: read anew from its beginning", part.path, offset, size)
+            offset, line = 0, 0
+            self._positions[id_] = None
+            self._decoders.pop(id_, None)
+            self._rests.pop(id_, None)
+        self._sizes[id_] = size
+        split = Split(id_, self._positions.get(id_))
+        self._positions.setdefault(id_, None)
+        await self.read_part(split, part, offset, line, tail=not whole)
+
+    async def put(self, split_id: str, path: str, block: Block) -> None:
+        lines = None if block.line is None else block.line + block.data.count(b"\n")
+        self._read[split_id] = (block.offset + len(block.data), lines)
+        await super().put(split_id, path, block)
+
+    def poll_batch(self, max_records: int) -> list[Any] | None:
+        batch = super().poll_batch(max_records)
+        if self._split is not None:
+            self.current_split = self._split.id
+        return batch
+
+    @property
+    def finished(self) -> bool:
+        return self._split is None
+
+    def position(self, split_id: str) -> Any:
+        where = super().position
+        positions = {id_: where(id_) for id_ in self._positions}
+        return {id_: position for id_, position in positions.items() if position is not None}
+

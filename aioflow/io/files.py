@@ -1,0 +1,204 @@
+"""Files as source and sink: what all line-based formats share, and the plainest of them, `lines`.
+
+As a source: a file, a glob or a directory. As a sink: a directory of part files.
+"""
+
+from __future__ import annotations
+
+import codecs
+import os
+from collections.abc import Callable, Sequence
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from aioflow.core.errors import GraphError
+from aioflow.core.functions import OutputTag
+from aioflow.core.timeunits import to_seconds
+from aioflow.io.blocks import BLOCK_BYTES
+from aioflow.io.file_reader import Bad, Decoded, FileReader, FollowReader
+from aioflow.io.hosts import lent
+from aioflow.io.malformed import checked_on_error
+from aioflow.io.parts import PartCommitter, PartWriter, RollPolicy
+from aioflow.io.paths import SPLIT_BYTES, cut, find_files
+from aioflow.operators.source import Split
+
+if TYPE_CHECKING:
+    from aioflow.core.host import Host
+    from aioflow.core.timeunits import Duration
+    from aioflow.io.file_reader import Decoder
+    from aioflow.io.malformed import OnError
+    from aioflow.io.parts import Encoder
+    from aioflow.operators.operator import OperatorContext
+    from aioflow.operators.source import SourceContext, SourceReader
+
+__all__ = ["Files", "lines"]
+
+T = TypeVar("T")
+
+FOLLOWED = "followed"
+"""Id of the one split of a source that follows its files."""
+
+
+def lines(
+    path: str | os.PathLike[str],
+    *,
+    encoding: str = "utf-8",
+    follow: bool = False,
+    every: Duration = "500ms",
+    on_error: OnError = "fail",
+    split_bytes: int = SPLIT_BYTES,
+    roll: RollPolicy | None = None,
+) -> Files[str]:
+    """The lines of text files, without line ends.
+
+    `follow`: go on for ever with new files and new lines, looking `every` so often. `on_error`: what happens to a line that is not
+    text of `encoding`. As a sink: `str(value)`, one a line, in `part-<subtask>-<n>.txt`; `roll` says when a part is full.
+    """
+    try:
+        known = codecs.lookup(encoding).name
+    except LookupError:
+        raise GraphError(f"lines({str(path)!r}): encoding is {encoding!r}, expected one that Python knows") from None
+    if known.startswith(("utf-16", "utf-32")):
+        raise GraphError(f"lines({str(path)!r}): encoding is {encoding!r}, expected one whose line end is a single byte")
+    return Files(
+        "lines",
+        path,
+        decoder=lambda header: LinesDecoder(encoding),
+        encoder=lambda: LinesEncoder(encoding),
+        extension="txt",
+        divisible=True,
+        follow=follow,
+        every=every,
+        on_error=on_error,
+        split_bytes=split_bytes,
+        roll=roll,
+    )
+
+
+class Files(Generic[T]):
+    """A `Source` and a `Sink` of files in one format. Made by `lines`, `jsonl` and `csv`."""
+
+    def __init__(
+        self,
+        function: str,
+        path: str | os.PathLike[str],
+        *,
+        decoder: Callable[[list[str] | None], Decoder],
+        encoder: Callable[[], Encoder],
+        extension: str,
+        divisible: bool,
+        follow: bool,
+        every: Duration,
+        on_error: OnError,
+        split_bytes: int = SPLIT_BYTES,
+        roll: RollPolicy | None = None,
+        block_bytes: int = BLOCK_BYTES,
+    ) -> None:
+        checked_on_error(on_error, f"{function}({str(path)!r})")
+        if split_bytes < 1:
+            raise GraphError(f"{function}({str(path)!r}): split_bytes is {split_bytes}, expected at least 1")
+        self._function = function
+        # A Path means itself; only a text may be a pattern.
+        self._path: str | PurePath = path if isinstance(path, (str, PurePath)) else os.fspath(path)
+        self._decoder = decoder
+        self._encoder = encoder
+        self._extension = extension
+        self._divisible = divisible
+        self._follow = follow
+        self._every_s = to_seconds(every, "every")
+        self._on_error = on_error
+        self._split_bytes = split_bytes
+        self._roll = roll or RollPolicy()
+        self._block_bytes = block_bytes
+        self.side_outputs: tuple[OutputTag[Any], ...] = (on_error,) if isinstance(on_error, OutputTag) else ()
+        """Where malformed lines go, if not nowhere."""
+
+    def __repr__(self) -> str:
+        return f"{self._function}({str(self._path)!r})"
+
+    @property
+    def bounded(self) -> bool:
+        return not self._follow
+
+    async def discover(self, host: Host | None = None) -> list[Split]:
+        """One split a file, several for a large one. Raises FileNotFoundError naming the path."""
+        if self._follow:
+            return [Split(FOLLOWED)]
+        async with lent(host) as machine:
+            parts = [
+                part
+                for path in await find_files(machine, self._path)
+                for part in await cut(machine, path, divisible=self._divisible, split_bytes=self._split_bytes)
+            ]
+        return [Split(part.id, None, tuple(part)) for part in parts]
+
+    def reader(self, ctx: SourceContext) -> SourceReader[T]:
+        if self._follow:
+            return FollowReader(ctx, self._decoder, self._on_error, self._path, self._every_s, block_bytes=self._block_bytes)
+        return FileReader(ctx, self._decoder, self._on_error, block_bytes=self._block_bytes)
+
+    def writer(self, ctx: OperatorContext) -> PartWriter:
+        return PartWriter(ctx, str(self._path), self._extension, self._encoder(), self._roll)
+
+    def committer(self, host: Host | None = None) -> PartCommitter:
+        return PartCommitter(host)
+
+
+class LinesDecoder:
+    """Text, line by line."""
+
+    header: list[str] | None = None
+
+    def __init__(self, encoding: str) -> None:
+        self._encoding = encoding
+
+    def decode(self, data: bytes, final: bool) -> Decoded:
+        try:
+            text = data.decode(self._encoding)
+        except UnicodeDecodeError:
+            return self._decode_each(data)
+        if "\r" in text:
+            text = text.replace("\r\n", "\n")
+        # Not splitlines(): it also cuts at form feeds and other marks that belong to a line.
+        records = text.split("\n")
+        if not records[-1]:
+            records.pop()
+        return Decoded(records)
+
+    def _decode_each(self, data: bytes) -> Decoded:
+        records: list[str] = []
+        starts: list[int] = []
+        bad: list[Bad] = []
+        for i, line in enumerate(split_lines(data)):
+            try:
+                record = line.decode(self._encoding)
+            except UnicodeDecodeError as error:
+                bad.append(Bad(len(records), i, line, error))
+                continue
+            records.append(record.removesuffix("\r"))
+            starts.append(i)
+        return Decoded(records, starts, bad)
+
+
+class LinesEncoder:
+    """`str(value)` and a line end."""
+
+    head = b""
+
+    def __init__(self, encoding: str) -> None:
+        self._encoding = encoding
+
+    def encode(self, values: Sequence[Any]) -> bytes:
+        """The bytes of `values`."""
+        if not values:
+            return b""
+        text = "\n".join(map(str, values))
+        return f"{text}\n".encode(self._encoding)
+
+
+def split_lines(data: bytes) -> list[bytes]:
+    """The lines of a block, without the line feeds."""
+    found = data.split(b"\n")
+    if not found[-1]:
+        found.pop()
+    return found

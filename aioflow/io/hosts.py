@@ -1,0 +1,27 @@
+"""The host for what runs outside of a task: finding splits, committing. Whoever drives a connector may lend its own."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from aioflow.core.host import SystemHost
+
+if TYPE_CHECKING:
+    from aioflow.core.host import Host
+
+__all__ = ["lent"]
+
+
+@asynccontextmanager
+async def lent(host: Host | None) -> AsyncIterator[Host]:
+    """Yields `host`, which stays open, or the machine itself for the length of the block."""
+    if host is not None:
+        yield host
+        return
+    machine = SystemHost()
+    try:
+        yield machine
+    finally:
+        await machine.close()

@@ -1,0 +1,248 @@
+"""HTTP as a client: a source that asks a URL again and again, a sink that posts. aiohttp is imported when a job runs."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from aioflow.core.errors import Broken, GraphError
+from aioflow.core.timeunits import to_seconds
+from aioflow.io.backoff import Backoff
+from aioflow.io.buffered import BufferedReader
+from aioflow.io.malformed import Malformed, checked_on_error
+from aioflow.operators.source import Split
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    import aiohttp
+
+    from aioflow.core.timeunits import Duration
+    from aioflow.io.malformed import OnError
+    from aioflow.operators.operator import OperatorContext
+    from aioflow.operators.source import SourceContext, SourceReader
+
+__all__ = ["HttpConnector", "client_session", "http", "http_error"]
+
+RETRIES = 5
+"""Failures in a row that are worth another try: connections refused or broken, and answers of 429 and 5xx."""
+
+BODY_BYTES_MAX = 16 * 1024 * 1024
+
+logger = logging.getLogger(__name__)
+
+
+def http(
+    url: str,
+    every: Duration = "1s",
+    *,
+    decode: str = "json",
+    items: Callable[[Any], Iterable[Any]] | None = None,
+    headers: Mapping[str, str] | None = None,
+    timeout: Duration = "30s",
+    batch: int = 1,
+    backoff: Duration = "100ms",
+    retries: int = RETRIES,
+    on_error: OnError = "fail",
+) -> HttpConnector:
+    """Asks `url` every so often; each answer is an element, or each of `items(answer)`. As a sink posts JSON to `url`.
+
+    `decode`: "json", "text" or "bytes". `batch`: above 1 the sink posts arrays of up to so many records. Requests that fail are tried
+    `retries` times again, so a record may arrive twice; then, and for other answers than 2xx, the job fails.
+    """
+    if decode not in ("json", "text", "bytes"):
+        raise GraphError(f"http({url!r}): decode is {decode!r}, expected 'json', 'text' or 'bytes'")
+    if batch < 1:
+        raise GraphError(f"http({url!r}): batch is {batch!r}, expected at least 1")
+    return HttpConnector(
+        url,
+        to_seconds(every, "every"),
+        decode,
+        items,
+        dict(headers or {}),
+        to_seconds(timeout, "timeout"),
+        batch,
+        backoff,
+        retries,
+        checked_on_error(on_error, f"http({url!r})"),
+    )
+
+
+class HttpConnector:
+    """A `Source` and a `Sink`. The source is at-most-once: an answer cannot be asked for again."""
+
+    bounded = False
+
+    def __init__(
+        self,
+        url: str,
+        every_s: float,
+        decode: str,
+        items: Callable[[Any], Iterable[Any]] | None,
+        headers: dict[str, str],
+        timeout_s: float,
+        batch: int,
+        backoff: Duration,
+        retries: int,
+        on_error: OnError,
+    ) -> None:
+        self.url = url
+        self.every_s = every_s
+        self.decode = decode
+        self.items = items
+        self.headers = headers
+        self.timeout_s = timeout_s
+        self.batch = batch
+        self.backoff = backoff
+        self.retries = retries
+        self.on_error = on_error
+
+    def __repr__(self) -> str:
+        return f"http({self.url!r})"
+
+    async def discover(self) -> list[Split]:
+        return [Split("0")]
+
+    def reader(self, ctx: SourceContext) -> SourceReader[Any]:
+        return _HttpReader(ctx, self)
+
+    def writer(self, ctx: OperatorContext) -> HttpWriter:
+        return HttpWriter(ctx, self)
+
+    def committer(self) -> None:
+        return None
+
+
+@asynccontextmanager
+async def client_session(headers: Mapping[str, str], timeout_s: float | None) -> AsyncIterator[aiohttp.ClientSession]:
+    """A session that is closed when the block is left. `timeout_s` bounds a request as a whole; None: only its connecting."""
+    import aiohttp
+
+    timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=30.0)
+    async with aiohttp.ClientSession(headers=dict(headers), timeout=timeout) as session:
+        yield session
+
+
+def http_error(status: int, url: str, body: bytes) -> Broken:
+    """What a server answered instead of what was expected; with the begin of its answer."""
+    return Broken(f"{url} answered {status}, expected 2xx: {body[:200].decode(errors='replace')!r}")
+
+
+def _worth_another_try(status: int) -> bool:
+    return status == 429 or status >= 500
+
+
+class _HttpReader(BufferedReader):
+    def __init__(self, ctx: SourceContext, config: HttpConnector) -> None:
+        super().__init__(ctx)
+        self._config = config
+        self._malformed = Malformed(ctx, config.on_error)
+
+    async def run(self, split: Split) -> None:
+        import aiohttp
+
+        config = self._config
+        loop = asyncio.get_running_loop()
+        backoff = Backoff(self.ctx.host.rng, config.backoff)
+        async with client_session(config.headers, config.timeout_s) as session:
+            while True:
+                asked_s = loop.time()
+                try:
+                    async with session.get(config.url) as response:
+                        body = await response.content.read(BODY_BYTES_MAX + 1)
+                        while len(body) <= BODY_BYTES_MAX and (more := await response.content.read(BODY_BYTES_MAX + 1 - len(body))):
+                            body += more
+                        status = response.status
+                    if not 200 <= status < 300:
+                        raise http_error(status, config.url, body)
+                except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, TimeoutError, Broken) as error:
+                    if backoff.tries >= config.retries or (isinstance(error, Broken) and not _worth_another_try(status)):
+                        raise
+                    logger.info("%r: %s, asking again", config, error)
+                    await backoff.sleep()
+                    continue
+                backoff.reset()
+                await self._hand_over(body)
+                await asyncio.sleep(max(config.every_s - (loop.time() - asked_s), 0))
+
+    async def _hand_over(self, body: bytes) -> None:
+        config = self._config
+        try:
+            if len(body) > BODY_BYTES_MAX:
+                raise ValueError(f"the answer has more than {BODY_BYTES_MAX} bytes")
+            answer: Any = body
+            if config.decode == "json":
+                answer = msgspec.json.decode(body)
+            elif config.decode == "text":
+                answer = body.decode()
+        except (msgspec.DecodeError, ValueError) as error:
+            self._malformed.report(body[:BODY_BYTES_MAX], f"{config!r}: {error}", error)
+            return
+        if config.items is None:
+            await self.put(answer)
+            return
+        for item in config.items(answer):
+            await self.put(item)
+
+
+class HttpWriter:
+    """Posts the records of one subtask, one request after the other."""
+
+    def __init__(self, ctx: OperatorContext, config: HttpConnector) -> None:
+        self._ctx = ctx
+        self._config = config
+        self._pending: list[Any] = []
+        self._session: aiohttp.ClientSession | None = None
+        self.full = False
+
+    async def open(self) -> None:
+        import aiohttp
+
+        timeout = aiohttp.ClientTimeout(total=self._config.timeout_s)
+        self._session = aiohttp.ClientSession(headers=self._config.headers, timeout=timeout)
+
+    def write_batch(self, values: Sequence[Any], timestamps: Sequence[int] | None) -> None:
+        self._pending.extend(values)
+        self.full = len(self._pending) >= self._config.batch
+
+    async def flush(self) -> None:
+        self.full = False
+        pending, self._pending = self._pending, []
+        size = self._config.batch
+        for start in range(0, len(pending), size):
+            records = pending[start : start + size]
+            await self._post(msgspec.json.encode(records if size > 1 else records[0]))
+
+    async def _post(self, body: bytes) -> None:
+        import aiohttp
+
+        assert self._session is not None, "open() comes before the first flush"
+        config = self._config
+        backoff = Backoff(self._ctx.host.rng, config.backoff)
+        while True:
+            status = 0
+            try:
+                async with self._session.post(config.url, data=body, headers={"Content-Type": "application/json"}) as response:
+                    status = response.status
+                    if 200 <= status < 300:
+                        return
+                    raise http_error(status, config.url, await response.content.read(1024))
+            except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, TimeoutError, Broken) as error:
+                if backoff.tries >= config.retries or (isinstance(error, Broken) and not _worth_another_try(status)):
+                    raise
+                logger.info("%r: %s, posting again", config, error)
+                await backoff.sleep()
+
+    async def prepare(self, checkpoint_id: int) -> list[Any]:
+        await self.flush()
+        return []
+
+    async def close(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()

@@ -1,0 +1,138 @@
+"""JSON lines: one JSON value a line, decoded into plain values or into a type, encoded from whatever msgspec knows."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar, overload
+
+import msgspec
+
+from aioflow.io.file_reader import Bad, Decoded
+from aioflow.io.files import Files, split_lines
+from aioflow.io.paths import SPLIT_BYTES
+from aioflow.io.shapes import is_namedtuple, namedtuple_from
+
+if TYPE_CHECKING:
+    from aioflow.core.timeunits import Duration
+    from aioflow.io.malformed import OnError
+    from aioflow.io.parts import RollPolicy
+
+__all__ = ["jsonl"]
+
+T = TypeVar("T")
+
+
+@overload
+def jsonl(
+    path: str | os.PathLike[str],
+    type: type[T],
+    *,
+    follow: bool = ...,
+    every: Duration = ...,
+    on_error: OnError = ...,
+    split_bytes: int = ...,
+    roll: RollPolicy | None = ...,
+) -> Files[T]: ...
+@overload
+def jsonl(
+    path: str | os.PathLike[str],
+    type: None = None,
+    *,
+    follow: bool = ...,
+    every: Duration = ...,
+    on_error: OnError = ...,
+    split_bytes: int = ...,
+    roll: RollPolicy | None = ...,
+) -> Files[Any]: ...
+def jsonl(
+    path: str | os.PathLike[str],
+    type: type[Any] | None = None,
+    *,
+    follow: bool = False,
+    every: Duration = "500ms",
+    on_error: OnError = "fail",
+    split_bytes: int = SPLIT_BYTES,
+    roll: RollPolicy | None = None,
+) -> Files[Any]:
+    """Files with one JSON value a line; blank lines are passed over.
+
+    `type`: what a line is decoded into and checked against: a dataclass, NamedTuple, msgspec.Struct, `dict[str, int]` and the like;
+    plain Python values without it. `follow`, `every`, `on_error`, `roll` as in `lines`. As a sink: `part-<subtask>-<n>.jsonl`; a
+    NamedTuple becomes an object with its fields.
+    """
+    return Files(
+        "jsonl",
+        path,
+        decoder=lambda header: JsonDecoder(type),
+        encoder=JsonEncoder,
+        extension="jsonl",
+        divisible=True,
+        follow=follow,
+        every=every,
+        on_error=on_error,
+        split_bytes=split_bytes,
+        roll=roll,
+    )
+
+
+class JsonDecoder:
+    """Line by line through msgspec. Not `decode_lines`: that takes two values in a line, and one value in two, for good."""
+
+    header: list[str] | None = None
+
+    def __init__(self, type: type[Any] | None) -> None:
+        self._decode: Callable[[bytes], Any]
+        if type is None:
+            self._decode = msgspec.json.Decoder().decode
+        elif is_namedtuple(type):
+            # msgspec reads NamedTuples from arrays; lines have objects more often.
+            read, make = msgspec.json.Decoder().decode, namedtuple_from(type)
+            self._decode = lambda line: make(read(line))
+        else:
+            self._decode = msgspec.json.Decoder(type).decode
+
+    def decode(self, data: bytes, final: bool) -> Decoded:
+        found = split_lines(data)
+        try:
+            return Decoded(list(map(self._decode, found)))
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            return self._decode_each(found)
+
+    def _decode_each(self, found: list[bytes]) -> Decoded:
+        records: list[Any] = []
+        starts: list[int] = []
+        bad: list[Bad] = []
+        decode = self._decode
+        for i, line in enumerate(found):
+            if not line.strip():
+                continue
+            try:
+                record = decode(line)
+            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+                bad.append(Bad(len(records), i, line, error))
+                continue
+            records.append(record)
+            starts.append(i)
+        return Decoded(records, starts, bad)
+
+
+class JsonEncoder:
+    """One JSON value a line."""
+
+    head = b""
+
+    def __init__(self) -> None:
+        self._encode_lines = msgspec.json.Encoder(enc_hook=_encode_other).encode_lines
+
+    def encode(self, values: Sequence[Any]) -> bytes:
+        """The bytes of `values`. Raises TypeError for a type that is no JSON, naming it."""
+        return self._encode_lines([value._asdict() if hasattr(value, "_asdict") else value for value in values])
+
+
+def _encode_other(value: Any) -> Any:
+    """What msgspec does not know: numpy's arrays and scalars as what they hold."""
+    tolist = getattr(value, "tolist", None)
+    if tolist is not None:
+        return tolist()
+    raise TypeError(f"jsonl sink got a {type(value).__qualname__}, expected what JSON can hold: map it to a dict or a dataclass first")

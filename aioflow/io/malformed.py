@@ -1,0 +1,55 @@
+"""What is done with input that cannot be read: fail the job, pass over it, or send it aside."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from aioflow.core.errors import GraphError, RemoteProtocolError
+from aioflow.core.functions import Failed, OutputTag
+
+if TYPE_CHECKING:
+    from aioflow.operators.source import SourceContext
+
+__all__ = ["Malformed", "OnError", "checked_on_error"]
+
+OnError = str | OutputTag[Any]
+"""What happens to a malformed element: "fail", "skip", or the side output that gets it as `Failed`."""
+
+logger = logging.getLogger(__name__)
+
+
+def checked_on_error(on_error: Any, connector: str) -> OnError:
+    """`on_error` if it is one. Raises GraphError naming `connector`."""
+    if isinstance(on_error, OutputTag) or (isinstance(on_error, str) and on_error in ("fail", "skip")):
+        return on_error
+    raise GraphError(f"{connector}: on_error is {on_error!r}, expected 'fail', 'skip' or an OutputTag")
+
+
+class Malformed:
+    """Carries out `on_error` for one reader."""
+
+    def __init__(self, ctx: SourceContext, on_error: OnError) -> None:
+        self._ctx = ctx
+        self._on_error = on_error
+        self.skipped = 0
+
+    @property
+    def fails(self) -> bool:
+        """Whether `report` raises."""
+        return self._on_error == "fail"
+
+    def report(self, value: bytes, message: str, error: Exception) -> None:
+        """`message` says where and what. Raises RemoteProtocolError if the job is to fail."""
+        if self._on_error == "fail":
+            raise RemoteProtocolError(
+                f"{message}. To go on without such input give on_error='skip', or an OutputTag to collect it"
+            ) from error
+        if isinstance(self._on_error, OutputTag):
+            runtime = self._ctx.runtime
+            operator = getattr(runtime, "operator_name", runtime.task_name)
+            self._ctx.side_output(self._on_error, Failed(value, message, type(error).__name__, operator, None))
+            return
+        self.skipped += 1
+        if self.skipped == 1:
+            logger.warning("skipped malformed input, more is skipped in silence: %s", message)

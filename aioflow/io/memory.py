@@ -1,0 +1,175 @@
+"""Sources out of plain Python: lists and other re-iterables, functions that return iterators. `as_source` takes what users write.
+
+An iterable is replayed by index. A function of one parameter `position` that yields `(value, position)` is replayed from the position
+of the last element that counts; any other function is called anew after a restart, so what it had in hand is lost.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Mapping, Sequence, Set
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from aioflow.core.errors import GraphError
+from aioflow.io.iterating import FunctionReader
+from aioflow.operators.source import Source, Split
+
+if TYPE_CHECKING:
+    from aioflow.operators.source import SourceContext, SourceReader
+
+__all__ = ["FunctionSource", "IterableSource", "as_source"]
+
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+ONLY_SPLIT = "0"
+
+
+def as_source(what: Any) -> Source[Any]:
+    """The source that `flow.source(what)` reads. Raises GraphError for what cannot be read again or is no source."""
+    if isinstance(what, type):
+        raise GraphError(f"flow.source got the class {what.__name__}, expected an instance: add the parentheses")
+    if isinstance(what, Source):
+        return what
+    if isinstance(what, (str, bytes, bytearray, memoryview, PurePath)):
+        raise GraphError(
+            f"flow.source got {what!r} of type {type(what).__name__}, expected a source, an iterable of elements or a function: "
+            f"to read a file write af.io.lines({str(what)!r}), for a single element write [{what!r}]"
+        )
+    if callable(what):
+        return FunctionSource(what)
+    if isinstance(what, Iterable):
+        return IterableSource(what)
+    if inspect.iscoroutine(what) or isinstance(what, AsyncIterable):
+        if inspect.iscoroutine(what):
+            what.close()  # It will never be awaited, and that is no news to anybody.
+        raise GraphError(f"flow.source got {_named(what)}, which can be read only once: pass the function that returns it")
+    raise GraphError(
+        f"flow.source got {what!r} of type {type(what).__name__}, expected a Source, a list, tuple or range, or a function that returns "
+        "an iterator"
+    )
+
+
+class IterableSource(Generic[T]):
+    """The elements of a re-iterable, in order. One split; the position is the index of the next element.
+
+    Lists, tuples and ranges are sliced. Sets and mappings are copied at once, because their order must be the same when they are
+    read again. Any other re-iterable is iterated in the executor, since its iterator may block.
+    """
+
+    bounded = True
+    parallelism_max = 1
+    """One split, read by one subtask: the flow's parallelism begins after it."""
+
+    def __init__(self, items: Iterable[T]) -> None:
+        if isinstance(items, Iterator):
+            raise GraphError(
+                f"flow.source got {_named(items)}, which can be read only once: pass the function that makes it, "
+                "not the result of calling it"
+            )
+        self._items = tuple(items) if isinstance(items, (Set, Mapping)) else items
+
+    def __repr__(self) -> str:
+        size = f" of {len(self._items)}" if isinstance(self._items, Sequence) else ""
+        return f"IterableSource({type(self._items).__name__}{size})"
+
+    async def discover(self) -> list[Split]:
+        return [Split(ONLY_SPLIT)]
+
+    def reader(self, ctx: SourceContext) -> SourceReader[T]:
+        if isinstance(self._items, (list, tuple, range)):
+            return _SliceReader(self._items)
+        return FunctionReader(ctx, self._items.__iter__, indexed=True)
+
+
+class _SliceReader(Generic[T]):
+    """Hands out slices of what is in memory."""
+
+    def __init__(self, items: Sequence[T]) -> None:
+        self._items = items
+        self._index = 0
+        self._end = 0
+
+    async def open(self, splits: Sequence[Split]) -> None:
+        for split in splits:
+            self._index = split.position or 0
+            # Fixed here: a list that grows while it is read would make the end, and so the result, a matter of timing.
+            self._end = len(self._items)
+
+    def poll_batch(self, max_records: int) -> Sequence[T] | None:
+        start = self._index
+        if start >= self._end:
+            return None
+        self._index = end = min(start + max_records, self._end)
+        return self._items[start:end]
+
+    async def wait(self) -> None:
+        """There is never anything to wait for."""
+
+    @property
+    def finished(self) -> bool:
+        return self._index >= self._end
+
+    def position(self, split_id: str) -> int:
+        return self._index
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+
+class FunctionSource(Generic[T]):
+    """What `function` returns when it is called in the subtask: an iterator, read on a thread, or an async iterator.
+
+    A parameter called `position` makes it replayable: it is None at first, later what was yielded beside the last element that counts.
+    Whether the iterator ever ends is not known, so the source counts as unbounded: leaving `flow.run()` stops it.
+    """
+
+    bounded = False
+    parallelism_max = 1
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        self._name = getattr(function, "__qualname__", None) or type(function).__name__
+        self._replayable = _takes_position(function, self._name)
+        self._warned = False
+
+    def __repr__(self) -> str:
+        return f"FunctionSource({self._name})"
+
+    async def discover(self) -> list[Split]:
+        return [Split(ONLY_SPLIT)]
+
+    def reader(self, ctx: SourceContext) -> SourceReader[T]:
+        if ctx.replays and not self._replayable and not self._warned:
+            self._warned = True
+            logger.warning(
+                "source function %s takes no `position`: after a restart it is called anew, and elements that no checkpoint covers "
+                "are lost (at most once); to replay them take one parameter `position` and yield (value, position)",
+                self._name,
+            )
+        return FunctionReader(ctx, self._function, replayable=self._replayable)
+
+
+def _takes_position(function: Callable[..., Any], name: str) -> bool:
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):  # Some callables of C tell nothing: they are called without arguments.
+        return False
+    if "position" in parameters:
+        return True
+    needed = [
+        p.name for p in parameters.values() if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+    ]
+    if needed:
+        raise GraphError(
+            f"source function {name} needs the argument {needed[0]!r}, expected no arguments, or one called 'position': "
+            "bind the others with functools.partial"
+        )
+    return False
+
+
+def _named(what: object) -> str:
+    return f"the {type(what).__name__} {getattr(what, '__qualname__', '')}".rstrip()

@@ -1,0 +1,205 @@
+"""The sink side of files: a directory of part files, each made visible by one rename.
+
+A part is written under a hidden name, `.part-<subtask>-<n>.<ext>.<token>`, and becomes `part-<subtask>-<n>.<ext>` when it is
+committed. With checkpoints a part is prepared at the barrier (synced and closed) and committed when the checkpoint is complete.
+Without, the writer commits its parts itself when they are full or old, and the rest at the end.
+
+Invariants: a visible part is complete and never changes; committing and aborting again do nothing. A process that is killed leaves
+hidden files behind, which no reader looks at. Two sinks must not write to one directory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import posixpath
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from aioflow.io.hosts import lent
+
+if TYPE_CHECKING:
+    from aioflow.core.host import Host
+    from aioflow.operators.operator import OperatorContext, ProcessingTimeTimer
+
+__all__ = ["PartCommitter", "PartWriter", "RollPolicy"]
+
+BUFFER_BYTES = 1024 * 1024
+"""The writer asks for a flush when it holds this much: one trip to the executor, one `write`."""
+
+logger = logging.getLogger(__name__)
+
+
+class Encoder(Protocol):
+    """Turns records into the bytes of a file."""
+
+    @property
+    def head(self) -> bytes:
+        """What each part begins with; asked after the first `encode`."""
+
+    def encode(self, values: Sequence[Any]) -> bytes:
+        """Whole records, one after the other."""
+
+
+@dataclass(frozen=True, slots=True)
+class RollPolicy:
+    """When a part is full. With checkpoints each checkpoint ends a part as well."""
+
+    size_bytes: int = 128 * 1024 * 1024
+    """Checked after each flush, so a part may be larger by one buffer."""
+    age_ms: int = 60_000
+    """Since the first record of the part, by the wall clock."""
+
+
+class PartWriter:
+    """Writes the parts of one subtask."""
+
+    def __init__(self, ctx: OperatorContext, directory: str, extension: str, encoder: Encoder, roll: RollPolicy) -> None:
+        self._ctx = ctx
+        self._fs = ctx.host.fs
+        self._directory = directory
+        self._prefix = f"part-{ctx.runtime.subtask_index}-"
+        self._extension = extension
+        self._encoder = encoder
+        self._roll = roll
+        # Whoever takes checkpoints commits; when nobody does, the writer commits what it rolls.
+        self._self_commit = not ctx.checkpointing
+        self._buffer: list[bytes] = []
+        self._buffered = 0
+        self._next = 0
+        self._part: tuple[str, str] | None = None
+        self._part_bytes = 0
+        self._rolled: list[tuple[str, str]] = []
+        self._timer: ProcessingTimeTimer | None = None
+        self._rolling: asyncio.Task[None] | None = None
+        # Appends to one file must not overtake each other: a flush, a barrier and the timer may come together.
+        self._lock = asyncio.Lock()
+        self.full = False
+
+    async def open(self) -> None:
+        """Make the directory, and go on counting where any earlier run ended."""
+        await self._fs.mkdirs(self._directory)
+        pattern = re.compile(rf"\.?{re.escape(self._prefix)}(\d+)\.")
+        matches = [pattern.match(name) for name in await self._fs.list(self._directory)]
+        self._next = max((int(match[1]) + 1 for match in matches if match), default=0)
+
+    def write_batch(self, values: Sequence[Any], timestamps: Sequence[int] | None) -> None:
+        if not values:
+            return
+        data = self._encoder.encode(values)
+        self._buffer.append(data)
+        self._buffered += len(data)
+        if self._buffered >= BUFFER_BYTES:
+            self.full = True
+        self._start_age()
+
+    def _start_age(self) -> None:
+        if self._timer is None and self._self_commit:
+            due = self._ctx.processing_time() + self._roll.age_ms
+            self._timer = self._ctx.register_processing_timer(due, self._on_age)
+
+    async def flush(self) -> None:
+        """Bring what is buffered into the hidden file."""
+        async with self._lock:
+            await self._flush()
+            if self._part is not None and self._part_bytes >= self._roll.size_bytes:
+                await self._end_part()
+
+    async def _flush(self) -> None:
+        self.full = False
+        if not self._buffer:
+            return
+        buffer, self._buffer, self._buffered = self._buffer, [], 0
+        if self._part is None:
+            buffer.insert(0, self._encoder.head)
+            final = f"{self._prefix}{self._next}.{self._extension}"
+            self._next += 1
+            # The token tells this attempt's file from one that an earlier attempt left under the same number.
+            hidden = f".{final}.{self._ctx.host.ids.new('part')[:12]}"
+            self._part = (posixpath.join(self._directory, hidden), posixpath.join(self._directory, final))
+        data = b"".join(buffer)
+        await self._fs.append(self._part[0], data)
+        self._part_bytes += len(data)
+
+    async def _end_part(self) -> None:
+        """Close the part: it is durable afterwards, and waits to be committed."""
+        if self._part is None:
+            return
+        part, self._part = self._part, None
+        self._part_bytes = 0
+        timer, self._timer = self._timer, None
+        if timer is not None:
+            timer.cancel()
+        if self._buffer:  # Written since the flush: it begins the next part.
+            self._start_age()
+        self._rolled.append(part)
+        await self._fs.fsync(part[0])
+        if self._self_commit:
+            await PartCommitter(self._ctx.host).commit(self._rolled)
+            self._rolled = []
+
+    def _on_age(self, timestamp: int) -> None:
+        self._timer = None
+        self._rolling = self._ctx.spawn(self._roll_aged(), f"{self._ctx.name}-roll")
+
+    async def _roll_aged(self) -> None:
+        async with self._lock:
+            await self._flush()
+            await self._end_part()
+
+    async def prepare(self, checkpoint_id: int) -> list[tuple[str, str]]:
+        """Every part so far: pairs (hidden path, visible path)."""
+        async with self._lock:
+            await self._flush()
+            await self._end_part()
+            rolled, self._rolled = self._rolled, []
+            if rolled:
+                await self._fs.fsync_dir(self._directory)
+            return rolled
+
+    async def close(self) -> None:
+        """Drop what was not prepared: it will be written again, or was not wanted."""
+        if self._timer is not None:
+            self._timer.cancel()
+        async with self._lock:
+            left = [*self._rolled, *([self._part] if self._part is not None else [])]
+            self._rolled, self._part = [], None
+            await PartCommitter(self._ctx.host).abort(left)
+
+
+class PartCommitter:
+    """Shows or drops prepared parts."""
+
+    def __init__(self, host: Host | None = None) -> None:
+        self._host = host
+
+    async def commit(self, committables: Sequence[Any]) -> None:
+        """Rename each hidden file to its visible name. A part that is visible already stays as it is."""
+        if not committables:
+            return
+        async with lent(self._host) as host:
+            directories: dict[str, None] = {}
+            for hidden, final in committables:
+                try:
+                    await host.fs.rename(hidden, final)
+                    directories[posixpath.dirname(final) or "."] = None
+                except FileNotFoundError:
+                    if not await host.fs.exists(final):
+                        logger.warning(
+                            "part %s was prepared, but neither it nor its hidden file %s exists: it was committed and then moved away, "
+                            "or it is lost",
+                            final,
+                            hidden,
+                        )
+            for directory in directories:
+                await host.fs.fsync_dir(directory)
+
+    async def abort(self, committables: Sequence[Any]) -> None:
+        """Delete the hidden files; what was committed stays."""
+        if not committables:
+            return
+        async with lent(self._host) as host:
+            for hidden, _ in committables:
+                await host.fs.delete(hidden)

@@ -1,0 +1,114 @@
+"""Which files a path means: a file, the files of a directory, or those that a glob matches; and how they are cut into splits.
+
+Names that begin with a dot or an underscore are no data: unfinished parts, markers. They count only when a pattern spells them out.
+"""
+
+from __future__ import annotations
+
+import errno
+import posixpath
+import re
+from fnmatch import fnmatchcase
+from pathlib import PurePath
+from typing import TYPE_CHECKING, NamedTuple
+
+from aioflow.io.blocks import is_compressed, zip_members
+
+if TYPE_CHECKING:
+    from aioflow.core.host import Host
+
+__all__ = ["SPLIT_BYTES", "FilePart", "cut", "find_files"]
+
+SPLIT_BYTES = 64 * 1024 * 1024
+"""Files above this are cut at line ends, so that several subtasks share one."""
+
+_MAGIC = re.compile(r"[*?\[]")
+
+
+class FilePart(NamedTuple):
+    """What one split reads: lines that begin in `[start, end)`; `end` None is the end of the file. `member` is of a zip archive."""
+
+    path: str
+    start: int = 0
+    end: int | None = None
+    member: str | None = None
+
+    @property
+    def id(self) -> str:
+        """Stable over restarts, unique among the parts of a source."""
+        if self.member is not None:
+            return f"{self.path}!{self.member}"
+        return self.path if self.start == 0 and self.end is None else f"{self.path}@{self.start}"
+
+
+async def find_files(host: Host, path: str | PurePath, *, may_be_missing: bool = False) -> list[str]:
+    """The files that `path` means, sorted. Raises FileNotFoundError when there are none, unless `may_be_missing`."""
+    text = str(path)
+    if await host.fs.exists(text):
+        if not (await host.fs.stat(text)).is_dir:
+            return [text]
+        names = [name for name in await host.fs.list(text) if not name.startswith((".", "_"))]
+        found = await _only_files(host, [posixpath.join(text, name) for name in names])
+        what = f"directory {text!r} holds no file that is data"
+    elif isinstance(path, str) and _MAGIC.search(text):
+        parts = [part for part in text.split("/") if part]
+        candidates = await _expand(host, "/" if text.startswith("/") else "", parts)
+        found = await _only_files(host, sorted(set(candidates)))
+        what = f"no file matches {text!r}"
+    else:
+        found = []
+        what = f"there is no file {text!r}"
+    if not found and not may_be_missing:
+        raise FileNotFoundError(errno.ENOENT, f"{what}, expected a file, a directory with files, or a glob that matches some", text)
+    return found
+
+
+async def _only_files(host: Host, paths: list[str]) -> list[str]:
+    found = []
+    for path in paths:
+        try:
+            if not (await host.fs.stat(path)).is_dir:
+                found.append(path)
+        except FileNotFoundError:
+            continue  # Deleted since the listing.
+    return found
+
+
+async def _expand(host: Host, base: str, parts: list[str]) -> list[str]:
+    """Paths that exist and match `parts` below `base`."""
+    if not parts:
+        return [base]
+    part, rest = parts[0], parts[1:]
+    if part != "**" and not _MAGIC.search(part):
+        path = posixpath.join(base, part)
+        return await _expand(host, path, rest) if await host.fs.exists(path) else []
+    try:
+        names = await host.fs.list(base or ".")
+    except (NotADirectoryError, FileNotFoundError):
+        return []
+    found: list[str] = []
+    if part == "**":
+        found += await _expand(host, base, rest) if rest else []
+        for name in names:
+            path = posixpath.join(base, name)
+            if not name.startswith("."):
+                found += [path] if not rest else []
+                found += await _expand(host, path, parts)
+        return found
+    for name in names:
+        if fnmatchcase(name, part) and (part.startswith((".", "_")) or not name.startswith((".", "_"))):
+            found += await _expand(host, posixpath.join(base, name), rest)
+    return found
+
+
+async def cut(host: Host, path: str, *, divisible: bool, split_bytes: int) -> list[FilePart]:
+    """The parts of one file: members of an archive, ranges of a large file if it is `divisible`, else the whole."""
+    if path.endswith(".zip"):
+        return [FilePart(path, member=member) for member in await host.blocking(zip_members, host.fs, path)]
+    if not divisible or is_compressed(path):
+        return [FilePart(path)]
+    size = (await host.fs.stat(path)).size
+    if size <= split_bytes:
+        return [FilePart(path)]
+    starts = range(0, size, split_bytes)
+    return [FilePart(path, start, None if start == starts[-1] else start + split_bytes) for start in starts]

@@ -1,0 +1,74 @@
+"""The sink that prints: one line a record, to wherever `sys.stdout` points.
+
+The executor writes, one call a batch: a pipe whose reader is slow holds back this sink and never the loop.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TextIO
+
+if TYPE_CHECKING:
+    from aioflow.operators.operator import OperatorContext
+
+__all__ = ["StdoutSink", "stdout"]
+
+
+def stdout(prefix: str = "") -> StdoutSink:
+    """A sink that prints `str(record)`, one a line, each after `prefix`. At least once: a restart prints again."""
+    return StdoutSink(prefix)
+
+
+class StdoutSink:
+    """Writes to `sys.stdout` as it is when the job starts."""
+
+    def __init__(self, prefix: str = "") -> None:
+        self._prefix = prefix
+
+    def __repr__(self) -> str:
+        return f"stdout({self._prefix!r})" if self._prefix else "stdout()"
+
+    def writer(self, ctx: OperatorContext) -> StdoutWriter:
+        return StdoutWriter(ctx, sys.stdout, self._prefix)
+
+    def committer(self) -> None:
+        return None
+
+
+class StdoutWriter:
+    """Gathers the lines of a batch and asks for a flush after each: what is printed is seen at once."""
+
+    def __init__(self, ctx: OperatorContext, stream: TextIO, prefix: str) -> None:
+        self._ctx = ctx
+        self._stream = stream
+        self._prefix = prefix
+        self._pending: list[str] = []
+        self.full = False
+
+    def write_batch(self, values: Sequence[Any], timestamps: Sequence[int] | None) -> None:
+        prefix = self._prefix
+        if prefix:
+            self._pending.extend([f"{prefix}{value}\n" for value in values])
+        else:
+            self._pending.extend([f"{value}\n" for value in values])
+        self.full = True
+
+    async def flush(self) -> None:
+        self.full = False
+        pending, self._pending = self._pending, []
+        if pending:
+            await self._ctx.host.blocking(_print, self._stream, "".join(pending))
+
+    async def prepare(self, checkpoint_id: int) -> list[Any]:
+        await self.flush()
+        return []
+
+    async def close(self) -> None:
+        """What was written must not stay behind, also when the job failed."""
+        await self.flush()
+
+
+def _print(stream: TextIO, text: str) -> None:
+    stream.write(text)
+    stream.flush()

@@ -1,0 +1,269 @@
+"""The source that a program pushes into: `await job.input(stream).put(value)`.
+
+A flow may run several times at once, so each run has an inlet of its own: whoever starts a run replaces the source by
+`source.for_run()` and keeps `.inlet` for the job handle.
+
+Invariant: the inlet numbers what it accepts. When the job may restart, what no completed checkpoint covers is kept, and a restarted
+reader replays it: without checkpoints that is everything since the run began. Otherwise an element is forgotten once it was polled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from aioflow.core.errors import Closed, GraphError, JobNotRunning
+from aioflow.operators.source import Split
+
+if TYPE_CHECKING:
+    from aioflow.operators.source import SourceContext, SourceReader
+
+__all__ = ["PushInlet", "PushSource", "push"]
+
+T = TypeVar("T")
+
+CAPACITY = 1024
+
+
+def push(capacity: int = CAPACITY) -> PushSource[Any]:
+    """A source for `job.input(stream)`. `put` waits while `capacity` accepted elements have not been read."""
+    return PushSource(capacity)
+
+
+class PushSource(Generic[T]):
+    """Unbounded until its inlet is closed. One split; the position is the number of the next element."""
+
+    bounded = False
+    stays_here = True
+    parallelism_max = 1
+
+    def __init__(self, capacity: int = CAPACITY) -> None:
+        if capacity < 1:
+            raise GraphError(f"push: capacity is {capacity!r}, expected at least 1")
+        self._capacity = capacity
+        self.inlet: PushInlet[T] | None = None
+        """Where a run's elements come in; None in the source that stands in the flow."""
+
+    def __repr__(self) -> str:
+        return f"push(capacity={self._capacity})"
+
+    def for_run(self) -> PushSource[T]:
+        """The source of one run, with an inlet of its own."""
+        source: PushSource[T] = PushSource(self._capacity)
+        source.inlet = PushInlet(self._capacity)
+        return source
+
+    async def discover(self) -> list[Split]:
+        return [Split("0")]
+
+    def reader(self, ctx: SourceContext) -> SourceReader[T]:
+        if self.inlet is None:
+            raise GraphError("push source has no inlet: it is read through the copy that for_run() makes for each run")
+        return _PushReader(self.inlet, keep=ctx.replays)
+
+
+class PushInlet(Generic[T]):
+    """The producer's end of one run. Any number of tasks of one loop may put; elements keep the order in which puts were accepted."""
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        # Elements from number `_base` on; those before `_read` were polled and are kept for a restart.
+        self._values: list[T] = []
+        self._timestamps: list[int] = []
+        self._base = 0
+        self._read = 0
+        self._attached = False
+        self._keep = True
+        self._timed: bool | None = None
+        self._closed = False
+        self._over: JobNotRunning | None = None
+        self._room: asyncio.Future[None] | None = None
+        self._news: asyncio.Future[None] | None = None
+        self._durable: list[tuple[int, asyncio.Future[None]]] = []
+
+    async def put(self, value: T, timestamp: int | None = None, *, durable: bool = False) -> None:
+        """Returns when `value` was accepted; with `durable` when a completed checkpoint covers it.
+
+        Timestamps are ms, given for all elements or for none. Raises Closed after `close`, JobNotRunning after the job's end.
+        """
+        while self._check() and self._end - self._read >= self._capacity:
+            await self._wait_for_room()
+        self._append(value, timestamp)
+        if durable:
+            await self._covered(self._end)
+
+    async def put_many(self, values: Iterable[T], timestamps: Iterable[int] | None = None, *, durable: bool = False) -> None:
+        """As `put` for each of `values` in order; others may put in between."""
+        left = iter(values)
+        times = None if timestamps is None else iter(timestamps)
+        while True:
+            while self._check() and self._end - self._read >= self._capacity:
+                await self._wait_for_room()
+            taken = list(islice(left, self._capacity - (self._end - self._read)))
+            if not taken:
+                break
+            for value in taken:
+                self._append(value, None if times is None else next(times))
+        if durable:
+            await self._covered(self._end)
+
+    def close(self) -> None:
+        """No more elements: the source ends when all have been read. Idempotent."""
+        self._closed = True
+        self._wake()
+        self._give_room()
+
+    def end(self, reason: str) -> None:
+        """The job is over: whoever puts, or waits, gets JobNotRunning with `reason`."""
+        self._over = JobNotRunning(reason)
+        self._give_room()
+        durable, self._durable = self._durable, []
+        for _, future in durable:
+            if not future.done():
+                future.set_exception(JobNotRunning(reason))
+
+    @property
+    def _end(self) -> int:
+        return self._base + len(self._values)
+
+    def _check(self) -> bool:
+        if self._over is not None:
+            raise JobNotRunning(str(self._over))
+        if self._closed:
+            raise Closed("push input is closed: put() after close()")
+        return True
+
+    def _append(self, value: T, timestamp: int | None) -> None:
+        if self._timed is None:
+            self._timed = timestamp is not None
+        if self._timed != (timestamp is not None):
+            raise ValueError(f"put() got the timestamp {timestamp!r}, expected one for every element or for none")
+        if timestamp is not None:
+            self._timestamps.append(timestamp)
+        self._values.append(value)
+        self._wake()
+
+    async def _wait_for_room(self) -> None:
+        if self._room is None:
+            self._room = asyncio.get_running_loop().create_future()
+        await asyncio.shield(self._room)
+
+    async def _covered(self, number: int) -> None:
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._durable.append((number, future))
+        await future
+
+    # The reader's end.
+
+    def attach(self, position: int | None, keep: bool) -> None:
+        """A reader begins at `position`: the first one of a run, or the next after a restart."""
+        if not self._attached:
+            # What came in before the first reader follows what an earlier run had read.
+            self._attached = True
+            self._base = self._read = position or 0
+        elif keep:
+            self._read = max(self._base, position or 0)
+        self._keep = keep
+
+    def poll(self, max_records: int) -> tuple[list[T], list[int] | None]:
+        """Up to `max_records` elements that were not polled yet."""
+        start = self._read - self._base
+        values = self._values[start : start + max_records]
+        times = self._timestamps[start : start + max_records] if self._timed else None
+        self._read += len(values)
+        if not self._keep:
+            self._forget(self._read)
+        if self._end - self._read < self._capacity:
+            self._give_room()
+        return values, times
+
+    def covered(self, position: int) -> None:
+        """A completed checkpoint holds `position`: nothing before it is asked for again."""
+        self._forget(position)
+        waiting, self._durable = self._durable, []
+        for number, future in waiting:
+            if number > position:
+                self._durable.append((number, future))
+            elif not future.done():
+                future.set_result(None)
+
+    def _forget(self, position: int) -> None:
+        count = position - self._base
+        if count > 0:
+            del self._values[:count]
+            del self._timestamps[:count]
+            self._base = position
+
+    @property
+    def read(self) -> int:
+        """Number of the next element to poll."""
+        return self._read
+
+    @property
+    def pending(self) -> bool:
+        return self._read < self._end
+
+    @property
+    def drained(self) -> bool:
+        """Whether it is closed and all was polled."""
+        return self._closed and not self.pending
+
+    async def news(self) -> None:
+        """Returns when there is something to poll, or nothing will come any more."""
+        while not self.pending and not self._closed:
+            if self._news is None:
+                self._news = asyncio.get_running_loop().create_future()
+            await asyncio.shield(self._news)
+
+    def _wake(self) -> None:
+        news, self._news = self._news, None
+        if news is not None and not news.done():
+            news.set_result(None)
+
+    def _give_room(self) -> None:
+        room, self._room = self._room, None
+        if room is not None and not room.done():
+            room.set_result(None)
+
+
+class _PushReader:
+    def __init__(self, inlet: PushInlet[Any], *, keep: bool) -> None:
+        self._inlet = inlet
+        self._keep = keep
+        self._open = False
+        self.timestamps: list[int] | None = None
+
+    async def open(self, splits: Sequence[Split]) -> None:
+        for split in splits:
+            self._open = True
+            self._inlet.attach(split.position, self._keep)
+
+    def poll_batch(self, max_records: int) -> list[Any] | None:
+        if not self._open:
+            return None
+        values, self.timestamps = self._inlet.poll(max_records)
+        return values or None
+
+    def stop(self) -> None:
+        """The job stops: nothing more is accepted, and what was is still read."""
+        self._inlet.close()
+
+    async def wait(self) -> None:
+        if self._open:
+            await self._inlet.news()
+
+    @property
+    def finished(self) -> bool:
+        return not self._open or self._inlet.drained
+
+    def position(self, split_id: str) -> int:
+        return self._inlet.read
+
+    def position_committed(self, split_id: str, position: Any) -> None:
+        """A completed checkpoint holds `position`."""
+        self._inlet.covered(position)
+
+    async def close(self) -> None:
+        """The inlet stays: a restart attaches to it again."""

@@ -1,0 +1,137 @@
+"""An `asyncio.Queue` of the program as source and as sink, within one loop.
+
+As a source it is at-most-once over a restart: what was taken out of the queue is in nobody's hands but the job's. It takes one element
+more than it hands over, and only while it waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from aioflow.core.errors import GraphError
+from aioflow.operators.source import Split
+
+if TYPE_CHECKING:
+    from aioflow.operators.operator import OperatorContext
+    from aioflow.operators.source import SourceContext, SourceReader
+
+__all__ = ["QueueConnector", "queue"]
+
+T = TypeVar("T")
+
+_NO_END = object()
+
+_SHUT_DOWN: tuple[type[BaseException], ...] = tuple(
+    error for error in (getattr(asyncio, "QueueShutDown", None),) if error is not None
+)
+"""What a queue raises that was shut down; from Python 3.13 on."""
+
+
+def queue(asyncio_queue: asyncio.Queue[T], *, end: Any = _NO_END) -> QueueConnector[T]:
+    """Reads `asyncio_queue` until it is shut down or yields `end` (compared by identity), or for ever; as a sink awaits `put`."""
+    if not isinstance(asyncio_queue, asyncio.Queue):
+        raise GraphError(f"queue got {asyncio_queue!r}, expected an asyncio.Queue: for a queue.Queue write a function that yields from it")
+    return QueueConnector(asyncio_queue, end)
+
+
+class QueueConnector(Generic[T]):
+    """A `Source` and a `Sink`. Flows that use it run in the loop that uses the queue."""
+
+    bounded = False
+    parallelism_max = 1
+    stays_here = True
+
+    def __init__(self, asyncio_queue: asyncio.Queue[T], end: Any) -> None:
+        self._queue = asyncio_queue
+        self._end = end
+
+    def __repr__(self) -> str:
+        return "queue()"
+
+    async def discover(self) -> list[Split]:
+        return [Split("0")]
+
+    def reader(self, ctx: SourceContext) -> SourceReader[T]:
+        return _QueueReader(self._queue, self._end)
+
+    def writer(self, ctx: OperatorContext) -> QueueWriter:
+        return QueueWriter(self._queue)
+
+    def committer(self) -> None:
+        return None
+
+
+class _QueueReader:
+    def __init__(self, source: asyncio.Queue[Any], end: Any) -> None:
+        self._queue = source
+        self._end = end
+        self._held: list[Any] = []
+        self.finished = True
+
+    async def open(self, splits: Sequence[Split]) -> None:
+        if splits:
+            self.finished = False
+
+    def poll_batch(self, max_records: int) -> list[Any] | None:
+        if self.finished:
+            return None
+        batch, self._held = self._held, []
+        take, end = self._queue.get_nowait, self._end
+        try:
+            while len(batch) < max_records:
+                value = take()
+                self._queue.task_done()
+                if value is end:
+                    self.finished = True
+                    break
+                batch.append(value)
+        except asyncio.QueueEmpty:
+            pass
+        except _SHUT_DOWN:
+            self.finished = True
+        return batch or None
+
+    async def wait(self) -> None:
+        if self.finished or self._held:
+            return
+        try:
+            value = await self._queue.get()
+        except _SHUT_DOWN:
+            self.finished = True
+            return
+        self._queue.task_done()
+        if value is self._end:
+            self.finished = True
+        else:
+            self._held.append(value)
+
+    def position(self, split_id: str) -> None:
+        return None
+
+    async def close(self) -> None:
+        """The queue belongs to the program."""
+
+
+class QueueWriter:
+    """Hands records over one by one: a full queue holds the job back."""
+
+    def __init__(self, target: asyncio.Queue[Any]) -> None:
+        self._queue = target
+        self._pending: list[Any] = []
+        self.full = False
+
+    def write_batch(self, values: Sequence[Any], timestamps: Sequence[int] | None) -> None:
+        self._pending.extend(values)
+        self.full = True
+
+    async def flush(self) -> None:
+        self.full = False
+        pending, self._pending = self._pending, []
+        for value in pending:
+            await self._queue.put(value)
+
+    async def prepare(self, checkpoint_id: int) -> list[Any]:
+        await self.flush()
+        return []

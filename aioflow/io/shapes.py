@@ -1,0 +1,124 @@
+"""Rows of texts and values of types: which fields a type has, and how a row of texts becomes one value of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+__all__ = ["field_names", "fields_of_value", "is_namedtuple", "namedtuple_from", "row_converter"]
+
+
+def is_namedtuple(type_: Any) -> bool:
+    """Whether `type_` is a class made by NamedTuple or namedtuple."""
+    return isinstance(type_, type) and issubclass(type_, tuple) and hasattr(type_, "_fields")
+
+
+def field_names(type_: Any) -> list[str]:
+    """The fields of a dataclass, NamedTuple or Struct. Raises TypeError for another type."""
+    if is_namedtuple(type_):
+        return list(type_._fields)
+    if isinstance(type_, type) and issubclass(type_, msgspec.Struct):
+        return list(type_.__struct_encode_fields__)
+    if dataclasses.is_dataclass(type_):
+        return [field.name for field in dataclasses.fields(type_)]
+    raise TypeError(f"type is {type_!r}, expected a dataclass, a NamedTuple, a msgspec.Struct or dict")
+
+
+def fields_of_value(value: Any) -> list[str] | None:
+    """The names of a value's fields; None if it has none."""
+    if isinstance(value, dict):
+        return [str(key) for key in value]
+    try:
+        return field_names(type(value))
+    except TypeError:
+        return None
+
+
+def namedtuple_from(type_: Any) -> Callable[[Any], Any]:
+    """Makes a NamedTuple out of a dict, or of a list in the order of the fields, checking the types."""
+    names, defaults = list(type_._fields), type_._field_defaults
+
+    def make(value: Any) -> Any:
+        if isinstance(value, dict):
+            missing = [name for name in names if name not in value and name not in defaults]
+            if missing:
+                raise msgspec.ValidationError(f"Object missing required field `{missing[0]}`")
+            value = [value[name] if name in value else defaults[name] for name in names]
+        return msgspec.convert(value, type_)
+
+    return make
+
+
+def row_converter(type_: Any, columns: Sequence[str]) -> Callable[[Sequence[str]], Any]:
+    """Makes a value of `type_` out of a row of texts, whose columns have these names, by the annotations of `type_`.
+
+    An empty text stays a text; for another type it is None if the field allows None, else the field's default. Columns without a
+    field are passed over. The function raises msgspec.ValidationError.
+    """
+    names = field_names(type_)
+    hints = typing.get_type_hints(type_)
+    missing = [name for name in names if name not in columns and name not in _with_default(type_)]
+    if missing:
+        raise TypeError(
+            f"{type_.__name__} needs the column {missing[0]!r}, found {', '.join(map(repr, columns))}: give columns=, or a default"
+        )
+    index = {name: columns.index(name) for name in names if name in columns}
+    nullable = {name for name in names if _allows_none(hints.get(name, Any))}
+    textual = {name for name in names if _allows_text(hints.get(name, Any))}
+    defaulted = _with_default(type_)
+    plain = [(name, i) for name, i in index.items() if name in textual]
+    special = [(name, i, name in nullable) for name, i in index.items() if name not in textual]
+    convert = msgspec.convert
+
+    def make_dict(row: Sequence[str]) -> dict[str, Any]:
+        values: dict[str, Any] = {name: row[i] for name, i in plain}
+        for name, i, may_be_none in special:
+            text = row[i]
+            if text:
+                values[name] = text
+            elif may_be_none:
+                values[name] = None
+            elif name not in defaulted:
+                values[name] = text  # Fails below, and the error names the field.
+        return values
+
+    if not is_namedtuple(type_):
+        return lambda row: convert(make_dict(row), type_, strict=False)
+
+    field_types = {name: _as_field(hints.get(name, Any)) for name in names}
+
+    def make_namedtuple(row: Sequence[str]) -> Any:
+        # Field by field, so that an error names the field; msgspec would give its index.
+        return type_(**{name: convert({name: v}, field_types[name], strict=False)[name] for name, v in make_dict(row).items()})
+
+    return make_namedtuple
+
+
+def _as_field(hint: Any) -> Any:
+    return dict[str, hint]
+
+
+def _with_default(type_: Any) -> set[str]:
+    if is_namedtuple(type_):
+        return set(type_._field_defaults)
+    if issubclass(type_, msgspec.Struct):
+        return {field.encode_name for field in msgspec.structs.fields(type_) if not field.required}
+    missing = dataclasses.MISSING
+    return {field.name for field in dataclasses.fields(type_) if field.default is not missing or field.default_factory is not missing}
+
+
+def _members(hint: Any) -> tuple[Any, ...]:
+    return typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+
+
+def _allows_none(hint: Any) -> bool:
+    return type(None) in _members(hint)
+
+
+def _allows_text(hint: Any) -> bool:
+    return any(member in (str, Any) for member in _members(hint)) and not _allows_none(hint)

@@ -1,0 +1,268 @@
+"""Lines of text over TCP: a source that connects and reads, a sink that connects and writes. For tests and simple feeds.
+
+TCP alone tells nobody what was processed, so the source is at-most-once and the sink, which sends again what it had in hand when the
+connection broke, may lose or repeat what was on its way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from aioflow.core.errors import Broken, GraphError
+from aioflow.io.backoff import Backoff
+from aioflow.io.buffered import BufferedReader
+from aioflow.io.malformed import Malformed, checked_on_error
+from aioflow.operators.source import Split
+
+if TYPE_CHECKING:
+    from aioflow.core.timeunits import Duration
+    from aioflow.io.malformed import OnError
+    from aioflow.operators.operator import OperatorContext
+    from aioflow.operators.source import SourceContext, SourceReader
+
+__all__ = ["SocketConnector", "socket"]
+
+LINE_BYTES_MAX = 1024 * 1024
+"""A peer that sends more without a line end is cut off: what it sends has to be held."""
+
+LINES_AHEAD = 1024
+"""Lines held by the connection before it stops reading, and TCP stops the peer."""
+
+logger = logging.getLogger(__name__)
+
+
+def socket(
+    host: str, port: int, *, encoding: str = "utf-8", reconnect: bool = True, backoff: Duration = "100ms", on_error: OnError = "fail"
+) -> SocketConnector:
+    """Lines from, or to, the TCP server at `host:port`.
+
+    `reconnect`: connect again when the connection ends or is refused, for ever; without it the end of the connection is the end of the
+    source, and a refusal an error. As a sink: `str(value)`, one a line.
+    """
+    return SocketConnector(host, port, encoding, reconnect, backoff, checked_on_error(on_error, f"socket({host!r}, {port})"))
+
+
+class SocketConnector:
+    """A `Source` and a `Sink`."""
+
+    def __init__(self, host: str, port: int, encoding: str, reconnect: bool, backoff: Duration, on_error: OnError) -> None:
+        if not 0 < port < 65536:
+            raise GraphError(f"socket({host!r}, {port}): port is {port}, expected 1 to 65535")
+        self.host = host
+        self.port = port
+        self.encoding = encoding
+        self.reconnect = reconnect
+        self.backoff = backoff
+        self.on_error = on_error
+
+    def __repr__(self) -> str:
+        return f"socket({self.host!r}, {self.port})"
+
+    @property
+    def bounded(self) -> bool:
+        return not self.reconnect
+
+    async def discover(self) -> list[Split]:
+        return [Split("0")]
+
+    def reader(self, ctx: SourceContext) -> SourceReader[str]:
+        return _SocketReader(ctx, self)
+
+    def writer(self, ctx: OperatorContext) -> SocketWriter:
+        return SocketWriter(ctx, self)
+
+    def committer(self) -> None:
+        return None
+
+
+class _SocketReader(BufferedReader):
+    def __init__(self, ctx: SourceContext, config: SocketConnector) -> None:
+        super().__init__(ctx)
+        self._config = config
+        self._malformed = Malformed(ctx, config.on_error)
+
+    async def run(self, split: Split) -> None:
+        config = self._config
+        backoff = Backoff(self.ctx.host.rng, config.backoff)
+        while True:
+            try:
+                transport, lines = await self.ctx.host.net.connect(_Lines, config.host, config.port)
+            except OSError as error:
+                if not config.reconnect:
+                    raise
+                logger.info("%r: %s, connecting again", config, error)
+                await backoff.sleep()
+                continue
+            try:
+                await self._read(lines, backoff)
+            except Broken as error:
+                if not config.reconnect:
+                    raise
+                logger.info("%r: %s, connecting again", config, error)
+            finally:
+                transport.abort()
+                await lines.lost
+            if not config.reconnect:
+                return
+            await backoff.sleep()
+
+    async def _read(self, lines: _Lines, backoff: Backoff) -> None:
+        encoding = self._config.encoding
+        while (batch := await lines.take()) is not None:
+            backoff.reset()
+            for line in batch:
+                try:
+                    text = line.decode(encoding)
+                except UnicodeDecodeError as error:
+                    self._malformed.report(line, f"{self._config!r}: {error}", error)
+                    continue
+                await self.put(text)
+
+
+class _Lines(asyncio.Protocol):
+    """One connection: cuts what arrives into lines, and stops reading while too many are held."""
+
+    def __init__(self) -> None:
+        self._transport: asyncio.Transport | None = None
+        self._rest = b""
+        self._lines: list[bytes] = []
+        self._ended = False
+        self._error: Exception | None = None
+        self._paused = False
+        self._news: asyncio.Future[None] | None = None
+        self._writable: asyncio.Future[None] | None = None
+        self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        assert self._transport is not None
+        lines = (self._rest + data).split(b"\n")
+        self._rest = lines.pop()
+        self._lines.extend([line.removesuffix(b"\r") for line in lines])
+        if len(self._rest) > LINE_BYTES_MAX:
+            self._error = Broken(f"the peer sent {len(self._rest)} bytes without a line end, expected at most {LINE_BYTES_MAX}")
+            self._transport.abort()
+        elif len(self._lines) >= LINES_AHEAD and not self._paused:
+            self._paused = True
+            self._transport.pause_reading()
+        self._wake()
+
+    def eof_received(self) -> None:
+        if self._rest:
+            self._lines.append(self._rest.removesuffix(b"\r"))
+            self._rest = b""
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._ended = True
+        if exc is not None and self._error is None:
+            self._error = Broken(f"the connection broke: {exc}")
+        if not self.lost.done():
+            self.lost.set_result(None)
+        self.resume_writing()
+        self._wake()
+
+    def _wake(self) -> None:
+        news, self._news = self._news, None
+        if news is not None and not news.done():
+            news.set_result(None)
+
+    async def take(self) -> list[bytes] | None:
+        """The lines that arrived, at least one; None at the end of the stream. Raises Broken if it ended otherwise."""
+        while not self._lines:
+            if self._ended:
+                if self._error is not None:
+                    raise self._error
+                return None
+            self._news = asyncio.get_running_loop().create_future()
+            await self._news
+        lines, self._lines = self._lines, []
+        if self._paused and not self._ended:
+            assert self._transport is not None
+            self._paused = False
+            self._transport.resume_reading()
+        return lines
+
+    def pause_writing(self) -> None:
+        if self._writable is None:
+            self._writable = asyncio.get_running_loop().create_future()
+
+    def resume_writing(self) -> None:
+        writable, self._writable = self._writable, None
+        if writable is not None and not writable.done():
+            writable.set_result(None)
+
+    async def write(self, data: bytes) -> None:
+        """Returns when the transport takes more. Raises Broken when the connection is gone."""
+        if not self._ended:
+            assert self._transport is not None
+            self._transport.write(data)
+            if self._writable is not None:
+                await self._writable
+        if self._ended:
+            raise self._error or Broken("the peer closed the connection")
+
+    async def close(self) -> None:
+        """Send what is on its way, then close."""
+        assert self._transport is not None
+        self._transport.close()
+        await self.lost
+
+
+class SocketWriter:
+    """Sends the lines of one subtask."""
+
+    def __init__(self, ctx: OperatorContext, config: SocketConnector) -> None:
+        self._ctx = ctx
+        self._config = config
+        self._buffer: list[bytes] = []
+        self._lines: _Lines | None = None
+        self.full = False
+
+    async def open(self) -> None:
+        await self._connect()
+
+    async def _connect(self) -> _Lines:
+        config = self._config
+        backoff = Backoff(self._ctx.host.rng, config.backoff)
+        while True:
+            try:
+                _, self._lines = await self._ctx.host.net.connect(_Lines, config.host, config.port)
+                return self._lines
+            except OSError as error:
+                if not config.reconnect:
+                    raise
+                logger.info("%r: %s, connecting again", config, error)
+                await backoff.sleep()
+
+    def write_batch(self, values: Sequence[Any], timestamps: Sequence[int] | None) -> None:
+        if values:
+            self._buffer.append(("\n".join(map(str, values)) + "\n").encode(self._config.encoding))
+            self.full = True
+
+    async def flush(self) -> None:
+        self.full = False
+        buffer, self._buffer = self._buffer, []
+        data = b"".join(buffer)
+        while data:
+            lines = self._lines or await self._connect()
+            try:
+                await lines.write(data)
+                return
+            except Broken:
+                self._lines = None
+                if not self._config.reconnect:
+                    raise
+
+    async def prepare(self, checkpoint_id: int) -> list[Any]:
+        await self.flush()
+        return []
+
+    async def close(self) -> None:
+        lines, self._lines = self._lines, None
+        if lines is not None:
+            await lines.close()

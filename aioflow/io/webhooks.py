@@ -1,0 +1,155 @@
+"""An HTTP server whose POSTs are the elements. At-most-once over a restart: the sender was told 202 and forgets.
+
+Safe by default: it listens on 127.0.0.1, refuses another address without a token, bounds what it reads, and answers 503 rather than
+hold more than its capacity.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import ipaddress
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from aioflow.core.errors import GraphError
+from aioflow.core.timeunits import to_seconds
+from aioflow.io.buffered import BufferedReader
+from aioflow.operators.source import Split
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+    from aioflow.core.timeunits import Duration
+    from aioflow.operators.source import SourceContext, SourceReader
+
+__all__ = ["WebhookSource", "webhook"]
+
+BODY_BYTES_MAX = 1024 * 1024
+
+CAPACITY = 1024
+
+
+def webhook(
+    host: str = "127.0.0.1",
+    port: int = 8080,
+    path: str = "/",
+    *,
+    token: str | None = None,
+    decode: str = "json",
+    capacity: int = CAPACITY,
+    max_bytes: int = BODY_BYTES_MAX,
+    patience: Duration = "5s",
+) -> WebhookSource:
+    """Serves POST `path` at `host:port`; each body is an element.
+
+    `token`: expected as `Authorization: Bearer <token>`; needed on an address that is not loopback. `decode`: "json", "text" or
+    "bytes". Answers: 202 accepted, 400 malformed, 401 without the token, 413 above `max_bytes`, and 503 if the job has not made room
+    among `capacity` elements after `patience`.
+    """
+    where = f"webhook({host!r}, {port}, {path!r})"
+    if not _is_loopback(host) and not token:
+        raise GraphError(f"{where}: {host} can be reached from other machines, expected a token: give token=, or listen on 127.0.0.1")
+    if decode not in ("json", "text", "bytes"):
+        raise GraphError(f"{where}: decode is {decode!r}, expected 'json', 'text' or 'bytes'")
+    if not path.startswith("/"):
+        raise GraphError(f"{where}: path is {path!r}, expected one that begins with a slash")
+    if capacity < 1:
+        raise GraphError(f"{where}: capacity is {capacity!r}, expected at least 1")
+    return WebhookSource(host, port, path, token, decode, capacity, max_bytes, to_seconds(patience, "patience"))
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False  # A name: where it leads may change.
+
+
+class WebhookSource:
+    """A `Source`. One split, so one server."""
+
+    bounded = False
+
+    def __init__(
+        self, host: str, port: int, path: str, token: str | None, decode: str, capacity: int, max_bytes: int, patience_s: float
+    ) -> None:
+        self.host = host
+        self.port = port
+        self.path = path
+        self.decode = decode
+        self.capacity = capacity
+        self.max_bytes = max_bytes
+        self.patience_s = patience_s
+        self._token = token
+
+    def __repr__(self) -> str:
+        return f"webhook({self.host!r}, {self.port}, {self.path!r})"
+
+    def accepts(self, authorization: str | None) -> bool:
+        """Whether a request with this header may come in; in constant time."""
+        if self._token is None:
+            return True
+        return hmac.compare_digest((authorization or "").encode(), f"Bearer {self._token}".encode())
+
+    async def discover(self) -> list[Split]:
+        return [Split("0")]
+
+    def reader(self, ctx: SourceContext) -> SourceReader[Any]:
+        return WebhookReader(ctx, self)
+
+
+class WebhookReader(BufferedReader):
+    """The server, while the source runs."""
+
+    def __init__(self, ctx: SourceContext, config: WebhookSource) -> None:
+        super().__init__(ctx, capacity=config.capacity)
+        self._config = config
+        self.port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        """The port that was bound, once it is."""
+
+    async def run(self, split: Split) -> None:
+        from aiohttp import web
+
+        config = self._config
+        application = web.Application(client_max_size=config.max_bytes)
+        application.router.add_post(config.path, self._receive)
+        runner = web.AppRunner(application, access_log=None, handler_cancellation=True)
+        await runner.setup()
+        try:
+            assert runner.server is not None
+            listener = await self.ctx.host.net.listen(runner.server, config.host, config.port)
+            try:
+                self.port.set_result(listener.port)
+                await asyncio.get_running_loop().create_future()  # Until close() cancels it.
+            finally:
+                listener.close()
+        finally:
+            await runner.cleanup()
+
+    async def _receive(self, request: web.Request) -> web.Response:
+        from aiohttp import web
+
+        config = self._config
+        if not config.accepts(request.headers.get("Authorization")):
+            return web.Response(status=401, text="expected Authorization: Bearer with the token of this webhook\n")
+        body = await request.read()
+        try:
+            value: Any = body
+            if config.decode == "json":
+                value = msgspec.json.decode(body)
+            elif config.decode == "text":
+                value = body.decode()
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            return web.Response(status=400, text=f"the body is no {config.decode}: {error}\n")
+        try:
+            async with asyncio.timeout(config.patience_s):
+                while len(self._values) >= self._capacity:
+                    await self.room()
+        except TimeoutError:
+            return web.Response(status=503, headers={"Retry-After": "1"}, text="the job is busy, try again\n")
+        self.add(value)
+        return web.Response(status=202)

@@ -1,0 +1,184 @@
+"""WebSockets as a client: messages as elements, elements as messages. At-most-once as a source: messages have no position."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from aioflow.core.errors import Broken
+from aioflow.io.backoff import Backoff
+from aioflow.io.buffered import BufferedReader
+from aioflow.io.http_client import client_session
+from aioflow.operators.source import Split
+
+if TYPE_CHECKING:
+    import aiohttp
+
+    from aioflow.core.timeunits import Duration
+    from aioflow.operators.operator import OperatorContext
+    from aioflow.operators.source import SourceContext, SourceReader
+
+__all__ = ["WebSocketConnector", "websocket"]
+
+MESSAGE_BYTES_MAX = 4 * 1024 * 1024
+
+HEARTBEAT_S = 20.0
+"""Pings go out so often: a peer that is gone without a word is noticed after one and a half."""
+
+logger = logging.getLogger(__name__)
+
+
+def websocket(
+    url: str,
+    *,
+    subscribe: Sequence[str | bytes] = (),
+    headers: Mapping[str, str] | None = None,
+    reconnect: bool = True,
+    backoff: Duration = "100ms",
+) -> WebSocketConnector:
+    """The messages (str or bytes) that the server at `url` sends; `subscribe` is sent first, after each connecting.
+
+    `reconnect`: connect again when the connection ends; without it that is the end of the source. As a sink: str and bytes are sent as
+    they are, anything else as JSON; what was in hand when the connection broke is sent again.
+    """
+    return WebSocketConnector(url, tuple(subscribe), dict(headers or {}), reconnect, backoff)
+
+
+class WebSocketConnector:
+    """A `Source` and a `Sink`."""
+
+    def __init__(
+        self, url: str, subscribe: tuple[str | bytes, ...], headers: dict[str, str], reconnect: bool, backoff: Duration
+    ) -> None:
+        self.url = url
+        self.subscribe = subscribe
+        self.headers = headers
+        self.reconnect = reconnect
+        self.backoff = backoff
+
+    def __repr__(self) -> str:
+        return f"websocket({self.url!r})"
+
+    @property
+    def bounded(self) -> bool:
+        return not self.reconnect
+
+    async def discover(self) -> list[Split]:
+        return [Split("0")]
+
+    def reader(self, ctx: SourceContext) -> SourceReader[str | bytes]:
+        return _WebSocketReader(ctx, self)
+
+    def writer(self, ctx: OperatorContext) -> WebSocketWriter:
+        return WebSocketWriter(ctx, self)
+
+    def committer(self) -> None:
+        return None
+
+
+async def _send(connection: aiohttp.ClientWebSocketResponse, value: Any) -> None:
+    if isinstance(value, bytes):
+        await connection.send_bytes(value)
+    else:
+        await connection.send_str(value if isinstance(value, str) else msgspec.json.encode(value).decode())
+
+
+class _WebSocketReader(BufferedReader):
+    def __init__(self, ctx: SourceContext, config: WebSocketConnector) -> None:
+        super().__init__(ctx)
+        self._config = config
+
+    async def run(self, split: Split) -> None:
+        import aiohttp
+
+        config = self._config
+        backoff = Backoff(self.ctx.host.rng, config.backoff)
+        async with client_session(config.headers, None) as session:
+            while True:
+                try:
+                    async with session.ws_connect(config.url, heartbeat=HEARTBEAT_S, max_msg_size=MESSAGE_BYTES_MAX) as connection:
+                        for message in config.subscribe:
+                            await _send(connection, message)
+                        async for received in connection:
+                            if received.type is aiohttp.WSMsgType.ERROR:
+                                raise Broken(f"the connection broke: {connection.exception()}")
+                            backoff.reset()
+                            await self.put(received.data)
+                except (aiohttp.ClientError, TimeoutError, Broken) as error:
+                    if not config.reconnect:
+                        raise
+                    logger.info("%r: %s, connecting again", config, error)
+                else:
+                    if not config.reconnect:
+                        return
+                await backoff.sleep()
+
+
+class WebSocketWriter:
+    """Sends the records of one subtask."""
+
+    def __init__(self, ctx: OperatorContext, config: WebSocketConnector) -> None:
+        self._ctx = ctx
+        self._config = config
+        self._pending: list[Any] = []
+        self._session: aiohttp.ClientSession | None = None
+        self._connection: aiohttp.ClientWebSocketResponse | None = None
+        self.full = False
+
+    async def open(self) -> None:
+        import aiohttp
+
+        self._session = aiohttp.ClientSession(headers=self._config.headers)
+        await self._connect()
+
+    async def _connect(self) -> aiohttp.ClientWebSocketResponse:
+        import aiohttp
+
+        assert self._session is not None, "open() comes before the first flush"
+        config = self._config
+        backoff = Backoff(self._ctx.host.rng, config.backoff)
+        while True:
+            try:
+                self._connection = await self._session.ws_connect(config.url, heartbeat=HEARTBEAT_S)
+            except (aiohttp.ClientError, TimeoutError) as error:
+                if not config.reconnect:
+                    raise
+                logger.info("%r: %s, connecting again", config, error)
+                await backoff.sleep()
+            else:
+                return self._connection
+
+    def write_batch(self, values: Sequence[Any], timestamps: Sequence[int] | None) -> None:
+        self._pending.extend(values)
+        self.full = True
+
+    async def flush(self) -> None:
+        self.full = False
+        pending, self._pending = self._pending, []
+        sent = 0
+        while sent < len(pending):
+            connection = self._connection
+            if connection is None or connection.closed:
+                connection = await self._connect()
+            try:
+                await _send(connection, pending[sent])
+            except (ConnectionError, RuntimeError) as error:
+                self._connection = None
+                if not self._config.reconnect:
+                    raise Broken(f"{self._config!r}: the connection broke: {error}") from error
+            else:
+                sent += 1
+
+    async def prepare(self, checkpoint_id: int) -> list[Any]:
+        await self.flush()
+        return []
+
+    async def close(self) -> None:
+        session, self._session = self._session, None
+        if self._connection is not None:
+            await self._connection.close()
+        if session is not None:
+            await session.close()

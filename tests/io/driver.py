@@ -1,0 +1,130 @@
+"""Drives readers and writers as a task does, without a task: polls, waits, takes positions."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from aioflow.core.functions import OutputTag
+from aioflow.core.host import Host, SystemHost
+from aioflow.operators.source import Source, SourceReader, Split
+
+PATIENCE_S = 10.0
+"""Far more than anything here takes: a reader that never wakes fails its test instead of hanging the run."""
+
+
+@dataclass
+class Runtime:
+    """The part of a RuntimeContext that connectors look at."""
+
+    subtask_index: int = 0
+    parallelism: int = 1
+    max_parallelism: int = 128
+    attempt: int = 0
+    task_name: str = "task (1/1)#0"
+    operator_name: str = "operator"
+    job_name: str = "job"
+    job_id: str = "job-1"
+
+
+@dataclass
+class Context:
+    """A SourceContext and the part of an OperatorContext that sinks look at."""
+
+    host: Host
+    runtime: Any = field(default_factory=Runtime)
+    sides: list[tuple[OutputTag[Any], Any]] = field(default_factory=list)
+    name: str = "operator"
+    replays: bool = False
+
+    def side_output(self, tag: OutputTag[Any], value: Any) -> None:
+        self.sides.append((tag, value))
+
+
+@dataclass
+class Timer:
+    callback: Callable[[int], None]
+    due_ms: int
+    cancelled: bool = False
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+@dataclass
+class SinkContext(Context):
+    """The part of an OperatorContext that writers use. Time moves when a test says so."""
+
+    checkpointing: bool = True
+    now_ms: int = 1_000_000
+    timers: list[Timer] = field(default_factory=list)
+    tasks: list[asyncio.Task[Any]] = field(default_factory=list)
+
+    def processing_time(self) -> int:
+        return self.now_ms
+
+    def register_processing_timer(self, timestamp_ms: int, callback: Callable[[int], None]) -> Timer:
+        self.timers.append(Timer(callback, timestamp_ms))
+        return self.timers[-1]
+
+    def spawn(self, coroutine: Any, name: str) -> asyncio.Task[Any]:
+        self.tasks.append(asyncio.get_running_loop().create_task(coroutine, name=name))
+        return self.tasks[-1]
+
+    async def advance(self, ms: int) -> None:
+        """Move the clock; run what became due to its end."""
+        self.now_ms += ms
+        due = [timer for timer in self.timers if timer.due_ms <= self.now_ms and not timer.cancelled]
+        self.timers = [timer for timer in self.timers if timer not in due]
+        for timer in due:
+            timer.callback(timer.due_ms)
+        for task in self.tasks:
+            await task
+
+
+@asynccontextmanager
+async def system_context() -> AsyncIterator[Context]:
+    host = SystemHost()
+    try:
+        yield Context(host)
+    finally:
+        await host.close()
+
+
+async def next_batch(reader: SourceReader[Any], max_records: int = 1024) -> list[Any] | None:
+    """The next batch, waited for; None when the reader finished."""
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            batch = reader.poll_batch(max_records)
+            if batch is not None:
+                assert 0 < len(batch) <= max_records
+                return list(batch)
+            if reader.finished:
+                return None
+            await reader.wait()
+
+
+async def take(reader: SourceReader[Any], count: int, max_records: int = 1024) -> list[Any]:
+    """Exactly `count` elements, or fewer when the reader finished before."""
+    taken: list[Any] = []
+    while len(taken) < count:
+        batch = await next_batch(reader, min(max_records, count - len(taken)))
+        if batch is None:
+            break
+        taken.extend(batch)
+    return taken
+
+
+async def read_all(
+    source: Source[Any], ctx: Context, splits: Sequence[Split] | None = None, max_records: int = 1024
+) -> list[Any]:
+    """All elements of a source that ends."""
+    reader = source.reader(ctx)
+    try:
+        await reader.open(await source.discover() if splits is None else splits)
+        return await take(reader, 1 << 60, max_records)
+    finally:
+        await reader.close()

@@ -1,0 +1,138 @@
+"""Part files: names, rolling, formats."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from aioflow.io.csv_files import csv
+from aioflow.io.files import lines
+from aioflow.io.json_files import jsonl
+from aioflow.io.parts import PartCommitter, RollPolicy
+from tests.io.driver import SinkContext, read_all, system_context
+
+
+class Count(NamedTuple):
+    word: str
+    n: int
+
+
+@dataclasses.dataclass
+class Trade:
+    symbol: str
+    price: float
+
+
+async def write(sink: Any, *batches: list[Any], checkpointing: bool = True) -> None:
+    async with system_context() as machine:
+        ctx = SinkContext(machine.host, checkpointing=checkpointing)
+        writer = sink.writer(ctx)
+        await writer.open()
+        for batch in batches:
+            writer.write_batch(batch, None)
+            await writer.flush()
+        await sink.committer(ctx.host).commit(await writer.prepare(0))
+        await writer.close()
+
+
+def names(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
+async def test_parts_are_named_by_subtask_and_number(tmp_path: Path) -> None:
+    await write(lines(tmp_path), ["a"])
+    await write(lines(tmp_path), ["b"])
+    await write(jsonl(tmp_path), ["c"])
+    await write(csv(tmp_path), ["d"])
+    assert names(tmp_path) == ["part-0-0.txt", "part-0-1.txt", "part-0-2.jsonl", "part-0-3.csv"]
+
+
+async def test_unfinished_parts_begin_with_a_dot(tmp_path: Path) -> None:
+    async with system_context() as machine:
+        sink = lines(tmp_path)
+        writer = sink.writer(SinkContext(machine.host))  # type: ignore[arg-type]
+        await writer.open()
+        writer.write_batch(["a"], None)
+        await writer.flush()
+        assert [name[:13] for name in names(tmp_path)] == [".part-0-0.txt"]
+        await writer.prepare(1)
+        assert [name[:13] for name in names(tmp_path)] == [".part-0-0.txt"]
+        await writer.close()
+
+
+async def test_without_checkpoints_a_full_part_is_shown_at_once(tmp_path: Path) -> None:
+    sink = lines(tmp_path, roll=RollPolicy(size_bytes=10))
+    async with system_context() as machine:
+        writer = sink.writer(SinkContext(machine.host, checkpointing=False))  # type: ignore[arg-type]
+        await writer.open()
+        writer.write_batch(["12345"], None)
+        await writer.flush()
+        assert [name for name in names(tmp_path) if not name.startswith(".")] == []
+        writer.write_batch(["67890"], None)
+        await writer.flush()
+        assert names(tmp_path) == ["part-0-0.txt"]
+        await writer.close()
+
+
+async def test_with_checkpoints_a_full_part_waits_for_the_commit(tmp_path: Path) -> None:
+    sink = lines(tmp_path, roll=RollPolicy(size_bytes=4))
+    async with system_context() as machine:
+        writer = sink.writer(SinkContext(machine.host, checkpointing=True))  # type: ignore[arg-type]
+        await writer.open()
+        for text in ("12345", "67890"):
+            writer.write_batch([text], None)
+            await writer.flush()
+        assert all(name.startswith(".") for name in names(tmp_path))
+        await sink.committer(machine.host).commit(await writer.prepare(1))
+        assert names(tmp_path) == ["part-0-0.txt", "part-0-1.txt"]
+        await writer.close()
+
+
+async def test_without_checkpoints_an_old_part_is_shown_although_nothing_follows(tmp_path: Path) -> None:
+    sink = csv(tmp_path, roll=RollPolicy(age_ms=1000))
+    async with system_context() as machine:
+        ctx = SinkContext(machine.host, checkpointing=False)
+        writer = sink.writer(ctx)  # type: ignore[arg-type]
+        await writer.open()
+        writer.write_batch([{"a": 1}], None)
+        await ctx.advance(999)
+        assert names(tmp_path) == []
+        await ctx.advance(1)
+        assert names(tmp_path) == ["part-0-0.csv"]
+        writer.write_batch([{"a": 2}], None)
+        await ctx.advance(1000)
+        assert (tmp_path / "part-0-1.csv").read_text() == "a\n2\n"
+        await writer.close()
+
+
+async def test_each_csv_part_has_the_header(tmp_path: Path) -> None:
+    sink = csv(tmp_path, roll=RollPolicy(size_bytes=1))
+    await write(sink, [Trade("A", 1.5)], [Trade("B,C", 2.0), Trade('"', 3.0)], checkpointing=False)
+    assert (tmp_path / "part-0-0.csv").read_text() == "symbol,price\nA,1.5\n"
+    assert (tmp_path / "part-0-1.csv").read_text() == 'symbol,price\n"B,C",2.0\n"""",3.0\n'
+    async with system_context() as ctx:
+        assert await read_all(csv(tmp_path, Trade), ctx) == [Trade("A", 1.5), Trade("B,C", 2.0), Trade('"', 3.0)]
+
+
+async def test_csv_takes_dicts_in_any_order_tuples_and_lists(tmp_path: Path) -> None:
+    await write(csv(tmp_path / "d"), [{"a": 1, "b": 2}, {"b": 4, "a": 3}])
+    assert (tmp_path / "d" / "part-0-0.csv").read_text() == "a,b\n1,2\n3,4\n"
+    await write(csv(tmp_path / "t"), [Count("x", 1)], [("y", 2), ["z", 3]])
+    assert (tmp_path / "t" / "part-0-0.csv").read_text() == "word,n\nx,1\ny,2\nz,3\n"
+    with pytest.raises(ValueError, match="expected a record with the columns a, b"):
+        await write(csv(tmp_path / "e"), [{"a": 1, "b": 2}, {"a": 3}])
+
+
+async def test_jsonl_writes_objects_for_what_has_fields(tmp_path: Path) -> None:
+    await write(jsonl(tmp_path), [Count("x", 1), Trade("A", 1.5), {"k": [1, None]}, "text"])
+    assert (tmp_path / "part-0-0.jsonl").read_text() == '{"word":"x","n":1}\n{"symbol":"A","price":1.5}\n{"k":[1,null]}\n"text"\n'
+    with pytest.raises(TypeError, match="jsonl sink got a object"):
+        await write(jsonl(tmp_path), [object()])
+
+
+async def test_a_prepared_part_that_is_nowhere_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    await PartCommitter().commit([(str(tmp_path / ".part-0-0.txt.x"), str(tmp_path / "part-0-0.txt"))])
+    assert "committed and then moved away, or it is lost" in caplog.text
