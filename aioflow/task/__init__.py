@@ -1,0 +1,1 @@
+"""The StreamTask: the only place where mailbox, network, checkpoint and operators meet."""

@@ -1,0 +1,325 @@
+"""The operators of one task and the only loop that moves batches between them.
+
+A chain is a line of stages; neighbouring stateless operators are one stage. Work waits *before* a stage, never inside it: the deepest
+waiting work goes first, so that nothing overtakes and little is held. Each stage takes what it can process within one time slice, as
+far as it has measured its own cost a record; the rest of the batch stays where it is, as a view. `run` returns when the slice is
+spent, when nothing waits, or when the deepest stage has no room (an async operator that is full), and tells which.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from aioflow.core.elements import MIN_WATERMARK, RecordBatch
+from aioflow.core.errors import note_once
+from aioflow.operators.operator import Operator
+from aioflow.operators.stateless import StatelessOperator, describe_place
+
+if TYPE_CHECKING:
+    from aioflow.core.availability import Availability
+    from aioflow.core.scope import Scope
+
+__all__ = ["BATCH_RECORDS_MAX", "SLICE_NS", "ChainStatus", "OperatorChain", "Tap"]
+
+SLICE_NS = 2_000_000
+"""How long one slice may take: the grain at which mail, timers and other tasks of the loop are looked at."""
+
+BATCH_RECORDS_MAX = 1024
+"""Records that one stage takes at a time; larger batches leave the processor's cache (W2 loses a third at 4,096)."""
+
+SLOW_NS = 100_000_000
+"""A stage that takes longer at one go holds up everything else on the loop: it is named."""
+
+Tap = Callable[[RecordBatch], None]
+"""Sees each batch that an operator emits; must not change or keep the lists."""
+
+
+class ChainStatus(Enum):
+    """Why `run` returned."""
+
+    IDLE = "nothing waits"
+    MORE = "the slice is spent, work waits"
+    BLOCKED = "the deepest stage has no room"
+
+
+class _Forward(Operator):
+    """The one stage of a task without operators: a source whose records leave at once. What leaving costs is measured here too."""
+
+    def process_batch(self, batch: RecordBatch) -> RecordBatch:
+        return batch
+
+
+class _Stage:
+    """One operator, or a fused run of stateless ones, with what waits before it and what it costs."""
+
+    __slots__ = (
+        "asks_room",
+        "fan_out",
+        "first",
+        "last",
+        "limit",
+        "may_pend",
+        "ns_per_record",
+        "operator",
+        "process",
+        "records_in",
+        "records_out",
+        "taps",
+        "waiting",
+    )
+
+    def __init__(self, operator: Operator, first: int, last: int) -> None:
+        self.operator = operator
+        self.first = first
+        self.last = last
+        self.waiting: deque[tuple[RecordBatch, int, int]] = deque()  # (batch, records already taken, input index)
+        self.ns_per_record = 0.0
+        self.fan_out = 1.0
+        self.limit = 1  # Until its cost is known, one record: a function of a second must not run a thousand times in a slice.
+        self.records_in = 0
+        self.records_out = 0
+        self.taps: tuple[Tap, ...] = ()
+        # Most operators leave these as the base class has them; what cannot happen is not asked for at every batch.
+        self.may_pend = type(operator).has_pending is not Operator.has_pending
+        self.asks_room = type(operator).room is not Operator.room
+        self.process: Callable[[RecordBatch], RecordBatch] | None = operator.process_batch if operator.inputs == 1 else None
+
+
+class OperatorChain:
+    """Drives `operators` (head first).
+
+    `output` takes what the last one emits; a slice ends early when `output_availability` drops. `perf_ns` measures slices.
+    """
+
+    fuses = True
+    """Whether stateless neighbours run as one stage."""
+
+    def __init__(
+        self,
+        operators: Sequence[Operator],
+        output: Callable[[RecordBatch], None],
+        output_availability: Availability,
+        perf_ns: Callable[[], int],
+        *,
+        slice_ns: int = SLICE_NS,
+        batch_records_max: int = BATCH_RECORDS_MAX,
+        scope: Scope | None = None,
+    ) -> None:
+        """`scope` is pointed at the operator whose user code runs."""
+        self.operators = tuple(operators)
+        self._output = output
+        self._output_availability = output_availability
+        self._perf_ns = perf_ns
+        self._slice_ns = slice_ns
+        self._batch_records_max = batch_records_max
+        self._taps: dict[int, tuple[Tap, ...]] = {}
+        self._stages: list[_Stage] = []
+        self._blocked_on: Availability | None = None
+        self._input_taps: tuple[Tap, ...] = ()
+        self._scope = scope
+        self._early: list[tuple[int, RecordBatch]] = []  # Emitted by `open`, before there were stages.
+        self.slowest_operator: Operator | None = None
+        """The operator that held the loop for more than `SLOW_NS` last; whoever reports it sets None."""
+
+    def compile(self) -> None:
+        """Fuse stateless neighbours. Called after `open`, and again when a tap asks for the output of an operator in a fused run."""
+        if self.has_work:
+            raise AssertionError("stages can only be fused anew when nothing waits between them")
+        before = {(stage.first, stage.last): stage for stage in self._stages}
+        counts = self.record_counts()
+        self._stages = []
+        run: list[StatelessOperator] = []
+        for index, operator in enumerate(self.operators):
+            if self.fuses and isinstance(operator, StatelessOperator):
+                run.append(operator)
+                following = self.operators[index + 1] if index + 1 < len(self.operators) else None
+                if isinstance(following, StatelessOperator) and index not in self._taps:
+                    continue
+                fused = run[0] if len(run) == 1 else StatelessOperator.fuse(run)
+                self._stages.append(_Stage(fused, index - len(run) + 1, index))
+                run = []
+            else:
+                self._stages.append(_Stage(operator, index, index))
+        if not self.operators:
+            self._stages.append(_Stage(_Forward(), -1, -1))
+        for stage in self._stages:
+            measured = before.get((stage.first, stage.last))
+            if measured is not None:
+                stage.ns_per_record, stage.fan_out, stage.limit = measured.ns_per_record, measured.fan_out, measured.limit
+            stage.taps = self._taps.get(stage.last, ())
+            stage.records_in = counts.get(stage.first, (0, 0))[0]
+            stage.records_out = counts.get(stage.last, (0, 0))[1]
+        early, self._early = self._early, []
+        for index, batch in early:
+            self.emit_from(index, batch)
+
+    def record_counts(self) -> dict[int, tuple[int, int]]:
+        """(records in, records out) by operator index; of a fused run the first knows what came in, the last what went out."""
+        counts: dict[int, tuple[int, int]] = {}
+        for stage in self._stages:
+            if stage.first == stage.last:
+                counts[stage.first] = (stage.records_in, stage.records_out)
+            else:
+                counts[stage.first] = (stage.records_in, 0)
+                counts[stage.last] = (0, stage.records_out)
+        return counts
+
+    def costs_ns(self) -> list[tuple[int, int, float]]:
+        """(first operator, last operator, measured ns a record) of each stage."""
+        return [(stage.first, stage.last, stage.ns_per_record) for stage in self._stages]
+
+    def set_taps(self, index: int, taps: Sequence[Tap]) -> None:
+        """Let `taps` see what operator `index` emits (-1: what comes into the chain), from the next batch on."""
+        if index < 0:
+            self._input_taps = tuple(taps)
+            return
+        if taps:
+            self._taps[index] = tuple(taps)
+        else:
+            self._taps.pop(index, None)
+        self.compile()
+
+    @property
+    def has_work(self) -> bool:
+        """Whether anything waits between or inside the operators."""
+        for stage in self._stages:  # noqa: SIM110  # Asked twice a slice: `any` over a generator costs four times as much.
+            if stage.waiting or (stage.may_pend and stage.operator.has_pending):
+                return True
+        return False
+
+    @property
+    def blocked_on(self) -> Availability | None:
+        """After `run` returned BLOCKED: what to wait for."""
+        return self._blocked_on
+
+    @property
+    def room(self) -> int:
+        """Records that the head takes in one slice now; at least 1, so that a source asks for something."""
+        least = self._batch_records_max
+        for stage in self._stages:
+            if stage.limit < least:
+                least = stage.limit
+        return least
+
+    def push(self, batch: RecordBatch, input_index: int = 0) -> None:
+        """A batch for the head of the chain."""
+        for tap in self._input_taps:
+            tap(batch)
+        self._stages[0].waiting.append((batch, 0, input_index))
+
+    def emit_from(self, index: int, batch: RecordBatch) -> None:
+        """A batch that operator `index` emitted on its own (a timer, a completion, `finish`): for the one after it."""
+        if not batch.values and batch.watermark == MIN_WATERMARK:
+            return
+        if not self._stages:
+            self._early.append((index, batch))
+            return
+        position = next(at for at, stage in enumerate(self._stages) if stage.first <= index <= stage.last)
+        self._emit(position, batch)
+
+    def run(self) -> ChainStatus:
+        """Process waiting work for one slice."""
+        perf_ns = self._perf_ns
+        scope = self._scope if self.operators else None
+        now = perf_ns()
+        deadline = now + self._slice_ns
+        while True:
+            position = self._deepest_waiting()
+            if position < 0:
+                return ChainStatus.IDLE
+            stage = self._stages[position]
+            operator = stage.operator
+            if scope is not None:
+                scope.operator_context = operator.ctx
+            try:
+                if stage.may_pend and operator.has_pending:
+                    taken = 0
+                    out = operator.resume(self._batch_records_max)
+                else:
+                    limit = stage.limit
+                    if stage.asks_room and (room := operator.room()) < limit:
+                        if room <= 0:
+                            self._blocked_on = operator.availability
+                            return ChainStatus.BLOCKED
+                        limit = room
+                    part, input_index = self._take(stage, limit)
+                    taken = len(part.values)
+                    stage.records_in += taken
+                    process = stage.process
+                    out = process(part) if process is not None else operator.process_input(input_index, part)
+                self._emit(position, out)
+            except BaseException as error:
+                named = self._named(error, operator)
+                if named is error:
+                    raise
+                raise named  # noqa: B904  # Its cause is set.
+            # With what leaving the stage costs: a key function may well be dearer than the operator before it.
+            finished = perf_ns()
+            if taken:
+                self._measure(stage, (finished - now) / taken, len(out.values) / taken)
+            if finished - now > SLOW_NS:
+                self.slowest_operator = operator
+            now = finished
+            if now >= deadline or not self._output_availability.is_available:
+                return ChainStatus.MORE if self.has_work else ChainStatus.IDLE
+
+    def _named(self, error: BaseException, operator: Operator) -> BaseException:
+        """The error as it is, with a note of where. What asyncio or a generator would mistake for its own signal is wrapped."""
+        if isinstance(error, (StopIteration, asyncio.CancelledError)):
+            # Nothing was awaited, so nobody cancelled this task: user code raised it, like a `future.result()` in a map.
+            wrapped = RuntimeError(f"user code raised {type(error).__name__}, which is no failure it may use")
+            wrapped.__cause__ = error
+            for note in getattr(error, "__notes__", ()):
+                wrapped.add_note(note)
+            error = wrapped
+        if self.operators:
+            note_once(error, f"in {describe_place(operator.ctx)}")
+        return error
+
+    def _emit(self, position: int, batch: RecordBatch) -> None:
+        """Hand what stage `position` emitted to the next one, or to the output."""
+        stage = self._stages[position]
+        stage.records_out += len(batch.values)
+        for tap in stage.taps:
+            tap(batch)
+        if not batch.values and batch.watermark == MIN_WATERMARK:
+            return
+        if position + 1 < len(self._stages):
+            self._stages[position + 1].waiting.append((batch, 0, 0))
+        else:
+            self._output(batch)
+
+    def _deepest_waiting(self) -> int:
+        stages = self._stages
+        for position in range(len(stages) - 1, -1, -1):
+            stage = stages[position]
+            if stage.waiting or (stage.may_pend and stage.operator.has_pending):
+                return position
+        return -1
+
+    @staticmethod
+    def _take(stage: _Stage, count: int) -> tuple[RecordBatch, int]:
+        batch, start, input_index = stage.waiting[0]
+        stop = start + count
+        if stop >= len(batch.values):
+            stage.waiting.popleft()
+            return (batch.slice(start, len(batch.values)) if start else batch), input_index
+        stage.waiting[0] = (batch, stop, input_index)
+        return batch.slice(start, stop), input_index
+
+    def _measure(self, stage: _Stage, ns_per_record: float, fan_out: float) -> None:
+        # A jump up counts at once, so that a function that turned slow holds the loop for one slice only; down it is smoothed.
+        old, widest = stage.ns_per_record, stage.fan_out
+        stage.ns_per_record = ns = ns_per_record if ns_per_record > 4 * old else old + (ns_per_record - old) / 8
+        stage.fan_out = width = fan_out if fan_out > widest else widest + (fan_out - widest) / 8
+        # Comparisons instead of min and max: this runs for each batch of each stage.
+        limit = self._batch_records_max
+        if width > 1.0:
+            limit = int(limit / width)
+        if ns * limit > self._slice_ns:
+            limit = int(self._slice_ns / ns)
+        stage.limit = limit if limit > 1 else 1

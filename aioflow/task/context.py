@@ -1,0 +1,226 @@
+"""What operators and functions see of their subtask: the runtime context, and the operator's own bound context."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from aioflow.core.aio import OrderedTaskGroup
+from aioflow.core.errors import note_once
+from aioflow.mailbox.timers import ProcessingTimeService
+from aioflow.state.backend import require_keyed
+from aioflow.state.timers import InternalTimerService
+
+if TYPE_CHECKING:
+    from aioflow.core.elements import RecordBatch
+    from aioflow.core.functions import OutputTag
+    from aioflow.core.host import Host
+    from aioflow.core.injection import Resource
+    from aioflow.core.metrics import MetricGroup
+    from aioflow.core.scope import Scope
+    from aioflow.core.state_descriptors import StateDescriptor
+    from aioflow.mailbox.executor import MailboxExecutor
+    from aioflow.mailbox.timers import ProcessingTimer
+    from aioflow.state.backend import KeyedStateBackend, OperatorStateBackend
+
+__all__ = ["SourceTaskContext", "SubtaskRuntimeContext", "TaskOperatorContext", "TaskServices"]
+
+T = TypeVar("T")
+
+
+class Resources(Protocol):
+    """The worker's resources: one instance a worker process and job."""
+
+    async def get(self, resource: Resource) -> Any: ...
+
+
+class TaskServices(Protocol):
+    """What an operator's context needs of its task."""
+
+    @property
+    def host(self) -> Host: ...
+    @property
+    def resources(self) -> Resources: ...
+    @property
+    def group(self) -> OrderedTaskGroup:
+        """Owner of helper tasks."""
+
+    def emit_from(self, operator_index: int, batch: RecordBatch) -> None: ...
+    def emit_side(self, operator_index: int, tag: OutputTag[Any], value: Any, timestamp: int | None, watermark: int) -> None: ...
+    def emit_status(self, idle: bool) -> None: ...
+    def report(self, error: BaseException) -> None: ...
+
+
+class SourceServices(TaskServices, Protocol):
+    """What a source's context needs besides."""
+
+    @property
+    def input_watermark(self) -> int:
+        """The one in force for what comes in now."""
+
+
+@dataclass(slots=True)
+class SubtaskRuntimeContext:
+    """The `RuntimeContext` of one operator in one subtask."""
+
+    job_name: str
+    operator_name: str
+    task_name: str
+    subtask_index: int
+    parallelism: int
+    max_parallelism: int
+    attempt: int
+    metrics: MetricGroup
+    keyed_state: KeyedStateBackend | None
+    operator_state: OperatorStateBackend
+
+    def get_state(self, descriptor: StateDescriptor) -> Any:
+        """State of the current key, of the kind that `descriptor` declares. Raises StateError without `key_by`."""
+        return require_keyed(self.keyed_state, self.operator_name).get_state(descriptor)
+
+    get_list_state = get_state
+    get_map_state = get_state
+    get_reducing_state = get_state
+    get_aggregating_state = get_state
+
+
+class TaskOperatorContext:
+    """The `OperatorContext` of one operator: every call goes to the task, labelled with the operator's place in the chain."""
+
+    def __init__(
+        self,
+        services: TaskServices,
+        index: int,
+        name: str,
+        uid: str,
+        runtime: SubtaskRuntimeContext,
+        executor: MailboxExecutor,
+        scope: Scope,
+        *,
+        has_event_time: bool,
+        checkpointing: bool,
+        debug: bool,
+    ) -> None:
+        self._services = services
+        self._index = index
+        self.name = name
+        self.uid = uid
+        self.runtime = runtime
+        self.has_event_time = has_event_time
+        self.checkpointing = checkpointing
+        self.debug = debug
+        self._executor = executor
+        self._scope = scope
+        self._timers = ProcessingTimeService(services.host.clock.wall_ms, _ScopedExecutor(executor, self._in_scope))
+        self._timer_services: list[InternalTimerService] = []
+
+    @property
+    def host(self) -> Host:
+        return self._services.host
+
+    @property
+    def keyed_state(self) -> KeyedStateBackend | None:
+        return self.runtime.keyed_state
+
+    @property
+    def operator_state(self) -> OperatorStateBackend:
+        return self.runtime.operator_state
+
+    @property
+    def timer_services(self) -> list[InternalTimerService]:
+        """All that the operator asked for, in order: part of its snapshot."""
+        return self._timer_services
+
+    @property
+    def processing_timers(self) -> ProcessingTimeService:
+        return self._timers
+
+    def timer_service(
+        self,
+        name: str,
+        on_event_time: Callable[[int, Any, Any], None],
+        on_processing_time: Callable[[int, Any, Any], None],
+    ) -> InternalTimerService:
+        backend = require_keyed(self.keyed_state, self.name)
+        service = InternalTimerService(name, backend, on_event_time, on_processing_time, self.register_processing_timer)
+        self._timer_services.append(service)
+        return service
+
+    def register_processing_timer(self, timestamp_ms: int, callback: Callable[[int], None]) -> ProcessingTimer:
+        return self._timers.register_timer(timestamp_ms, callback)
+
+    def processing_time(self) -> int:
+        return self._timers.current_processing_time()
+
+    def emit(self, batch: RecordBatch) -> None:
+        self._services.emit_from(self._index, batch)
+
+    def emit_status(self, idle: bool) -> None:
+        self._services.emit_status(idle)
+
+    def side_output(self, tag: OutputTag[Any], value: Any, timestamp: int | None, watermark: int) -> None:
+        self._services.emit_side(self._index, tag, value, timestamp, watermark)
+
+    def execute(self, action: Callable[..., object], description: str, *args: object) -> None:
+        self._executor.execute(partial(self._in_scope, action, *args), description)
+
+    def _in_scope(self, action: Callable[..., object], *args: object) -> object:
+        """Run mail of this operator; context variables say whose it is."""
+        self._scope.operator_context = self
+        return action(*args)
+
+    def spawn(self, coroutine: Coroutine[Any, Any, object], name: str) -> asyncio.Task[None]:
+        """The helper task belongs to the task's group; its error fails the task with a note that names this operator."""
+        task = self._services.group.create_task(self._supervised(coroutine), name=name)
+        # A task cancelled before its first step never touches what it was to await.
+        task.add_done_callback(lambda _: coroutine.close())
+        return task
+
+    async def _supervised(self, coroutine: Coroutine[Any, Any, object]) -> None:
+        try:
+            await coroutine
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:  # noqa: BLE001  # SystemExit too: user code that exits must not take the loop with it.
+            note_once(error, f"in operator {self.name!r}, subtask {self.runtime.subtask_index + 1}/{self.runtime.parallelism}")
+            self._services.report(error)
+
+    async def resource(self, resource: Resource) -> Any:
+        return await self._services.resources.get(resource)
+
+    def blocking(self, function: Callable[..., T], *args: Any) -> Awaitable[T]:
+        return self._services.host.blocking(function, *args)
+
+
+class SourceTaskContext:
+    """The `SourceContext` of a task."""
+
+    def __init__(self, services: SourceServices, runtime: SubtaskRuntimeContext, *, replays: bool) -> None:
+        self._services = services
+        self.runtime = runtime
+        self.replays = replays
+
+    @property
+    def host(self) -> Host:
+        return self._services.host
+
+    def side_output(self, tag: OutputTag[Any], value: Any) -> None:
+        self._services.emit_side(-1, tag, value, None, self._services.input_watermark)
+
+
+class _ScopedExecutor:
+    """The executor of an operator's timers."""
+
+    def __init__(self, executor: MailboxExecutor, in_scope: Callable[..., object]) -> None:
+        self._executor = executor
+        self._in_scope = in_scope
+
+    @property
+    def is_owner(self) -> bool:
+        return self._executor.is_owner
+
+    def execute(self, fn: Callable[[], object], description: str, *args: object) -> None:
+        self._executor.execute(partial(self._in_scope, fn), description, *args)

@@ -1,0 +1,63 @@
+"""What a task is told by its run, and what its worker lends to it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from aioflow.task.chain import BATCH_RECORDS_MAX, SLICE_NS
+from aioflow.task.output import FLUSH_MAX_AGE_NS
+
+if TYPE_CHECKING:
+    from aioflow.core.host import Host
+    from aioflow.core.metrics import MetricGroup
+    from aioflow.graph.deployment import InputChannelDescriptor, PartitionId
+    from aioflow.network.buffers import NetworkBufferPool
+    from aioflow.network.gate import InputChannel
+    from aioflow.network.partition import ResultPartition
+    from aioflow.state.backend import StateBackend
+    from aioflow.task.context import Resources
+
+__all__ = ["PartitionRegistry", "TaskEnvironment", "TaskOptions"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskOptions:
+    """What a run may set about its tasks; the defaults are what the measurements chose."""
+
+    batch_records_max: int = BATCH_RECORDS_MAX
+    slice_ns: int = SLICE_NS
+    flush_max_age_ns: int = FLUSH_MAX_AGE_NS
+    state_backend: str | StateBackend = "heap"
+    checkpointing: bool = False
+    """Whether checkpoints are taken: then they, and not the writers, make prepared data visible."""
+    replays: bool = False
+    """Whether the job may start its sources again where they were: then a source keeps what it cannot read twice."""
+    debug: bool = False
+    """Look for functions that change values which others see too."""
+    strict: bool = False
+    """Refuse a first value of an edge that could not travel to another process, instead of a warning."""
+
+
+class PartitionRegistry(Protocol):
+    """Where the partitions of this worker are registered, and those of all workers are read."""
+
+    def register(self, partition_id: PartitionId, partition: ResultPartition) -> None: ...
+    def open_channel(self, index: int, descriptor: InputChannelDescriptor) -> InputChannel:
+        """Channel `index` of a gate, local or remote, which reads what `descriptor` names."""
+
+
+@dataclass(slots=True, kw_only=True)
+class TaskEnvironment:
+    """What a worker lends to each of its tasks."""
+
+    host: Host
+    partitions: PartitionRegistry
+    pool: NetworkBufferPool
+    resources: Resources
+    metrics: MetricGroup
+    options: TaskOptions
+    vertex_names: dict[str, int] = field(default_factory=dict)
+    """Which vertex has its metrics under its bare name; another one of that name adds its id."""
+    checked_edges: set[int] = field(default_factory=set)
+    """Edges whose first value was looked at."""

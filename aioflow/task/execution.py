@@ -1,0 +1,106 @@
+"""The state machine of one attempt around its StreamTask: every transition by comparison, the end reported once.
+
+    CREATED -> DEPLOYING -> INITIALIZING -> RUNNING -> FINISHED
+    any of them -> CANCELING -> CANCELED, or -> FAILED
+
+Cancelled before it ran, a task never calls user code. An error that arises because of a cancel is logged, not reported. Consumers of a
+task that failed or was cancelled see their producer fail; they end CANCELED, not FAILED. A task that somebody else cancels (a stranger
+to the engine, a loop that is shut down) has failed, so that the job hears of it. After Flink's Task.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from aioflow.core.errors import Broken, ProducerFailed
+from aioflow.graph.deployment import ExecutionState
+
+if TYPE_CHECKING:
+    from aioflow.graph.deployment import ExecutionAttemptId
+    from aioflow.task.stream_task import StreamTask
+
+__all__ = ["TaskExecution"]
+
+logger = logging.getLogger(__name__)
+
+StateReport = Callable[["ExecutionAttemptId", ExecutionState, BaseException | None], None]
+
+
+class TaskExecution:
+    """Runs `task` and reports to `report(attempt, state, error)`."""
+
+    def __init__(self, task: StreamTask, report: StateReport) -> None:
+        self.task = task
+        self.attempt = task.descriptor.attempt
+        self.state = ExecutionState.CREATED
+        self._report = report
+        self._begun = False
+        self.runner: asyncio.Task[None] | None = None
+
+    def transition(self, expected: ExecutionState, new: ExecutionState, error: BaseException | None = None) -> bool:
+        """Compare and set; reports on success."""
+        if self.state is not expected:
+            return False
+        logger.debug("%s %s: %s -> %s", self.task.name, self.attempt, expected.value, new.value)
+        self.state = new
+        self._report(self.attempt, new, error)
+        return True
+
+    async def run(self) -> None:
+        """The whole life; never raises but for a cancel of the worker itself. A second call does nothing."""
+        if self._begun:
+            return
+        self._begun = True
+        if not self.transition(ExecutionState.CREATED, ExecutionState.DEPLOYING):
+            self.task.abandon()
+            return
+        error: BaseException | None = None
+        cancelled_by_stranger: asyncio.CancelledError | None = None
+        try:
+            await self.task.run(self._on_initializing, self._on_running)
+        except asyncio.CancelledError as cancel:
+            if self.state is not ExecutionState.CANCELING:
+                cancelled_by_stranger = cancel
+                error = Broken(f"task {self.task.name} was cancelled from outside of the job; to end a job, cancel the job")
+        except BaseException as raised:  # noqa: BLE001  # Reported below, whole; SystemExit too, which comes out where the job is awaited.
+            error = raised
+        self._end(error)
+        if cancelled_by_stranger is not None:
+            raise cancelled_by_stranger
+
+    def cancel(self) -> None:
+        """Ask the task to end. In CREATED it ends at once and never runs; after the end nothing happens.
+
+        One that failed by itself before, and is only cleaning up, still says so: its error is not lost with the cancel.
+        """
+        if self.transition(ExecutionState.CREATED, ExecutionState.CANCELED):
+            return
+        for state in (ExecutionState.DEPLOYING, ExecutionState.INITIALIZING, ExecutionState.RUNNING):
+            if self.state is state and (self.task.failure is None or isinstance(self.task.failure, ProducerFailed)):
+                self.state = ExecutionState.CANCELING
+                if self.runner is not None:
+                    self.runner.cancel()
+                return
+
+    def _on_initializing(self) -> None:
+        self.transition(ExecutionState.DEPLOYING, ExecutionState.INITIALIZING)
+
+    def _on_running(self) -> None:
+        self.transition(ExecutionState.INITIALIZING, ExecutionState.RUNNING)
+
+    def _end(self, error: BaseException | None) -> None:
+        if self.state is ExecutionState.CANCELING or isinstance(error, ProducerFailed):
+            if error is not None and not isinstance(error, ProducerFailed):
+                logger.info("%s: error while cancelling: %r", self.task.name, error)
+            self.task.fail_partitions(error or ProducerFailed(f"task {self.task.name} was cancelled"))
+            end, cause = ExecutionState.CANCELED, None
+        elif error is not None:
+            self.task.fail_partitions(error)
+            end, cause = ExecutionState.FAILED, error
+        else:
+            end, cause = ExecutionState.FINISHED, None
+        self.state = end
+        self._report(self.attempt, end, cause)

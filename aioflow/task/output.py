@@ -1,0 +1,235 @@
+"""What leaves a task: a RecordWriter for each edge, and all of them together as one output with one availability.
+
+A writer splits each batch by its partitioner and gathers the parts, channel by channel, until a batch is full, an event comes, the task
+is about to sleep, or `FLUSH_MAX_AGE_NS` passed under a steady trickle. So batches grow under load and shrink to one record when idle.
+The watermark rides in the batches; a channel that got no record learns it as an event at the next flush.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from aioflow.core.availability import AVAILABLE, Availability, all_of
+from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK, EndOfData, Event, RecordBatch
+from aioflow.core.errors import TypeNotSupported
+from aioflow.core.serializers import Codec
+
+if TYPE_CHECKING:
+    from aioflow.core.functions import OutputTag
+    from aioflow.network.partition import ResultPartition
+    from aioflow.task.partitioners import Partitioner
+
+__all__ = ["FLUSH_MAX_AGE_NS", "RecordWriter", "TaskOutput", "TravelCheck"]
+
+logger = logging.getLogger(__name__)
+
+FLUSH_MAX_AGE_NS = 5_000_000
+"""The oldest that a gathered record gets while its task is busy with others."""
+
+
+class TravelCheck:
+    """Looks at the first value that crosses an edge inside this process: could it have gone to another one?
+
+    Once for each edge and worker; `checked` holds the edges that were looked at. `strict`: what could not travel is an error.
+    """
+
+    def __init__(self, owner: str, edge_id: int, checked: set[int], strict: bool) -> None:
+        self._owner = owner
+        self._edge_id = edge_id
+        self._checked = checked
+        self._strict = strict
+
+    def __call__(self, value: Any) -> None:
+        if self._edge_id in self._checked:
+            return
+        try:
+            Codec().check(value, owner=self._owner)
+        except TypeNotSupported as error:
+            if self._strict:
+                raise
+            logger.warning("%s. Within one process it is passed by reference; with workers=, or strict=True, it is refused", error)
+        self._checked.add(self._edge_id)
+
+
+class RecordWriter:
+    """Writes the batches of one edge into its partition, through the open batch of each subpartition."""
+
+    def __init__(self, partition: ResultPartition, partitioner: Partitioner, check: TravelCheck | None = None) -> None:
+        self.partition = partition
+        self._partitioner = partitioner
+        self._subpartitions = partition.subpartitions
+        self._check = check
+
+    def emit(self, batch: RecordBatch) -> None:
+        """Route the records; seal what is full. The lists of `batch` are not changed."""
+        if batch.watermark == MAX_WATERMARK:
+            self._end(batch)
+        else:
+            self._write(batch)
+
+    def _write(self, batch: RecordBatch) -> None:
+        if batch.values:
+            if self._check is not None:
+                self._check(batch.values[0])
+                self._check = None
+            for index, part in self._partitioner.split(batch):
+                subpartition = self._subpartitions[index]
+                builder = subpartition.builder
+                written, count = 0, len(part.values)
+                # A large part goes as it is when nothing waits before it: copying it would only make the batch a little larger.
+                if 2 * count >= builder.batch_records_max >= count and (whole := builder.seal_whole(part)) is not None:
+                    subpartition.add(whole)
+                    continue
+                while True:
+                    written += builder.extend(part, written)
+                    if written < count or builder.is_full:  # Full, or of another shape than what it holds.
+                        subpartition.flush()
+                    if written == count or builder.is_closed:
+                        break
+        if batch.watermark != MIN_WATERMARK:
+            for subpartition in self._subpartitions:
+                subpartition.builder.advance_watermark(batch.watermark)
+
+    def _end(self, batch: RecordBatch) -> None:
+        """The end of time is no step of it: what came before goes first, however it was gathered, and MAX travels alone."""
+        if batch.values:
+            reached = batch.watermarks[-1] if batch.watermarks else MIN_WATERMARK
+            self._write(RecordBatch(batch.values, batch.timestamps, batch.keys, batch.watermarks, reached))
+        self.flush()
+        for subpartition in self._subpartitions:
+            subpartition.builder.advance_watermark(MAX_WATERMARK)
+
+    @property
+    def has_gathered(self) -> bool:
+        """Whether records wait to be sealed."""
+        for subpartition in self._subpartitions:  # noqa: SIM110  # Asked after each slice: `any` over a generator costs twice as much.
+            if subpartition.builder.values:
+                return True
+        return False
+
+    def flush(self) -> None:
+        """Seal what was gathered; tell the watermark to channels that had nothing."""
+        self.partition.flush()
+
+
+class TaskOutput:
+    """All writers of a task: the main ones, and those of side outputs by tag and operator."""
+
+    def __init__(self) -> None:
+        self._main: list[RecordWriter] = []
+        self._side: dict[tuple[int, OutputTag[Any]], list[RecordWriter]] = {}
+        self._all: list[RecordWriter] = []
+        self.availability: Availability = AVAILABLE
+        self.watermark = MIN_WATERMARK
+        """The last one that went out."""
+        self.records_out = 0
+        """Records that went out, each counted once however many edges it took."""
+
+    def add(self, writer: RecordWriter, side: tuple[int, OutputTag[Any]] | None = None) -> None:
+        """Register the writer of an edge; `side` is (index of the node in the chain, tag). Without edges it is always available."""
+        self._all.append(writer)
+        if side is None:
+            self._main.append(writer)
+        else:
+            self._side.setdefault(side, []).append(writer)
+        if len(self._all) == 1:
+            self.availability = writer.partition.availability
+        else:
+            self.availability = JointAvailability([w.partition.availability for w in self._all])
+
+    @property
+    def writers(self) -> Sequence[RecordWriter]:
+        return self._all
+
+    def emit(self, batch: RecordBatch) -> None:
+        """A batch of the last operator, to every main edge."""
+        if batch.watermark != MIN_WATERMARK:
+            self.watermark = batch.watermark
+        if self._main:
+            self.records_out += len(batch.values)
+        for writer in self._main:
+            writer.emit(batch)
+        if self._side and batch.watermark != MIN_WATERMARK:
+            # Side outputs keep event time going; their own records carry the watermark that was in force for them.
+            news = RecordBatch([], None, None, None, batch.watermark)
+            for writers in self._side.values():
+                for writer in writers:
+                    writer.emit(news)
+
+    def emit_side(self, node_index: int, tag: OutputTag[Any], value: Any, timestamp: int | None, watermark: int) -> bool:
+        """One record to the side output `tag` of one operator. False when nobody reads it: it is dropped, as the caller may count."""
+        writers = self._side.get((node_index, tag))
+        if writers is None:
+            return False
+        self.records_out += 1
+        batch = RecordBatch([value], None if timestamp is None else [timestamp], None, [watermark], watermark)
+        for writer in writers:
+            writer.emit(batch)
+        return True
+
+    def flush(self) -> None:
+        for writer in self._all:
+            writer.flush()
+
+    @property
+    def has_gathered(self) -> bool:
+        for writer in self._all:  # noqa: SIM110  # As above.
+            if writer.has_gathered:
+                return True
+        return False
+
+    @property
+    def is_overdrawn(self) -> bool:
+        """Whether one record's own output went beyond what there was room for."""
+        return any(writer.partition.pool.overdraft_in_use > 0 for writer in self._all)
+
+    @property
+    def queued_batches(self) -> int:
+        """Batches that wait for consumers."""
+        return sum(writer.partition.queued_batches for writer in self._all)
+
+    @property
+    def pool_usage(self) -> float:
+        """Of the fullest edge: 1 is full, more is overdraft."""
+        return max((writer.partition.pool_usage for writer in self._all), default=0.0)
+
+    def broadcast_event(self, event: Event, *, blocking: bool = False) -> None:
+        for writer in self._all:
+            writer.partition.broadcast_event(event, blocking)
+
+    def end_of_data(self, *, drain: bool) -> None:
+        """No record follows on any edge."""
+        self.broadcast_event(EndOfData(drain))
+
+    def finish(self) -> None:
+        """EndOfPartition on every channel: consumers release them once they have read it."""
+        for writer in self._all:
+            writer.partition.finish()
+
+    def fail(self, error: BaseException) -> None:
+        """Consumers see that their producer failed."""
+        for writer in self._all:
+            writer.partition.fail(error)
+
+
+class JointAvailability(Availability):
+    """Available while each of `parts` is: a task with two consumers follows the slower one."""
+
+    __slots__ = ("_parts",)
+
+    def __init__(self, parts: Sequence[Availability]) -> None:
+        self._parts = parts
+        super().__init__()
+
+    @property
+    def is_available(self) -> bool:
+        return all(part.is_available for part in self._parts)
+
+    @is_available.setter
+    def is_available(self, value: bool) -> None:
+        """The parts decide; the base class sets its initial value here."""
+
+    def on_available(self, callback: Any) -> None:
+        all_of(self._parts).on_available(callback)

@@ -1,0 +1,226 @@
+"""Which consumer subtask gets which record: a batch in, its parts out.
+
+A partitioner splits a whole batch: `split(batch)` returns `(consumer index, part)` pairs, times and watermarks with their records. Where
+the strategy allows it the parts are strided slices; keys and user functions take one generated loop of appends.
+The key function runs once, here; what it gave travels with the record. After Flink's StreamPartitioner family.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from operator import length_hint
+from typing import TYPE_CHECKING, Any, Protocol
+
+from aioflow.core.elements import RecordBatch
+from aioflow.core.errors import note_once
+from aioflow.core.keygroups import SubtaskCache, canonical_key
+from aioflow.graph.stream_graph import Partitioning, ShipStrategy
+from aioflow.operators.userfunction import UserFunction, describe_record
+
+if TYPE_CHECKING:
+    from aioflow.core.host import Rng
+
+__all__ = ["Partitioner", "create_partitioner"]
+
+PLAIN_KEY_TYPES = frozenset((str, bytes, int, bool))
+"""Keys of these exact types need no look: they are never None or NaN and always hashable."""
+
+
+class Partitioner(Protocol):
+    """Splits batches. `broadcast` partitioners give every record to every consumer."""
+
+    def split(self, batch: RecordBatch) -> list[tuple[int, RecordBatch]]:
+        """The parts of `batch` by consumer index; parts without records are left out."""
+
+
+def create_partitioner(
+    partitioning: Partitioning, consumers: int, *, max_parallelism: int, subtask_index: int, rng: Rng, place: str
+) -> Partitioner:
+    """`consumers` is how many subtasks this producer reaches; `place` names the producing operator in errors."""
+    strategy = partitioning.strategy
+    if strategy is ShipStrategy.HASH:
+        key = UserFunction(partitioning.function, "key_by").call
+        if consumers == 1:
+            return _SingleKeyed(key, max_parallelism, place)
+        return _Hash(key, consumers, max_parallelism, place)
+    if strategy is ShipStrategy.CUSTOM:
+        return _Custom(UserFunction(partitioning.function, "partition_custom").call, consumers, place)
+    if consumers == 1 or strategy is ShipStrategy.GLOBAL:
+        return _ToFirst()
+    if strategy is ShipStrategy.BROADCAST:
+        return _Broadcast(consumers)
+    if strategy is ShipStrategy.SHUFFLE:
+        return _Shuffle(consumers, rng)
+    # Rebalance and rescale; the start differs by subtask, so that many producers do not all begin with the first consumer.
+    return _RoundRobin(consumers, subtask_index % consumers)
+
+
+class _ToFirst:
+    def split(self, batch: RecordBatch) -> list[tuple[int, RecordBatch]]:
+        return [(0, batch)]
+
+
+class _Broadcast:
+    def __init__(self, consumers: int) -> None:
+        self._consumers = range(consumers)
+
+    def split(self, batch: RecordBatch) -> list[tuple[int, RecordBatch]]:
+        return [(consumer, batch) for consumer in self._consumers]
+
+
+class _RoundRobin:
+    def __init__(self, consumers: int, start: int) -> None:
+        self._consumers = consumers
+        self._next = start
+
+    def split(self, batch: RecordBatch) -> list[tuple[int, RecordBatch]]:
+        consumers, first = self._consumers, self._next
+        self._next = (first + len(batch.values)) % consumers
+        parts = []
+        for offset in range(min(consumers, len(batch.values))):
+            part = RecordBatch(
+                batch.values[offset::consumers],
+                None if batch.timestamps is None else batch.timestamps[offset::consumers],
+                None,
+                None if batch.watermarks is None else batch.watermarks[offset::consumers],
+            )
+            parts.append(((first + offset) % consumers, part))
+        return parts
+
+
+def _gather(batch: RecordBatch, targets: list[list[int]]) -> list[tuple[int, RecordBatch]]:
+    """Parts by lists of record indices, one list a consumer."""
+    values = batch.values
+    return [(i, batch.select(indices, [values[j] for j in indices])) for i, indices in enumerate(targets) if indices]
+
+
+class _Shuffle:
+    def __init__(self, consumers: int, rng: Rng) -> None:
+        self._consumers = consumers
+        self._rng = rng
+
+    def split(self, batch: RecordBatch) -> list[tuple[int, RecordBatch]]:
+        targets: list[list[int]] = [[] for _ in range(self._consumers)]
+        randrange, consumers = self._rng.randrange, self._consumers
+        for index in range(len(batch.values)):
+            targets[randrange(consumers)].append(index)
+        return _gather(batch, targets)
+
+
+class _Custom:
+    def __init__(self, function: Callable[[Any, int], int], consumers: int, place: str) -> None:
+        self._function = function
+        self._consumers = consumers
+        self._place = place
+
+    def split(self, batch: RecordBatch) -> list[tuple[int, RecordBatch]]:
+        targets: list[list[int]] = [[] for _ in range(self._consumers)]
+        function, consumers = self._function, self._consumers
+        for index, value in enumerate(batch.values):
+            try:
+                target = function(value, consumers)
+                if not 0 <= target < consumers:
+                    raise ValueError(f"partition_custom gave {target!r}, expected an int from 0 to {consumers - 1}")
+                targets[target].append(index)
+            except Exception as error:
+                note_once(error, f"in partition_custom after {self._place}, at record {describe_record(value)}")
+                raise
+        return _gather(batch, targets)
+
+
+class _Keyed:
+    """What both keyed partitioners share: the key function, the cache, and who is to blame for a bad key."""
+
+    def __init__(self, key: Callable[[Any], Any], consumers: int, max_parallelism: int, place: str) -> None:
+        self._key = key
+        self._place = place
+        self._cache = SubtaskCache(consumers, max_parallelism)
+
+    def blame(self, error: Exception, value: Any) -> Exception:
+        """The error to raise for `value`: names the operator; of an unhashable key it says what keys may be."""
+        if isinstance(error, TypeError) and "unhashable" in str(error):
+            try:
+                canonical_key(self._key(value))
+            except Exception as better:  # noqa: BLE001  # It says more than the first one.
+                error = better
+        note_once(error, f"in key_by after {self._place}, at record {describe_record(value)}")
+        return error
+
+
+class _SingleKeyed(_Keyed):
+    """One consumer: nothing to route, but keys are computed and checked here all the same."""
+
+    def __init__(self, key: Callable[[Any], Any], max_parallelism: int, place: str) -> None:
+        super().__init__(key, 1, max_parallelism, place)
+
+    def split(self, batch: RecordBatch) -> list[tuple[int, RecordBatch]]:
+        values = batch.values
+        source = iter(values)
+        try:
+            keys = list(map(self._key, source))
+            if len(keys) != len(values):
+                raise RuntimeError("the key function raised StopIteration, which is no failure it may use")
+            types = list(map(type, keys))
+            # Nearly always one type, and to count it is half the price of looking each up in a set.
+            plain = types[0] in PLAIN_KEY_TYPES and types.count(types[0]) == len(types)
+            if not plain and not PLAIN_KEY_TYPES.issuperset(types):
+                source = iter(values)
+                for _, _subtask in zip(source, map(self._cache.__getitem__, keys), strict=False):
+                    pass
+        except Exception as error:  # noqa: BLE001  # Raised again, with the record named.
+            raise self.blame(error, values[len(values) - length_hint(source) - 1]) from None
+        return [(0, RecordBatch(values, batch.timestamps, keys, batch.watermarks, batch.watermark))]
+
+
+class _Hash(_Keyed):
+    """Key -> key group -> subtask, through a cache: one dict look-up a record. The loop is generated for what the batch carries."""
+
+    def __init__(self, key: Callable[[Any], Any], consumers: int, max_parallelism: int, place: str) -> None:
+        super().__init__(key, consumers, max_parallelism, place)
+        self._consumers = consumers
+        self._loops = {
+            (times, marks): _generate_loop(consumers, times=times, marks=marks) for times in (False, True) for marks in (False, True)
+        }
+
+    def split(self, batch: RecordBatch) -> list[tuple[int, RecordBatch]]:
+        values, timestamps, watermarks = batch.values, batch.timestamps, batch.watermarks
+        consumers = range(self._consumers)
+        v: list[list[Any]] = [[] for _ in consumers]
+        k: list[list[Any]] = [[] for _ in consumers]
+        t: list[list[int]] | None = None if timestamps is None else [[] for _ in consumers]
+        w: list[list[int]] | None = None if watermarks is None else [[] for _ in consumers]
+        source = iter(values)
+        loop = self._loops[timestamps is not None, watermarks is not None]
+        try:
+            loop(source, timestamps, watermarks, self._key, self._cache.__getitem__, v, k, t, w)
+        except Exception as error:  # noqa: BLE001  # Raised again, with the record named.
+            raise self.blame(error, values[len(values) - length_hint(source) - 1]) from None
+        return [
+            (i, RecordBatch(v[i], None if t is None else t[i], k[i], None if w is None else w[i])) for i in consumers if v[i]
+        ]
+
+
+def _generate_loop(consumers: int, *, times: bool, marks: bool) -> Callable[..., None]:
+    """One pass: key, subtask, appends. With two consumers a branch beats indexing a list of lists.
+
+    `part.append(x)` is one instruction of the interpreter; a bound method would be a call, and cost twice as much.
+    """
+    columns = ["v", "k"] + (["t"] if times else []) + (["w"] if marks else [])
+    items = {"v": "value", "k": "key", "t": "time", "w": "mark"}
+    sources = ["values"] + (["timestamps"] if times else []) + (["watermarks"] if marks else [])
+    targets = ["value"] + (["time"] if times else []) + (["mark"] if marks else [])
+    lines = ["def loop(values, timestamps, watermarks, key_of, subtask_of, v, k, t, w):"]
+    if consumers == 2:
+        lines += [f"    {column}0, {column}1 = {column}" for column in columns]
+    joined = ", ".join(sources)
+    lines.append(f"    for {', '.join(targets)} in {joined if len(sources) == 1 else f'zip({joined})'}:")
+    lines.append("        key = key_of(value)")
+    if consumers == 2:
+        lines.append("        if subtask_of(key): " + "; ".join(f"{c}1.append({items[c]})" for c in columns))
+        lines.append("        else: " + "; ".join(f"{c}0.append({items[c]})" for c in columns))
+    else:
+        lines.append("        i = subtask_of(key)")
+        lines.append("        " + "; ".join(f"{c}[i].append({items[c]})" for c in columns))
+    namespace: dict[str, Any] = {}
+    exec(compile("\n".join(lines), "<aioflow routing loop>", "exec"), namespace)
+    return namespace["loop"]  # type: ignore[no-any-return]

@@ -1,0 +1,105 @@
+"""The resources of one job on one worker: opened when a task first asks, closed after the last task, in reverse order.
+
+Each resource lives inside one asyncio task of its own from enter to exit, because libraries tie cancel scopes and context variables to
+the task that entered. Whoever asks while it opens waits for the same opening; an opening that failed is told to all who wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+from aioflow.core.aio import wait_all
+from aioflow.core.errors import GraphError, note_once
+from aioflow.core.injection import Resource, injected_parameters
+
+__all__ = ["ResourceScope"]
+
+
+class _Opened:
+    """One resource: its owner task, the value once it is there, and the request to close."""
+
+    __slots__ = ("close", "owner", "ready")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.ready: asyncio.Future[Any] = loop.create_future()
+        self.close: asyncio.Future[None] = loop.create_future()
+        self.owner: asyncio.Task[None] | None = None
+
+
+class ResourceScope:
+    """All resources of one job here. `get` from any task; `close` when the tasks are over."""
+
+    def __init__(self) -> None:
+        self._opened: dict[Resource, _Opened] = {}
+
+    async def get(self, resource: Resource) -> Any:
+        """The value of `resource`; opens it, and what it uses, if nobody did. One that failed is opened again by the next who asks."""
+        entry = self._opened.get(resource)
+        if entry is None:
+            loop = asyncio.get_running_loop()
+            entry = self._opened[resource] = _Opened(loop)
+            entry.owner = loop.create_task(self._live(resource, entry), name=f"resource {resource.name}")
+        # Shielded: whoever gives up waiting must not cancel the opening for the others.
+        return await asyncio.shield(entry.ready)
+
+    async def close(self) -> None:
+        """Close in reverse order of opening; all of them, and raise the first error."""
+        first: BaseException | None = None
+        for entry in reversed(list(self._opened.values())):
+            assert entry.owner is not None, "get() starts it"
+            if not entry.close.done():
+                entry.close.set_result(None)
+            if not entry.ready.done():
+                entry.owner.cancel()  # It is still opening, and nobody waits for it any more.
+            try:
+                await wait_all([entry.owner])
+                if not entry.owner.cancelled():
+                    entry.owner.result()
+            except Exception as error:  # noqa: BLE001  # The others are closed all the same; raised below.
+                first = first or error
+        self._opened.clear()
+        if first is not None:
+            raise first
+
+    async def _live(self, resource: Resource, entry: _Opened) -> None:
+        """Open what it uses, enter, tell the value, wait for the end, exit: all in this one task."""
+        try:
+            arguments = {name: await self.get(other) for name, other in injected_parameters(resource.factory).items()}
+            # What a resource uses was opened before it, so it comes after it in the reverse order of closing.
+            self._opened[resource] = self._opened.pop(resource)
+            async with contextlib.AsyncExitStack() as stack:
+                value = await _enter(resource, arguments, stack)
+                if not entry.ready.done():
+                    entry.ready.set_result(value)
+                await entry.close
+        except asyncio.CancelledError:
+            entry.ready.cancel()
+            raise
+        except BaseException as error:
+            if entry.ready.done():
+                raise
+            self._opened.pop(resource, None)
+            note_once(error, f"while opening resource {resource.name!r}")
+            entry.ready.set_exception(error)
+            entry.ready.exception()  # Read here, so that an opening nobody waits for any more is not reported twice.
+
+
+async def _enter(resource: Resource, arguments: dict[str, Any], stack: contextlib.AsyncExitStack) -> Any:
+    made = resource.factory(**arguments)
+    if inspect.isawaitable(made):
+        made = await made
+    if isinstance(made, AsyncIterator):
+        return await stack.enter_async_context(contextlib.asynccontextmanager(lambda: made)())
+    if isinstance(made, Iterator):
+        return stack.enter_context(contextlib.contextmanager(lambda: made)())
+    if hasattr(made, "__aenter__"):
+        return await stack.enter_async_context(made)
+    if hasattr(made, "__enter__"):
+        return stack.enter_context(made)
+    raise GraphError(
+        f"resource {resource.name!r} gave {type(made).__name__}: expected a generator that yields once, or a context manager"
+    )

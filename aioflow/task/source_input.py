@@ -1,0 +1,206 @@
+"""The input of a source task: polls a SourceReader, stamps event time, and turns "nothing now" into availability.
+
+Watermarks are made here, split by split: every split has its own generator, and the task's watermark is the least of those that are not
+idle; a split that was read to its end counts as the end of time. So a reader that takes one file after the other makes nothing late.
+A reader tells which split its last batch came from in `current_split`; without that attribute it reads one stream.
+
+Idleness counts the time during which the reader was asked and had nothing; it pauses while nobody asks. A poll takes as many records as
+the slice has time for, measured here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from typing import TYPE_CHECKING, Any
+
+from aioflow.core.availability import Availability
+from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK, RecordBatch
+from aioflow.operators.userfunction import describe_record
+from aioflow.operators.watermarks import IdlenessTimer
+from aioflow.task.input import InputStatus
+
+if TYPE_CHECKING:
+    from aioflow.operators.source import SourceReader, Split
+    from aioflow.operators.watermark_generators import WatermarkGenerator
+    from aioflow.operators.watermarks import WatermarkStrategy
+    from aioflow.task.input import InputConsumer
+
+__all__ = ["SourceInput"]
+
+
+class SourceInput:
+    """Feeds the chain of a source task."""
+
+    def __init__(
+        self,
+        reader: SourceReader[Any],
+        splits: Sequence[Split],
+        strategy: WatermarkStrategy[Any] | None,
+        consumer: InputConsumer,
+        spawn: Callable[[Coroutine[Any, Any, None], str], asyncio.Task[None]],
+        schedule: Callable[[int, Callable[[int], None]], Any],
+        now_ms: Callable[[], int],
+        perf_ns: Callable[[], int],
+        slice_ns: int,
+    ) -> None:
+        """`schedule(timestamp_ms, callback)` registers a processing-time timer of the task, for idleness."""
+        self._reader = reader
+        self._splits = splits
+        self._strategy = strategy
+        self._consumer = consumer
+        self._spawn = spawn
+        self._schedule = schedule
+        self._now_ms = now_ms
+        self._perf_ns = perf_ns
+        self._slice_ns = slice_ns
+        self._ns_per_record = float(slice_ns)  # Until it is known what one costs, one at a time.
+        self._generators: dict[str, WatermarkGenerator] = {}
+        self._watermark = MIN_WATERMARK
+        self._stopped: InputStatus | None = None
+        self._drains_reader = False
+        self._waiting: asyncio.Task[None] | None = None
+        idle_after_ms = None if strategy is None else strategy.idle_after_ms
+        self._idleness = None if idle_after_ms is None else IdlenessTimer(idle_after_ms)
+        self._idle_timer: Any = None
+        self.availability = Availability(available=True)
+        self.culprit = ""
+        """When stamping has failed: which record was to blame, as a note goes on about it."""
+        self.records_in = 0
+        self.queued_batches = 0
+        """A source has no gate: nothing waits in front of it."""
+
+    async def open(self) -> None:
+        """Open the reader on this subtask's splits."""
+        await self._reader.open(self._splits)
+        if self._strategy is not None:
+            self._generators = {split.id: self._strategy.create(self._now_ms) for split in self._splits}
+
+    @property
+    def current_watermark(self) -> int:
+        return self._watermark
+
+    def stop(self, *, drain: bool) -> None:
+        """End the source where it is: no more records; event time ends only with `drain`.
+
+        A reader with a `stop` method has taken things over from somebody who was told so: it refuses more, and is read to its end.
+        """
+        self._stopped = InputStatus.END_OF_DATA if drain else InputStatus.STOPPED
+        stop_reader = getattr(self._reader, "stop", None)
+        self._drains_reader = stop_reader is not None
+        if stop_reader is not None:
+            stop_reader()
+        self.availability.set_available()
+
+    def emit_next(self, max_records: int) -> InputStatus:
+        """Poll once."""
+        if self._stopped is not None and not (self._drains_reader and not self._reader.finished):
+            return self._stopped
+        reader, begun = self._reader, self._perf_ns()
+        values = reader.poll_batch(max(1, min(max_records, int(self._slice_ns / max(self._ns_per_record, 1.0)))))
+        if values:
+            self._leave_idle()
+            count = len(values)
+            self.records_in += count
+            values = values if type(values) is list else list(values)
+            try:
+                batch = self._stamp(values)
+            except Exception:
+                self._blame(values)
+                raise
+            spent = (self._perf_ns() - begun) / count
+            old = self._ns_per_record
+            self._ns_per_record = spent if spent > 4 * old or old >= self._slice_ns else old + (spent - old) / 8
+            self._consumer.on_batch(batch, 0)
+            return InputStatus.MORE_AVAILABLE
+        if reader.finished:
+            return self._stopped or InputStatus.END_OF_DATA
+        self._wait_for_reader()
+        return InputStatus.NOTHING_AVAILABLE
+
+    def close(self) -> None:
+        if self._waiting is not None:
+            self._waiting.cancel()
+        self._cancel_idle_timer()
+
+    async def close_reader(self) -> None:
+        """Release what the reader holds; after `close`."""
+        await self._reader.close()
+
+    def _stamp(self, values: list[Any]) -> RecordBatch:
+        timestamps: list[int] | None = getattr(self._reader, "timestamps", None)
+        if self._strategy is None:
+            return RecordBatch(values, timestamps)
+        generators = self._generators
+        if len(generators) == 1:
+            (generator,) = generators.values()
+            timestamps, watermarks, after = generator.apply(values, timestamps)
+            self._watermark = max(self._watermark, after)
+            return RecordBatch(values, timestamps, None, watermarks, after)
+        split_id = self._reader.current_split  # type: ignore[attr-defined]  # Several splits: the reader must tell which.
+        others = min(
+            (self._split_watermark(other) for other in generators if other != split_id),
+            default=MAX_WATERMARK,
+        )
+        timestamps, watermarks, after = generators[split_id].apply(values, timestamps)
+        before = self._watermark
+        combined = max(before, min(after, others))
+        self._watermark = combined
+        if combined == before or watermarks is None:
+            watermarks = None if combined == before else [before] * len(values)
+        else:
+            watermarks = [max(before, min(mark, others)) for mark in watermarks]
+        return RecordBatch(values, timestamps, None, watermarks, combined)
+
+    def _blame(self, values: list[Any]) -> None:
+        for generator in self._generators.values():
+            if generator.failed_at is not None:
+                self.culprit = f", at record {describe_record(values[generator.failed_at])}"
+
+    def _split_watermark(self, split_id: str) -> int:
+        if split_id in getattr(self._reader, "finished_splits", ()):
+            return MAX_WATERMARK
+        return self._generators[split_id].current
+
+    def _wait_for_reader(self) -> None:
+        self.availability.set_unavailable()
+        if self._waiting is None:
+            self._waiting = self._spawn(self._wait(), "source-wait")
+        idleness = self._idleness
+        if idleness is not None:
+            due = idleness.nothing(self._now_ms())
+            if due is not None and self._idle_timer is None:
+                self._idle_timer = self._schedule(due, self._on_idle)
+
+    def pause(self) -> None:
+        """Nobody asks for a while: the task waits for room. That is no idleness of the source."""
+        if self._idleness is not None:
+            self._idleness.pause(self._now_ms())
+        self._cancel_idle_timer()
+
+    async def _wait(self) -> None:
+        try:
+            await self._reader.wait()
+        finally:
+            self._waiting = None
+        self.availability.set_available()
+
+    def _on_idle(self, timestamp_ms: int) -> None:
+        self._idle_timer = None
+        idleness = self._idleness
+        assert idleness is not None, "the timer is registered for idleness only"
+        now_ms = max(timestamp_ms, self._now_ms())
+        if idleness.check(now_ms):
+            self._consumer.on_status(True)
+        elif (due := idleness.nothing(now_ms)) is not None:
+            self._idle_timer = self._schedule(due, self._on_idle)
+
+    def _leave_idle(self) -> None:
+        self._cancel_idle_timer()
+        if self._idleness is not None and self._idleness.records():
+            self._consumer.on_status(False)
+
+    def _cancel_idle_timer(self) -> None:
+        timer, self._idle_timer = self._idle_timer, None
+        if timer is not None:
+            timer.cancel()

@@ -1,0 +1,574 @@
+"""One subtask: an asyncio task around one mailbox loop whose default action moves one slice of records.
+
+Phases (after Flink): construct -> restore -> mailbox loop -> end of data -> finish -> clean up. The default action looks at the output
+first, then at work that waits inside the chain, then at the input; whatever is missing suspends it on that one availability, while mail
+goes on being served. Nothing but the mailbox loop touches operators and state, so there is no lock anywhere in a task.
+
+Ending: `END_OF_DATA` sends the MAX watermark through the chain, then each operator, head first: end of input, the mail it had, `finish`,
+the mail it made. Stopping without drain skips both. Cleaning up always runs, closes tail first, and keeps the first error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from aioflow.core.aio import OrderedTaskGroup, close_within
+from aioflow.core.availability import Availability
+from aioflow.core.elements import MAX_WATERMARK, Event, RecordBatch, WatermarkStatus, empty_batch
+from aioflow.core.errors import Closed, JobNotRunning, ProducerFailed, note_once
+from aioflow.core.keygroups import range_for_subtask
+from aioflow.core.scope import Scope, enter_scope, leave_scope
+from aioflow.mailbox.metrics import SlowActions
+from aioflow.mailbox.processor import MailboxProcessor, Suspension
+from aioflow.mailbox.timers import ProcessingTimeService
+from aioflow.network.partition import ResultPartition
+from aioflow.operators.stateless import describe_place
+from aioflow.operators.watermarks import TimestampsAndWatermarksOperator
+from aioflow.state.backend import create_keyed_backend, require_keyed
+from aioflow.state.operator_state import HeapOperatorStateBackend
+from aioflow.task.blame import naming, uncancelled
+from aioflow.task.chain import ChainStatus, OperatorChain, Tap
+from aioflow.task.context import SourceTaskContext, SubtaskRuntimeContext, TaskOperatorContext
+from aioflow.task.input import InputStatus, NetworkInput
+from aioflow.task.metrics import HARD, IDLE, SOFT, TaskMetrics, unique_names
+from aioflow.task.output import RecordWriter, TaskOutput, TravelCheck
+from aioflow.task.partitioners import create_partitioner
+from aioflow.task.source_input import SourceInput
+
+if TYPE_CHECKING:
+    from aioflow.core.functions import OutputTag
+    from aioflow.core.metrics import MetricGroup
+    from aioflow.graph.deployment import ResultPartitionDescriptor, TaskDeploymentDescriptor
+    from aioflow.graph.stream_graph import StreamNode
+    from aioflow.operators.operator import Operator
+    from aioflow.state.backend import KeyedStateBackend
+    from aioflow.task.environment import TaskEnvironment
+
+__all__ = ["StreamTask"]
+
+logger = logging.getLogger(__name__)
+
+CLEANUP_TIMEOUT_S = 30.0
+"""How long closing user functions may take before the task gives up on them."""
+
+PERMITS_PER_SUBPARTITION = 2
+"""Sealed batches that may wait for a consumer: one being read, one ready. More bought nothing (credits 2 or 8: no difference)."""
+
+
+class StreamTask:
+    """Runs one `TaskDeploymentDescriptor`. `run()` returns when finished, raises what failed, or CancelledError."""
+
+    def __init__(self, descriptor: TaskDeploymentDescriptor, environment: TaskEnvironment, taps: Mapping[int, Sequence[Tap]]) -> None:
+        """`taps` by node id: subscriptions that exist already. Partitions are registered here, before any consumer asks."""
+        self.descriptor = descriptor
+        self.name = descriptor.task_name
+        self._environment = environment
+        self._options = environment.options
+        self._taps = dict(taps)
+        self.host = environment.host
+        self.resources = environment.resources
+        self.group = OrderedTaskGroup()
+        vertex = descriptor.vertex
+        first = environment.vertex_names.setdefault(vertex.name, vertex.id) == vertex.id
+        self.metrics = environment.metrics.add_group(self.name if first else f"{self.name} #{vertex.id}")
+        self._output = TaskOutput()
+        self._contexts: list[TaskOperatorContext] = []
+        self._operators: list[Operator] = []
+        self._input: NetworkInput | SourceInput
+        self._chain: OperatorChain
+        self._suspension: Suspension | None = None
+        self._watched: list[Availability] = []
+        self._last_flush_ns = 0
+        self._ending: InputStatus | None = None
+        self._ended_inputs: list[int] = []
+        self._idle_due = False  # Downstream is to be told that this stream is idle, once all that it still holds has left.
+        self._idle_told = False
+        self._retapped: dict[int, int] = {}  # Index of node, by its id: where taps changed that the chain does not have yet.
+        self._stop: InputStatus | None = None
+        self._running = False
+        self.failure: BaseException | None = None
+        """What ended the loop, as soon as it did; cleaning up is still to come then."""
+        self._scope = Scope(descriptor.job_name)
+        self._processor = MailboxProcessor(
+            self._default_action, slice_s=self._options.slice_ns / 1e9, name=self.name, on_slow=self._on_slow
+        )
+        self._log_slow = SlowActions(self._processor.now)
+        self._executor = self._processor.executor(-1)
+        self._task_timers = ProcessingTimeService(self.host.clock.wall_ms, self._executor)
+        for partition in descriptor.outputs:
+            self._create_partition(partition)
+
+    # The life of the task.
+
+    async def run(self, on_initializing: Callable[[], None], on_running: Callable[[], None]) -> None:
+        """The whole life. `on_running` is called once every operator is open and the loop begins."""
+        token = enter_scope(self._scope)
+        try:
+            try:
+                failure = await self._live(on_initializing, on_running)
+            except BaseException as error:
+                await self._clean_up(error)
+                raise
+            await self._clean_up(failure)
+        finally:
+            leave_scope(token)
+        if failure is not None:
+            raise failure
+
+    async def _live(self, on_initializing: Callable[[], None], on_running: Callable[[], None]) -> BaseException | None:
+        """From restoring to the end of the stream. What failed is returned as it is: the group would wrap it."""
+        async with self.group:
+            failure: BaseException | None = None
+            try:
+                on_initializing()
+                await self._restore()
+                on_running()
+                self._running = True
+                await self._processor.run_loop()
+                await self._after_loop()
+            except asyncio.CancelledError as cancel:
+                failure = uncancelled(cancel)
+            except BaseException as error:  # noqa: BLE001  # Whatever it is: SystemExit too comes out where the job is awaited.
+                failure = error
+            finally:
+                self._running = False
+            self.failure = failure
+            self.group.cancel_children()
+        return failure
+
+    async def _restore(self) -> None:
+        """Build the chain and open it, tail first: an operator may emit as soon as it is open, so what follows must be."""
+        self._build_chain()
+        for operator in reversed(self._operators):
+            self._scope.operator_context = operator.ctx
+            with naming(operator, "initialize_state()"):
+                operator.initialize_state()
+            with naming(operator, "open()"):
+                await operator.open()
+        self._scope.operator_context = None
+        self._chain.compile()
+        if isinstance(self._input, SourceInput):
+            try:
+                await self._input.open()
+            except BaseException as error:
+                note_once(error, f"in open() of {self._source_place}")
+                raise
+            if self._stop is not None:
+                self._input.stop(drain=self._stop is InputStatus.END_OF_DATA)
+        # Last, and nothing is awaited after it: subscriptions that came while user code was opening count.
+        for index, node in enumerate(self.descriptor.vertex.nodes):
+            if taps := self._taps.get(node.id):
+                self._chain.set_taps(self._operator_index(index), taps)
+        self._metrics.initialized()
+
+    def _build_chain(self) -> None:
+        vertex = self.descriptor.vertex
+        groups = [self.metrics.add_group(name) for name in unique_names([node.name for node in vertex.nodes])]
+        for node, uid, group in zip(vertex.nodes, vertex.uids, groups, strict=True):
+            context = self._create_context(len(self._contexts), node, uid, group)
+            self._contexts.append(context)
+            if node.factory is not None:
+                operator = node.factory()
+                operator.setup(context)
+                self._operators.append(operator)
+        options = self._options
+        chain_type = OperatorChain
+        if options.debug:
+            from aioflow.task.mutation import CheckedOperatorChain
+
+            chain_type = CheckedOperatorChain
+        self._chain = chain_type(
+            self._operators,
+            self._output.emit,
+            self._output.availability,
+            self.host.clock.perf_ns,
+            slice_ns=options.slice_ns,
+            batch_records_max=options.batch_records_max,
+            scope=self._scope,
+        )
+        self._makes_watermarks = any(isinstance(operator, TimestampsAndWatermarksOperator) for operator in self._operators)
+        self._input = self._create_source_input() if vertex.head.source is not None else self._create_network_input()
+        self._metrics = TaskMetrics(
+            self.metrics,
+            groups[len(groups) - len(self._operators) :],
+            self._processor.now,
+            self._processor.metrics,
+            self._chain,
+            self._input,
+            self._output,
+            lambda: None if self._suspension is None else self._suspension.reason,
+        )
+
+    async def _after_loop(self) -> None:
+        """The input ended. Let everything that is still to come come, then close the stream behind it."""
+        drain = self._ending is InputStatus.END_OF_DATA
+        if drain:
+            self._chain.push(empty_batch(MAX_WATERMARK))
+            await self._settle()
+            await self._finish_operators()
+        else:
+            await self._settle()
+        for context in self._contexts:
+            await context.processing_timers.quiesce()
+        await self._task_timers.quiesce()
+        # Mail that was written since has its say, and what it emits goes out before the end does.
+        await self._settle()
+        self._processor.prepare_close()
+        await self._processor.drain()
+        self._output.end_of_data(drain=drain)
+        self._output.finish()
+
+    async def _finish_operators(self) -> None:
+        """Head first: end of input, the mail and timers that wait, `finish`, the mail that it made; then the next."""
+        ended = [i for i in range(self._operators[0].inputs) if i not in self._ended_inputs] if self._operators else []
+        for index, operator in enumerate(self._operators):
+            with naming(operator, "end_input()"):
+                for input_index in ended if index == 0 else (0,):
+                    self.emit_from(index, operator.end_input(input_index))
+            await self._settle()
+            await self._contexts_of_operators[index].processing_timers.quiesce()
+            self._scope.operator_context = operator.ctx
+            with naming(operator, "finish()"):
+                self.emit_from(index, operator.finish())
+            await self._settle()
+
+    async def _settle(self) -> None:
+        """Run mail and the chain until nothing waits and no operator has results to come. The default action knows when."""
+        self._resume()
+        while True:
+            await self._processor.run_loop()
+            if not (self._processor.mailbox.has_mail or self._chain.has_work or self._busy_operator() is not None):
+                return
+
+    def _busy_operator(self) -> Operator | None:
+        return next((operator for operator in self._operators if operator.busy), None)
+
+    async def _clean_up(self, failure: BaseException | None) -> None:
+        """Release everything, whatever happened before. The first error is kept, later ones are logged."""
+        for context in self._contexts:
+            context.processing_timers.shutdown()
+        self._task_timers.shutdown()
+        for mail in self._processor.close():
+            logger.debug("%s: dropped mail %r at the end", self.name, mail)
+        errors: list[Exception] = []
+        if hasattr(self, "_input"):
+            self._input.close()
+        if hasattr(self, "_metrics"):
+            self._metrics.ended()
+        try:
+            # Not interrupted by a second cancellation: files and connections of users are closed in here.
+            await close_within(self._close_all(errors), CLEANUP_TIMEOUT_S, what=self.name)
+        finally:
+            for context in self._contexts:
+                if context.keyed_state is not None:
+                    context.keyed_state.close()
+        for error in errors if failure is not None else errors[1:]:
+            logger.warning("%s: closing failed too, after %r: %r", self.name, failure or errors[0], error)
+        if failure is None and errors:
+            raise errors[0]
+
+    async def _close_all(self, errors: list[Exception]) -> None:
+        """Close the reader and the operators, tail first; what fails does not keep the others from being closed."""
+        if hasattr(self, "_input") and isinstance(self._input, SourceInput):
+            try:
+                await self._input.close_reader()
+            except Exception as error:  # noqa: BLE001  # Closing goes on; raised by the caller.
+                note_once(error, f"in close() of {self._source_place}")
+                errors.append(error)
+            except asyncio.CancelledError as cancel:
+                errors.append(uncancelled(cancel))
+        for operator in reversed(self._operators):
+            self._scope.operator_context = operator.ctx
+            try:
+                await operator.close()
+            except Exception as error:  # noqa: BLE001  # As above.
+                note_once(error, f"in close() of {describe_place(operator.ctx)}")
+                errors.append(error)
+            except asyncio.CancelledError as cancel:
+                errors.append(uncancelled(cancel))
+                note_once(errors[-1], f"in close() of {describe_place(operator.ctx)}")
+
+    # The default action.
+
+    def _default_action(self, _processor: MailboxProcessor) -> None:
+        if not self._output.availability.is_available:
+            self._output.flush()
+            self._suspend(self._output.availability, HARD if self._output.is_overdrawn else SOFT)
+            return
+        if self._chain.has_work:
+            if self._chain.run() is ChainStatus.BLOCKED:
+                assert self._chain.blocked_on is not None
+                self._output.flush()
+                self._suspend(self._chain.blocked_on, "operator")
+            self._flush_if_old()
+            return
+        if self._retapped:
+            retapped, self._retapped = self._retapped, {}
+            for node_id, index in retapped.items():
+                self._chain.set_taps(self._operator_index(index), self._taps[node_id])
+        busy = None
+        if self._idle_due or self._ending is not None:
+            busy = self._busy_operator()
+            if busy is None:
+                self._tell_idle()
+        if self._ending is not None:
+            if busy is None:
+                self._processor.suspend()
+            else:
+                self._output.flush()
+                self._suspend(busy.availability, "operator")
+            return
+        status = self._emit_next()
+        if status is InputStatus.MORE_AVAILABLE:
+            self._chain.run()
+            self._flush_if_old()
+        elif status is InputStatus.NOTHING_AVAILABLE:
+            self._output.flush()
+            self._suspend(self._input.availability, IDLE)
+            if busy is not None:
+                self._watch(busy.availability)
+        else:
+            self._ending = status
+
+    def _emit_next(self) -> InputStatus:
+        if not isinstance(self._input, SourceInput):
+            return self._input.emit_next(self._chain.room)
+        self._scope.operator_context = self._contexts[0]
+        try:
+            return self._input.emit_next(self._chain.room)
+        except Exception as error:
+            note_once(error, f"in {self._source_place}{self._input.culprit}")
+            raise
+
+    def _suspend(self, availability: Availability, reason: str) -> None:
+        """Call the default action no more until `availability` is up, or something was emitted by mail."""
+        if reason != IDLE and isinstance(self._input, SourceInput):
+            self._input.pause()
+        self._suspension = self._processor.suspend_default_action(reason)
+        self._watch(availability)
+
+    def _watch(self, availability: Availability) -> None:
+        """Be told once when `availability` is up; asking again before that changes nothing, so nothing piles up there."""
+        if availability not in self._watched:
+            self._watched.append(availability)
+            availability.on_available(partial(self._on_available, availability))
+
+    def _on_available(self, availability: Availability) -> None:
+        self._watched.remove(availability)
+        self._resume()
+
+    def _on_slow(self, description: str, seconds: float) -> None:
+        """The loop was held for too long: say by whom."""
+        culprit, self._chain.slowest_operator = self._chain.slowest_operator, None
+        index = None
+        if culprit is not None:
+            index = next((i for i, operator in enumerate(self._operators) if operator.ctx is culprit.ctx), None)
+            description = describe_place(culprit.ctx)
+        self._metrics.slow(index)
+        self._log_slow(description, seconds)
+
+    def _flush_if_old(self) -> None:
+        if self._output.has_gathered:
+            now = self.host.clock.perf_ns()
+            if now - self._last_flush_ns > self._options.flush_max_age_ns:
+                self._output.flush()
+                self._last_flush_ns = now
+
+    # What the input gives (InputConsumer).
+
+    def on_batch(self, batch: RecordBatch, input_index: int) -> None:
+        self._chain.push(batch, input_index)
+
+    def on_status(self, idle: bool) -> None:
+        if not self._makes_watermarks:  # Otherwise that operator says itself whether its stream is idle.
+            self.emit_status(idle)
+
+    def on_end_of_input(self, input_index: int) -> None:
+        if self._operators and self._operators[0].inputs > 1:
+            self._ended_inputs.append(input_index)
+            self.emit_from(0, self._operators[0].end_input(input_index))
+
+    def on_event(self, event: Event) -> None:
+        self._output.broadcast_event(event)
+
+    # What operators ask for (TaskServices).
+
+    def emit_from(self, operator_index: int, batch: RecordBatch) -> None:
+        """A batch that an operator emitted by mail: goes to the next one, and the default action sees to it."""
+        self._chain.emit_from(operator_index, batch)
+        self._resume()
+
+    def emit_side(self, operator_index: int, tag: OutputTag[Any], value: Any, timestamp: int | None, watermark: int) -> None:
+        self._output.emit_side(self._node_index(operator_index), tag, value, timestamp, watermark)
+
+    def emit_status(self, idle: bool) -> None:
+        """Active is told at once. Idle is told behind everything that this task still holds, and not at all if records came first."""
+        self._idle_due = idle
+        if idle:
+            self._resume()
+        elif self._idle_told:
+            self._idle_told = False
+            self._output.broadcast_event(WatermarkStatus(False))
+
+    def _tell_idle(self) -> None:
+        due, self._idle_due = self._idle_due, False
+        if due and not self._idle_told:
+            self._idle_told = True
+            self._output.broadcast_event(WatermarkStatus(True))
+
+    def report(self, error: BaseException) -> None:
+        """An error of a helper task fails this task."""
+        self._processor.report_throwable(error)
+
+    def _resume(self) -> None:
+        suspension, self._suspension = self._suspension, None
+        if suspension is not None:
+            suspension.resume()
+
+    # What the worker asks for, on the loop.
+
+    def fail_partitions(self, error: BaseException) -> None:
+        """This task is over before its streams ended: whoever reads them is told."""
+        self._output.fail(error)
+
+    def abandon(self) -> None:
+        """Cancelled before it ran: give back what the constructor took."""
+        self.fail_partitions(ProducerFailed(f"task {self.name} was cancelled before it ran"))
+
+    def stop_source(self, *, drain: bool) -> None:
+        """End the source where it is, or as soon as it is open; with `drain` event time ends with it."""
+        self._stop = InputStatus.END_OF_DATA if drain else InputStatus.STOPPED
+        if self._running and isinstance(self._input, SourceInput):
+            self._input.stop(drain=drain)
+
+    def set_taps(self, node_id: int, taps: Sequence[Tap]) -> None:
+        """Let `taps` see what node `node_id` emits, if it is part of this task; from between two slices on."""
+        self._taps[node_id] = tuple(taps)
+        for index, node in enumerate(self.descriptor.vertex.nodes):
+            if node.id == node_id and self._running:
+                self._retapped[node_id] = index
+                self._resume()
+
+    async def query_state(self, node_id: int, query: Callable[[Any], Any]) -> Any:
+        """Run `query(keyed backend of node_id)` between two slices. Raises JobNotRunning when the task ends before."""
+        node_index = next(i for i, node in enumerate(self.descriptor.vertex.nodes) if node.id == node_id)
+        over = JobNotRunning(f"task {self.name} ended before its state could be read; try again once the job runs")
+        if not self._running:
+            raise over
+        backend = require_keyed(self._contexts[node_index].keyed_state, self._contexts[node_index].name)
+        try:
+            future = self._executor.submit(partial(query, backend), "query state")
+        except Closed as closed:
+            raise over from closed
+        try:
+            return await future
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if future.cancelled() and (task is None or not task.cancelling()):
+                raise over from None  # The mail was dropped, nobody cancelled the caller.
+            raise
+
+    # Building blocks.
+
+    def _operator_index(self, node_index: int) -> int:
+        """A source node has no operator: its output is what comes into the chain, index -1."""
+        return node_index if self.descriptor.vertex.head.source is None else node_index - 1
+
+    def _node_index(self, operator_index: int) -> int:
+        return operator_index if self.descriptor.vertex.head.source is None else operator_index + 1
+
+    @property
+    def input_watermark(self) -> int:
+        """The one in force for what comes in now."""
+        return self._input.current_watermark
+
+    @property
+    def _source_place(self) -> str:
+        runtime = self._contexts[0].runtime
+        return f"source {self._contexts[0].name!r}, subtask {runtime.subtask_index + 1}/{runtime.parallelism}"
+
+    @property
+    def _contexts_of_operators(self) -> list[TaskOperatorContext]:
+        offset = len(self._contexts) - len(self._operators)
+        return self._contexts[offset:]
+
+    def _create_context(self, index: int, node: StreamNode, uid: str, metrics: MetricGroup) -> TaskOperatorContext:
+        descriptor = self.descriptor
+        vertex, attempt = descriptor.vertex, descriptor.attempt
+        keyed_state: KeyedStateBackend | None = None
+        if node.keyed:
+            keyed_state = create_keyed_backend(
+                self._options.state_backend,
+                max_parallelism=vertex.max_parallelism,
+                key_group_range=range_for_subtask(attempt.subtask_index, vertex.parallelism, vertex.max_parallelism),
+                now_ms=self.host.clock.wall_ms,
+            )
+        runtime = SubtaskRuntimeContext(
+            job_name=descriptor.job_name,
+            operator_name=node.name,
+            task_name=self.name,
+            subtask_index=attempt.subtask_index,
+            parallelism=vertex.parallelism,
+            max_parallelism=vertex.max_parallelism,
+            attempt=attempt.attempt,
+            metrics=metrics,
+            keyed_state=keyed_state,
+            operator_state=HeapOperatorStateBackend(),
+        )
+        return TaskOperatorContext(
+            self,
+            self._operator_index(index),
+            node.name,
+            uid,
+            runtime,
+            self._processor.executor(index),
+            self._scope,
+            has_event_time=node.event_time,
+            checkpointing=self._options.checkpointing,
+            debug=self._options.debug,
+        )
+
+    def _create_partition(self, descriptor: ResultPartitionDescriptor) -> None:
+        consumers = len(descriptor.consumers)
+        name = self.descriptor.vertex.nodes[descriptor.operator_index].name
+        pool = self._environment.pool.create_buffer_pool(consumers, PERMITS_PER_SUBPARTITION * consumers)
+        partition = ResultPartition(str(descriptor.partition), consumers, pool, self._options.batch_records_max, owner=name)
+        self._environment.partitions.register(descriptor.partition, partition)
+        partitioner = create_partitioner(
+            descriptor.partitioning,
+            consumers,
+            max_parallelism=self.descriptor.vertex.max_parallelism,
+            subtask_index=self.descriptor.attempt.subtask_index,
+            rng=self.host.rng,
+            place=f"operator {name!r}, subtask {self.descriptor.attempt.subtask_index + 1}/{self.descriptor.vertex.parallelism}",
+        )
+        check = TravelCheck(f"output of {name!r}", descriptor.partition.edge_id, self._environment.checked_edges, self._options.strict)
+        side = None if descriptor.side is None else (descriptor.operator_index, descriptor.side)
+        self._output.add(RecordWriter(partition, partitioner, check), side)
+
+    def _create_network_input(self) -> NetworkInput:
+        open_channel = self._environment.partitions.open_channel
+        edges = []
+        for gate in self.descriptor.inputs:
+            channels = [open_channel(i, channel) for i, channel in enumerate(gate.channels)]
+            edges.append((channels, gate.input_index))
+        return NetworkInput(edges, self, self._operators[0])
+
+    def _create_source_input(self) -> SourceInput:
+        node = self.descriptor.vertex.head
+        assert node.source is not None
+        return SourceInput(
+            node.source.reader(SourceTaskContext(self, self._contexts[0].runtime, replays=self._options.replays)),
+            self.descriptor.splits,
+            node.watermarks,
+            self,
+            self._contexts[0].spawn,
+            self._contexts[0].register_processing_timer,
+            self.host.clock.wall_ms,
+            self.host.clock.perf_ns,
+            self._options.slice_ns,
+        )

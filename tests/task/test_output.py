@@ -1,0 +1,258 @@
+"""What leaves a task: routing into partitions, flushing, watermarks to everyone, events behind records, and what may not travel."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+from typing import Any
+
+import pytest
+
+from aioflow.core.elements import MAX_WATERMARK, EndOfData, EndOfPartition, LatencyMarker, RecordBatch, Watermark, empty_batch
+from aioflow.core.errors import ProducerFailed, TypeNotSupported
+from aioflow.core.functions import OutputTag
+from aioflow.graph.stream_graph import Partitioning, ShipStrategy
+from aioflow.network.buffers import NetworkBufferPool
+from aioflow.network.partition import ResultPartition
+from aioflow.task.output import RecordWriter, TaskOutput, TravelCheck
+from aioflow.task.partitioners import create_partitioner
+
+TAG: OutputTag[Any] = OutputTag("side")
+
+
+def writer(
+    strategy: ShipStrategy = ShipStrategy.REBALANCE, channels: int = 2, size: int = 4, permits: int = 8, **options: Any
+) -> RecordWriter:
+    pool = NetworkBufferPool(1000).create_buffer_pool(channels, permits)
+    partition = ResultPartition("p", channels, pool, size)
+    partitioner = create_partitioner(
+        Partitioning(strategy, lambda x: x), channels, max_parallelism=128, subtask_index=0, rng=random.Random(0), place="'op'"
+    )
+    return RecordWriter(partition, partitioner, **options)
+
+
+def task_output(*writers: RecordWriter) -> TaskOutput:
+    output = TaskOutput()
+    for one in writers:
+        output.add(one)
+    return output
+
+
+def read(one: RecordWriter, channel: int) -> list[Any]:
+    """Everything that is visible to a consumer: values of batches, and events."""
+    found: list[Any] = []
+    while (polled := one.partition.subpartitions[channel].poll()) is not None:
+        element = polled[0]
+        found.append(element.values if isinstance(element, RecordBatch) else element)
+    return found
+
+
+def test_full_batches_are_visible_at_once_the_rest_at_the_next_flush() -> None:
+    """C9.1: "only when full" without a flush."""
+    one = writer(ShipStrategy.GLOBAL, size=4)
+    for value in (1, 2, 3):
+        one.emit(RecordBatch([value]))
+    assert read(one, 0) == []
+    assert one.has_gathered
+    one.emit(RecordBatch([4]))
+    assert read(one, 0) == [[1, 2, 3, 4]]
+    one.emit(RecordBatch([5]))
+    one.flush()
+    assert read(one, 0) == [[5]]
+    assert not one.has_gathered
+
+
+def test_a_batch_larger_than_the_limit_is_cut() -> None:
+    one = writer(ShipStrategy.GLOBAL, size=4)
+    one.emit(RecordBatch(list(range(10))))
+    one.flush()
+    parts = read(one, 0)
+    assert [value for part in parts for value in part] == list(range(10))
+    assert max(len(part) for part in parts) <= 4
+
+
+def test_records_with_and_without_timestamps_never_share_a_batch() -> None:
+    one = writer(ShipStrategy.GLOBAL, size=10)
+    one.emit(RecordBatch([1, 2]))
+    one.emit(RecordBatch([3], [30]))
+    one.emit(RecordBatch([4]))
+    one.flush()
+    assert read(one, 0) == [[1, 2], [3], [4]]
+
+
+def test_the_lists_of_an_emitted_batch_are_not_changed() -> None:
+    one = writer(ShipStrategy.GLOBAL, size=10)
+    batch = RecordBatch([1, 2], [10, 20])
+    one.emit(batch)
+    one.emit(RecordBatch([3], [30]))
+    one.flush()
+    assert (batch.values, batch.timestamps) == ([1, 2], [10, 20])
+
+
+def test_a_flush_of_nothing_tells_nobody() -> None:
+    """C9.2: flush on empty no notification; two flushes one notification."""
+    one, told = writer(ShipStrategy.GLOBAL), []
+    one.partition.subpartitions[0].create_read_view(lambda priority: told.append(priority))
+    one.flush()
+    assert told == []
+    one.emit(RecordBatch([1]))
+    one.flush()
+    one.flush()
+    assert told == [False]
+
+
+def test_a_channel_without_records_learns_the_watermark_as_an_event() -> None:
+    one = writer(ShipStrategy.GLOBAL, channels=3)
+    one.emit(RecordBatch([1], [5], None, None, 4))
+    one.flush()
+    assert read(one, 0) == [[1]]
+    assert read(one, 1) == [Watermark(4)]
+    assert read(one, 2) == [Watermark(4)]
+
+
+def test_an_event_goes_to_every_channel_behind_the_records_and_takes_no_permit() -> None:
+    """C6.1, C6.2."""
+    one = writer(channels=4)
+    marker = LatencyMarker(1, "s", 0)
+    task_output(one).broadcast_event(marker)
+    assert [one.partition.queue_length(i) for i in range(4)] == [1, 1, 1, 1]
+    assert one.partition.pool_usage == 0
+    one.emit(RecordBatch([1, 2, 3]))
+    task_output(one).broadcast_event(marker)
+    assert [read(one, i) for i in range(4)] == [[marker, [i + 1], marker] for i in range(3)] + [[marker, marker]]
+
+
+def test_broadcast_puts_every_record_into_every_channel() -> None:
+    """C6.3."""
+    one = writer(ShipStrategy.BROADCAST, channels=3)
+    one.emit(RecordBatch([1, 2]))
+    one.flush()
+    assert [read(one, i) for i in range(3)] == [[[1, 2]]] * 3
+
+
+def test_a_batch_goes_to_every_main_edge_and_is_counted_once() -> None:
+    a, b = writer(ShipStrategy.GLOBAL), writer(ShipStrategy.GLOBAL)
+    output = task_output(a, b)
+    output.emit(RecordBatch([1, 2], None, None, None, 7))
+    output.flush()
+    assert read(a, 0) == read(b, 0) == [[1, 2]]
+    assert output.records_out == 2
+    assert output.watermark == 7
+
+
+def test_side_outputs_go_by_operator_and_tag() -> None:
+    main, first, second = (writer(ShipStrategy.GLOBAL) for _ in range(3))
+    output = task_output(main)
+    output.add(first, (0, TAG))
+    output.add(second, (1, TAG))
+    assert output.emit_side(0, TAG, "a", 5, 4)
+    assert output.emit_side(1, TAG, "b", 6, 4)
+    assert not output.emit_side(2, TAG, "nobody reads it", 6, 4)
+    output.flush()
+    assert (read(main, 0), read(first, 0), read(second, 0)) == ([], [["a"]], [["b"]])
+
+
+def test_side_outputs_keep_event_time_going() -> None:
+    main, side = writer(ShipStrategy.GLOBAL), writer(ShipStrategy.GLOBAL)
+    output = task_output(main)
+    output.add(side, (0, TAG))
+    output.emit(RecordBatch([1], [10], None, None, 9))
+    output.flush()
+    assert read(side, 0) == [Watermark(9)]
+
+
+def test_the_end_follows_everything_that_was_gathered() -> None:
+    """C9.4, C2.4: end of input flushes regardless of age; MAX, EndOfData and EndOfPartition in this order, once."""
+    one = writer(ShipStrategy.GLOBAL, channels=1)
+    output = task_output(one)
+    output.emit(RecordBatch([1]))
+    output.emit(empty_batch(MAX_WATERMARK))
+    output.end_of_data(drain=True)
+    output.finish()
+    output.finish()
+    assert read(one, 0) == [[1], Watermark(MAX_WATERMARK), EndOfData(True), EndOfPartition()]
+
+
+def test_readers_of_a_failed_task_see_their_producer_fail() -> None:
+    """B1.6."""
+    one = writer(ShipStrategy.GLOBAL)
+    output = task_output(one)
+    output.emit(RecordBatch([1]))
+    output.flush()
+    output.fail(ValueError("mine"))
+    with pytest.raises(ProducerFailed, match="mine"):
+        one.partition.subpartitions[0].poll()
+
+
+def test_a_task_without_edges_always_has_room() -> None:
+    output = TaskOutput()
+    output.emit(RecordBatch([1]))
+    assert output.availability.is_available
+    assert not output.is_overdrawn
+
+
+def test_a_task_with_two_consumers_follows_the_slower_one() -> None:
+    slow, quick = writer(ShipStrategy.GLOBAL, size=1, permits=2), writer(ShipStrategy.GLOBAL, size=1, permits=8)
+    output = task_output(slow, quick)
+    told: list[bool] = []
+    while output.availability.is_available:
+        output.emit(RecordBatch([1]))
+    output.availability.on_available(lambda: told.append(True))
+    read(quick, 0)
+    assert not output.availability.is_available
+    assert told == []
+    read(slow, 0)
+    assert output.availability.is_available
+    assert told == [True]
+
+
+def test_what_goes_beyond_the_room_is_overdraft_and_never_lost() -> None:
+    """Hard back pressure: one record's own output."""
+    one = writer(ShipStrategy.GLOBAL, channels=1, size=1, permits=2)
+    output = task_output(one)
+    output.emit(RecordBatch([1]))
+    assert not output.is_overdrawn
+    output.emit(RecordBatch(list(range(50))))
+    assert output.is_overdrawn
+    assert output.pool_usage > 1
+    assert output.queued_batches == len(read(one, 0))
+    assert not output.is_overdrawn
+
+
+def test_a_released_consumer_takes_nothing_and_stops_nobody() -> None:
+    one = writer(ShipStrategy.REBALANCE, channels=2, size=1)
+    one.partition.subpartitions[0].release()
+    one.emit(RecordBatch([1, 2, 3, 4]))
+    assert read(one, 1) == [[2], [4]]
+
+
+# Whether values could travel.
+
+
+def test_only_the_first_value_of_an_edge_is_looked_at(caplog: pytest.LogCaptureFixture) -> None:
+    checked: set[int] = set()
+    one = writer(ShipStrategy.GLOBAL, check=TravelCheck("output of 'op'", 7, checked, strict=False))
+    again = writer(ShipStrategy.GLOBAL, check=TravelCheck("output of 'op'", 7, checked, strict=False))
+    with caplog.at_level(logging.WARNING):
+        for each in (one, again):
+            each.emit(RecordBatch([threading.Lock()]))
+            each.emit(RecordBatch([threading.Lock()]))
+    (record,) = caplog.records
+    assert "output of 'op'" in record.getMessage()
+    assert checked == {7}
+
+
+def test_a_value_that_can_travel_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    one = writer(ShipStrategy.GLOBAL, check=TravelCheck("output of 'op'", 7, set(), strict=True))
+    one.emit(RecordBatch([{"a": 1}]))
+    one.emit(RecordBatch([threading.Lock()]))
+    assert caplog.records == []
+
+
+def test_strict_refuses_before_anything_is_written() -> None:
+    one = writer(ShipStrategy.GLOBAL, check=TravelCheck("output of 'op'", 7, set(), strict=True))
+    with pytest.raises(TypeNotSupported, match="output of 'op'"):
+        one.emit(RecordBatch([threading.Lock()]))
+    one.flush()
+    assert read(one, 0) == []

@@ -1,0 +1,309 @@
+"""A source's input: polls, waits, watermarks by split, idleness that pauses, and readers that fail."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from aioflow.core.aio import OrderedTaskGroup
+from aioflow.core.elements import MIN_WATERMARK, Event, RecordBatch
+from aioflow.operators.source import Split
+from aioflow.operators.watermarks import WatermarkStrategy
+from aioflow.task.input import InputStatus
+from aioflow.task.source_input import SourceInput
+
+BY_VALUE = WatermarkStrategy.monotonous_timestamps(timestamp=lambda value: value)
+IDLE_AFTER_1S = WatermarkStrategy.bounded_out_of_orderness("0ms", timestamp=lambda value: value, idle_after="1s")
+
+
+class Reader:
+    """Gives the batches that the test put in, each with its split."""
+
+    def __init__(self) -> None:
+        self.batches: list[tuple[str, list[int]]] = []
+        self.finished = False
+        self.finished_splits: set[str] = set()
+        self.current_split = ""
+        self.more = asyncio.Event()
+        self.asked: list[int] = []
+        self.closed = 0
+        self.error: Exception | None = None
+
+    async def open(self, splits: Any) -> None: ...
+
+    def give(self, values: list[int], split: str = "a") -> None:
+        self.batches.append((split, values))
+        self.more.set()
+
+    def poll_batch(self, max_records: int) -> list[int] | None:
+        self.asked.append(max_records)
+        if self.error is not None:
+            raise self.error
+        if not self.batches:
+            return None
+        self.current_split, values = self.batches.pop(0)
+        return values
+
+    async def wait(self) -> None:
+        await self.more.wait()
+        self.more.clear()
+        if self.error is not None:
+            raise self.error
+
+    def position(self, split_id: str) -> Any: ...
+
+    async def close(self) -> None:
+        self.closed += 1
+
+
+class Timer:
+    def __init__(self, at_ms: int, callback: Callable[[int], None]) -> None:
+        self.at_ms, self.callback, self.cancelled = at_ms, callback, False
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+class World:
+    """A SourceInput and all it tells."""
+
+    def __init__(self, group: OrderedTaskGroup, strategy: WatermarkStrategy[Any] | None = None, splits: str = "a") -> None:
+        self.group = group
+        self.reader = Reader()
+        self.now_ms = 0
+        self.perf = 0
+        self.cost_ns = 0
+        self.timers: list[Timer] = []
+        self.got: list[RecordBatch | bool] = []
+        self.errors: list[BaseException] = []
+        self.input = SourceInput(
+            self.reader,
+            [Split(one) for one in splits],
+            strategy,
+            self,
+            self.spawn,
+            self.schedule,
+            lambda: self.now_ms,
+            lambda: self.perf,
+            2_000_000,
+        )
+
+    def spawn(self, coroutine: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        async def guarded() -> None:
+            try:
+                await coroutine
+            except Exception as error:
+                self.errors.append(error)
+
+        task = self.group.create_task(guarded())
+        task.add_done_callback(lambda _: coroutine.close())
+        return task
+
+    def schedule(self, at_ms: int, callback: Callable[[int], None]) -> Timer:
+        self.timers.append(Timer(at_ms, callback))
+        return self.timers[-1]
+
+    def advance(self, now_ms: int) -> None:
+        self.now_ms = now_ms
+        for timer in [timer for timer in self.timers if timer.at_ms <= now_ms]:
+            self.timers.remove(timer)
+            if not timer.cancelled:
+                timer.callback(timer.at_ms)
+
+    def on_batch(self, batch: RecordBatch, input_index: int) -> None:
+        self.perf += self.cost_ns * len(batch.values)
+        self.got.append(batch)
+
+    def on_status(self, idle: bool) -> None:
+        self.got.append(idle)
+
+    def on_end_of_input(self, input_index: int) -> None: ...
+    def on_event(self, event: Event) -> None: ...
+
+    def poll(self, *values: int, split: str = "a") -> RecordBatch:
+        self.reader.give(list(values), split)
+        assert self.input.emit_next(1024) is InputStatus.MORE_AVAILABLE
+        batch = self.got[-1]
+        assert isinstance(batch, RecordBatch)
+        return batch
+
+
+@pytest.fixture
+async def group() -> AsyncIterator[OrderedTaskGroup]:
+    async with OrderedTaskGroup() as group:
+        yield group
+        group.cancel_children()
+
+
+async def opened(group: OrderedTaskGroup, *args: Any) -> World:
+    world = World(group, *args)
+    await world.input.open()
+    return world
+
+
+async def test_a_reader_that_has_something_is_asked_again(group: OrderedTaskGroup) -> None:
+    """C2.1."""
+    world = await opened(group)
+    assert world.poll(1, 2).values == [1, 2]
+    assert world.input.availability.is_available
+    assert world.input.records_in == 2
+
+
+async def test_a_reader_that_has_nothing_is_waited_for_once(group: OrderedTaskGroup) -> None:
+    world = await opened(group)
+    for _ in range(3):
+        assert world.input.emit_next(10) is InputStatus.NOTHING_AVAILABLE
+    assert not world.input.availability.is_available
+    assert len(group._children) == 1
+    world.reader.give([1])
+    await world.input.availability.get_available_future()
+    assert world.input.emit_next(10) is InputStatus.MORE_AVAILABLE
+    world.input.close()
+
+
+async def test_an_empty_batch_is_nothing(group: OrderedTaskGroup) -> None:
+    world = await opened(group)
+    world.reader.give([])
+    assert world.input.emit_next(10) is InputStatus.NOTHING_AVAILABLE
+    assert world.got == []
+
+
+async def test_a_finished_reader_ends_the_input(group: OrderedTaskGroup) -> None:
+    """C2.4."""
+    world = await opened(group)
+    world.reader.finished = True
+    assert world.input.emit_next(10) is InputStatus.END_OF_DATA
+
+
+@pytest.mark.parametrize(("drain", "status"), [(True, InputStatus.END_OF_DATA), (False, InputStatus.STOPPED)])
+async def test_a_stopped_source_ends_where_it_is_and_wakes_its_task(group: OrderedTaskGroup, drain: bool, status: InputStatus) -> None:
+    world = await opened(group)
+    world.input.emit_next(10)
+    world.reader.give([1])
+    world.input.stop(drain=drain)
+    assert world.input.availability.is_available
+    assert world.input.emit_next(10) is status
+    world.input.close()
+
+
+async def test_an_error_of_poll_comes_out(group: OrderedTaskGroup) -> None:
+    world = await opened(group)
+    world.reader.error = OSError("gone")
+    with pytest.raises(OSError, match="gone"):
+        world.input.emit_next(10)
+
+
+async def test_an_error_of_wait_is_reported_and_wakes_nobody_in_vain(group: OrderedTaskGroup) -> None:
+    world = await opened(group)
+    world.input.emit_next(10)
+    world.reader.error = OSError("gone")
+    world.reader.more.set()
+    while not world.errors:
+        await asyncio.sleep(0)
+    assert isinstance(world.errors[0], OSError)
+    assert not world.input.availability.is_available
+
+
+async def test_close_ends_the_wait(group: OrderedTaskGroup) -> None:
+    world = await opened(group)
+    world.input.emit_next(10)
+    world.input.close()
+    while group._children:
+        await asyncio.sleep(0)
+
+
+async def test_one_poll_takes_what_the_slice_has_time_for(group: OrderedTaskGroup) -> None:
+    """A reader, or a timestamp function, of a millisecond a record must not hold the loop for a thousand."""
+    world = await opened(group, WatermarkStrategy.monotonous_timestamps(timestamp=lambda value: world.spend(value)))
+
+    def spend(value: int) -> int:
+        world.perf += 1_000_000
+        return value
+
+    world.spend = spend  # type: ignore[attr-defined]
+    for i in range(5):
+        world.reader.give([i] * max(1, min(2, len(world.reader.asked))))
+        world.input.emit_next(1024)
+    assert world.reader.asked[0] == 1
+    assert set(world.reader.asked[1:]) == {2}
+
+
+async def test_one_split_stamps_its_records(group: OrderedTaskGroup) -> None:
+    world = await opened(group, BY_VALUE)
+    batch = world.poll(5, 9, 7)
+    assert (batch.timestamps, batch.watermarks, batch.watermark) == ([5, 9, 7], [MIN_WATERMARK, 4, 8], 8)
+    assert world.input.current_watermark == 8
+
+
+async def test_the_watermark_of_several_splits_is_the_least(group: OrderedTaskGroup) -> None:
+    world = await opened(group, BY_VALUE, "ab")
+    assert world.poll(100, split="a").watermark == MIN_WATERMARK
+    assert world.poll(30, split="b").watermark == 29
+    assert world.poll(200, split="a").watermark in (MIN_WATERMARK, 29)
+    assert world.poll(150, split="b").watermark == 149
+    assert world.input.current_watermark == 149
+
+
+async def test_a_split_that_was_read_to_its_end_holds_nothing_back(group: OrderedTaskGroup) -> None:
+    world = await opened(group, BY_VALUE, "ab")
+    world.poll(100, split="a")
+    world.reader.finished_splits.add("a")
+    assert world.poll(500, split="b").watermark == 499
+
+
+async def test_watermarks_between_records_never_pass_the_other_splits(group: OrderedTaskGroup) -> None:
+    world = await opened(group, BY_VALUE, "ab")
+    world.poll(50, split="a")
+    batch = world.poll(10, 60, 70, split="b")
+    assert batch.watermarks == [MIN_WATERMARK, 9, 49]
+    assert batch.watermark == 49
+
+
+async def test_a_source_that_had_nothing_for_long_is_idle_until_records_come(group: OrderedTaskGroup) -> None:
+    world = await opened(group, IDLE_AFTER_1S)
+    world.input.emit_next(10)
+    world.advance(999)
+    assert world.got == []
+    world.advance(1000)
+    assert world.got == [True]
+    world.poll(7)
+    assert world.got[1] is False, "active again before the records"
+    world.input.close()
+
+
+async def test_time_under_back_pressure_is_no_idleness(group: OrderedTaskGroup) -> None:
+    world = await opened(group, IDLE_AFTER_1S)
+    world.input.emit_next(10)
+    world.advance(600)
+    world.input.pause()
+    world.advance(50_000)
+    assert world.got == [], "nobody asked meanwhile"
+    world.input.emit_next(10)
+    world.advance(50_399)
+    assert world.got == []
+    world.advance(50_400)
+    assert world.got == [True]
+    world.input.close()
+
+
+async def test_records_begin_the_idle_time_anew(group: OrderedTaskGroup) -> None:
+    world = await opened(group, IDLE_AFTER_1S)
+    world.input.emit_next(10)
+    world.advance(900)
+    world.poll(1)
+    world.input.emit_next(10)
+    world.advance(1500)
+    assert True not in [entry for entry in world.got if isinstance(entry, bool)]
+    world.advance(1900)
+    assert world.got[-1] is True
+    world.input.close()
+
+
+async def test_close_leaves_no_timer(group: OrderedTaskGroup) -> None:
+    world = await opened(group, IDLE_AFTER_1S)
+    world.input.emit_next(10)
+    world.input.close()
+    assert [timer.cancelled for timer in world.timers] == [True]
