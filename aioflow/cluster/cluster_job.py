@@ -1,0 +1,406 @@
+"""One job in the JobManager: its JobMaster, the slots it has, and the processes its tasks are in.
+
+The JobMaster deploys as it would in one process; what it deploys in one turn waits here until there are slots for all of it, and is then
+told where its producers are. What cannot leave the submitting process goes there. Everything a TaskManager reports carries the token of
+the JobMaster it is meant for; reports for an older one change nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import pickle
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from aioflow.cluster.job_master import JobMaster
+from aioflow.cluster.job_session import AttemptKey, attempt_key, pack_error, unpack_error
+from aioflow.cluster.scheduler import (
+    DeclareRequirement,
+    FreeSlot,
+    Instruction,
+    OfferAnswer,
+    Placed,
+    PlacementFailed,
+    SlotOffer,
+    SlotScheduler,
+    SubtasksLost,
+)
+from aioflow.cluster.shipping import load_job
+from aioflow.core.aio import OrderedTaskGroup
+from aioflow.core.errors import AioflowError, Broken, GraphError, JobNotRunning
+from aioflow.core.serializers import Codec
+from aioflow.graph.deployment import ExecutionAttemptId, ExecutionState, TaskDeploymentDescriptor
+
+if TYPE_CHECKING:
+    from aioflow.cluster.execution_graph import JobStatus
+    from aioflow.cluster.job_store import PersistedJob
+    from aioflow.cluster.rpc import RpcConnection
+    from aioflow.core.elements import RecordBatch
+    from aioflow.core.host import Host
+
+__all__ = ["ClusterJob", "Submitter"]
+
+logger = logging.getLogger(__name__)
+
+SUBMITTER = ""
+"""Stands for the submitting process where a worker id is expected."""
+
+
+@dataclass(slots=True, eq=False)
+class Submitter:
+    """The process that submitted a job and stays. `location` is empty if it runs no tasks; `taps`: tap id -> (node, may miss rows)."""
+
+    connection: RpcConnection
+    location: str = ""
+    taps: dict[int, tuple[int, bool]] = field(default_factory=dict)
+    missed: dict[int, int] = field(default_factory=dict)
+    """Rows of a subscription that were not sent, because the process does not keep up."""
+
+
+@dataclass(slots=True)
+class _Peer:
+    connection: RpcConnection
+    location: str
+
+
+class ClusterJob:
+    """A `JobRunner` of the Dispatcher, and the `TaskExecutorGateway` of its JobMaster.
+
+    `declare(job_id, slots)` tells the ResourceManager what the job wants, `on_over(job_id)` is called when nothing of it is left here.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        job: PersistedJob,
+        token: int,
+        declare: Callable[[str, int], None],
+        submitter: Submitter | None,
+        on_over: Callable[[str], None],
+    ) -> None:
+        self.job_id = job.job_id
+        self.token = token
+        self.content = job.graph
+        self._declare = declare
+        self._submitter = submitter
+        self._on_over = on_over
+        self._shipped = load_job(job.graph)
+        graph = self._shipped.graph
+        at_home = [vertex.name for vertex in graph.vertices if _stays_here(vertex)]
+        if at_home and (submitter is None or not submitter.location):
+            raise GraphError(
+                f"job {job.name!r} cannot run without the process that submitted it, which is gone: {', '.join(at_home)} "
+                "holds functions or results of that process; submit it again, or use a sink that is a Sink object"
+            )
+        self._codec = Codec(self._shipped.types)
+        self._group = OrderedTaskGroup()
+        self._host = host
+        self.job_master = JobMaster(host, job.job_id, graph, pickle.loads(job.config["restart"]), self._group)
+        self._scheduler = SlotScheduler(job.job_id, graph)
+        self._peers: dict[str, _Peer] = {}
+        """TaskManagers that have opened the job. The submitter is one of them."""
+        if submitter is not None:
+            self._peers[SUBMITTER] = _Peer(submitter.connection, submitter.location)
+        self._waiting: list[TaskDeploymentDescriptor] = []
+        self._requests: dict[int, list[TaskDeploymentDescriptor]] = {}
+        self._placed: dict[ExecutionAttemptId, str] = {}
+        """Where attempts are that have not ended."""
+        self._stop_drains: bool | None = None
+        self._publishing = False
+        self._over = False
+        self._metrics: dict[str, dict[str, float]] = {}
+
+    # JobRunner.
+
+    @property
+    def status(self) -> JobStatus:
+        return self.job_master.status
+
+    @property
+    def error(self) -> BaseException | None:
+        return self.job_master.error
+
+    async def run(self) -> JobStatus:
+        async with self._group:
+            try:
+                _ = self._group.create_task(self.job_master.start(self), name="start")
+                return await asyncio.shield(self.job_master.terminated)
+            finally:
+                self._over = True
+                for worker_id in self._peers:
+                    self._ask(worker_id, "job_over", self.job_id, self.token)
+                self._publish_now()
+                self._carry_out(self._scheduler.close())
+                self._group.cancel_children()
+                self._on_over(self.job_id)
+
+    def cancel(self) -> None:
+        self.job_master.cancel()
+        self._publish()
+
+    def stop(self, *, drain: bool) -> None:
+        self.job_master.stop(drain=drain)
+
+    # TaskExecutorGateway, for the JobMaster.
+
+    async def ready(self) -> None:
+        """A restart waits for its slots like a start."""
+
+    def submit_task(self, descriptor: TaskDeploymentDescriptor, fencing_token: str) -> None:
+        if not self._waiting:
+            asyncio.get_running_loop().call_soon(self._request_slots)
+        self._waiting.append(descriptor)
+        self._publish()
+
+    def cancel_task(self, attempt: ExecutionAttemptId) -> None:
+        worker_id = self._placed.get(attempt)
+        if worker_id is not None:
+            self._ask(worker_id, "cancel_task", attempt_key(attempt))
+            return
+        # It still waits for a slot: it never ran.
+        self.job_master.update_task_state(attempt, ExecutionState.CANCELED, None)
+        for number, batch in list(self._requests.items()):
+            batch[:] = [descriptor for descriptor in batch if descriptor.attempt != attempt]
+            if not batch:
+                del self._requests[number]
+                self._carry_out(self._scheduler.withdraw(number))
+
+    def stop_sources(self, job_id: str, *, drain: bool) -> None:
+        self._stop_drains = drain
+        for worker_id in self._peers:
+            self._ask(worker_id, "stop_sources", job_id, drain)
+
+    def add_tap(self, job_id: str, node_id: int, tap: Callable[[RecordBatch], None], on_missed: object = None) -> None:
+        """Taps of a cluster are numbers of the submitter's: see `add_remote_tap`."""
+
+    def remove_tap(self, job_id: str, node_id: int, tap: Callable[[RecordBatch], None]) -> None:
+        """As `add_tap`."""
+
+    async def query_state(self, attempt: ExecutionAttemptId, node_id: int, query: Callable[[Any], Any]) -> Any:
+        return await self.query_remote_state(attempt_key(attempt), node_id, pickle.dumps(query))
+
+    # Deployment.
+
+    def _request_slots(self) -> None:
+        batch, self._waiting = self._waiting, []
+        batch = [descriptor for descriptor in batch if self.job_master.executions.awaits_deployment(descriptor.attempt)]
+        if not batch or self._over:
+            return
+        roaming = [_subtask(descriptor) for descriptor in batch if not _stays_here(descriptor.vertex)]
+        if not roaming:
+            self._deploy(batch, {})
+            return
+        number, instructions = self._scheduler.request(roaming)
+        self._requests[number] = batch
+        self._carry_out(instructions)
+
+    def _carry_out(self, instructions: Sequence[Instruction]) -> None:
+        for instruction in instructions:
+            match instruction:
+                case DeclareRequirement(job_id, slots):
+                    self._declare(job_id, slots)
+                case Placed(number, slots):
+                    batch = self._requests.pop(number, None)
+                    if batch is not None:
+                        self._deploy(batch, slots)
+                case PlacementFailed(number, _, error):
+                    for descriptor in self._requests.pop(number, []):
+                        self.job_master.update_task_state(descriptor.attempt, ExecutionState.FAILED, error)
+                    self._publish()
+                case FreeSlot(worker_id, allocation_id):
+                    self._ask(worker_id, "free_slot", allocation_id, self.token, f"job {self.job_id} needs it no more")
+                case SubtasksLost(worker_id, subtasks):
+                    lost = Broken(f"a slot of taskmanager {worker_id} is gone, and the tasks in it with it")
+                    for subtask in subtasks:
+                        attempt = self.job_master.executions.executions[subtask].attempt
+                        if self._placed.pop(attempt, None) is not None:
+                            self.job_master.update_task_state(attempt, ExecutionState.FAILED, lost)
+                    self._publish()
+                case OfferAnswer():
+                    pass  # It is what the offering call returns.
+
+    def _deploy(self, batch: list[TaskDeploymentDescriptor], slots: Any) -> None:
+        executions = self.job_master.executions
+        for descriptor in batch:
+            worker_id = SUBMITTER if _stays_here(descriptor.vertex) else slots[_subtask(descriptor)][0]
+            peer = self._peers.get(worker_id)
+            executions.locations[_subtask(descriptor)] = "" if peer is None else peer.location
+            self._placed[descriptor.attempt] = worker_id
+        for descriptor in batch:
+            attempt = descriptor.attempt
+            if not executions.awaits_deployment(attempt):
+                self._placed.pop(attempt, None)
+                continue
+            content = self._shipped.ship_task(self._located(descriptor))
+            allocation_id = "" if _stays_here(descriptor.vertex) else slots[_subtask(descriptor)][1]
+            _ = self._group.create_task(self._submit(attempt, allocation_id, content), name=f"submit {attempt}")
+
+    def _located(self, descriptor: TaskDeploymentDescriptor) -> TaskDeploymentDescriptor:
+        """The descriptor with the places where its producers are now: when it was made, they had none."""
+        locations = self.job_master.executions.locations
+        inputs = []
+        for gate in descriptor.inputs:
+            channels = []
+            for channel in gate.channels:
+                producer = channel.partition.producer
+                channels.append(dataclasses.replace(channel, location=locations[producer.vertex_id, producer.subtask_index]))
+            inputs.append(dataclasses.replace(gate, channels=tuple(channels)))
+        return dataclasses.replace(descriptor, inputs=tuple(inputs))
+
+    async def _submit(self, attempt: ExecutionAttemptId, allocation_id: str, content: bytes) -> None:
+        try:
+            peer = self._peers.get(self._placed.get(attempt, SUBMITTER))
+            if peer is None:
+                raise Broken(f"the process that should run {attempt} is gone")
+            await peer.connection.call("submit_task", self.job_id, self.token, attempt_key(attempt), allocation_id, content)
+        except Exception as error:  # noqa: BLE001  # What cannot be deployed has failed, like any task.
+            self._placed.pop(attempt, None)
+            self.job_master.update_task_state(attempt, ExecutionState.FAILED, error)
+            self._publish()
+
+    def _ask(self, worker_id: str, method: str, *args: Any) -> None:
+        """Ask behind what was asked before. Its failure is seen elsewhere: by the end of the connection, or of the task."""
+        peer = self._peers.get(worker_id)
+        if peer is not None and peer.connection.is_open:
+            task = asyncio.get_running_loop().create_task(_quietly(peer.connection, method, args), name=method)
+            _ASKING[task] = None
+            task.add_done_callback(_ASKING.pop)
+
+    # What TaskManagers say.
+
+    def offered(self, worker_id: str, connection: RpcConnection, location: str, offers: Sequence[SlotOffer]) -> tuple[Any, Any]:
+        """A TaskManager has opened the job at `location` and offers slots. Returns what is accepted and what is not."""
+        if self._over:
+            return (), tuple(offer.allocation_id for offer in offers)
+        known = self._peers.get(worker_id)
+        if known is None or known.location != location or known.connection is not connection:
+            self._peers[worker_id] = _Peer(connection, location)
+            if self._stop_drains is not None:
+                self._ask(worker_id, "stop_sources", self.job_id, self._stop_drains)
+            if self._submitter is not None:
+                for tap_id, (node_id, may_miss) in self._submitter.taps.items():
+                    self._ask(worker_id, "add_tap", self.job_id, node_id, tap_id, may_miss)
+        answer, *rest = self._scheduler.offered(worker_id, offers)
+        assert isinstance(answer, OfferAnswer)
+        self._carry_out(rest)
+        return answer.accepted, answer.rejected
+
+    def not_opened(self, error: bytes) -> None:
+        """A TaskManager could not load the code: no other will."""
+        failure = unpack_error(error, self._codec) or Broken("a taskmanager could not open the job")
+        for number, batch in list(self._requests.items()):
+            del self._requests[number]
+            for descriptor in batch:
+                self.job_master.update_task_state(descriptor.attempt, ExecutionState.FAILED, failure)
+            self._carry_out(self._scheduler.withdraw(number))
+        self._publish()
+
+    def on_task_state(self, token: int, key: AttemptKey, state: str, error: bytes) -> None:
+        attempt, reached = ExecutionAttemptId(*key), ExecutionState(state)
+        if token != self.token or self._over:
+            return
+        if reached.is_terminal:
+            self._placed.pop(attempt, None)
+        self.job_master.update_task_state(attempt, reached, unpack_error(error, self._codec))
+        self._publish()
+
+    def slot_freed(self, worker_id: str, allocation_id: str) -> None:
+        self._carry_out(self._scheduler.slot_lost(worker_id, allocation_id))
+
+    def worker_lost(self, worker_id: str) -> None:
+        """A TaskManager, or its connection, is gone. It ends its tasks by itself."""
+        if self._peers.pop(worker_id, None) is not None:
+            self._metrics.pop(worker_id, None)
+            self._carry_out(self._scheduler.worker_lost(worker_id))
+
+    def no_resources(self, available: int) -> None:
+        self._carry_out(self._scheduler.no_resources(available))
+
+    def report(self, worker_id: str, metrics: dict[str, float]) -> None:
+        self._metrics[worker_id] = metrics
+        if self._submitter is not None:
+            self._submitter.connection.notify("metrics", {name: value for m in self._metrics.values() for name, value in m.items()})
+
+    def tapped(self, tap_id: int, content: bytes, rows: int, missed: int, refused: str) -> None:
+        """A batch of a subscription, or why there is none. Where one may miss rows, a slow reader's are only counted here."""
+        submitter = self._submitter
+        if submitter is None or tap_id not in submitter.taps:
+            return
+        missed += submitter.missed.pop(tap_id, 0)
+        if submitter.taps[tap_id][1] and not submitter.connection.is_writable:
+            submitter.missed[tap_id] = missed + rows
+        else:
+            submitter.connection.notify("tapped", tap_id, content, missed, refused)
+
+    # What the submitter says.
+
+    def submitter_lost(self) -> None:
+        """With tasks there the job has nobody to run them, nor to hear of its results: it ends. Otherwise it goes on."""
+        submitter, self._submitter = self._submitter, None
+        self._peers.pop(SUBMITTER, None)
+        if submitter is not None and submitter.location and not self._over:
+            logger.warning("job %s is cancelled: the process that submitted it is gone, and runs a part of it", self.job_id)
+            for attempt in [a for a, worker_id in self._placed.items() if worker_id == SUBMITTER]:
+                del self._placed[attempt]
+                self.job_master.update_task_state(attempt, ExecutionState.FAILED, Broken("the submitting process is gone"))
+            self.cancel()
+
+    def add_remote_tap(self, node_id: int, tap_id: int, may_miss: bool) -> None:
+        if self._submitter is not None:
+            self._submitter.taps[tap_id] = node_id, may_miss
+        for worker_id in self._peers:
+            if worker_id != SUBMITTER:
+                self._ask(worker_id, "add_tap", self.job_id, node_id, tap_id, may_miss)
+
+    def remove_remote_tap(self, node_id: int, tap_id: int) -> None:
+        if self._submitter is not None:
+            self._submitter.taps.pop(tap_id, None)
+        for worker_id in self._peers:
+            if worker_id != SUBMITTER:
+                self._ask(worker_id, "remove_tap", self.job_id, node_id, tap_id)
+
+    async def query_remote_state(self, key: AttemptKey, node_id: int, query: bytes) -> bytes:
+        worker_id = self._placed.get(ExecutionAttemptId(*key))
+        peer = None if worker_id is None else self._peers.get(worker_id)
+        if peer is None:
+            raise JobNotRunning(f"attempt {ExecutionAttemptId(*key)} runs nowhere now; try again once the job runs")
+        return bytes(await peer.connection.call("query_state", key, node_id, query))
+
+    # What the submitter is told.
+
+    def _publish(self) -> None:
+        """Soon, so that many changes are one message."""
+        if not self._publishing and self._submitter is not None:
+            self._publishing = True
+            asyncio.get_running_loop().call_soon(self._publish_now)
+
+    def _publish_now(self) -> None:
+        self._publishing = False
+        if self._submitter is not None:
+            graph = self.job_master.executions
+            states = [(*attempt_key(e.attempt)[1:], e.state.value) for e in graph.executions.values()]
+            error = pack_error(self.error, self._codec)
+            started = self.job_master.started.done()
+            self._submitter.connection.notify("status", self.status.value, started, graph.restarts, error, states)
+
+
+_ASKING: dict[asyncio.Task[None], None] = {}
+"""Keeps them from being collected."""
+
+
+async def _quietly(connection: RpcConnection, method: str, args: tuple[Any, ...]) -> None:
+    try:
+        await connection.call(method, *args)
+    except AioflowError as error:
+        logger.debug("%s was not done: %s", method, error)
+
+
+def _subtask(descriptor: TaskDeploymentDescriptor) -> tuple[int, int]:
+    return descriptor.attempt.vertex_id, descriptor.attempt.subtask_index
+
+
+def _stays_here(vertex: Any) -> bool:
+    return any(node.stays_here for node in vertex.nodes)

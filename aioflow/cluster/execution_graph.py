@@ -1,0 +1,351 @@
+"""The state of one job: which attempt of which subtask is where, what a change of it entails. Decides, does nothing.
+
+Stimuli in (`start`, `update`, `restart_due`, `cancel`, `stop`), instructions out; the JobMaster carries them out. Time and chance are
+arguments. A region is a set of vertices joined by pipelined exchanges: when one of its tasks fails, all of it restarts, and nothing
+else. Reports of an attempt that is not the current one are ignored.
+
+    region: RUNNING --failure, may retry--> CANCELING --all ended--> WAITING --delay over--> RUNNING (attempt + 1)
+    job:    CREATED -> RUNNING <-> RESTARTING; RUNNING -> FINISHED | FAILING -> FAILED | CANCELLING -> CANCELED
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum, StrEnum
+
+from aioflow.cluster.restart import RestartPolicy, RestartStrategy
+from aioflow.graph.deployment import (
+    ExecutionAttemptId,
+    ExecutionState,
+    InputChannelDescriptor,
+    InputGateDescriptor,
+    PartitionId,
+    ResultPartitionDescriptor,
+    TaskDeploymentDescriptor,
+)
+from aioflow.graph.job_graph import JobGraph, JobVertex, connected_subtasks
+from aioflow.graph.stream_graph import ShipStrategy
+from aioflow.operators.source import Split
+
+__all__ = [
+    "CancelTask",
+    "Deploy",
+    "Execution",
+    "ExecutionGraph",
+    "Instruction",
+    "JobEnded",
+    "JobStatus",
+    "ScheduleRestart",
+]
+
+
+class JobStatus(StrEnum):
+    """In Flink's spelling; equal to the plain string."""
+
+    INITIALIZING = "INITIALIZING"
+    CREATED = "CREATED"
+    RUNNING = "RUNNING"
+    FAILING = "FAILING"
+    FAILED = "FAILED"
+    CANCELLING = "CANCELLING"
+    CANCELED = "CANCELED"
+    FINISHED = "FINISHED"
+    RESTARTING = "RESTARTING"
+
+    @property
+    def is_terminal(self) -> bool:
+        return self in (JobStatus.FAILED, JobStatus.CANCELED, JobStatus.FINISHED)
+
+
+@dataclass(frozen=True, slots=True)
+class Deploy:
+    """Submit this attempt. Instructions come producers first, so partitions exist before they are asked for."""
+
+    descriptor: TaskDeploymentDescriptor
+
+
+@dataclass(frozen=True, slots=True)
+class CancelTask:
+    """Cancel this attempt; its end is reported by `update`."""
+
+    attempt: ExecutionAttemptId
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleRestart:
+    """Call `restart_due(region, epoch)` after `delay_s`."""
+
+    region: int
+    epoch: int
+    delay_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class JobEnded:
+    """Nothing more will happen."""
+
+    status: JobStatus
+    error: BaseException | None
+
+
+Instruction = Deploy | CancelTask | ScheduleRestart | JobEnded
+
+
+@dataclass(slots=True)
+class Execution:
+    """The current attempt of one subtask."""
+
+    attempt: ExecutionAttemptId
+    state: ExecutionState = ExecutionState.CREATED
+    error: BaseException | None = None
+
+
+class _RegionState(Enum):
+    RUNNING = "running"
+    CANCELING = "waits for its tasks to end"
+    WAITING = "waits for its restart"
+
+
+@dataclass(slots=True)
+class _Region:
+    vertices: list[JobVertex]
+    state: _RegionState = _RegionState.RUNNING
+    epoch: int = 0
+    delay_over: bool = False
+
+
+@dataclass(slots=True)
+class ExecutionGraph:
+    """`splits` of each source vertex are dealt out once, round robin, and kept over restarts."""
+
+    job_id: str
+    graph: JobGraph
+    restart: RestartPolicy
+    status: JobStatus = JobStatus.CREATED
+    failure: BaseException | None = None
+    restarts: int = 0
+    executions: dict[tuple[int, int], Execution] = field(default_factory=dict)
+    locations: dict[tuple[int, int], str] = field(default_factory=dict)
+    """Where each subtask runs, or will; kept by whoever places them, and empty in a cluster of one."""
+    _splits: dict[int, list[Split]] = field(default_factory=dict)
+    _regions: list[_Region] = field(default_factory=list)
+    _strategy: RestartStrategy = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._strategy = self.restart.begin()
+        self._regions = [_Region(vertices) for vertices in _pipelined_regions(self.graph)]
+        for vertex in self.graph.vertices:
+            for index in range(vertex.parallelism):
+                attempt = ExecutionAttemptId(self.job_id, vertex.id, index, 0)
+                self.executions[vertex.id, index] = Execution(attempt)
+
+    @property
+    def all_have_run(self) -> bool:
+        """Whether every subtask got as far as its loop, or beyond."""
+        states = (ExecutionState.RUNNING, ExecutionState.FINISHED)
+        return all(execution.state in states for execution in self.executions.values())
+
+    # Stimuli.
+
+    def start(self, splits: dict[int, list[Split]]) -> list[Instruction]:
+        """Deploy everything. `splits`: by source vertex."""
+        assert self.status is JobStatus.CREATED, f"job {self.job_id} was started already"
+        self._splits = splits
+        self.status = JobStatus.RUNNING
+        return self._deploy([v for region in self._regions for v in region.vertices])
+
+    def update(
+        self, attempt: ExecutionAttemptId, state: ExecutionState, error: BaseException | None, now: float, jitter: float
+    ) -> list[Instruction]:
+        """A task reports its state."""
+        execution = self.executions[attempt.vertex_id, attempt.subtask_index]
+        if execution.attempt != attempt or execution.state.is_terminal:
+            return []
+        if execution.state is ExecutionState.CANCELING and not state.is_terminal:
+            return []  # Sent before the cancel arrived there.
+        execution.state = state
+        execution.error = error
+        if not state.is_terminal:
+            return []
+        region = self._region_of(attempt.vertex_id)
+        instructions: list[Instruction] = []
+        if state is ExecutionState.FAILED and error is not None:
+            instructions += self._on_failure(region, error, now, jitter)
+        # CANCELED without a request: its producer failed. Whoever failed reports it, or has; until then, wait.
+        return instructions + self._after_end(region)
+
+    def restart_due(self, region_index: int, epoch: int) -> list[Instruction]:
+        """The delay of a restart is over. Too late when the job is over, or the region restarts for another failure."""
+        region = self._regions[region_index]
+        if self.status.is_terminal or region.epoch != epoch or region.state is _RegionState.RUNNING:
+            return []
+        region.delay_over = True
+        return self._after_end(region)
+
+    def cancel(self) -> list[Instruction]:
+        """End the job without a result; ended jobs stay as they are."""
+        if self.status.is_terminal or self.status is JobStatus.CANCELLING:
+            return []
+        self.status = JobStatus.CANCELLING
+        return self._cancel_all() + self._ended_if_all_ended()
+
+    def fail(self, error: BaseException) -> list[Instruction]:
+        """End the job as failed, without a retry."""
+        if self.status.is_terminal or self.status in (JobStatus.CANCELLING, JobStatus.FAILING):
+            return []
+        self.failure = error
+        self.status = JobStatus.FAILING
+        return self._cancel_all() + self._ended_if_all_ended()
+
+    # What follows.
+
+    def awaits_deployment(self, attempt: ExecutionAttemptId) -> bool:
+        """Whether an instruction to deploy `attempt` still stands: nothing has cancelled or replaced it meanwhile."""
+        execution = self.executions[attempt.vertex_id, attempt.subtask_index]
+        return execution.attempt == attempt and execution.state is ExecutionState.DEPLOYING
+
+    def _on_failure(self, region: _Region, error: BaseException, now: float, jitter: float) -> list[Instruction]:
+        if self.status is JobStatus.CANCELLING:
+            return []
+        if self.status is JobStatus.FAILING or region.state is not _RegionState.RUNNING:
+            self._attach(error)
+            return []
+        self.failure = error
+        # What is no Exception (SystemExit, KeyboardInterrupt) asks for the end, not for another try.
+        final = isinstance(error, self.restart.fatal) or not isinstance(error, Exception)
+        delay = None if final else self._strategy.on_failure(now, jitter)
+        if delay is None:
+            self.status = JobStatus.FAILING
+            return self._cancel_all()
+        self.restarts += 1
+        region.state = _RegionState.CANCELING
+        region.epoch += 1
+        region.delay_over = False
+        self.status = JobStatus.RESTARTING
+        wait = ScheduleRestart(self._regions.index(region), region.epoch, delay)
+        return [wait, *self._cancel(region.vertices)]
+
+    def _after_end(self, region: _Region) -> list[Instruction]:
+        if self.status in (JobStatus.CANCELLING, JobStatus.FAILING):
+            return self._ended_if_all_ended()
+        if region.state is not _RegionState.RUNNING:
+            if not self._all_terminal(region.vertices):
+                return []
+            region.state = _RegionState.WAITING
+            if not region.delay_over:
+                return []
+            region.state = _RegionState.RUNNING
+            if all(r.state is _RegionState.RUNNING for r in self._regions):
+                self.status = JobStatus.RUNNING
+            for execution in self._executions_of(region.vertices):
+                old = execution.attempt
+                execution.attempt = ExecutionAttemptId(old.job_id, old.vertex_id, old.subtask_index, old.attempt + 1)
+                execution.state, execution.error = ExecutionState.CREATED, None
+            return self._deploy(region.vertices)
+        return self._ended_if_all_ended()
+
+    def _ended_if_all_ended(self) -> list[Instruction]:
+        if not self._all_terminal(self.graph.vertices):
+            return []
+        if self.status is JobStatus.RUNNING:
+            if any(e.state is not ExecutionState.FINISHED for e in self.executions.values()):
+                return []
+            self.status = JobStatus.FINISHED
+        elif self.status is JobStatus.FAILING:
+            self.status = JobStatus.FAILED
+        elif self.status is JobStatus.CANCELLING:
+            self.status = JobStatus.CANCELED
+        else:
+            return []
+        return [JobEnded(self.status, self.failure if self.status is JobStatus.FAILED else None)]
+
+    def _attach(self, error: BaseException) -> None:
+        """Another task failed together with the first: one root cause, the others are told with it."""
+        if self.failure is not None and error is not self.failure:
+            self.failure.add_note(f"aioflow: another task failed at the same time: {type(error).__name__}: {error}")
+
+    def _cancel_all(self) -> list[Instruction]:
+        return self._cancel(self.graph.vertices)
+
+    def _cancel(self, vertices: Sequence[JobVertex]) -> list[Instruction]:
+        instructions: list[Instruction] = []
+        for execution in self._executions_of(vertices):
+            if execution.state is ExecutionState.CREATED:
+                execution.state = ExecutionState.CANCELED
+            elif not execution.state.is_terminal:
+                execution.state = ExecutionState.CANCELING
+                instructions.append(CancelTask(execution.attempt))
+        return instructions
+
+    def _executions_of(self, vertices: Sequence[JobVertex]) -> list[Execution]:
+        return [self.executions[v.id, i] for v in vertices for i in range(v.parallelism)]
+
+    def _all_terminal(self, vertices: Sequence[JobVertex]) -> bool:
+        return all(execution.state.is_terminal for execution in self._executions_of(vertices))
+
+    def _region_of(self, vertex_id: int) -> _Region:
+        return next(region for region in self._regions if any(v.id == vertex_id for v in region.vertices))
+
+    # Deployment.
+
+    def _deploy(self, vertices: Sequence[JobVertex]) -> list[Instruction]:
+        """Producers first: `vertices` keep the topological order of the graph."""
+        instructions: list[Instruction] = []
+        wanted = {v.id for v in vertices}
+        for vertex in self.graph.vertices:
+            if vertex.id not in wanted:
+                continue
+            for index in range(vertex.parallelism):
+                self.executions[vertex.id, index].state = ExecutionState.DEPLOYING
+                instructions.append(Deploy(self._descriptor(vertex, index)))
+        return instructions
+
+    def _descriptor(self, vertex: JobVertex, index: int) -> TaskDeploymentDescriptor:
+        attempt = self.executions[vertex.id, index].attempt
+        outputs = []
+        for edge in self.graph.outputs_of(vertex.id):
+            consumers = self.graph.vertex(edge.target).parallelism
+            reached = connected_subtasks(edge.partitioning.strategy, index, vertex.parallelism, consumers)
+            partition = PartitionId(edge.id, attempt)
+            outputs.append(
+                ResultPartitionDescriptor(partition, edge.partitioning, edge.operator_index, edge.side, reached, consumers)
+            )
+        inputs = []
+        for edge in self.graph.inputs_of(vertex.id):
+            producer = self.graph.vertex(edge.source)
+            channels = []
+            for producer_index in range(producer.parallelism):
+                reached = connected_subtasks(edge.partitioning.strategy, producer_index, producer.parallelism, vertex.parallelism)
+                if index in reached:
+                    partition = PartitionId(edge.id, self.executions[producer.id, producer_index].attempt)
+                    location = self.locations.get((producer.id, producer_index), "")
+                    channels.append(InputChannelDescriptor(partition, index - reached.start, location))
+            keyed = edge.partitioning.strategy is ShipStrategy.HASH
+            inputs.append(InputGateDescriptor(edge.id, edge.input_index, keyed, tuple(channels)))
+        splits = self._splits.get(vertex.id, [])
+        return TaskDeploymentDescriptor(
+            job_name=self.graph.name,
+            attempt=attempt,
+            vertex=vertex,
+            inputs=tuple(inputs),
+            outputs=tuple(outputs),
+            splits=tuple(splits[index :: vertex.parallelism]),
+        )
+
+
+def _pipelined_regions(graph: JobGraph) -> list[list[JobVertex]]:
+    """Connected components, each in topological order; all exchanges are pipelined."""
+    component = {vertex.id: vertex.id for vertex in graph.vertices}
+
+    def root(vertex_id: int) -> int:
+        while component[vertex_id] != vertex_id:
+            vertex_id = component[vertex_id]
+        return vertex_id
+
+    for edge in graph.edges:
+        component[root(edge.source)] = root(edge.target)
+    regions: dict[int, list[JobVertex]] = {}
+    for vertex in graph.vertices:
+        regions.setdefault(root(vertex.id), []).append(vertex)
+    return list(regions.values())

@@ -1,0 +1,45 @@
+"""Who may ask whom for what: the seams between the roles. In one process they are direct calls, between processes RPC."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from aioflow.core.elements import RecordBatch
+    from aioflow.graph.deployment import ExecutionAttemptId, ExecutionState, TaskDeploymentDescriptor
+
+__all__ = ["JobMasterGateway", "OnMissed", "TaskExecutorGateway"]
+
+OnMissed = Callable[[int, Exception | None], None]
+"""Tells a watcher how many records went by unseen, or why none can be seen at all."""
+
+
+class TaskExecutorGateway(Protocol):
+    """What a JobMaster asks a worker for. `fencing_token` is the JobMaster's; a stale one is refused."""
+
+    def submit_task(self, descriptor: TaskDeploymentDescriptor, fencing_token: str) -> None:
+        """Deploy and start. Raises if the token is stale or the attempt is known already."""
+
+    def cancel_task(self, attempt: ExecutionAttemptId) -> None:
+        """Ask a task to end; its end is reported as usual. Unknown attempts are ignored."""
+
+    def stop_sources(self, job_id: str, *, drain: bool) -> None:
+        """End the sources of a job where they are; with `drain` event time ends with them."""
+
+    def add_tap(self, job_id: str, node_id: int, tap: Callable[[RecordBatch], None], on_missed: OnMissed | None = None) -> None:
+        """Let `tap` see what operator `node_id` emits, in every subtask, now and after a restart.
+
+        With `on_missed` records may go by while the way to `tap` is full.
+        """
+
+    def remove_tap(self, job_id: str, node_id: int, tap: Callable[[RecordBatch], None]) -> None: ...
+
+    async def query_state(self, attempt: ExecutionAttemptId, node_id: int, query: Callable[[Any], Any]) -> Any:
+        """Run `query(keyed backend)` between two slices of the task and return what it gives."""
+
+
+class JobMasterGateway(Protocol):
+    """What a worker tells a JobMaster."""
+
+    def update_task_state(self, attempt: ExecutionAttemptId, state: ExecutionState, error: BaseException | None) -> None: ...

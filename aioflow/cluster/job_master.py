@@ -1,0 +1,176 @@
+"""Runs one job: carries out what the ExecutionGraph decides, and is the one place where its time and its tasks meet.
+
+All calls come from the job's loop. The end of the job is a future, `terminated`; the error of a failed job is kept beside it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from typing import TYPE_CHECKING
+
+from aioflow.cluster.execution_graph import (
+    CancelTask,
+    Deploy,
+    ExecutionGraph,
+    Instruction,
+    JobEnded,
+    JobStatus,
+    ScheduleRestart,
+)
+from aioflow.core.errors import note_once
+from aioflow.graph.deployment import ExecutionAttemptId, ExecutionState, TaskDeploymentDescriptor
+from aioflow.task.blame import uncancelled
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from aioflow.cluster.gateways import TaskExecutorGateway
+    from aioflow.cluster.restart import RestartPolicy
+    from aioflow.core.aio import OrderedTaskGroup
+    from aioflow.core.host import Host
+    from aioflow.graph.job_graph import JobGraph
+    from aioflow.operators.source import Split
+
+__all__ = ["JobMaster"]
+
+logger = logging.getLogger(__name__)
+
+
+class JobMaster:
+    """`fencing_token` marks this leader; a worker refuses what an older one sends.
+
+    `ready()` is awaited before each restart: it returns when there is a place for every task again, and raises when there will be none.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        job_id: str,
+        graph: JobGraph,
+        restart: RestartPolicy,
+        group: OrderedTaskGroup,
+        ready: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        self._host = host
+        self._group = group
+        self._ready = ready
+        self._workers: TaskExecutorGateway | None = None
+        self.fencing_token = host.ids.new("fencing")
+        self.executions = ExecutionGraph(job_id, graph, restart)
+        self.terminated: asyncio.Future[JobStatus] = asyncio.get_running_loop().create_future()
+        self.started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Completes once every task has run, or the job is over: what `open` raises is known then."""
+        self.timestamps_ms: dict[JobStatus, int] = {}
+        self._instructions: deque[Instruction] = deque()
+        self._carrying_out = False
+        self._note_status(JobStatus.CREATED)
+
+    @property
+    def status(self) -> JobStatus:
+        return self.executions.status
+
+    @property
+    def error(self) -> BaseException | None:
+        """Why the job failed or restarted last."""
+        return self.executions.failure
+
+    async def start(self, workers: TaskExecutorGateway) -> None:
+        """Find the splits of every source, then deploy."""
+        self._workers = workers
+        splits: dict[int, list[Split]] = {}
+        what = ""
+        try:
+            for vertex in self.executions.graph.vertices:
+                if vertex.head.source is not None:
+                    what = f"in discover() of source {vertex.head.name!r}"
+                    splits[vertex.id] = await vertex.head.source.discover()
+        except (Exception, asyncio.CancelledError) as caught:  # noqa: BLE001  # A source that cannot be read fails the job like a task would.
+            error = uncancelled(caught) if isinstance(caught, asyncio.CancelledError) else caught
+            note_once(error, what)
+            self.fail(error)
+            return
+        if self.status is JobStatus.CREATED:
+            self._carry_out(self.executions.start(splits))
+
+    def cancel(self) -> None:
+        """End the job without a result."""
+        self._carry_out(self.executions.cancel())
+
+    def fail(self, error: BaseException) -> None:
+        """End the job as failed, without a retry."""
+        self._carry_out(self.executions.fail(error))
+
+    def stop(self, *, drain: bool = False) -> None:
+        """End the sources where they are; what is under way reaches the sinks. With `drain` event time ends too."""
+        if self._workers is not None:
+            self._workers.stop_sources(self.executions.job_id, drain=drain)
+
+    # JobMasterGateway.
+
+    def update_task_state(self, attempt: ExecutionAttemptId, state: ExecutionState, error: BaseException | None) -> None:
+        instructions = self.executions.update(attempt, state, error, self._host.clock.monotonic(), self._host.rng.random())
+        if error is not None:
+            # A failure that ends the job is raised to whoever runs it; one that the job outlives is told nowhere else.
+            level = logging.WARNING if self.status in (JobStatus.RUNNING, JobStatus.RESTARTING) else logging.INFO
+            logger.log(level, "job %s: task %s is %s: %s: %s", self.executions.job_id, attempt, state.value, type(error).__name__, error)
+        self._carry_out(instructions)
+
+    def _carry_out(self, instructions: list[Instruction]) -> None:
+        """Do `instructions` in order. What they cause at once (a deployment that fails) is done behind them, never in between."""
+        self._note_status(self.status)
+        if not self.started.done() and (self.executions.all_have_run or self.status.is_terminal):
+            self.started.set_result(None)
+        self._instructions.extend(instructions)
+        if self._carrying_out:
+            return
+        self._carrying_out = True
+        try:
+            while self._instructions:
+                self._do(self._instructions.popleft())
+        finally:
+            self._carrying_out = False
+
+    def _do(self, instruction: Instruction) -> None:
+        match instruction:
+            case Deploy(descriptor):
+                self._deploy(descriptor)
+            case CancelTask(attempt):
+                assert self._workers is not None
+                self._workers.cancel_task(attempt)
+            case ScheduleRestart(region, epoch, delay_s):
+                logger.info("job %s: restarts in %.1f s after %r", self.executions.job_id, delay_s, self.error)
+                _ = self._group.create_task(self._restart_later(region, epoch, delay_s), name="restart")
+            case JobEnded(status, _):
+                logger.info("job %s (%s) is %s", self.executions.graph.name, self.executions.job_id, status.value)
+                if not self.terminated.done():
+                    self.terminated.set_result(status)
+
+    def _deploy(self, descriptor: TaskDeploymentDescriptor) -> None:
+        assert self._workers is not None
+        attempt = descriptor.attempt
+        if not self.executions.awaits_deployment(attempt):
+            # One deployed before it failed at once. This one never ran, and nobody else will say so.
+            self.update_task_state(attempt, ExecutionState.CANCELED, None)
+            return
+        try:
+            self._workers.submit_task(descriptor, self.fencing_token)
+        except Exception as error:  # noqa: BLE001  # What cannot be deployed has failed, like any task.
+            self.update_task_state(attempt, ExecutionState.FAILED, error)
+
+    async def _restart_later(self, region: int, epoch: int, delay_s: float) -> None:
+        await asyncio.sleep(delay_s)
+        try:
+            if self._ready is not None:
+                await self._ready()
+        except Exception as error:  # noqa: BLE001  # Where nothing can be deployed, no restart can help.
+            if self.error is not None:
+                error.__cause__ = self.error
+            self.fail(error)
+            return
+        self._carry_out(self.executions.restart_due(region, epoch))
+
+    def _note_status(self, status: JobStatus) -> None:
+        self.timestamps_ms.setdefault(status, self._host.clock.wall_ms())
+

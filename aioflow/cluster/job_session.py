@@ -1,0 +1,187 @@
+"""One job in one process of a cluster: its code, its tasks and its data plane, for as long as one JobMaster leads the job.
+
+A TaskManager has one for each job that has a slot there, the process that submitted a job has one for what cannot leave it. Each has its
+own data plane, so the types and partitions of two jobs never meet. A session never outlives its JobMaster: the next one opens another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from aioflow.cluster.task_executor import TaskExecutor
+from aioflow.core.batch_codec import encode_batch
+from aioflow.core.errors import Closed, TypeNotSupported
+from aioflow.core.metrics import MetricGroup
+from aioflow.core.serializers import Codec
+from aioflow.graph.deployment import ExecutionAttemptId, ExecutionState
+from aioflow.network.links import DataPlane
+from aioflow.protocol.errors import describe_error, rebuild_error
+from aioflow.protocol.framing import FrameType
+from aioflow.protocol.messages import decode_message, message_body
+
+if TYPE_CHECKING:
+    from aioflow.cluster.shipping import ShippedJob
+    from aioflow.core.elements import RecordBatch
+    from aioflow.core.host import Host
+    from aioflow.operators.source import Split
+
+__all__ = ["AttemptKey", "JobSession", "attempt_key", "pack_error", "unpack_error"]
+
+AttemptKey = tuple[str, int, int, int]
+"""An attempt as it travels: job, vertex, subtask, attempt."""
+
+Tell = Callable[..., None]
+"""Tells the JobManager: method and arguments."""
+
+
+class JobSession:
+    """`tell` reports to the JobMaster with `token`, `on_end(attempt)` is called when a task has let go of all that it held.
+
+    While not `is_writable()`, what subscribers may miss is only counted.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        secret: bytes,
+        job_id: str,
+        job: ShippedJob,
+        token: int,
+        tell: Tell,
+        is_writable: Callable[[], bool],
+        on_end: Callable[[ExecutionAttemptId], None],
+    ) -> None:
+        self._job_id = job_id
+        self._job = job
+        self._codec = Codec(job.types)
+        self._tell = tell
+        self._is_writable = is_writable
+        self._on_end = on_end
+        self._taps: dict[int, Callable[[RecordBatch], None]] = {}
+        self._missed: dict[int, int] = {}
+        self._splits: dict[int, list[Split]] = {}
+        """Of sources that cannot leave this process: the JobMaster does not have them."""
+        self._attempts: set[ExecutionAttemptId] = set()
+        self._closing = asyncio.Event()
+        self._life: asyncio.Task[None] | None = None
+        self._executor_token = str(token)
+        self.token = token
+        """Of the JobMaster that is told. The submitter learns it with its first task."""
+        self.metrics = MetricGroup(host.clock.monotonic)
+        self.executor = TaskExecutor(host, self, self._executor_token, self.metrics, job.options)
+        self._data_plane = DataPlane(host, secret, self._codec, self.executor.partitions)
+        self.location = ""
+        """Where others find what is produced here."""
+
+    async def open(self, bind: str) -> None:
+        """Listen for the other processes at address `bind`, from then on take tasks."""
+        self.location = f"{bind}:{await self._data_plane.listen(bind)}"
+        self.executor.join(self._data_plane, self.location)
+        opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._life = asyncio.get_running_loop().create_task(self._live(opened), name=f"session of job {self._job_id[:8]}")
+        await opened
+
+    async def discover_at_home(self) -> None:
+        """Find the splits of the sources that stay in this process."""
+        for vertex in self._job.graph.vertices:
+            if vertex.head.source is not None and vertex.head.stays_here:
+                self._splits[vertex.id] = await vertex.head.source.discover()
+
+    async def _live(self, opened: asyncio.Future[None]) -> None:
+        try:
+            async with self.executor:
+                opened.set_result(None)
+                await self._closing.wait()
+                self.executor.cancel_all()
+        finally:
+            await self._data_plane.close()
+
+    async def close(self) -> None:
+        """Cancel what still runs here, and wait until it has ended and the job's resources are closed."""
+        self._closing.set()
+        if self._life is not None:
+            await asyncio.shield(self._life)
+
+    # What the JobMaster asks for.
+
+    def submit_task(self, content: bytes) -> None:
+        descriptor = self._job.load_task(content)
+        splits = self._splits.get(descriptor.vertex.id)
+        if splits is not None:
+            descriptor = replace(descriptor, splits=tuple(splits[descriptor.attempt.subtask_index :: descriptor.vertex.parallelism]))
+        if self._closing.is_set():
+            raise Closed(f"task {descriptor.task_name} came when its job was about to leave this process")
+        self._attempts.add(descriptor.attempt)
+        try:
+            self.executor.submit_task(descriptor, self._executor_token)
+        except BaseException:
+            self._attempts.discard(descriptor.attempt)
+            raise
+
+    def cancel_task(self, attempt: ExecutionAttemptId) -> None:
+        """One that is not here has ended, or was never started: its end is told again."""
+        if attempt in self._attempts:
+            self.executor.cancel_task(attempt)
+        else:
+            self._tell("update_task_state", self._job_id, self.token, attempt_key(attempt), ExecutionState.CANCELED.value, b"")
+
+    def stop_sources(self, drain: bool) -> None:
+        self.executor.stop_sources(self._job_id, drain=drain)
+
+    def add_tap(self, node_id: int, tap_id: int, may_miss: bool) -> None:
+        """Send every batch that node `node_id` emits here as `tapped` from now on."""
+        if tap_id not in self._taps:
+            tap = self._taps[tap_id] = partial(self._send_tapped, tap_id, may_miss)
+            self.executor.add_tap(self._job_id, node_id, tap)
+
+    def remove_tap(self, node_id: int, tap_id: int) -> None:
+        tap = self._taps.pop(tap_id, None)
+        self._missed.pop(tap_id, None)
+        if tap is not None:
+            self.executor.remove_tap(self._job_id, node_id, tap)
+
+    def _send_tapped(self, tap_id: int, may_miss: bool, batch: RecordBatch) -> None:
+        rows = len(batch.values)
+        if not rows:
+            return
+        if may_miss and not self._is_writable():
+            self._missed[tap_id] = self._missed.get(tap_id, 0) + rows
+            return
+        try:
+            content, refused = encode_batch(batch, self._codec, "a subscription"), ""
+        except TypeNotSupported as error:
+            content, refused = b"", str(error)
+        self._tell("tapped", self._job_id, tap_id, content, rows, self._missed.pop(tap_id, 0), refused)
+
+    async def query_state(self, attempt: ExecutionAttemptId, node_id: int, query: bytes) -> bytes:
+        """Run the pickled `query` over the state of a node; its result is encoded with the job's types."""
+        result = await self.executor.query_state(attempt, node_id, pickle.loads(query))
+        return bytes(self._codec.encode(result, owner="queried state"))
+
+    # JobMasterGateway of the TaskExecutor here.
+
+    def update_task_state(self, attempt: ExecutionAttemptId, state: ExecutionState, error: BaseException | None) -> None:
+        self._tell("update_task_state", self._job_id, self.token, attempt_key(attempt), state.value, pack_error(error, self._codec))
+        if state.is_terminal:
+            self._attempts.discard(attempt)
+            self._on_end(attempt)
+
+
+def attempt_key(attempt: ExecutionAttemptId) -> AttemptKey:
+    return attempt.job_id, attempt.vertex_id, attempt.subtask_index, attempt.attempt
+
+
+def pack_error(error: BaseException | None, codec: Codec) -> bytes:
+    """An error for a message; empty for none."""
+    return b"" if error is None else message_body(describe_error(error, codec))
+
+
+def unpack_error(content: bytes, codec: Codec) -> Exception | None:
+    """What `pack_error` wrote."""
+    message: Any = decode_message(FrameType.ERROR_RESPONSE, content) if content else None
+    return None if message is None else rebuild_error(message, codec)

@@ -1,0 +1,304 @@
+"""A JobManager: takes jobs, hands out the slots of the TaskManagers that come to it, and has each job run by a JobMaster.
+
+One process contends for the lease in its data directory; while it leads, it is Dispatcher, ResourceManager and the JobMasters in one. Jobs
+are in that directory before they are acknowledged, so whoever leads next finds them. TaskManagers and submitters connect to one address
+and prove the secret; what they ask while nobody leads waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from aioflow.cluster.cluster_job import ClusterJob, Submitter
+from aioflow.cluster.dispatcher import Dispatcher, JobView, UnknownJob
+from aioflow.cluster.fencing import StaleLeader
+from aioflow.cluster.heartbeat import HeartbeatOptions
+from aioflow.cluster.job_session import AttemptKey, pack_error
+from aioflow.cluster.job_store import JobStore, PersistedJob
+from aioflow.cluster.leadership import DirectoryLeases, LeaderElection, Leadership, LeaseOptions
+from aioflow.cluster.resource_driver import ResourceManager
+from aioflow.cluster.resource_manager import SlotManagerOptions
+from aioflow.cluster.rpc import RpcConnection, RpcServer
+from aioflow.cluster.scheduler import SlotOffer
+from aioflow.cluster.slots import SlotStatus
+from aioflow.core.errors import AioflowError, NotAuthenticated
+from aioflow.core.serializers import Codec
+from aioflow.network.connection import is_loopback
+from aioflow.protocol.handshake import PeerRole
+
+if TYPE_CHECKING:
+    from aioflow.cluster.dispatcher import JobRunner
+    from aioflow.core.host import Host
+
+__all__ = ["JobManager", "JobManagerOptions", "check_bind"]
+
+logger = logging.getLogger(__name__)
+
+RECOVERY_S = 2.0
+"""How long a leader that follows another waits for TaskManagers before it gives out slots."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobManagerOptions:
+    """`data` is the directory of the lease and the jobs. `port` 0: any free one."""
+
+    data: str
+    bind: str = "127.0.0.1"
+    port: int = 6123
+    request_timeout_s: float = 30.0
+    """A job that is short of slots for so long fails with NoResourceAvailable."""
+    lease: LeaseOptions = field(default_factory=lambda: LeaseOptions(lease_s=5.0, renew_s=1.0, stop_s=1.0))
+    heartbeat: HeartbeatOptions = field(default_factory=HeartbeatOptions)
+
+
+@dataclass(slots=True)
+class _Leading:
+    """What there is only while this process leads."""
+
+    token: int
+    dispatcher: Dispatcher
+    resources: ResourceManager
+
+
+class JobManager:
+    """`run` is the whole life. `on_listening(host, port)` is called once peers can connect."""
+
+    def __init__(self, host: Host, secret: bytes, options: JobManagerOptions, on_listening: Callable[[str, int], None]) -> None:
+        self._host = host
+        self._options = options
+        self._on_listening = on_listening
+        roles = frozenset([PeerRole.SUBMITTER, PeerRole.TASKMANAGER])
+        self._server = RpcServer(host, secret, Codec(), roles, self._handlers, self._on_closed)
+        self._leading: asyncio.Future[_Leading] = asyncio.get_running_loop().create_future()
+        self._jobs: dict[str, ClusterJob] = {}
+        self._submitters: dict[str, Submitter] = {}
+        """By job, from its submission to the end of the connection."""
+        self._peers: dict[RpcConnection, None] = {}
+        self._following: dict[asyncio.Task[None], None] = {}
+        self._stopping = asyncio.Event()
+
+    async def run(self) -> None:
+        """Until `stop`, or cancelled. Raises OSError if the address cannot be listened at."""
+        options = self._options
+        port = await self._server.listen(options.bind, options.port)
+        try:
+            self._on_listening(options.bind, port)
+            await self._host.fs.mkdirs(options.data)
+            leases = DirectoryLeases(self._host, f"{options.data}/leader")
+            await LeaderElection(self._host, leases, f"{options.bind}:{port}", options.lease).run(self._lead)
+        finally:
+            if not self._leading.done():
+                self._leading.cancel()
+            await self._server.close()
+
+    def stop(self) -> None:
+        """Give the lease back and end. Jobs stay stored, and run again under the next leader."""
+        self._stopping.set()
+
+    async def _lead(self, leadership: Leadership) -> None:
+        recovery_s = RECOVERY_S if leadership.token > 1 else 0.0
+        slots = SlotManagerOptions(
+            workers_max=0, idle_timeout_s=None, request_timeout_s=self._options.request_timeout_s, recovery_s=recovery_s
+        )
+        resources = ResourceManager(self._host, leadership.token, slots, self._options.heartbeat, self._jobs, f"{self._options.bind}")
+        store = JobStore(self._host, f"{self._options.data}/jobs", leadership)
+        dispatcher = Dispatcher(self._host, store, leadership, partial(self._make_job, resources))
+        try:
+            async with resources, dispatcher:
+                self._leading.set_result(_Leading(leadership.token, dispatcher, resources))
+                await self._stopping.wait()
+        finally:
+            self._leading = asyncio.get_running_loop().create_future()
+            self._jobs.clear()
+            self._submitters.clear()
+            # Whoever is connected has to hear that this leader is none any more.
+            for connection in list(self._peers):
+                await connection.close()
+
+    async def _make_job(self, resources: ResourceManager, job: PersistedJob, token: int, recovered: bool) -> JobRunner:
+        submitter = self._submitters.get(job.job_id)
+        made = ClusterJob(self._host, job, token, resources.declare, submitter, self._forget)
+        self._jobs[job.job_id] = made
+        return made
+
+    def _forget(self, job_id: str) -> None:
+        self._jobs.pop(job_id, None)
+
+    async def _leader(self) -> _Leading:
+        return await asyncio.shield(self._leading)
+
+    def _now_leading(self) -> _Leading | None:
+        return self._leading.result() if self._leading.done() and not self._leading.cancelled() else None
+
+    # Peers.
+
+    def _handlers(self, connection: RpcConnection) -> dict[str, Callable[..., Any]]:
+        return {
+            # TaskManagers.
+            "register": partial(self._register, connection),
+            "heartbeat": self._on_heartbeat,
+            "open_job": self._open_job,
+            "offer_slots": partial(self._offer_slots, connection),
+            "job_not_opened": self._job_not_opened,
+            "slot_freed": self._slot_freed,
+            "update_task_state": self._on_task_state,
+            "tapped": self._tapped,
+            "report": self._report,
+            # Submitters.
+            "submit": partial(self._submit, connection),
+            "jobs": self._list_jobs,
+            "wait": self._wait,
+            "cancel": self._cancel,
+            "stop": self._stop,
+            "overview": self._overview,
+            "shutdown": self._shutdown,
+            "add_tap": lambda job_id, *tap: self._tap(job_id, ClusterJob.add_remote_tap, *tap),
+            "remove_tap": lambda job_id, *tap: self._tap(job_id, ClusterJob.remove_remote_tap, *tap),
+            "query_state": self._query_state,
+        }
+
+    def _on_closed(self, connection: RpcConnection) -> None:
+        self._peers.pop(connection, None)
+        for job_id in [job_id for job_id, submitter in self._submitters.items() if submitter.connection is connection]:
+            del self._submitters[job_id]
+            if job_id in self._jobs:
+                self._jobs[job_id].submitter_lost()
+        leading = self._now_leading()
+        if leading is not None:
+            leading.resources.connection_ended(connection)
+
+    def _job(self, job_id: str) -> ClusterJob:
+        job = self._jobs.get(job_id)
+        if job is None:
+            raise UnknownJob(f"job {job_id} does not run here; list the jobs")
+        return job
+
+    # TaskManagers.
+
+    async def _register(self, connection: RpcConnection, worker_id: str, report: Sequence[tuple[Any, ...]]) -> int:
+        leading = await self._leader()
+        self._peers[connection] = None
+        return leading.resources.register(connection, worker_id, [SlotStatus(*line) for line in report])
+
+    def _on_heartbeat(self, worker_id: str, registration: int, report: Sequence[tuple[Any, ...]]) -> None:
+        leading = self._now_leading()
+        if leading is not None:
+            leading.resources.heartbeat(worker_id, registration, [SlotStatus(*line) for line in report])
+
+    def _open_job(self, worker_id: str, job_id: str) -> tuple[int, bytes]:
+        job = self._job(job_id)
+        return job.token, job.content
+
+    def _offer_slots(
+        self, connection: RpcConnection, worker_id: str, job_id: str, token: int, location: str, offers: Sequence[tuple[str, int]]
+    ) -> tuple[Any, Any]:
+        job = self._job(job_id)
+        if job.token != token:
+            raise StaleLeader(f"slots were offered to the job master of {job_id} with token {token}, its token is {job.token}")
+        return job.offered(worker_id, connection, location, [SlotOffer(*offer) for offer in offers])
+
+    def _job_not_opened(self, worker_id: str, job_id: str, token: int, error: bytes) -> None:
+        job = self._jobs.get(job_id)
+        if job is not None and job.token == token:
+            job.not_opened(error)
+
+    def _slot_freed(self, worker_id: str, registration: int, job_id: str, allocation_id: str, reason: str) -> None:
+        if job_id in self._jobs:
+            self._jobs[job_id].slot_freed(worker_id, allocation_id)
+        leading = self._now_leading()
+        if leading is not None:
+            leading.resources.slot_freed(worker_id, registration, allocation_id)
+
+    def _on_task_state(self, job_id: str, token: int, key: AttemptKey, state: str, error: bytes) -> None:
+        if job_id in self._jobs:
+            self._jobs[job_id].on_task_state(token, key, state, error)
+
+    def _tapped(self, job_id: str, tap_id: int, content: bytes, rows: int, missed: int, refused: str) -> None:
+        if job_id in self._jobs:
+            self._jobs[job_id].tapped(tap_id, content, rows, missed, refused)
+
+    def _tap(self, job_id: str, change: Callable[..., None], *tap: Any) -> None:
+        if job_id in self._jobs:  # Otherwise it has just ended.
+            change(self._jobs[job_id], *tap)
+
+    def _report(self, worker_id: str, job_id: str, metrics: dict[str, float]) -> None:
+        if job_id in self._jobs:
+            self._jobs[job_id].report(worker_id, metrics)
+
+    # Submitters.
+
+    async def _submit(
+        self,
+        connection: RpcConnection,
+        job_id: str,
+        name: str,
+        content: bytes,
+        restart: bytes,
+        attach: bool,
+        location: str,
+        taps: dict[int, tuple[int, bool]],
+    ) -> int:
+        """Returns the token of the JobMaster. With `attach` the connection is told what becomes of the job."""
+        leading = await self._leader()
+        self._peers[connection] = None
+        if attach:
+            self._submitters[job_id] = Submitter(connection, location, dict(taps))
+        try:
+            await leading.dispatcher.submit(PersistedJob(job_id=job_id, name=name, graph=content, config={"restart": restart}))
+        except BaseException:
+            self._submitters.pop(job_id, None)
+            raise
+        follower = connection if attach else None
+        task = asyncio.get_running_loop().create_task(self._follow(leading, job_id, follower), name=f"follow {job_id}")
+        self._following[task] = None
+        task.add_done_callback(self._following.pop)
+        return leading.token
+
+    async def _follow(self, leading: _Leading, job_id: str, connection: RpcConnection | None) -> None:
+        try:
+            view = await leading.dispatcher.wait(job_id)
+        except AioflowError:
+            return  # Leadership is lost; the connection ends with it.
+        self._submitters.pop(job_id, None)
+        if connection is not None:
+            connection.notify("ended", view.status.value, pack_error(view.cause, Codec()))
+
+    async def _list_jobs(self) -> list[tuple[Any, ...]]:
+        return [_packed(view) for view in (await self._leader()).dispatcher.jobs()]
+
+    async def _wait(self, job_id: str) -> tuple[Any, ...]:
+        return _packed(await (await self._leader()).dispatcher.wait(job_id))
+
+    async def _cancel(self, job_id: str) -> None:
+        await (await self._leader()).dispatcher.cancel(job_id)
+
+    async def _stop(self, job_id: str, drain: bool) -> None:
+        (await self._leader()).dispatcher.stop(job_id, drain=drain)
+
+    async def _overview(self) -> dict[str, Any]:
+        leading = await self._leader()
+        return {"token": leading.token, "taskmanagers": leading.resources.overview()}
+
+    async def _shutdown(self) -> None:
+        """End the whole cluster: TaskManagers are sent home, then this process ends."""
+        (await self._leader()).resources.release_all("the cluster is stopped")
+        asyncio.get_running_loop().call_later(0.1, self.stop)
+
+    async def _query_state(self, job_id: str, key: AttemptKey, node_id: int, query: bytes) -> bytes:
+        return await self._job(job_id).query_remote_state(key, node_id, query)
+
+
+def check_bind(address: str, secret_given: bool) -> None:
+    """Raises NotAuthenticated if others could connect although nobody has given them a secret on purpose."""
+    if not is_loopback(address) and not secret_given:
+        raise NotAuthenticated(f"{address} can be reached from other machines: give the secret that they share with --secret-file")
+
+
+def _packed(view: JobView) -> tuple[Any, ...]:
+    return tuple(dataclasses.asdict(dataclasses.replace(view, cause=None)).values())[:6]

@@ -1,0 +1,54 @@
+"""A cluster of one: JobMaster and TaskExecutor in this loop, joined by direct calls."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from aioflow.cluster.job_master import JobMaster
+from aioflow.cluster.task_executor import TaskExecutor
+from aioflow.core.aio import OrderedTaskGroup
+from aioflow.core.metrics import MetricGroup
+
+if TYPE_CHECKING:
+    from aioflow.cluster.execution_graph import JobStatus
+    from aioflow.cluster.restart import RestartPolicy
+    from aioflow.core.host import Host
+    from aioflow.graph.job_graph import JobGraph
+    from aioflow.task.environment import TaskOptions
+
+__all__ = ["LocalCluster"]
+
+
+class LocalCluster:
+    """Runs one job. `run` is the whole life; meanwhile `job_master` and `task_executor` are there to be asked."""
+
+    def __init__(self, host: Host, graph: JobGraph, restart: RestartPolicy, options: TaskOptions) -> None:
+        self._group = OrderedTaskGroup()
+        self.host = host
+        self.job_id = host.ids.new("job")
+        self.metrics = MetricGroup(host.clock.monotonic)
+        self.job_master = JobMaster(host, self.job_id, graph, restart, self._group)
+        self.task_executor = TaskExecutor(host, self.job_master, self.job_master.fencing_token, self.metrics, options)
+
+    async def run(self) -> JobStatus:
+        """Deploy and wait for the end. Cancelling this cancels the job and waits until its tasks are gone."""
+        failure: Exception | None = None
+        async with self._group:
+            try:
+                async with self.task_executor:
+                    # Beside, not before: a source that takes its time to find its splits must not keep the job from being cancelled.
+                    _ = self._group.create_task(self.job_master.start(self.task_executor), name="start")
+                    try:
+                        # Shielded: the future belongs to the job master, which completes it when the last task has ended.
+                        status = await asyncio.shield(self.job_master.terminated)
+                    except asyncio.CancelledError:
+                        self.job_master.cancel()
+                        raise
+            except Exception as error:  # noqa: BLE001  # What closing the worker raised, as it is: the group would wrap it.
+                failure = error
+            finally:
+                self._group.cancel_children()
+        if failure is not None:
+            raise failure
+        return status

@@ -1,0 +1,334 @@
+"""`on=af.RemoteCluster(...)`: a flow of this program run by a cluster that is there already, behind the same handle as a local job."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import cloudpickle
+
+from aioflow.cluster.execution_graph import ExecutionGraph, JobStatus
+from aioflow.cluster.job_session import AttemptKey, JobSession, attempt_key, unpack_error
+from aioflow.cluster.restart import no_restart
+from aioflow.cluster.secret_file import read_secret
+from aioflow.cluster.shipping import local_job
+from aioflow.cluster.submission import ClusterClient, submission_of
+from aioflow.core.aio import wait_first
+from aioflow.core.batch_codec import decode_batch
+from aioflow.core.errors import AioflowError, Broken, TypeNotSupported
+from aioflow.core.serializers import Codec
+from aioflow.graph.deployment import ExecutionAttemptId, ExecutionState
+
+if TYPE_CHECKING:
+    from aioflow.cluster.gateways import OnMissed
+    from aioflow.cluster.restart import RestartPolicy
+    from aioflow.core.elements import RecordBatch
+    from aioflow.core.host import Host
+    from aioflow.graph.job_graph import JobGraph
+    from aioflow.task.environment import TaskOptions
+
+__all__ = ["RemoteCluster", "RemoteRun", "parse_address"]
+
+logger = logging.getLogger(__name__)
+
+CANCEL_TIMEOUT_S = 10.0
+"""How long a run that is cancelled waits until the cluster says that the job has ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteCluster:
+    """Where a flow runs: `await flow.execute(on=af.RemoteCluster("host:6123", secret=...))`.
+
+    `secret` is the secret that the processes of the cluster share, or the `Path` of the file that holds it. `bind` is the address of this
+    machine at which the cluster reaches what stays in this process: functions as sinks, `collect`, inputs that are pushed.
+    """
+
+    address: str
+    secret: bytes | str | Path = field(repr=False)
+    bind: str = "127.0.0.1"
+
+    def __post_init__(self) -> None:
+        parse_address(self.address)
+
+    def start(self, host: Host, graph: JobGraph, restart: RestartPolicy, options: TaskOptions) -> RemoteRun:
+        """The run of one job. Raises GraphError if the flow cannot travel."""
+        secret = self.secret
+        if isinstance(secret, Path):
+            secret = read_secret(str(secret))
+        elif isinstance(secret, str):
+            secret = secret.encode()
+        return RemoteRun(host, graph, restart, options, parse_address(self.address), secret, self.bind)
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """HOST:PORT. Raises ValueError."""
+    host, colon, port = text.rpartition(":")
+    if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise ValueError(f"expected HOST:PORT, got {text!r}")
+    return host, int(port)
+
+
+class RemoteJobMaster:
+    """What this process knows of its JobMaster: its last message. What is asked of it goes to the cluster."""
+
+    def __init__(self, host: Host, job_id: str, graph: JobGraph) -> None:
+        self._host = host
+        self.executions = ExecutionGraph(job_id, graph, no_restart())
+        self.error: BaseException | None = None
+        self.started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.timestamps_ms: dict[JobStatus, int] = {}
+        self.ask: Callable[..., None] | None = None
+        """Sends a request, once the job is submitted."""
+        self.cancel_asked = False
+        self._stop: bool | None = None
+        self.set_status(JobStatus.CREATED)
+
+    @property
+    def status(self) -> JobStatus:
+        return self.executions.status
+
+    def cancel(self) -> None:
+        """End the job without a result."""
+        self.cancel_asked = True
+        if self.ask is not None:
+            self.ask("cancel", self.executions.job_id)
+
+    def stop(self, *, drain: bool = False) -> None:
+        """End the sources of the job."""
+        self._stop = drain
+        if self.ask is not None:
+            self.ask("stop", self.executions.job_id, drain)
+
+    def submitted(self, ask: Callable[..., None]) -> None:
+        """From now on there is somebody to ask."""
+        self.ask = ask
+        if self.cancel_asked:
+            self.cancel()
+        elif self._stop is not None:
+            self.stop(drain=self._stop)
+
+    def set_status(self, status: JobStatus) -> None:
+        self.executions.status = status
+        self.timestamps_ms.setdefault(status, self._host.clock.wall_ms())
+        if status.is_terminal and not self.started.done():
+            self.started.set_result(None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Tap:
+    node_id: int
+    take: Callable[[RecordBatch], None]
+    on_missed: OnMissed | None
+
+
+class RemoteRun:
+    """One job on a cluster. The same face as `LocalCluster`, and the `TaskExecutorGateway` of its subscriptions and queries."""
+
+    def __init__(
+        self,
+        host: Host,
+        graph: JobGraph,
+        restart: RestartPolicy,
+        options: TaskOptions,
+        address: tuple[str, int],
+        secret: bytes,
+        bind: str,
+    ) -> None:
+        self.host = host
+        self.job_id = host.ids.new("job")
+        self.job_master = RemoteJobMaster(host, self.job_id, graph)
+        self.metrics = self
+        self.task_executor = self
+        self._submission = submission_of(graph, restart, options)
+        self._job = local_job(graph, options)
+        self._codec = Codec(self._job.types)
+        self._secret = secret
+        self._bind = bind
+        self._where = "{}:{}".format(*address)
+        self._client = ClusterClient(host, address, secret, self._handlers())
+        self._session: JobSession | None = None
+        self._ended: asyncio.Future[JobStatus] = asyncio.get_running_loop().create_future()
+        self._taps: dict[int, _Tap] = {}
+        self._tap_numbers = itertools.count(1)
+        self._asking: dict[asyncio.Task[None], None] = {}
+        self._submitted = False
+        self._metrics: dict[str, float] = {}
+
+    async def run(self) -> JobStatus:
+        """Submit, follow to the end. Cancelling this cancels the job."""
+        self._client.on_closed = self._on_closed
+        async with self._client:
+            try:
+                location = await self._open_session()
+                if self.job_master.cancel_asked:
+                    self._end(JobStatus.CANCELED)
+                    return JobStatus.CANCELED
+                taps = {tap_id: (tap.node_id, tap.on_missed is not None) for tap_id, tap in self._taps.items()}
+                await self._client.submit(self.job_id, self._submission, attach=True, location=location, taps=taps)
+                self._submitted = True
+                self.job_master.submitted(self._ask)
+                logger.info("job %s (%s) is submitted to %s", self._submission.name, self.job_id, self._where)
+                return await asyncio.shield(self._ended)
+            except asyncio.CancelledError:
+                self.job_master.cancel()
+                await wait_first([self._ended], timeout_s=CANCEL_TIMEOUT_S)
+                raise
+            finally:
+                if self._session is not None:
+                    await self._session.close()
+
+    async def _open_session(self) -> str:
+        """Become a worker for what stays here. Returns where the others find it, empty if there is nothing."""
+        if not any(node.stays_here for vertex in self._job.graph.vertices for node in vertex.nodes):
+            return ""
+        session = JobSession(
+            self.host, self._secret, self.job_id, self._job, 0, self._tell, lambda: self._client.connection.is_writable, lambda _: None
+        )
+        await session.open(self._bind)
+        for tap in self._taps.values():
+            session.executor.add_tap(self.job_id, tap.node_id, tap.take)
+        self._session = session
+        await session.discover_at_home()
+        return session.location
+
+    def _tell(self, method: str, *args: Any) -> None:
+        self._client.connection.notify(method, *args)
+
+    def _ask(self, method: str, *args: Any) -> None:
+        task = asyncio.get_running_loop().create_task(self._ask_quietly(method, args), name=method)
+        self._asking[task] = None
+        task.add_done_callback(self._asking.pop)
+
+    async def _ask_quietly(self, method: str, args: tuple[Any, ...]) -> None:
+        try:
+            await self._client.connection.call(method, *args)
+        except AioflowError as error:
+            logger.warning("the cluster at %s did not %s job %s: %s", self._where, method, self.job_id, error)
+
+    # What the JobManager says.
+
+    def _handlers(self) -> dict[str, Callable[..., Any]]:
+        return {
+            "status": self._on_status,
+            "ended": self._on_ended,
+            "metrics": self._on_metrics,
+            "tapped": self._on_tapped,
+            "submit_task": self._on_submit_task,
+            "cancel_task": self._on_cancel_task,
+            "stop_sources": self._on_stop_sources,
+            "job_over": self._on_job_over,
+            "query_state": self._on_query_state,
+        }
+
+    def _on_status(self, status: str, started: bool, restarts: int, error: bytes, states: list[tuple[int, int, int, str]]) -> None:
+        if self.job_master.status.is_terminal:
+            return
+        graph = self.job_master.executions
+        graph.restarts = restarts
+        self.job_master.error = unpack_error(error, self._codec) or self.job_master.error
+        for vertex_id, subtask, attempt, state in states:
+            execution = graph.executions[vertex_id, subtask]
+            execution.attempt = ExecutionAttemptId(self.job_id, vertex_id, subtask, attempt)
+            execution.state = ExecutionState(state)
+        # The end is told by `ended`, when it is stored.
+        if not JobStatus(status).is_terminal:
+            self.job_master.set_status(JobStatus(status))
+        if started and not JobStatus(status).is_terminal and not self.job_master.started.done():
+            self.job_master.started.set_result(None)
+
+    def _on_ended(self, status: str, error: bytes) -> None:
+        if JobStatus(status) is JobStatus.FAILED:
+            self.job_master.error = self.job_master.error or unpack_error(error, self._codec)
+        self._end(JobStatus(status))
+
+    def _end(self, status: JobStatus) -> None:
+        self.job_master.set_status(status)
+        if not self._ended.done():
+            self._ended.set_result(status)
+
+    def _on_closed(self) -> None:
+        if not self._ended.done():
+            self.job_master.error = Broken(
+                f"the connection to the cluster at {self._where} ended while job {self.job_id} ran there; it may go on: "
+                f"aioflow list --at {self._where}"
+            )
+            self._end(JobStatus.FAILED)
+
+    def _on_metrics(self, metrics: dict[str, float]) -> None:
+        self._metrics = metrics
+
+    def _on_tapped(self, tap_id: int, content: bytes, missed: int, refused: str) -> None:
+        tap = self._taps.get(tap_id)
+        if tap is None:
+            return
+        if tap.on_missed is not None and (missed or refused):
+            tap.on_missed(missed, TypeNotSupported(refused) if refused else None)
+        if content:
+            tap.take(decode_batch(content, self._codec, "a subscription"))
+
+    def _open(self) -> JobSession:
+        if self._session is None:
+            raise Broken(f"nothing of job {self.job_id} runs in the process that submitted it")
+        return self._session
+
+    def _on_submit_task(self, job_id: str, token: int, key: AttemptKey, allocation_id: str, content: bytes) -> None:
+        session = self._open()
+        session.token = token
+        session.submit_task(content)
+
+    def _on_cancel_task(self, key: AttemptKey) -> None:
+        self._open().cancel_task(ExecutionAttemptId(*key))
+
+    def _on_stop_sources(self, job_id: str, drain: bool) -> None:
+        if self._session is not None:
+            self._session.stop_sources(drain)
+
+    def _on_job_over(self, job_id: str, token: int) -> None:
+        if self._session is not None:
+            self._session.executor.cancel_all()
+
+    async def _on_query_state(self, key: AttemptKey, node_id: int, query: bytes) -> bytes:
+        return await self._open().query_state(ExecutionAttemptId(*key), node_id, query)
+
+    # For subscriptions, queries and metrics of the job's handle.
+
+    def snapshot(self) -> dict[str, float]:
+        """The metrics of all processes, as they were last told."""
+        own = {} if self._session is None else self._session.metrics.snapshot()
+        return {**self._metrics, **own}
+
+    def add_tap(self, job_id: str, node_id: int, tap: Callable[[RecordBatch], None], on_missed: OnMissed | None = None) -> None:
+        tap_id = next(self._tap_numbers)
+        self._taps[tap_id] = _Tap(node_id, tap, on_missed)
+        if self._session is not None:
+            self._session.executor.add_tap(job_id, node_id, tap)
+        if self._submitted and not self._ended.done():
+            self._tell("add_tap", job_id, node_id, tap_id, on_missed is not None)
+
+    def remove_tap(self, job_id: str, node_id: int, tap: Callable[[RecordBatch], None]) -> None:
+        if self._session is not None:
+            self._session.executor.remove_tap(job_id, node_id, tap)
+        for tap_id in [i for i, entry in self._taps.items() if (entry.node_id, entry.take) == (node_id, tap)]:
+            del self._taps[tap_id]
+            if self._submitted and not self._ended.done():
+                self._tell("remove_tap", job_id, node_id, tap_id)
+
+    async def query_state(self, attempt: ExecutionAttemptId, node_id: int, query: Callable[[Any], Any]) -> Any:
+        asked = partial(self._client.connection.call, "query_state", self.job_id, attempt_key(attempt), node_id)
+        return self._codec.decode(await asked(cloudpickle.dumps(query)))
+
+    def submit_task(self, descriptor: Any, fencing_token: str) -> None:
+        """Tasks are deployed by the cluster's JobMaster, never by this process."""
+        raise Broken(f"job {self.job_id} is deployed by the cluster at {self._where}")
+
+    def cancel_task(self, attempt: ExecutionAttemptId) -> None:
+        """As `submit_task`: the JobMaster of the cluster does it."""
+
+    def stop_sources(self, job_id: str, *, drain: bool) -> None:
+        self.job_master.stop(drain=drain)

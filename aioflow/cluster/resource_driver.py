@@ -1,0 +1,188 @@
+"""Carries out what the SlotManager decides: asks TaskManagers for slots, watches their heartbeats, tells jobs what they get or lose."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+from aioflow.cluster.heartbeat import HeartbeatMonitor, HeartbeatOptions, SendHeartbeat, TimedOut
+from aioflow.cluster.resource_manager import (
+    Instruction,
+    NotEnoughResources,
+    ReleaseWorker,
+    RequestSlot,
+    SlotManager,
+    SlotManagerOptions,
+    SlotsLost,
+    StartWorker,
+)
+from aioflow.cluster.slots import SlotStatus
+from aioflow.core.aio import OrderedTaskGroup
+from aioflow.core.errors import AioflowError
+
+if TYPE_CHECKING:
+    from aioflow.cluster.cluster_job import ClusterJob
+    from aioflow.cluster.rpc import RpcConnection
+    from aioflow.core.host import Host
+
+__all__ = ["ResourceManager"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _TaskManager:
+    connection: RpcConnection
+    registration: int
+    slots: int
+    free: int
+
+
+class ResourceManager:
+    """Of one leader, inside `async with`. `jobs` are those that run now, by id; `address` names this process to TaskManagers."""
+
+    def __init__(
+        self,
+        host: Host,
+        token: int,
+        options: SlotManagerOptions,
+        heartbeat: HeartbeatOptions,
+        jobs: Mapping[str, ClusterJob],
+        address: str,
+    ) -> None:
+        self._host = host
+        self._token = token
+        self._jobs = jobs
+        self._address = address
+        self._heartbeat = heartbeat
+        self._slots = SlotManager(token, options, host.clock.monotonic())
+        self._monitor = HeartbeatMonitor(heartbeat)
+        self._workers: dict[str, _TaskManager] = {}
+        self._group = OrderedTaskGroup()
+
+    async def __aenter__(self) -> Self:
+        await self._group.__aenter__()
+        _ = self._group.create_task(self._run_timers(), name="slots and heartbeats")
+        return self
+
+    async def __aexit__(self, *exc_info: Any) -> None:
+        self._group.cancel_children()
+        await self._group.__aexit__(None, None, None)
+
+    def overview(self) -> list[tuple[str, int, int]]:
+        """(id, slots, free ones) of each TaskManager."""
+        return [(worker_id, worker.slots, worker.free) for worker_id, worker in self._workers.items()]
+
+    # TaskManagers.
+
+    def register(self, connection: RpcConnection, worker_id: str, report: Sequence[SlotStatus]) -> int:
+        """Returns the number of the registration. One that comes again has ended its tasks."""
+        if worker_id in self._workers:
+            self._lost(worker_id, "it registers again")
+        registration, instructions = self._slots.register_worker(self._token, worker_id, report, self._host.clock.monotonic())
+        self._workers[worker_id] = _TaskManager(connection, registration, len(report), _free(report))
+        self._monitor.monitor(worker_id, self._host.clock.monotonic())
+        logger.info("taskmanager %s is registered with %d slots", worker_id, len(report))
+        self._carry_out(instructions)
+        return registration
+
+    def heartbeat(self, worker_id: str, registration: int, report: Sequence[SlotStatus]) -> None:
+        self._monitor.received(worker_id, self._host.clock.monotonic())
+        worker = self._workers.get(worker_id)
+        if worker is not None and worker.registration == registration:
+            worker.free = _free(report)
+        self._carry_out(self._slots.slot_report(self._token, worker_id, registration, report, self._host.clock.monotonic()))
+
+    def slot_freed(self, worker_id: str, registration: int, allocation_id: str) -> None:
+        self._carry_out(self._slots.slot_freed(self._token, worker_id, registration, allocation_id, self._host.clock.monotonic()))
+
+    def connection_ended(self, connection: RpcConnection) -> None:
+        """A TaskManager without its connection ends its tasks, so it is lost at once; it may register again."""
+        for worker_id, worker in list(self._workers.items()):
+            if worker.connection is connection:
+                self._lost(worker_id, "its connection ended")
+
+    def release_all(self, reason: str) -> None:
+        """Send every TaskManager home."""
+        for worker in self._workers.values():
+            worker.connection.notify("release", reason)
+
+    def _lost(self, worker_id: str, reason: str) -> None:
+        worker = self._workers.pop(worker_id)
+        self._monitor.unmonitor(worker_id)
+        logger.warning("taskmanager %s is lost: %s", worker_id, reason)
+        # Jobs first: what they have lost they want again, and the slots of the dead must not be given out.
+        instructions = self._slots.unregister_worker(self._token, worker_id, worker.registration, self._host.clock.monotonic())
+        for job in list(self._jobs.values()):
+            job.worker_lost(worker_id)
+        self._carry_out(instructions)
+
+    # Jobs.
+
+    def declare(self, job_id: str, slots: int) -> None:
+        """A job wants so many slots in all."""
+        job = self._jobs.get(job_id)
+        token = self._token if job is None else job.token
+        now = self._host.clock.monotonic()
+        self._carry_out(self._slots.declare(self._token, job_id, token, slots, self._address, now))
+
+    # What is decided.
+
+    def _carry_out(self, instructions: Sequence[Instruction]) -> None:
+        for instruction in instructions:
+            match instruction:
+                case RequestSlot():
+                    _ = self._group.create_task(self._request(instruction), name=f"request slot of {instruction.worker_id}")
+                case NotEnoughResources(job_id, wanted, available):
+                    logger.warning("job %s needs %d slots, %d are there", job_id, wanted, available)
+                    if job_id in self._jobs:
+                        self._jobs[job_id].no_resources(available)
+                case ReleaseWorker(worker_id, reason):
+                    worker = self._workers.pop(worker_id, None)
+                    if worker is not None:
+                        worker.connection.notify("release", reason)
+                case SlotsLost(job_id, worker_id):
+                    if job_id in self._jobs:
+                        self._jobs[job_id].worker_lost(worker_id)
+                case StartWorker(count):
+                    logger.info("%d more taskmanagers are wanted; in this cluster they come by themselves", count)
+
+    async def _request(self, request: RequestSlot) -> None:
+        worker = self._workers.get(request.worker_id)
+        if worker is None or worker.registration != request.registration:
+            return
+        key = (self._token, request.worker_id, request.registration, request.allocation_id)
+        status: SlotStatus | None = None
+        try:
+            other = await worker.connection.call(
+                "request_slot", request.index, request.job_id, request.allocation_id, request.address
+            )
+        except AioflowError as error:
+            logger.warning("slot %d of taskmanager %s was not given: %s", request.index, request.worker_id, error)
+        else:
+            if other is None:
+                self._carry_out(self._slots.slot_granted(*key))
+                return
+            status = SlotStatus(*other)
+        self._carry_out(self._slots.slot_refused(*key, status, self._host.clock.monotonic()))
+
+    async def _run_timers(self) -> None:
+        while True:
+            await asyncio.sleep(self._heartbeat.interval_s / 4)
+            now = self._host.clock.monotonic()
+            self._carry_out(self._slots.tick(now))
+            for instruction in self._monitor.tick(now):
+                match instruction:
+                    case SendHeartbeat(worker_id, _):
+                        self._workers[worker_id].connection.notify("heartbeat")
+                    case TimedOut(worker_id, reason):
+                        connection = self._workers[worker_id].connection
+                        self._lost(worker_id, reason.value)
+                        await connection.close()
+
+
+def _free(report: Sequence[SlotStatus]) -> int:
+    return sum(1 for status in report if status.allocation_id is None)

@@ -1,0 +1,418 @@
+"""Who gets which slot, and how many workers there should be: the ResourceManager's decisions. Decides, does nothing.
+
+    JobMaster declares "2 slots" -> a registered worker has free ones: RequestSlot to that worker, which offers them to the JobMaster
+                                 -> none free: StartWorker; the new worker registers with its slots; then the same
+
+    slot: FREE --RequestSlot sent--> PENDING --worker confirms--> ALLOCATED --worker frees it--> FREE
+                                     PENDING --worker refuses: it says what is there--> FREE or ALLOCATED
+
+Workers know which slots are taken; this is a copy that their reports correct. So a new leader needs no store: workers register again with
+their reports, jobs declare again what they want, and what runs is not touched. Meanwhile (`recovery_s`) nothing is given out and nobody is
+told of a shortage. Every message carries the token of the leader it is meant for; those for an older leader are counted and dropped.
+Slots are spread: the worker with the fewest taken is asked first. After Flink's FineGrainedSlotManager and ActiveResourceManager.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from aioflow.cluster.slots import SlotStatus
+
+__all__ = [
+    "Instruction",
+    "NotEnoughResources",
+    "ReleaseWorker",
+    "RequestSlot",
+    "SlotManager",
+    "SlotManagerOptions",
+    "SlotsLost",
+    "StartWorker",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotManagerOptions:
+    """Times in seconds."""
+
+    slots_per_worker: int = 1
+    """Of a worker that is started, to tell how many are needed; those that register say how many they have."""
+    workers_min: int = 0
+    """So many are not released although idle."""
+    workers_max: int | None = None
+    """No more are started. 0: workers come by themselves, as in a standalone cluster."""
+    idle_timeout_s: float | None = 30.0
+    """A worker without a taken slot is released after this; None: never."""
+    request_timeout_s: float = 30.0
+    """A job that is short of slots is told so after this."""
+    start_timeout_s: float = 60.0
+    """A started worker that has not registered by then is counted as failed."""
+    retry_s: float = 1.0
+    """Between a failed start, or a request that was not answered, and the next try."""
+    recovery_s: float = 0.0
+    """For a leader that follows another: how long workers and jobs may take to register again."""
+
+    def __post_init__(self) -> None:
+        if self.slots_per_worker < 1:
+            raise ValueError(f"slots_per_worker is {self.slots_per_worker}, expected at least 1")
+        if self.workers_max is not None and self.workers_max < self.workers_min:
+            raise ValueError(f"workers_max is {self.workers_max}, expected at least workers_min, {self.workers_min}")
+
+
+@dataclass(frozen=True, slots=True)
+class StartWorker:
+    """Start so many workers; each registers by itself. Report those that cannot be started by `worker_start_failed`."""
+
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class RequestSlot:
+    """Ask the worker for slot `index`, for a job whose JobMaster is at `address`; report what it says."""
+
+    worker_id: str
+    registration: int
+    index: int
+    job_id: str
+    allocation_id: str
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseWorker:
+    """Disconnect the worker and, if it was started from here, end it. It is unknown from now on."""
+
+    worker_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class NotEnoughResources:
+    """Tell the JobMaster that `wanted` slots cannot be had in time; it has `available`."""
+
+    job_id: str
+    wanted: int
+    available: int
+
+
+@dataclass(frozen=True, slots=True)
+class SlotsLost:
+    """Tell the JobMaster that a worker is gone, and its slots with it."""
+
+    job_id: str
+    worker_id: str
+
+
+Instruction = StartWorker | RequestSlot | ReleaseWorker | NotEnoughResources | SlotsLost
+
+
+@dataclass(slots=True)
+class _Slot:
+    index: int
+    job_id: str | None = None
+    allocation_id: str | None = None
+    pending: bool = False
+    address: str = ""
+    retry_at: float | None = None
+    """When a request without an answer is made again. The worker may have taken it: only asking again tells."""
+
+    @property
+    def is_free(self) -> bool:
+        return self.allocation_id is None
+
+    def set(self, job_id: str | None, allocation_id: str | None) -> None:
+        self.job_id, self.allocation_id = job_id, allocation_id
+        self.pending = False
+        self.retry_at = None
+
+
+@dataclass(slots=True)
+class _Worker:
+    worker_id: str
+    registration: int
+    slots: list[_Slot]
+    idle_since: float | None = None
+
+    @property
+    def taken(self) -> int:
+        return sum(1 for slot in self.slots if not slot.is_free)
+
+
+@dataclass(slots=True)
+class _Job:
+    token: int
+    address: str
+    wanted: int
+    short_since: float | None = None
+
+
+@dataclass(slots=True)
+class SlotManager:
+    """The slots of a cluster, as the leader with this `token` sees them. `now` is when it began to lead."""
+
+    token: int
+    options: SlotManagerOptions
+    now: float
+    fenced_total: int = 0
+    """Messages for other leaders, dropped."""
+    _workers: dict[str, _Worker] = field(default_factory=dict)
+    _jobs: dict[str, _Job] = field(default_factory=dict)
+    _starting: list[float] = field(default_factory=list)
+    """Deadlines of the workers that were started and have not registered."""
+    _start_again_at: float | None = None
+    _recovered_at: float | None = None
+    _registrations: int = 0
+    _allocations: int = 0
+
+    def __post_init__(self) -> None:
+        if self.options.recovery_s > 0:
+            self._recovered_at = self.now + self.options.recovery_s
+
+    @property
+    def workers(self) -> list[str]:
+        """Registered workers, oldest registration first."""
+        return list(self._workers)
+
+    def slots_of(self, job_id: str) -> list[tuple[str, int, str]]:
+        """(worker id, index, allocation id) of the slots that a job has or that were asked for it."""
+        return [
+            (worker.worker_id, slot.index, slot.allocation_id)
+            for worker in self._workers.values()
+            for slot in worker.slots
+            if slot.job_id == job_id and slot.allocation_id is not None
+        ]
+
+    @property
+    def slots_free(self) -> int:
+        return sum(len(worker.slots) - worker.taken for worker in self._workers.values())
+
+    # From workers.
+
+    def register_worker(self, token: int, worker_id: str, report: Sequence[SlotStatus], now: float) -> tuple[int, list[Instruction]]:
+        """A worker comes, or comes again, with what its slots hold. A registration of the same id before it is void.
+
+        Returns the number of the registration, which goes with all that is said of it later; 0 if the message was for another leader.
+        """
+        if self._is_stale(token):
+            return 0, []
+        if self._workers.pop(worker_id, None) is None and self._starting:
+            self._starting.pop(0)
+        self._registrations += 1
+        slots = [_Slot(status.index, status.job_id, status.allocation_id) for status in report]
+        self._workers[worker_id] = _Worker(worker_id, self._registrations, slots)
+        return self._registrations, self._after_change(now)
+
+    def unregister_worker(self, token: int, worker_id: str, registration: int, now: float) -> list[Instruction]:
+        """The worker is gone: it said so, its connection ended, or it is silent. The end of an older registration changes nothing."""
+        worker = self._worker(token, worker_id, registration)
+        if worker is None:
+            return []
+        del self._workers[worker_id]
+        jobs = dict.fromkeys(slot.job_id for slot in worker.slots if slot.job_id is not None)
+        lost: list[Instruction] = [SlotsLost(job_id, worker_id) for job_id in jobs if job_id in self._jobs]
+        return lost + self._after_change(now)
+
+    def slot_report(
+        self, token: int, worker_id: str, registration: int, report: Iterable[SlotStatus], now: float
+    ) -> list[Instruction]:
+        """What a heartbeat carries. It may have been written before a request arrived, so it does not end a PENDING slot."""
+        worker = self._worker(token, worker_id, registration)
+        if worker is None:
+            return []
+        for status in report:
+            slot = next((s for s in worker.slots if s.index == status.index), None)
+            if slot is None or (slot.pending and status.allocation_id is None):
+                continue
+            slot.set(status.job_id, status.allocation_id)
+        return self._after_change(now)
+
+    def slot_granted(self, token: int, worker_id: str, registration: int, allocation_id: str) -> list[Instruction]:
+        """The worker has set the slot aside and offers it to the JobMaster."""
+        worker = self._worker(token, worker_id, registration)
+        if worker is not None:
+            for slot in worker.slots:
+                if slot.pending and slot.allocation_id == allocation_id:
+                    slot.set(slot.job_id, allocation_id)
+        return []
+
+    def slot_refused(
+        self, token: int, worker_id: str, registration: int, allocation_id: str, status: SlotStatus | None, now: float
+    ) -> list[Instruction]:
+        """The worker says what is in the slot instead, or (`status` None) gave no answer: then it is asked again."""
+        worker = self._worker(token, worker_id, registration)
+        if worker is None:
+            return []
+        for slot in worker.slots:
+            if slot.pending and slot.allocation_id == allocation_id:
+                if status is None:
+                    slot.retry_at = now + self.options.retry_s
+                else:
+                    slot.set(status.job_id, status.allocation_id)
+        return self._after_change(now)
+
+    def slot_freed(self, token: int, worker_id: str, registration: int, allocation_id: str, now: float) -> list[Instruction]:
+        """The worker has freed a slot."""
+        worker = self._worker(token, worker_id, registration)
+        if worker is None:
+            return []
+        for slot in worker.slots:
+            if slot.allocation_id == allocation_id:
+                slot.set(None, None)
+        return self._after_change(now)
+
+    # From JobMasters.
+
+    def declare(self, token: int, job_id: str, job_token: int, slots: int, address: str, now: float) -> list[Instruction]:
+        """A job wants `slots` in all; 0: none any more. An older JobMaster of the job than one heard before is dropped like a stale leader.
+
+        Nothing is taken back from a job that wants fewer: it frees its slots itself, it knows which.
+        """
+        if self._is_stale(token):
+            return []
+        known = self._jobs.get(job_id)
+        if known is not None and job_token < known.token:
+            self.fenced_total += 1
+            return []
+        if slots == 0:
+            self._jobs.pop(job_id, None)
+        else:
+            self._jobs[job_id] = _Job(job_token, address, slots, None if known is None else known.short_since)
+        return self._after_change(now)
+
+    def job_master_lost(self, token: int, job_id: str, job_token: int, now: float) -> list[Instruction]:
+        """Its wishes end with it; its slots stay taken until their workers give them up, so that the next JobMaster finds them."""
+        if self._is_stale(token):
+            return []
+        known = self._jobs.get(job_id)
+        if known is not None and known.token == job_token:
+            del self._jobs[job_id]
+        return self._after_change(now)
+
+    # From the worker factory and time.
+
+    def worker_start_failed(self, count: int, now: float) -> list[Instruction]:
+        """So many of those that were to be started will not come. They are tried again later."""
+        del self._starting[:count]
+        self._start_again_at = now + self.options.retry_s
+        return []
+
+    def tick(self, now: float) -> list[Instruction]:
+        """What is due at `now`."""
+        instructions: list[Instruction] = []
+        if self._recovered_at is not None and now >= self._recovered_at:
+            self._recovered_at = None
+        self._starting = [deadline for deadline in self._starting if now < deadline]
+        if self._start_again_at is not None and now >= self._start_again_at:
+            self._start_again_at = None
+        for worker in self._workers.values():
+            for slot in worker.slots:
+                if slot.retry_at is not None and now >= slot.retry_at:
+                    slot.retry_at = None
+                    instructions.append(self._request(worker, slot))
+        instructions += self._after_change(now)
+        if self._recovered_at is None:
+            instructions += self._tell_shortage(now)
+            instructions += self._release_idle(now)
+        return instructions
+
+    def next_due(self) -> float | None:
+        """When `tick` has something to do."""
+        due = list(self._starting)
+        due += [at for at in (self._start_again_at, self._recovered_at) if at is not None]
+        due += [slot.retry_at for worker in self._workers.values() for slot in worker.slots if slot.retry_at is not None]
+        if self._recovered_at is not None:
+            return min(due)  # Nobody is released or told of a shortage before that.
+        due += [job.short_since + self.options.request_timeout_s for job in self._jobs.values() if job.short_since is not None]
+        if self.options.idle_timeout_s is not None and len(self._workers) > self.options.workers_min:
+            idle = [w.idle_since for w in self._workers.values() if w.idle_since is not None]
+            due += [since + self.options.idle_timeout_s for since in idle]
+        return min(due, default=None)
+
+    # What follows.
+
+    def _after_change(self, now: float) -> list[Instruction]:
+        instructions: list[Instruction] = []
+        short = 0
+        if self._recovered_at is None:
+            for job_id, job in self._jobs.items():
+                missing = job.wanted - len(self.slots_of(job_id))
+                while missing > 0 and (found := self._find_free()) is not None:
+                    worker, slot = found
+                    self._allocations += 1
+                    slot.set(job_id, f"{self.token}-{self._allocations}")
+                    slot.pending = True
+                    slot.address = job.address
+                    instructions.append(self._request(worker, slot))
+                    missing -= 1
+                if missing <= 0:
+                    job.short_since = None
+                else:
+                    short += missing
+                    if job.short_since is None:
+                        job.short_since = now
+        for worker in self._workers.values():
+            if worker.taken:
+                worker.idle_since = None
+            elif worker.idle_since is None:
+                worker.idle_since = now
+        return instructions + self._start_for(short, now)
+
+    def _find_free(self) -> tuple[_Worker, _Slot] | None:
+        """A free slot of the worker with the fewest taken; the oldest registration of several."""
+        candidates = [worker for worker in self._workers.values() if worker.taken < len(worker.slots)]
+        if not candidates:
+            return None
+        worker = min(candidates, key=lambda w: w.taken)
+        return worker, next(slot for slot in worker.slots if slot.is_free)
+
+    def _request(self, worker: _Worker, slot: _Slot) -> RequestSlot:
+        assert slot.job_id is not None and slot.allocation_id is not None
+        return RequestSlot(worker.worker_id, worker.registration, slot.index, slot.job_id, slot.allocation_id, slot.address)
+
+    def _start_for(self, short: int, now: float) -> list[Instruction]:
+        options = self.options
+        if self._start_again_at is not None:
+            return []
+        wanted = -(-short // options.slots_per_worker)
+        if self._recovered_at is None:
+            wanted = max(wanted, options.workers_min - len(self._workers))
+        if options.workers_max is not None:
+            wanted = min(wanted, options.workers_max - len(self._workers))
+        count = wanted - len(self._starting)
+        if count <= 0:
+            return []
+        self._starting += [now + options.start_timeout_s] * count
+        return [StartWorker(count)]
+
+    def _tell_shortage(self, now: float) -> list[Instruction]:
+        instructions: list[Instruction] = []
+        for job_id, job in self._jobs.items():
+            if job.short_since is not None and now >= job.short_since + self.options.request_timeout_s:
+                # It may choose to go on waiting: then it is told again.
+                job.short_since = now
+                instructions.append(NotEnoughResources(job_id, job.wanted, len(self.slots_of(job_id))))
+        return instructions
+
+    def _release_idle(self, now: float) -> list[Instruction]:
+        timeout = self.options.idle_timeout_s
+        if timeout is None:
+            return []
+        instructions: list[Instruction] = []
+        for worker in list(self._workers.values()):
+            idle = worker.idle_since is not None and now >= worker.idle_since + timeout
+            if idle and len(self._workers) > self.options.workers_min:
+                del self._workers[worker.worker_id]
+                instructions.append(ReleaseWorker(worker.worker_id, f"none of its slots was taken for {timeout:g} s"))
+        return instructions
+
+    def _worker(self, token: int, worker_id: str, registration: int) -> _Worker | None:
+        if self._is_stale(token):
+            return None
+        worker = self._workers.get(worker_id)
+        return worker if worker is not None and worker.registration == registration else None
+
+    def _is_stale(self, token: int) -> bool:
+        if token == self.token:
+            return False
+        self.fenced_total += 1
+        return True

@@ -1,0 +1,193 @@
+"""Whether, and after how long, a failed job tries again. Pure: time is an argument, in monotonic seconds.
+
+A policy is data and may be shared by runs; `begin()` gives the strategy of one run, which counts. After Flink's
+RestartBackoffTimeStrategy family.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Protocol, runtime_checkable
+
+from aioflow.core.timeunits import to_seconds
+
+__all__ = [
+    "RestartPolicy",
+    "RestartStrategy",
+    "exponential_delay",
+    "failure_rate",
+    "fixed_delay",
+    "no_restart",
+]
+
+Fatal = tuple[type[BaseException], ...]
+
+
+class RestartStrategy(Protocol):
+    """Counts the failures of one run."""
+
+    def on_failure(self, now: float, jitter: float) -> float | None:
+        """Seconds to wait before the next try, or None: give up. `jitter` is a random number in [0, 1)."""
+
+
+@runtime_checkable
+class RestartPolicy(Protocol):
+    """What a user gives as `restart=`. `fatal` errors are never retried."""
+
+    @property
+    def fatal(self) -> Fatal: ...
+    @property
+    def retries(self) -> bool:
+        """Whether it ever restarts."""
+
+    def begin(self) -> RestartStrategy: ...
+    def __str__(self) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _NoRestart:
+    fatal: Fatal = ()
+    retries: bool = False
+
+    def begin(self) -> RestartStrategy:
+        return self
+
+    def on_failure(self, now: float, jitter: float) -> float | None:
+        return None
+
+    def __str__(self) -> str:
+        return "no restart"
+
+
+@dataclass(frozen=True, slots=True)
+class _FixedDelay:
+    attempts: int
+    delay_s: float
+    fatal: Fatal = ()
+    retries: bool = True
+
+    def begin(self) -> RestartStrategy:
+        return _FixedDelayRun(self.attempts, self.delay_s)
+
+    def __str__(self) -> str:
+        return f"fixed delay: {self.attempts} restarts, {self.delay_s:g} s apart"
+
+
+@dataclass(slots=True)
+class _FixedDelayRun:
+    left: int
+    delay_s: float
+
+    def on_failure(self, now: float, jitter: float) -> float | None:
+        if self.left <= 0:
+            return None
+        self.left -= 1
+        return self.delay_s
+
+
+@dataclass(frozen=True, slots=True)
+class _FailureRate:
+    failures_max: int
+    interval_s: float
+    delay_s: float
+    fatal: Fatal = ()
+    retries: bool = True
+
+    def begin(self) -> RestartStrategy:
+        return _FailureRateRun(self)
+
+    def __str__(self) -> str:
+        return f"failure rate: {self.failures_max} failures in {self.interval_s:g} s, {self.delay_s:g} s apart"
+
+
+@dataclass(slots=True)
+class _FailureRateRun:
+    policy: _FailureRate
+    times: deque[float] = field(default_factory=deque)
+
+    def on_failure(self, now: float, jitter: float) -> float | None:
+        times = self.times
+        while times and now - times[0] > self.policy.interval_s:
+            times.popleft()
+        times.append(now)
+        return self.policy.delay_s if len(times) <= self.policy.failures_max else None
+
+
+@dataclass(frozen=True, slots=True)
+class _ExponentialDelay:
+    initial_s: float
+    max_s: float
+    multiplier: float
+    jitter: float
+    reset_after_s: float
+    attempts: int | None
+    fatal: Fatal = ()
+    retries: bool = True
+
+    def begin(self) -> RestartStrategy:
+        return _ExponentialDelayRun(self)
+
+    def __str__(self) -> str:
+        return f"exponential delay: {self.initial_s:g} s x {self.multiplier:g} up to {self.max_s:g} s"
+
+
+@dataclass(slots=True)
+class _ExponentialDelayRun:
+    policy: _ExponentialDelay
+    next_s: float = 0.0
+    last_failure: float | None = None
+    failures: int = 0
+
+    def on_failure(self, now: float, jitter: float) -> float | None:
+        policy = self.policy
+        quiet = self.last_failure is not None and now - self.last_failure > policy.reset_after_s + self.next_s
+        if self.last_failure is None or quiet:
+            self.failures, self.next_s = 0, policy.initial_s
+        else:
+            self.next_s = min(policy.max_s, self.next_s * policy.multiplier)
+        self.last_failure = now
+        self.failures += 1
+        if policy.attempts is not None and self.failures > policy.attempts:
+            return None
+        return self.next_s * (1 + policy.jitter * (2 * jitter - 1))
+
+
+def no_restart() -> RestartPolicy:
+    """The first failure ends the job."""
+    return _NoRestart()
+
+
+def fixed_delay(attempts: int, delay: str | timedelta = "1s", *, fatal: Fatal = ()) -> RestartPolicy:
+    """Up to `attempts` restarts, `delay` after each failure."""
+    if attempts < 1:
+        raise ValueError(f"fixed_delay needs at least one attempt, got {attempts}; use no_restart() for none")
+    return _FixedDelay(attempts, to_seconds(delay), fatal)
+
+
+def failure_rate(
+    failures: int, interval: str | timedelta = "1m", delay: str | timedelta = "1s", *, fatal: Fatal = ()
+) -> RestartPolicy:
+    """Restart unless more than `failures` fall into one `interval`."""
+    if failures < 1:
+        raise ValueError(f"failure_rate needs at least one failure, got {failures}; use no_restart() for none")
+    return _FailureRate(failures, to_seconds(interval), to_seconds(delay), fatal)
+
+
+def exponential_delay(
+    initial: str | timedelta = "1s",
+    maximum: str | timedelta = "1m",
+    *,
+    multiplier: float = 2.0,
+    jitter: float = 0.1,
+    reset_after: str | timedelta = "10m",
+    attempts: int | None = None,
+    fatal: Fatal = (),
+) -> RestartPolicy:
+    """Wait longer after each failure, up to `maximum`; begin anew after a quiet `reset_after`. `attempts` None: for ever."""
+    if multiplier <= 1:
+        raise ValueError(f"multiplier must be above 1, got {multiplier}; use fixed_delay() for equal waits")
+    return _ExponentialDelay(
+        to_seconds(initial), to_seconds(maximum), multiplier, jitter, to_seconds(reset_after), attempts, fatal
+    )

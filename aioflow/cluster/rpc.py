@@ -1,0 +1,286 @@
+"""Calls between the roles over authenticated connections: the driver around `protocol.rpc`.
+
+Both sides may call. A handler is a plain function or a coroutine function, found by name; what it raises travels to the caller. When
+the connection ends, every call that waits fails with Broken, and the owner is told once.
+
+Invariant: calls and notifications reach the handlers in the order in which they were made. A call is written when it is made, not when it
+is awaited, and its handler begins when it is read: so whoever deploys and then cancels is heard in that order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from aioflow.core.aio import cancel_and_wait
+from aioflow.core.errors import AioflowError, Broken, RemoteProtocolError
+from aioflow.network.connection import AuthenticatedConnection, fresh_nonce
+from aioflow.protocol.framing import CONTROL_PLANE, Frame
+from aioflow.protocol.handshake import ClientHandshake, PeerRole, ServerHandshake
+from aioflow.protocol.rpc import BadRequest, CallError, Notification, Reply, Request, RpcPeer
+
+if TYPE_CHECKING:
+    from aioflow.core.host import Host, Listener
+    from aioflow.core.serializers import Codec
+
+__all__ = ["RpcConnection", "RpcServer", "connect_rpc"]
+
+logger = logging.getLogger(__name__)
+
+Handlers = Mapping[str, Callable[..., Any]]
+
+PENDING_HANDSHAKES_MAX = 64
+"""Connections that have not proved themselves yet; of more, the oldest is closed."""
+
+
+class RpcConnection:
+    """One peer. `handlers` answer its calls; `on_closed(self)` is called once when the connection is gone."""
+
+    def __init__(self, codec: Codec, on_closed: Callable[[RpcConnection], None]) -> None:
+        self._codec = codec
+        self._on_closed = on_closed
+        self._connection: AuthenticatedConnection | None = None
+        self._peer: RpcPeer | None = None
+        self._waiting: dict[int, asyncio.Future[Any]] = {}
+        self._answering: dict[asyncio.Task[None], None] = {}
+        self._error: Exception | None = None
+        self.handlers: Handlers = {}
+        self.opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    # For the owner.
+
+    def call(self, method: str, *args: Any) -> Coroutine[Any, Any, Any]:
+        """Call `method` of the peer, now; awaiting gives its result, and raises what it raised there, or Broken.
+
+        Raises Broken at once when the connection is gone, TypeNotSupported when an argument cannot travel.
+        """
+        peer = self._open_peer()
+        call_id, content = peer.call(method, args)
+        answer = self._waiting[call_id] = asyncio.get_running_loop().create_future()
+        self._write(content)
+        return self._answer_of(call_id, answer, peer)
+
+    def notify(self, method: str, *args: Any) -> None:
+        """Tell the peer something; dropped when the connection is gone."""
+        if self._peer is not None:
+            self._write(self._peer.notify(method, args))
+
+    @property
+    def is_open(self) -> bool:
+        return self._peer is not None
+
+    @property
+    def is_writable(self) -> bool:
+        """False while so much waits to be sent that what may be left out should be."""
+        return self._connection is not None and self._connection.is_writable
+
+    async def close(self) -> None:
+        """Let what was written go out, close, and end what still answers the peer."""
+        if self._connection is not None:
+            self._connection.close()
+        await cancel_and_wait(self._answering)
+
+    def abort(self, error: Exception) -> None:
+        """Close at once. Nothing that the peer said and that was not read yet is heard any more; calls fail with Broken."""
+        self._error = self._error or error
+        self._peer = None
+        for task in list(self._answering):
+            task.cancel()
+        if self._connection is not None:
+            self._connection.abort(error)
+
+    # ConnectionOwner
+
+    def on_connected(self, connection: AuthenticatedConnection) -> None:
+        assert connection.encoder is not None
+        self._connection = connection
+        self._peer = RpcPeer(self._codec, connection.encoder)
+        if not self.opened.done():
+            self.opened.set_result(None)
+
+    def on_frames(self, connection: AuthenticatedConnection, frames: list[Frame]) -> None:
+        for frame in frames:
+            peer = self._peer
+            if peer is None:
+                return  # What came before made this side hang up.
+            match peer.receive(frame):
+                case Reply(call_id, value):
+                    self._settle(call_id, value, None)
+                case CallError(call_id, error):
+                    self._settle(call_id, None, error)
+                case Request(call_id, method, args):
+                    self._on_request(peer, call_id, method, args)
+                case BadRequest(call_id, _, error):
+                    self._write(peer.fail(call_id, error))
+                case Notification(method, args):
+                    self._on_notification(method, args)
+
+    def on_writable(self, connection: AuthenticatedConnection) -> None:
+        """Control messages are few: they wait in the transport."""
+
+    def on_connection_lost(self, connection: AuthenticatedConnection, error: Exception | None) -> None:
+        self._peer = None
+        broken = Broken(f"the connection to {connection.peer} ended: {self._error or error or 'the other side closed it'}")
+        if not self.opened.done():
+            self.opened.set_exception(broken)
+            self.opened.exception()  # Whoever waits has it; nobody may.
+        waiting, self._waiting = self._waiting, {}
+        for answer in waiting.values():
+            if not answer.done():
+                answer.set_exception(broken)
+                answer.exception()  # Likewise: the call may have been made and not awaited yet.
+        self._on_closed(self)
+
+    def _open_peer(self) -> RpcPeer:
+        if self._peer is None:
+            raise Broken("the connection is gone; the call was not made")
+        return self._peer
+
+    async def _answer_of(self, call_id: int, answer: asyncio.Future[Any], peer: RpcPeer) -> Any:
+        try:
+            return await answer
+        finally:
+            self._waiting.pop(call_id, None)
+            peer.give_up(call_id)
+
+    def _handler(self, method: str) -> Callable[..., Any]:
+        handler = self.handlers.get(method)
+        if handler is None:
+            raise RemoteProtocolError(f"the peer called {method!r}, which is not offered here")
+        return handler
+
+    def _on_notification(self, method: str, args: tuple[Any, ...]) -> None:
+        try:
+            self._handler(method)(*args)
+        except Exception as error:  # Nobody waits for an answer, so the connection is the only one that can be told.
+            logger.exception("the notification %r failed; its connection is closed", method)
+            self.abort(error)
+
+    def _on_request(self, peer: RpcPeer, call_id: int, method: str, args: tuple[Any, ...]) -> None:
+        try:
+            result = self._handler(method)(*args)
+        except Exception as error:  # noqa: BLE001  # Whatever it is, it belongs to the caller.
+            self._fail(peer, call_id, method, error)
+            return
+        if inspect.isawaitable(result):
+            task = asyncio.get_running_loop().create_task(self._answer(peer, call_id, method, result), name=f"rpc {method}")
+            self._answering[task] = None
+            task.add_done_callback(partial(self._answering.pop))
+            if inspect.iscoroutine(result):
+                task.add_done_callback(lambda _: result.close())  # It may have been cancelled before it began.
+        else:
+            self._reply(peer, call_id, method, result)
+
+    async def _answer(self, peer: RpcPeer, call_id: int, method: str, result: Awaitable[Any]) -> None:
+        try:
+            value = await result
+        except Exception as error:  # noqa: BLE001  # As above.
+            self._fail(peer, call_id, method, error)
+        else:
+            self._reply(peer, call_id, method, value)
+
+    def _reply(self, peer: RpcPeer, call_id: int, method: str, value: Any) -> None:
+        if self._peer is peer:
+            try:
+                content = peer.reply(call_id, value)
+            except AioflowError as error:  # It cannot travel.
+                content = peer.fail(call_id, error)
+            self._write(content)
+
+    def _fail(self, peer: RpcPeer, call_id: int, method: str, error: Exception) -> None:
+        if not isinstance(error, AioflowError):
+            logger.debug("call of %s failed: %r", method, error)
+        if self._peer is peer:
+            self._write(peer.fail(call_id, error))
+
+    def _settle(self, call_id: int, value: Any, error: BaseException | None) -> None:
+        answer = self._waiting.get(call_id)
+        if answer is None or answer.done():
+            return
+        if error is None:
+            answer.set_result(value)
+        else:
+            answer.set_exception(error)
+            answer.exception()  # The call may not be awaited yet; whoever made it has the error.
+
+    def _write(self, content: bytes) -> None:
+        if self._connection is not None:
+            self._connection.write([content])
+
+
+class RpcServer:
+    """Accepts peers of some roles. `on_peer(connection)` gives the handlers of each before its first call is read."""
+
+    def __init__(
+        self,
+        host: Host,
+        secret: bytes,
+        codec: Codec,
+        roles: frozenset[PeerRole],
+        on_peer: Callable[[RpcConnection], Handlers],
+        on_closed: Callable[[RpcConnection], None],
+    ) -> None:
+        self._host = host
+        self._secret = secret
+        self._codec = codec
+        self._roles = roles
+        self._on_peer = on_peer
+        self._on_closed = on_closed
+        self._listener: Listener | None = None
+        self._connections: dict[RpcConnection, AuthenticatedConnection] = {}
+
+    async def listen(self, address: str = "127.0.0.1", port: int = 0) -> int:
+        """Returns the port."""
+        self._listener = await self._host.net.listen(self._accept, address, port)
+        return self._listener.port
+
+    async def close(self) -> None:
+        """Stop listening and close every connection. Idempotent."""
+        if self._listener is not None:
+            self._listener.close()
+        for connection, transport in list(self._connections.items()):
+            if connection.is_open:
+                await connection.close()
+            else:
+                transport.abort()
+
+    def _accept(self) -> asyncio.BaseProtocol:
+        connection = RpcConnection(self._codec, self._closed)
+        connection.handlers = self._on_peer(connection)
+        handshake = ServerHandshake(self._secret, fresh_nonce(self._host), self._roles)
+        transport = self._connections[connection] = AuthenticatedConnection(handshake, CONTROL_PLANE, connection)
+        strangers = [other for known, other in self._connections.items() if not known.opened.done()]
+        if len(strangers) > PENDING_HANDSHAKES_MAX:
+            strangers[0].abort()
+        return transport
+
+    def _closed(self, connection: RpcConnection) -> None:
+        self._connections.pop(connection, None)
+        if connection.opened.exception() is None:  # The others never were peers.
+            self._on_closed(connection)
+
+
+async def connect_rpc(
+    host: Host,
+    secret: bytes,
+    codec: Codec,
+    role: PeerRole,
+    address: tuple[str, int],
+    handlers: Handlers,
+    on_closed: Callable[[RpcConnection], None],
+) -> RpcConnection:
+    """Connect as `role`. Raises OSError when nobody listens, Broken when the peer does not accept."""
+    connection = RpcConnection(codec, on_closed)
+    connection.handlers = handlers
+    handshake = ClientHandshake(secret, role, fresh_nonce(host))
+    transport, _ = await host.net.connect(partial(AuthenticatedConnection, handshake, CONTROL_PLANE, connection), *address)
+    try:
+        await connection.opened
+    except BaseException:
+        transport.abort()
+        raise
+    return connection

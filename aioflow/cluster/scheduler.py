@@ -1,0 +1,364 @@
+"""Which slots a job needs, and which of its subtasks runs in which: the JobMaster's side of slots. Decides, does nothing.
+
+Slot sharing: one slot takes one subtask of each vertex of a sharing group, so a group needs as many slots as its widest vertex has subtasks
+and a job the sum over its groups. Subtask i of a vertex goes to place `i * width // parallelism`, which spreads narrow vertices over the
+group and keeps pointwise neighbours together. Vertices of one co-location group are spread by the widest of them: subtask i of each has
+the same place, always, because only whole places are bound to slots.
+
+    place: UNBOUND --request, slot at hand--> BOUND --all its subtasks released--> UNBOUND, its slot freed
+                                                    --slot or worker lost--------> UNBOUND, still wanted: its subtasks will restart
+
+The job declares how many slots it wants, once, whenever that number changes; slots come by themselves, offered by workers. A slot that is
+lost stays wanted, so its replacement is on its way while the restart is still delayed. An offer beyond
+the need is rejected. A request is placed when all of its places can be bound, never in part. A place goes back to the slot it had, else to
+the worker it had, else to the worker of this job with the least to do. After Flink's SlotSharingExecutionSlotAllocator and
+DefaultDeclarativeSlotPool.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from aioflow.core.errors import AioflowError, GraphError
+from aioflow.graph.job_graph import JobGraph, JobVertex
+
+__all__ = [
+    "DeclareRequirement",
+    "FreeSlot",
+    "Instruction",
+    "NoResourceAvailable",
+    "OfferAnswer",
+    "Place",
+    "Placed",
+    "PlacementFailed",
+    "SlotOffer",
+    "SlotScheduler",
+    "SubtasksLost",
+    "places_of",
+]
+
+Subtask = tuple[int, int]
+"""Vertex id and index of the subtask, as in `ExecutionGraph.executions`."""
+
+
+class NoResourceAvailable(AioflowError):
+    """The slots that a job needs did not come in time. Add workers, or lower the parallelism."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlotOffer:
+    """A slot as its worker offers it. `allocation_id` names one use of it, `index` its place on the worker."""
+
+    allocation_id: str
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where one slot's worth of subtasks belongs, at most one of each vertex of `group`. `subtasks` in topological order."""
+
+    group: str
+    index: int
+    subtasks: tuple[Subtask, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DeclareRequirement:
+    """Tell the ResourceManager that the job wants `slots` in all, those it has included. 0: nothing any more."""
+
+    job_id: str
+    slots: int
+
+
+@dataclass(frozen=True, slots=True)
+class OfferAnswer:
+    """Answer the worker's offer: it makes `accepted` active and frees `rejected`."""
+
+    worker_id: str
+    accepted: tuple[str, ...]
+    rejected: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A request is placed: deploy each subtask to this worker, into this allocation."""
+
+    request: int
+    slots: Mapping[Subtask, tuple[str, str]]
+    """(worker id, allocation id) by subtask."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementFailed:
+    """A request cannot be placed: fail its subtasks."""
+
+    request: int
+    subtasks: tuple[Subtask, ...]
+    error: NoResourceAvailable
+
+
+@dataclass(frozen=True, slots=True)
+class FreeSlot:
+    """Nothing of this job is in the slot any more: give it back."""
+
+    worker_id: str
+    allocation_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class SubtasksLost:
+    """The slot of these subtasks is gone with them: fail their current attempts."""
+
+    worker_id: str
+    subtasks: tuple[Subtask, ...]
+
+
+Instruction = DeclareRequirement | OfferAnswer | Placed | PlacementFailed | FreeSlot | SubtasksLost
+
+
+def places_of(graph: JobGraph, co_location: Mapping[int, str] | None = None) -> list[Place]:
+    """The places of a job: so many slots it needs. `co_location`: group name by vertex id.
+
+    Raises GraphError if vertices are to be co-located across slot sharing groups, which never share a slot.
+    """
+    co_location = co_location or {}
+    groups: dict[str, list[JobVertex]] = {}
+    for vertex in graph.vertices:
+        groups.setdefault(vertex.slot_sharing_group, []).append(vertex)
+    together: dict[str, list[JobVertex]] = {}
+    for vertex in graph.vertices:
+        if vertex.id in co_location:
+            together.setdefault(co_location[vertex.id], []).append(vertex)
+    for name, vertices in together.items():
+        first = vertices[0]
+        for vertex in vertices[1:]:
+            if vertex.slot_sharing_group != first.slot_sharing_group:
+                raise GraphError(
+                    f"co-location group {name!r} joins {first.name!r} (slot sharing group {first.slot_sharing_group!r}) and "
+                    f"{vertex.name!r} ({vertex.slot_sharing_group!r}): expected one slot sharing group for all of them"
+                )
+    places: list[Place] = []
+    for group, vertices in groups.items():
+        width = max(vertex.parallelism for vertex in vertices)
+        subtasks: list[list[Subtask]] = [[] for _ in range(width)]
+        for vertex in vertices:
+            peers = together[co_location[vertex.id]] if vertex.id in co_location else [vertex]
+            spread = max(peer.parallelism for peer in peers)
+            for index in range(vertex.parallelism):
+                subtasks[index * width // spread].append((vertex.id, index))
+        places += [Place(group, index, tuple(of_place)) for index, of_place in enumerate(subtasks)]
+    return places
+
+
+@dataclass(slots=True)
+class _Slot:
+    worker_id: str
+    allocation_id: str
+    place: int | None = None
+
+
+@dataclass(slots=True)
+class _PlaceState:
+    place: Place
+    held: dict[Subtask, None] = field(default_factory=dict)
+    """Subtasks placed here that have not been released. They keep the place wanted, also while it has no slot."""
+    slot: _Slot | None = None
+    last_allocation: str | None = None
+    last_worker: str | None = None
+
+
+class SlotScheduler:
+    """The slots of one job. Workers are named by id; subtasks by vertex id and index."""
+
+    def __init__(self, job_id: str, graph: JobGraph, co_location: Mapping[int, str] | None = None) -> None:
+        self.job_id = job_id
+        self._places = [_PlaceState(place) for place in places_of(graph, co_location)]
+        self._place_of = {subtask: number for number, state in enumerate(self._places) for subtask in state.place.subtasks}
+        self._slots: dict[str, _Slot] = {}
+        self._requests: dict[int, tuple[Subtask, ...]] = {}
+        self._next_request = 0
+        self._declared = 0
+        self._closed = False
+
+    @property
+    def slots_needed(self) -> int:
+        """Slots that the whole job takes."""
+        return len(self._places)
+
+    @property
+    def slots_declared(self) -> int:
+        """Slots that the job wants now: for what is placed and what waits to be."""
+        return self._declared
+
+    def slot_of(self, subtask: Subtask) -> tuple[str, str] | None:
+        """(worker id, allocation id) of a subtask that is placed and was not released or lost."""
+        state = self._places[self._place_of[subtask]]
+        if state.slot is None or subtask not in state.held:
+            return None
+        return state.slot.worker_id, state.slot.allocation_id
+
+    # Stimuli.
+
+    def request(self, subtasks: Iterable[Subtask]) -> tuple[int, list[Instruction]]:
+        """Find slots for these subtasks, all together: at the start of the job, or of a region that restarts.
+
+        Returns the number of the request and what to do; `Placed` or `PlacementFailed` with that number follows, unless it is withdrawn.
+        """
+        assert not self._closed, f"job {self.job_id} has given back its slots and asks for more"
+        number = self._next_request
+        self._next_request += 1
+        self._requests[number] = tuple(subtasks)
+        return number, self._after_change()
+
+    def withdraw(self, request: int) -> list[Instruction]:
+        """The request is not wanted any more; one that was answered already is not touched."""
+        self._requests.pop(request, None)
+        return self._after_change()
+
+    def offered(self, worker_id: str, offers: Sequence[SlotOffer]) -> list[Instruction]:
+        """A worker offers slots. Offers of slots that the job has are accepted again: the answer may have been lost."""
+        accepted: list[str] = []
+        rejected: list[str] = []
+        free = self._declared - len(self._slots)
+        for offer in offers:
+            known = self._slots.get(offer.allocation_id)
+            if known is not None and known.worker_id == worker_id:
+                accepted.append(offer.allocation_id)
+            elif known is None and free > 0:
+                free -= 1
+                self._slots[offer.allocation_id] = _Slot(worker_id, offer.allocation_id)
+                accepted.append(offer.allocation_id)
+            else:
+                rejected.append(offer.allocation_id)
+        return [OfferAnswer(worker_id, tuple(accepted), tuple(rejected)), *self._after_change()]
+
+    def released(self, subtasks: Iterable[Subtask]) -> list[Instruction]:
+        """These subtasks ended and will not run again in their places. A slot is free when all that shared it have been released."""
+        for subtask in subtasks:
+            self._places[self._place_of[subtask]].held.pop(subtask, None)
+        return self._after_change()
+
+    def slot_lost(self, worker_id: str, allocation_id: str) -> list[Instruction]:
+        """The worker freed the slot itself, or lost it."""
+        slot = self._slots.get(allocation_id)
+        if slot is None or slot.worker_id != worker_id:
+            return []
+        return self._lose([slot]) + self._after_change()
+
+    def worker_lost(self, worker_id: str) -> list[Instruction]:
+        """The worker is gone, or cut off: all its slots are."""
+        return self._lose([slot for slot in self._slots.values() if slot.worker_id == worker_id]) + self._after_change()
+
+    def no_resources(self, available: int) -> list[Instruction]:
+        """The ResourceManager cannot fulfil the requirement: what waits has failed. `available`: slots it has for this job."""
+        instructions: list[Instruction] = []
+        for number, subtasks in self._requests.items():
+            error = NoResourceAvailable(
+                f"job {self.job_id} needs {self._declared} slots and got {available} in time: start more workers, give them more slots, "
+                "or lower the parallelism"
+            )
+            instructions.append(PlacementFailed(number, subtasks, error))
+        self._requests.clear()
+        return instructions + self._after_change()
+
+    def declare_again(self) -> list[Instruction]:
+        """A new ResourceManager leads: it has to hear the requirement; what runs is not touched."""
+        return [DeclareRequirement(self.job_id, self._declared)]
+
+    def close(self) -> list[Instruction]:
+        """The job is over: give everything back, whatever still sits in it."""
+        instructions: list[Instruction] = [FreeSlot(slot.worker_id, slot.allocation_id) for slot in self._slots.values()]
+        self._closed = True
+        self._requests.clear()
+        self._slots.clear()
+        for state in self._places:
+            state.held.clear()
+            state.slot = None
+        return instructions + self._after_change()
+
+    # What follows.
+
+    def _after_change(self) -> list[Instruction]:
+        instructions: list[Instruction] = []
+        wanted = {number for number, state in enumerate(self._places) if state.held}
+        wanted.update(self._place_of[subtask] for subtasks in self._requests.values() for subtask in subtasks)
+        for slot in [s for s in self._slots.values() if s.place is not None and s.place not in wanted]:
+            instructions.append(self._free(slot))
+        # Slots that came for a request that is no more.
+        for slot in [s for s in self._slots.values() if s.place is None][: max(0, len(self._slots) - len(wanted))]:
+            instructions.append(self._free(slot))
+        if len(wanted) != self._declared:
+            self._declared = len(wanted)
+            instructions.append(DeclareRequirement(self.job_id, self._declared))
+        for number, subtasks in list(self._requests.items()):
+            placed = self._try_place(number, subtasks)
+            if placed is not None:
+                del self._requests[number]
+                instructions.append(placed)
+        return instructions
+
+    def _try_place(self, number: int, subtasks: tuple[Subtask, ...]) -> Placed | None:
+        places = list(dict.fromkeys(self._place_of[subtask] for subtask in subtasks))
+        unbound = [place for place in places if self._places[place].slot is None]
+        free = [slot for slot in self._slots.values() if slot.place is None]
+        if len(unbound) > len(free):
+            return None
+        self._bind(unbound, free)
+        slots: dict[Subtask, tuple[str, str]] = {}
+        for subtask in subtasks:
+            state = self._places[self._place_of[subtask]]
+            assert state.slot is not None
+            state.held[subtask] = None
+            slots[subtask] = (state.slot.worker_id, state.slot.allocation_id)
+        return Placed(number, slots)
+
+    def _bind(self, unbound: list[int], free: list[_Slot]) -> None:
+        """Same slot first, for all places, then same worker, then the worker with the least to do, fullest place first."""
+        left: list[int] = []
+        for number in unbound:
+            same = next((s for s in free if s.allocation_id == self._places[number].last_allocation), None)
+            if same is None:
+                left.append(number)
+            else:
+                self._bind_one(number, same, free)
+        unplaced: list[int] = []
+        for number in left:
+            same = next((s for s in free if s.worker_id == self._places[number].last_worker), None)
+            if same is None:
+                unplaced.append(number)
+            else:
+                self._bind_one(number, same, free)
+        load: dict[str, int] = {}
+        for slot in self._slots.values():
+            tasks = 0 if slot.place is None else len(self._places[slot.place].place.subtasks)
+            load[slot.worker_id] = load.get(slot.worker_id, 0) + tasks
+        unplaced.sort(key=lambda number: -len(self._places[number].place.subtasks))
+        for number in unplaced:
+            slot = min(free, key=lambda s: load[s.worker_id])
+            load[slot.worker_id] += len(self._places[number].place.subtasks)
+            self._bind_one(number, slot, free)
+
+    def _bind_one(self, number: int, slot: _Slot, free: list[_Slot]) -> None:
+        state = self._places[number]
+        free.remove(slot)
+        slot.place = number
+        state.slot = slot
+        state.last_allocation, state.last_worker = slot.allocation_id, slot.worker_id
+
+    def _free(self, slot: _Slot) -> FreeSlot:
+        self._forget(slot)
+        return FreeSlot(slot.worker_id, slot.allocation_id)
+
+    def _forget(self, slot: _Slot) -> None:
+        del self._slots[slot.allocation_id]
+        if slot.place is not None:
+            self._places[slot.place].slot = None
+
+    def _lose(self, slots: list[_Slot]) -> list[Instruction]:
+        lost: dict[str, list[Subtask]] = {}
+        for slot in slots:
+            self._forget(slot)
+            if slot.place is not None:
+                lost.setdefault(slot.worker_id, []).extend(self._places[slot.place].held)
+        return [SubtasksLost(worker, tuple(subtasks)) for worker, subtasks in lost.items()]

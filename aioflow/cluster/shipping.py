@@ -1,0 +1,229 @@
+"""A job as bytes, from the process that submits it to the workers: by import path where that can be, by value where it must.
+
+Functions and classes of importable modules travel by name, those of `__main__` and lambdas by value (cloudpickle). The graph travels once;
+a task's descriptor refers to its vertices and partitionings by number, so that what is shared in the graph is shared in the worker.
+Only for authenticated peers: loading runs code. What cannot travel is found here, when the job is submitted, and named.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import io
+import logging
+import pickle
+import sys
+from collections.abc import Iterator
+from types import FunctionType
+from typing import TYPE_CHECKING, Any
+
+import cloudpickle
+
+from aioflow.core.errors import GraphError
+from aioflow.core.type_registry import DEFAULT_TYPES, Registration, TypeRegistry, is_record_type
+from aioflow.graph.job_graph import JobGraph, JobVertex
+from aioflow.graph.stream_graph import Partitioning
+
+if TYPE_CHECKING:
+    from aioflow.graph.deployment import TaskDeploymentDescriptor
+    from aioflow.task.environment import TaskOptions
+
+__all__ = ["JOB_BYTES_MAX", "ShippedJob", "load_job", "local_job", "ship_job"]
+
+logger = logging.getLogger(__name__)
+
+JOB_BYTES_MAX = 60 << 20
+"""A program with its constants. It goes to each worker in one call, which takes up to 64 MiB."""
+
+REMEDY = (
+    "what an operator holds must be picklable: take connections, locks and files in open() or through af.use(resource), "
+    "and keep asyncio objects out of functions"
+)
+
+
+@dataclasses.dataclass(slots=True)
+class ShippedJob:
+    """The graph and options of a job in one process, and the types that its values may have."""
+
+    graph: JobGraph
+    options: TaskOptions
+    types: TypeRegistry
+
+    def ship_task(self, descriptor: TaskDeploymentDescriptor) -> bytes:
+        """A descriptor as bytes, for a process that has this job. Raises GraphError when a split of its source cannot travel."""
+        target = io.BytesIO()
+        try:
+            _TaskPickler(self.graph, target).dump(descriptor)
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise GraphError(f"task {descriptor.task_name} cannot travel to a worker ({reason}); splits are plain data") from error
+        return target.getvalue()
+
+    def load_task(self, content: bytes) -> TaskDeploymentDescriptor:
+        """The descriptor again, over this process's graph."""
+        return _TaskUnpickler(self.graph, io.BytesIO(content)).load()  # type: ignore[no-any-return]
+
+
+def ship_job(graph: JobGraph, options: TaskOptions) -> bytes:
+    """The job as bytes. Raises GraphError naming the operator that cannot travel, or that is too large to."""
+    graph = _without_what_stays(graph)
+    modules: dict[str, None] = {}
+    try:
+        content = _dumps((graph, options, _own_types()), modules)
+    except Exception as error:
+        for what, name in _parts(graph):
+            try:
+                _dumps(what, {})
+            except Exception as reason:
+                raise GraphError(f"{name} cannot travel to a worker ({type(reason).__name__}: {reason}): {REMEDY}") from reason
+        raise GraphError(f"flow {graph.name!r} cannot travel to a worker ({type(error).__name__}: {error}): {REMEDY}") from error
+    if len(content) > JOB_BYTES_MAX:
+        size, name = max((len(_dumps(what, {})), name) for what, name in _parts(graph))
+        raise GraphError(
+            f"flow {graph.name!r} takes {len(content)} bytes on its way to a worker, expected up to {JOB_BYTES_MAX}; {name} alone takes "
+            f"{size}: let a source function or a resource read its data there instead"
+        )
+    return pickle.dumps((tuple(modules), content))
+
+
+def load_job(content: bytes) -> ShippedJob:
+    """What `ship_job` wrote. Runs code of the submitter."""
+    modules, job = pickle.loads(content)
+    for module in modules:
+        # Functions that travelled by value were defined there, beside the classes of what they emit.
+        try:
+            importlib.import_module(module)
+        except Exception as error:  # noqa: BLE001  # Only the classes that it defines are missed then, if any is.
+            logger.warning("module %s of the program cannot be imported in a worker: %r", module, error)
+    graph, options, own_types = pickle.loads(job)
+    for one in own_types:
+        if one.cls.__qualname__ != one.qualname:
+            # A class that travelled by value has lost where it was nested; its name is part of keys and of what travels.
+            one.cls.__qualname__ = one.qualname
+    return ShippedJob(graph, options, _registry_with(own_types))
+
+
+def local_job(graph: JobGraph, options: TaskOptions) -> ShippedJob:
+    """The job in the process that submits it."""
+    return ShippedJob(graph, options, _registry_with(_own_types()))
+
+
+def _parts(graph: JobGraph) -> Iterator[tuple[Any, str]]:
+    """Everything in a graph that holds something of the user, and how it is called in messages."""
+    for vertex in graph.vertices:
+        for node in vertex.nodes:
+            yield node, f"operator {node.name!r}"
+    for edge in graph.edges:
+        yield edge.partitioning, f"the partitioning between {graph.vertex(edge.source).name!r} and {graph.vertex(edge.target).name!r}"
+
+
+def _without_what_stays(graph: JobGraph) -> JobGraph:
+    """The graph with nothing but names where a vertex runs in the submitting process: what it holds need not travel."""
+    vertices = [
+        vertex
+        if not any(node.stays_here for node in vertex.nodes)
+        else dataclasses.replace(
+            vertex, nodes=tuple(dataclasses.replace(n, factory=None, source=None, watermarks=None) for n in vertex.nodes)
+        )
+        for vertex in graph.vertices
+    ]
+    return dataclasses.replace(graph, vertices=tuple(vertices))
+
+
+# The types of values.
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _OwnType:
+    cls: type
+    qualname: str
+    registration: Registration
+
+
+def _own_types() -> list[_OwnType]:
+    """What this process registered, and classes of modules that travel by value: no worker could import those, `__main__` above all."""
+    known = DEFAULT_TYPES.registrations()
+    registered = {registration.cls for registration in known}
+    known += [Registration(cls, f"{cls.__module__}:{cls.__qualname__}") for cls in _classes_by_value() if cls not in registered]
+    return [_OwnType(one.cls, one.cls.__qualname__, one) for one in known if _can_travel(one)]
+
+
+def _can_travel(registration: Registration) -> bool:
+    """Whether a worker can have this type. One that cannot be pickled is refused only if its values do travel."""
+    try:
+        _dumps(registration, {})
+    except Exception as error:  # noqa: BLE001  # Of any kind: attributes of a class may be anything.
+        logger.info("type %s is not known to the workers: %r", registration.name, error)
+        return False
+    return True
+
+
+def _registry_with(own_types: list[_OwnType]) -> TypeRegistry:
+    registry = TypeRegistry(DEFAULT_TYPES)
+    for own in own_types:
+        one = own.registration
+        registry.register(one.cls, one.name, encode=one.encode, decode=one.decode, aliases=one.aliases)
+    return registry
+
+
+def _classes_by_value() -> Iterator[type]:
+    own = {"__main__", *cloudpickle.list_registry_pickle_by_value()}
+    waiting = [value for name in sorted(own & sys.modules.keys()) for value in vars(sys.modules[name]).values()]
+    seen = set()
+    while waiting:
+        value = waiting.pop(0)
+        if isinstance(value, type) and value.__module__ in own and value not in seen:
+            seen.add(value)
+            waiting += vars(value).values()  # Classes may be nested.
+            if is_record_type(value):
+                yield value
+
+
+# Pickling.
+
+
+def _dumps(what: Any, modules: dict[str, None]) -> bytes:
+    target = io.BytesIO()
+    _JobPickler(target, modules).dump(what)
+    return target.getvalue()
+
+
+class _JobPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types.
+    """Notes in which modules the functions were defined that it writes."""
+
+    def __init__(self, target: io.BytesIO, modules: dict[str, None]) -> None:
+        super().__init__(target)
+        self._modules = modules
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, FunctionType):
+            module = value.__module__
+            by_value = module == "__main__" or module in cloudpickle.list_registry_pickle_by_value()
+            if isinstance(module, str) and not by_value and module in sys.modules and not module.startswith("aioflow."):
+                self._modules[module] = None
+        return super().reducer_override(value)
+
+
+class _TaskPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types.
+    def __init__(self, graph: JobGraph, target: io.BytesIO) -> None:
+        super().__init__(target)
+        self._graph = graph
+
+    def persistent_id(self, value: Any) -> Any:
+        if isinstance(value, JobVertex):
+            return "vertex", value.id
+        if isinstance(value, Partitioning):
+            for edge in self._graph.edges:
+                if edge.partitioning is value:
+                    return "edge", edge.id
+        return None
+
+
+class _TaskUnpickler(pickle.Unpickler):
+    def __init__(self, graph: JobGraph, source: io.BytesIO) -> None:
+        super().__init__(source)
+        self._graph = graph
+
+    def persistent_load(self, reference: Any) -> Any:
+        kind, number = reference
+        return self._graph.vertex(number) if kind == "vertex" else self._graph.edges[number].partitioning

@@ -1,0 +1,379 @@
+"""The slots of one worker: who has which, and which tasks sit in it. The TaskExecutor's side of slots. Decides, does nothing.
+
+    FREE --ResourceManager asks for a job--> ALLOCATED --JobMaster accepts, or deploys--> ACTIVE
+    ALLOCATED --rejected, or nobody took it in time--> FREE
+    ACTIVE --JobMaster lost: its tasks are failed--> ALLOCATED, kept for the next JobMaster for a while
+    ALLOCATED, ACTIVE --freed--> FREE, or RELEASING while tasks are still inside --last task ended--> FREE
+
+Invariants: a slot has one job and one allocation from its request until it is FREE; it is FREE only when no task is inside; a task is let
+in only by the JobMaster that leads the job now. A JobMaster is told from older ones by its fencing token: of two, the larger is the newer
+leader. A slot is offered only when nothing of an older JobMaster is left in it. After Flink's TaskSlotTableImpl.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from aioflow.cluster.fencing import StaleLeader
+from aioflow.cluster.scheduler import SlotOffer
+from aioflow.core.errors import AioflowError
+from aioflow.graph.deployment import ExecutionAttemptId
+
+__all__ = [
+    "ConnectToJobMaster",
+    "FailTasks",
+    "Instruction",
+    "OfferSlots",
+    "SlotFreed",
+    "SlotNotActive",
+    "SlotOccupied",
+    "SlotState",
+    "SlotStatus",
+    "TaskSlotTable",
+]
+
+
+class SlotState(Enum):
+    """Where a slot stands."""
+
+    FREE = "FREE"
+    ALLOCATED = "ALLOCATED"
+    ACTIVE = "ACTIVE"
+    RELEASING = "RELEASING"
+
+
+class SlotOccupied(AioflowError):
+    """The slot that was asked for belongs to another allocation. `status` says to which."""
+
+    def __init__(self, message: str, status: SlotStatus) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class SlotNotActive(AioflowError):
+    """A task was submitted to a slot that does not take tasks of this job."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlotStatus:
+    """One line of a slot report. Both ids are None for a slot that is FREE."""
+
+    index: int
+    job_id: str | None = None
+    allocation_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectToJobMaster:
+    """Find the leader of this job, connect, and call `job_master_connected`."""
+
+    job_id: str
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class OfferSlots:
+    """Offer these to the JobMaster with this token; report the answer with `offer`, or its absence."""
+
+    job_id: str
+    token: int
+    offer: int
+    slots: tuple[SlotOffer, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FailTasks:
+    """End these attempts; each end is reported by `task_ended`."""
+
+    attempts: tuple[ExecutionAttemptId, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SlotFreed:
+    """Tell the ResourceManager, if one is connected, and the JobMaster of the job, if it lost a slot that it had."""
+
+    index: int
+    job_id: str
+    allocation_id: str
+    reason: str
+
+
+Instruction = ConnectToJobMaster | OfferSlots | FailTasks | SlotFreed
+
+
+@dataclass(slots=True)
+class _Slot:
+    index: int
+    state: SlotState = SlotState.FREE
+    job_id: str = ""
+    allocation_id: str = ""
+    deadline: float | None = None
+    """When an ALLOCATED slot that nobody took is free again."""
+    offer: int | None = None
+    """The offer whose answer is awaited."""
+    reason: str = ""
+    tasks: dict[ExecutionAttemptId, None] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _JobMaster:
+    """What this worker knows of the leader of a job. The token outlives the connection: older ones stay refused."""
+
+    token: int
+    connected: bool = True
+
+
+class TaskSlotTable:
+    """`slots` slots of one worker; `timeout_s` is how long one is kept that no JobMaster takes."""
+
+    def __init__(self, slots: int, timeout_s: float = 10.0) -> None:
+        if slots < 1:
+            raise ValueError(f"a worker was given {slots} slots, expected at least 1")
+        self.timeout_s = timeout_s
+        self._slots = [_Slot(index) for index in range(slots)]
+        self._job_masters: dict[str, _JobMaster] = {}
+        self._offers = 0
+
+    def report(self) -> tuple[SlotStatus, ...]:
+        """What the ResourceManager is told at registration and with heartbeats. RELEASING slots are still taken."""
+        return tuple(self._status(slot) for slot in self._slots)
+
+    def state(self, index: int) -> SlotState:
+        return self._slots[index].state
+
+    def tasks_of(self, allocation_id: str) -> list[ExecutionAttemptId]:
+        """The tasks in a slot."""
+        slot = self._find(allocation_id)
+        return [] if slot is None else list(slot.tasks)
+
+    def next_due(self) -> float | None:
+        """When `tick` has something to do."""
+        return min((s.deadline for s in self._slots if s.deadline is not None), default=None)
+
+    # From the ResourceManager.
+
+    def request(self, index: int, job_id: str, allocation_id: str, address: str, now: float) -> list[Instruction]:
+        """Set slot `index` aside for a job, whose JobMaster is at `address`, and offer it there. Asked again: nothing changes.
+
+        Raises SlotOccupied if the slot is not FREE, ValueError if there is no such slot.
+        """
+        if not 0 <= index < len(self._slots):
+            raise ValueError(f"slot {index} was requested for job {job_id}, this worker has slots 0 to {len(self._slots) - 1}")
+        slot = self._slots[index]
+        if slot.state is not SlotState.FREE:
+            if (slot.job_id, slot.allocation_id) == (job_id, allocation_id) and slot.state is not SlotState.RELEASING:
+                return []
+            raise SlotOccupied(
+                f"slot {index} was requested for job {job_id} (allocation {allocation_id}): it is {slot.state.value} for job {slot.job_id} "
+                f"(allocation {slot.allocation_id}), expected FREE; take another",
+                self._status(slot),
+            )
+        slot.state = SlotState.ALLOCATED
+        slot.job_id, slot.allocation_id = job_id, allocation_id
+        slot.deadline = now + self.timeout_s
+        if self._is_connected(job_id):
+            return self._offer(job_id)
+        return [ConnectToJobMaster(job_id, address)]
+
+    # From JobMasters.
+
+    def job_master_connected(self, job_id: str, token: int, now: float) -> list[Instruction]:
+        """The leader of a job is there: offer it what is kept for the job. A newer one replaces the older one.
+
+        Raises StaleLeader if a newer one was here before.
+        """
+        known = self._job_masters.get(job_id)
+        instructions: list[Instruction] = []
+        if known is not None:
+            if token < known.token:
+                raise self._stale(job_id, token, known.token, "connects")
+            if token > known.token and known.connected:
+                instructions += self.job_master_lost(job_id, known.token, now)
+        self._job_masters[job_id] = _JobMaster(token)
+        return instructions + self._offer(job_id)
+
+    def job_master_lost(self, job_id: str, token: int, now: float) -> list[Instruction]:
+        """The connection to the JobMaster is given up: fail its tasks, keep its slots for the next one until the timeout.
+
+        The end of a connection to an older one changes nothing.
+        """
+        known = self._job_masters.get(job_id)
+        if known is None or known.token != token or not known.connected:
+            return []
+        known.connected = False
+        attempts: list[ExecutionAttemptId] = []
+        for slot in self._of_job(job_id):
+            attempts += slot.tasks
+            slot.offer = None
+            if slot.state is SlotState.ACTIVE:
+                slot.state = SlotState.ALLOCATED
+                slot.deadline = now + self.timeout_s
+        self._forget_job_master(job_id)
+        if not attempts:
+            return []
+        return [FailTasks(tuple(attempts), f"the job master of job {job_id} is gone")]
+
+    def job_over(self, job_id: str, token: int) -> list[Instruction]:
+        """The job reached a terminal state: free all that is its own, and forget its JobMaster. Raises StaleLeader."""
+        self._check(job_id, token, "ends the job")
+        self._job_masters[job_id].connected = False
+        instructions: list[Instruction] = []
+        for slot in self._of_job(job_id):
+            instructions += self._free(slot, f"job {job_id} is over")
+        self._forget_job_master(job_id)
+        return instructions
+
+    def offer_answered(
+        self, job_id: str, token: int, offer: int, accepted: tuple[str, ...], rejected: tuple[str, ...]
+    ) -> list[Instruction]:
+        """The JobMaster answered an offer. What it neither accepted nor rejected counts as rejected.
+
+        Raises StaleLeader if it leads no more.
+        """
+        self._check(job_id, token, "answers an offer")
+        instructions: list[Instruction] = []
+        for slot in self._of_job(job_id):
+            if slot.offer != offer:
+                continue
+            slot.offer = None
+            if slot.state is not SlotState.ALLOCATED:
+                continue
+            if slot.allocation_id in accepted and slot.allocation_id not in rejected:
+                self._activate(slot)
+            else:
+                instructions += self._free(slot, f"the job master of job {job_id} did not take it")
+        return instructions
+
+    def offer_failed(self, job_id: str, token: int, offer: int) -> list[Instruction]:
+        """The offer or its answer was lost: offer again, unless the JobMaster is gone; the timeout goes on."""
+        if not self._is_current(job_id, token):
+            return []
+        for slot in self._of_job(job_id):
+            if slot.offer == offer:
+                slot.offer = None
+        return self._offer(job_id)
+
+    def add_task(self, attempt: ExecutionAttemptId, allocation_id: str, token: int) -> None:
+        """Let a task in. A deployment may overtake the answer to the offer: it accepts the slot as well.
+
+        Raises StaleLeader, or SlotNotActive if the slot is not this job's, or being freed.
+        """
+        job_id = attempt.job_id
+        self._check(job_id, token, f"deploys {attempt}")
+        slot = self._find(allocation_id)
+        # ALLOCATED and not on offer: what an earlier JobMaster ran is still inside.
+        on_offer = slot is not None and slot.offer is not None
+        if slot is None or slot.job_id != job_id or not (slot.state is SlotState.ACTIVE or on_offer):
+            what = "no slot has it" if slot is None else f"slot {slot.index} is {slot.state.value} for job {slot.job_id}"
+            raise SlotNotActive(
+                f"attempt {attempt} was submitted to allocation {allocation_id}: {what}, expected a slot that is ACTIVE for job {job_id}; "
+                "request a slot again"
+            )
+        if slot.state is SlotState.ALLOCATED:
+            self._activate(slot)
+        slot.tasks[attempt] = None
+
+    def free_slot(self, allocation_id: str, token: int, reason: str) -> list[Instruction]:
+        """The JobMaster needs the slot no more; what is still inside is failed. An unknown allocation is free already.
+
+        Raises StaleLeader.
+        """
+        slot = self._find(allocation_id)
+        if slot is None:
+            return []
+        self._check(slot.job_id, token, f"frees allocation {allocation_id}")
+        return self._free(slot, reason)
+
+    # From tasks and time.
+
+    def task_ended(self, attempt: ExecutionAttemptId) -> list[Instruction]:
+        """A task is gone with all that it held."""
+        for slot in self._slots:
+            if attempt in slot.tasks:
+                del slot.tasks[attempt]
+                if slot.tasks:
+                    return []
+                if slot.state is SlotState.RELEASING:
+                    return [self._make_free(slot)]
+                return self._offer(slot.job_id)
+        return []
+
+    def tick(self, now: float) -> list[Instruction]:
+        """Free what nobody took in time."""
+        instructions: list[Instruction] = []
+        for slot in self._slots:
+            if slot.deadline is not None and now >= slot.deadline:
+                instructions += self._free(slot, f"no job master of job {slot.job_id} took it within {self.timeout_s:g} s")
+        return instructions
+
+    # What follows.
+
+    def _offer(self, job_id: str) -> list[Instruction]:
+        """Offer what is set aside for the job, is empty, and is not on offer already."""
+        if not self._is_connected(job_id):
+            return []
+        slots = [s for s in self._of_job(job_id) if s.state is SlotState.ALLOCATED and not s.tasks and s.offer is None]
+        if not slots:
+            return []
+        self._offers += 1
+        for slot in slots:
+            slot.offer = self._offers
+        offered = tuple(SlotOffer(slot.allocation_id, slot.index) for slot in slots)
+        return [OfferSlots(job_id, self._job_masters[job_id].token, self._offers, offered)]
+
+    def _activate(self, slot: _Slot) -> None:
+        slot.state = SlotState.ACTIVE
+        slot.deadline = None
+        slot.offer = None
+
+    def _free(self, slot: _Slot, reason: str) -> list[Instruction]:
+        if slot.state is SlotState.RELEASING:
+            return []
+        slot.reason = reason
+        slot.deadline = None
+        slot.offer = None
+        if not slot.tasks:
+            return [self._make_free(slot)]
+        slot.state = SlotState.RELEASING
+        return [FailTasks(tuple(slot.tasks), f"slot {slot.index} is freed: {reason}")]
+
+    def _make_free(self, slot: _Slot) -> SlotFreed:
+        freed = SlotFreed(slot.index, slot.job_id, slot.allocation_id, slot.reason)
+        slot.state = SlotState.FREE
+        slot.job_id = slot.allocation_id = slot.reason = ""
+        self._forget_job_master(freed.job_id)
+        return freed
+
+    def _forget_job_master(self, job_id: str) -> None:
+        """Its token is kept as long as the job has a slot here: without one an old leader has nothing to touch."""
+        if not self._is_connected(job_id) and not self._of_job(job_id):
+            self._job_masters.pop(job_id, None)
+
+    def _status(self, slot: _Slot) -> SlotStatus:
+        return SlotStatus(slot.index) if slot.state is SlotState.FREE else SlotStatus(slot.index, slot.job_id, slot.allocation_id)
+
+    def _find(self, allocation_id: str) -> _Slot | None:
+        return next((s for s in self._slots if s.state is not SlotState.FREE and s.allocation_id == allocation_id), None)
+
+    def _of_job(self, job_id: str) -> list[_Slot]:
+        return [s for s in self._slots if s.state is not SlotState.FREE and s.job_id == job_id]
+
+    def _is_connected(self, job_id: str) -> bool:
+        known = self._job_masters.get(job_id)
+        return known is not None and known.connected
+
+    def _is_current(self, job_id: str, token: int) -> bool:
+        return self._is_connected(job_id) and self._job_masters[job_id].token == token
+
+    def _check(self, job_id: str, token: int, what: str) -> None:
+        if not self._is_current(job_id, token):
+            known = self._job_masters.get(job_id)
+            raise self._stale(job_id, token, None if known is None else known.token, what)
+
+    def _stale(self, job_id: str, token: int, known: int | None, what: str) -> StaleLeader:
+        expected = "no job master is connected" if known is None else f"the leader known here has token {known}"
+        return StaleLeader(
+            f"the job master of job {job_id} with fencing token {token} {what}: {expected}; expected the connected leader, connect first"
+        )

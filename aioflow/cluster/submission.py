@@ -1,0 +1,154 @@
+"""What a process of the user does with a cluster: submits jobs, follows them, asks for and ends others.
+
+The submitting process is a worker for what cannot leave it (results that it collects, inputs that it pushes, functions of its own as
+sinks). Functions and classes of its own modules travel by value: the processes of the cluster need not have its files, only the libraries.
+"""
+
+from __future__ import annotations
+
+import sys
+import sysconfig
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Self
+
+import cloudpickle
+
+from aioflow.cluster.execution_graph import JobStatus
+from aioflow.cluster.rpc import RpcConnection, connect_rpc
+from aioflow.cluster.shipping import ship_job
+from aioflow.core.errors import Broken, NotAuthenticated
+from aioflow.core.serializers import Codec
+from aioflow.protocol.handshake import PeerRole
+
+if TYPE_CHECKING:
+    from aioflow.cluster.restart import RestartPolicy
+    from aioflow.core.host import Host
+    from aioflow.graph.job_graph import JobGraph
+    from aioflow.task.environment import TaskOptions
+
+__all__ = ["ClusterClient", "JobLine", "Submission", "submission_of"]
+
+INSTALLED = tuple(
+    {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")} | {str(Path(__file__).parents[1])}
+)
+"""Where modules lie that the processes of a cluster have too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """A job, ready to be sent."""
+
+    name: str
+    content: bytes
+    restart: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class JobLine:
+    """One job of a cluster, as it is listed. Times are wall clock, ms; `ended_ms` None while it runs."""
+
+    job_id: str
+    name: str
+    status: JobStatus
+    submitted_ms: int
+    ended_ms: int | None
+    error: str
+
+
+def submission_of(graph: JobGraph, restart: RestartPolicy, options: TaskOptions) -> Submission:
+    """The job as bytes. Raises GraphError naming the operator that cannot travel."""
+    with _own_modules_by_value():
+        return Submission(graph.name, ship_job(graph, options), cloudpickle.dumps(restart))
+
+
+class ClusterClient:
+    """A connection to a JobManager, as `async with`. Raises OSError if nobody listens, NotAuthenticated for a wrong secret."""
+
+    def __init__(
+        self, host: Host, address: tuple[str, int], secret: bytes, handlers: dict[str, Callable[..., Any]] | None = None
+    ) -> None:
+        self._host = host
+        self._address = address
+        self._secret = secret
+        self._handlers = handlers or {}
+        self._connection: RpcConnection | None = None
+        self.on_closed: Callable[[], None] = lambda: None
+
+    async def __aenter__(self) -> Self:
+        where = "{}:{}".format(*self._address)
+        try:
+            self._connection = await connect_rpc(
+                self._host, self._secret, Codec(), PeerRole.SUBMITTER, self._address, self._handlers, lambda _: self.on_closed()
+            )
+        except Broken as error:
+            raise NotAuthenticated(f"the jobmanager at {where} does not know this secret, or is none ({error})") from error
+        return self
+
+    async def __aexit__(self, *exc_info: Any) -> None:
+        assert self._connection is not None
+        await self._connection.close()
+
+    @property
+    def connection(self) -> RpcConnection:
+        assert self._connection is not None, "a client is used inside its async with"
+        return self._connection
+
+    async def submit(
+        self, job_id: str, job: Submission, *, attach: bool = False, location: str = "", taps: dict[int, tuple[int, bool]] | None = None
+    ) -> int:
+        """On return the job is stored, and runs. Returns the token of its JobMaster."""
+        answer = self.connection.call("submit", job_id, job.name, job.content, job.restart, attach, location, taps or {})
+        return int(await answer)
+
+    async def jobs(self) -> list[JobLine]:
+        """Running jobs in order of submission, then ended ones."""
+        return [_line(packed) for packed in await self.connection.call("jobs")]
+
+    async def wait(self, job_id: str) -> JobLine:
+        """The job once it has ended."""
+        return _line(await self.connection.call("wait", job_id))
+
+    async def cancel(self, job_id: str) -> None:
+        """End a job without a result."""
+        await self.connection.call("cancel", job_id)
+
+    async def stop(self, job_id: str, *, drain: bool = False) -> None:
+        """End the sources of a job."""
+        await self.connection.call("stop", job_id, drain)
+
+    async def taskmanagers(self) -> list[tuple[str, int, int]]:
+        """(id, slots, free slots) of each."""
+        return [tuple(line) for line in (await self.connection.call("overview"))["taskmanagers"]]
+
+    async def shutdown(self) -> None:
+        """End the cluster. Its jobs stay stored."""
+        await self.connection.call("shutdown")
+
+
+def _line(packed: tuple[Any, ...]) -> JobLine:
+    job_id, name, status, submitted_ms, ended_ms, error = packed
+    return JobLine(job_id, name, JobStatus(status), submitted_ms, ended_ms, error)
+
+
+@contextmanager
+def _own_modules_by_value() -> Iterator[None]:
+    """Meanwhile cloudpickle writes what is defined in modules of the user instead of their names."""
+    own = [module for name, module in list(sys.modules.items()) if name != "__main__" and _is_own(module)]
+    known = cloudpickle.list_registry_pickle_by_value()
+    registered = [module for module in own if module.__name__ not in known and sys.modules.get(module.__name__) is module]
+    for module in registered:
+        cloudpickle.register_pickle_by_value(module)
+    try:
+        yield
+    finally:
+        for module in registered:
+            cloudpickle.unregister_pickle_by_value(module)
+
+
+def _is_own(module: Any) -> bool:
+    file = getattr(module, "__file__", None) if isinstance(module, ModuleType) else None
+    return isinstance(file, str) and file.endswith(".py") and not file.startswith(INSTALLED)

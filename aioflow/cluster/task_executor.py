@@ -1,0 +1,223 @@
+"""A worker: runs tasks, keeps their partitions until they are read, and lends them the host, the pool and the resources.
+
+Every task is a child of the worker's task group, supervised: it reports its end and never takes a sibling down. A failed task is
+the JobMaster's business.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from aioflow.core.aio import OrderedTaskGroup, close_within
+from aioflow.core.errors import Closed, JobNotRunning
+from aioflow.graph.deployment import (
+    ExecutionAttemptId,
+    ExecutionState,
+    InputChannelDescriptor,
+    PartitionId,
+    TaskDeploymentDescriptor,
+)
+from aioflow.network.buffers import NetworkBufferPool
+from aioflow.network.channels import LocalInputChannel
+from aioflow.network.remote_channel import RemoteInputChannel
+from aioflow.task.environment import TaskEnvironment, TaskOptions
+from aioflow.task.execution import TaskExecution
+from aioflow.task.resources import ResourceScope
+from aioflow.task.stream_task import StreamTask
+
+if TYPE_CHECKING:
+    from aioflow.cluster.gateways import JobMasterGateway, OnMissed
+    from aioflow.core.elements import RecordBatch
+    from aioflow.core.host import Host
+    from aioflow.core.metrics import MetricGroup
+    from aioflow.network.gate import InputChannel
+    from aioflow.network.links import DataPlane
+    from aioflow.network.partition import ResultPartition
+    from aioflow.network.subpartition import PipelinedSubpartition
+
+__all__ = ["RESOURCES_CLOSE_S", "TaskExecutor"]
+
+logger = logging.getLogger(__name__)
+
+NETWORK_SEGMENTS = 1 << 20
+"""Permits of an in-process worker: a local exchange holds lists, not segments, so the budget of each partition is what bounds."""
+
+RESOURCES_CLOSE_S = 30.0
+"""How long closing the resources of users may take, all together."""
+
+
+class _Partitions:
+    """Partitions of this worker by id, until every consumer has read them or their job is over."""
+
+    def __init__(self) -> None:
+        self._partitions: dict[PartitionId, ResultPartition] = {}
+        self._by_name: dict[str, ResultPartition] = {}
+        self.data_plane: DataPlane | None = None
+        self.location = ""
+        """Where other workers find these partitions; empty in a cluster of one."""
+
+    def register(self, partition_id: PartitionId, partition: ResultPartition) -> None:
+        self._partitions[partition_id] = partition
+        self._by_name[str(partition_id)] = partition
+
+    def find_partition(self, partition_id: str) -> ResultPartition | None:
+        """For the data plane: by the name on the wire."""
+        return self._by_name.get(partition_id)
+
+    def open_channel(self, index: int, descriptor: InputChannelDescriptor) -> InputChannel:
+        if descriptor.location == self.location:
+            return LocalInputChannel(index, partial(self._find, descriptor))
+        assert self.data_plane is not None, "a partition of another worker is read over a data plane"
+        host, _, port = descriptor.location.rpartition(":")
+        link = self.data_plane.link_to((host, int(port)))
+        return RemoteInputChannel(index, str(descriptor.partition), descriptor.subpartition_index, link, self.data_plane.codec)
+
+    def _find(self, descriptor: InputChannelDescriptor) -> PipelinedSubpartition | None:
+        partition = self._partitions.get(descriptor.partition)
+        return None if partition is None else partition.subpartitions[descriptor.subpartition_index]
+
+    def _forget(self, partition_id: PartitionId) -> ResultPartition:
+        del self._by_name[str(partition_id)]
+        return self._partitions.pop(partition_id)
+
+    def release_of(self, attempt: ExecutionAttemptId) -> None:
+        """Drop what an ended attempt produced."""
+        for partition_id in [p for p in self._partitions if p.producer == attempt]:
+            self._forget(partition_id).release()
+
+    def forget_consumed(self) -> None:
+        """Forget partitions that were read to their end: they have released themselves."""
+        for partition_id in [p for p, partition in self._partitions.items() if partition.is_released]:
+            self._forget(partition_id)
+
+    def __len__(self) -> int:
+        return len(self._partitions)
+
+    def release_all(self) -> None:
+        for partition in self._partitions.values():
+            partition.release()
+        self._partitions.clear()
+        self._by_name.clear()
+
+
+class TaskExecutor:
+    """Runs the tasks of one job in this loop. Use as `async with`: leaving waits for every task to end."""
+
+    def __init__(self, host: Host, job_master: JobMasterGateway, fencing_token: str, metrics: MetricGroup, options: TaskOptions) -> None:
+        self._job_master = job_master
+        self._fencing_token = fencing_token
+        self._group = OrderedTaskGroup()
+        self._partitions = _Partitions()
+        self._resources = ResourceScope()
+        self._executions: dict[ExecutionAttemptId, TaskExecution] = {}
+        self._taps: dict[int, list[Callable[[RecordBatch], None]]] = {}
+        self._stop_drains: bool | None = None
+        self._environment = TaskEnvironment(
+            host=host,
+            partitions=self._partitions,
+            pool=NetworkBufferPool(NETWORK_SEGMENTS),
+            resources=self._resources,
+            metrics=metrics,
+            options=options,
+        )
+
+    async def __aenter__(self) -> TaskExecutor:
+        await self._group.__aenter__()
+        return self
+
+    async def __aexit__(self, *exc_info: Any) -> None:
+        try:
+            await self._group.__aexit__(*exc_info)
+        finally:
+            self._partitions.release_all()
+            await close_within(self._resources.close(), RESOURCES_CLOSE_S, what="the resources of a job")
+
+    def join(self, data_plane: DataPlane, location: str) -> None:
+        """Exchange partitions with other workers, which find this one's at `location`."""
+        self._partitions.data_plane = data_plane
+        self._partitions.location = location
+
+    @property
+    def partitions(self) -> _Partitions:
+        """Where the data plane finds what is produced here."""
+        return self._partitions
+
+    @property
+    def tasks(self) -> list[StreamTask]:
+        """The tasks that run, or ended as the last attempt of their subtask."""
+        return [execution.task for execution in self._executions.values()]
+
+    # TaskExecutorGateway.
+
+    def submit_task(self, descriptor: TaskDeploymentDescriptor, fencing_token: str) -> None:
+        if fencing_token != self._fencing_token:
+            raise Closed(f"task {descriptor.task_name} was submitted by a job master that leads no more; it must not be deployed")
+        if descriptor.attempt in self._executions:
+            raise AssertionError(f"attempt {descriptor.attempt} was submitted twice")
+        self._forget_older(descriptor.attempt)
+        taps = {node_id: tuple(taps) for node_id, taps in self._taps.items()}
+        try:
+            task = StreamTask(descriptor, self._environment, taps)
+        except BaseException:
+            self._partitions.release_of(descriptor.attempt)
+            raise
+        if self._stop_drains is not None:
+            task.stop_source(drain=self._stop_drains)
+        execution = TaskExecution(task, self._on_state)
+        self._executions[descriptor.attempt] = execution
+        name = f"{descriptor.vertex.name}-{descriptor.attempt.subtask_index + 1}"
+        execution.runner = self._group.create_task(execution.run(), name=name)
+
+    def cancel_task(self, attempt: ExecutionAttemptId) -> None:
+        execution = self._executions.get(attempt)
+        if execution is not None:
+            execution.cancel()
+
+    def cancel_all(self) -> None:
+        """Ask every task to end."""
+        for execution in self._executions.values():
+            execution.cancel()
+
+    def stop_sources(self, job_id: str, *, drain: bool) -> None:
+        self._stop_drains = drain  # Also for what is deployed from now on: a region that restarts while the job stops.
+        for execution in self._executions.values():
+            if execution.attempt.job_id == job_id:
+                execution.task.stop_source(drain=drain)
+
+    def add_tap(self, job_id: str, node_id: int, tap: Callable[[RecordBatch], None], on_missed: OnMissed | None = None) -> None:
+        self._taps.setdefault(node_id, []).append(tap)
+        self._retap(node_id)
+
+    def remove_tap(self, job_id: str, node_id: int, tap: Callable[[RecordBatch], None]) -> None:
+        if tap in self._taps.get(node_id, []):
+            self._taps[node_id].remove(tap)
+            if not self._taps[node_id]:
+                del self._taps[node_id]
+            self._retap(node_id)
+
+    async def query_state(self, attempt: ExecutionAttemptId, node_id: int, query: Callable[[Any], Any]) -> Any:
+        execution = self._executions.get(attempt)
+        if execution is None or execution.state is not ExecutionState.RUNNING:
+            raise JobNotRunning(f"attempt {attempt} does not run, its state cannot be read now; try again once the job runs")
+        return await execution.task.query_state(node_id, query)
+
+    def _retap(self, node_id: int) -> None:
+        for execution in self._executions.values():
+            if not execution.state.is_terminal:
+                execution.task.set_taps(node_id, tuple(self._taps.get(node_id, ())))
+
+    def _on_state(self, attempt: ExecutionAttemptId, state: ExecutionState, error: BaseException | None) -> None:
+        if state in (ExecutionState.FAILED, ExecutionState.CANCELED):
+            self._partitions.release_of(attempt)
+        if state.is_terminal:
+            self._partitions.forget_consumed()
+        self._job_master.update_task_state(attempt, state, error)
+
+    def _forget_older(self, attempt: ExecutionAttemptId) -> None:
+        """A new attempt replaces the ended one of the same subtask, and its partitions."""
+        for old in [a for a in self._executions if (a.vertex_id, a.subtask_index) == (attempt.vertex_id, attempt.subtask_index)]:
+            del self._executions[old]
+            self._partitions.release_of(old)

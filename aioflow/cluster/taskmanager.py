@@ -1,0 +1,346 @@
+"""A TaskManager: lends its slots to the jobs of a cluster, and runs their tasks.
+
+It registers at the JobManager with what its slots hold, sends heartbeats, opens a job's code with the first slot of that job, and offers
+the slot. Without the JobManager its tasks end, but it goes on: it connects again, and keeps the slots of its jobs for a while for the
+JobMasters that come after. What it knows of its slots is the truth; the JobManager has a copy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from aioflow.cluster.heartbeat import HeartbeatMonitor, HeartbeatOptions, OwnPauses, SendHeartbeat, TimedOut
+from aioflow.cluster.job_session import AttemptKey, JobSession, pack_error
+from aioflow.cluster.rpc import RpcConnection, connect_rpc
+from aioflow.cluster.shipping import load_job
+from aioflow.cluster.slots import ConnectToJobMaster, FailTasks, Instruction, OfferSlots, SlotFreed, SlotOccupied, TaskSlotTable
+from aioflow.core.aio import cancel_and_wait
+from aioflow.core.errors import AioflowError, Broken, Closed
+from aioflow.core.serializers import Codec
+from aioflow.graph.deployment import ExecutionAttemptId
+from aioflow.protocol.handshake import PeerRole
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+    from aioflow.core.host import Host
+
+__all__ = ["TaskManager", "TaskManagerOptions"]
+
+logger = logging.getLogger(__name__)
+
+PEER = "jobmanager"
+REPORT_S = 0.5
+"""How often metrics of jobs are sent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskManagerOptions:
+    """`jobmanager` is (host, port); `bind` the address at which other processes reach the data of this one."""
+
+    jobmanager: tuple[str, int]
+    slots: int = 1
+    bind: str = "127.0.0.1"
+    slot_timeout_s: float = 30.0
+    """How long a slot is kept for a job whose JobMaster is gone."""
+    reconnect_s: float = 0.5
+    heartbeat: HeartbeatOptions = dataclasses.field(default_factory=lambda: HeartbeatOptions(own_pauses=OwnPauses.COUNTED))
+
+
+class TaskManager:
+    """`run` is the whole life, which ends when it is cancelled or the JobManager sends it home."""
+
+    def __init__(self, host: Host, secret: bytes, options: TaskManagerOptions) -> None:
+        self._host = host
+        self._secret = secret
+        self._options = options
+        self.id = host.ids.new("taskmanager")
+        self._table = TaskSlotTable(options.slots, options.slot_timeout_s)
+        self._sessions: dict[str, JobSession] = {}
+        self._opening: dict[str, asyncio.Task[None]] = {}
+        """By job: its JobMaster is looked for, its code loaded."""
+        self._tasks: dict[asyncio.Task[None], None] = {}
+        self._connection: RpcConnection | None = None
+        self._registration = 0
+        self._monitor = HeartbeatMonitor(options.heartbeat, lambda _: self._report())
+        self._disconnected = asyncio.Event()
+        self._released = False
+
+    async def run(self) -> None:
+        """Serve one JobManager after the other. Raises Broken if the first one does not take this TaskManager."""
+        timers = asyncio.get_running_loop().create_task(self._run_timers(), name="slots and heartbeats")
+        reports = asyncio.get_running_loop().create_task(self._run_reports(), name="metrics")
+        first = True
+        try:
+            while not self._released:
+                try:
+                    await self._serve()
+                    first = False
+                except Broken as error:
+                    if first and not self._released:
+                        raise
+                    logger.warning("taskmanager %s: %s", self.id[:8], error)
+                except OSError as error:
+                    logger.info("taskmanager %s waits for the jobmanager at %s:%d: %s", self.id[:8], *self._options.jobmanager, error)
+                if not self._released:
+                    await asyncio.sleep(self._options.reconnect_s)
+        finally:
+            await cancel_and_wait([timers, reports, *self._opening.values(), *self._tasks])
+            for session in list(self._sessions.values()):
+                await session.close()
+            if self._connection is not None:
+                await self._connection.close()
+
+    def stop(self) -> None:
+        """End the tasks, then `run`."""
+        self._released = True
+        self._disconnected.set()
+        if self._connection is not None:
+            self._connection.abort(Closed("this taskmanager is stopped"))
+
+    async def _serve(self) -> None:
+        """One connection, from its beginning to its end."""
+        self._disconnected.clear()
+        connection = await connect_rpc(
+            self._host, self._secret, Codec(), PeerRole.TASKMANAGER, self._options.jobmanager, self._handlers(), self._on_closed
+        )
+        self._connection = connection
+        try:
+            self._registration = await connection.call("register", self.id, self._report())
+            logger.info("taskmanager %s is registered with %d slots", self.id[:8], self._options.slots)
+            self._monitor.monitor(PEER, self._host.clock.monotonic())
+            for job_id in dict.fromkeys(status.job_id for status in self._table.report() if status.job_id is not None):
+                self._look_for_job_master(job_id)
+            await self._disconnected.wait()
+        finally:
+            self._monitor.unmonitor(PEER)
+            self._connection = None
+            await connection.close()
+            self._job_masters_lost()
+
+    def _on_closed(self, connection: RpcConnection) -> None:
+        self._disconnected.set()
+
+    def _job_masters_lost(self) -> None:
+        for job_id, session in self._sessions.items():
+            self._carry_out(self._table.job_master_lost(job_id, session.token, self._host.clock.monotonic()))
+
+    # What the JobManager asks for.
+
+    def _handlers(self) -> dict[str, Callable[..., Any]]:
+        return {
+            "heartbeat": self._on_heartbeat,
+            "request_slot": self._on_request_slot,
+            "submit_task": self._on_submit_task,
+            "cancel_task": self._on_cancel_task,
+            "free_slot": self._on_free_slot,
+            "job_over": self._on_job_over,
+            "stop_sources": lambda job_id, drain: self._session(job_id).stop_sources(drain),
+            "add_tap": lambda job_id, node_id, tap_id, may_miss: self._session(job_id).add_tap(node_id, tap_id, may_miss),
+            "remove_tap": lambda job_id, node_id, tap_id: self._session(job_id).remove_tap(node_id, tap_id),
+            "query_state": self._on_query_state,
+            "release": self._on_release,
+        }
+
+    def _on_heartbeat(self) -> None:
+        self._monitor.received(PEER, self._host.clock.monotonic())
+
+    def _on_request_slot(self, index: int, job_id: str, allocation_id: str, address: str) -> tuple[Any, ...] | None:
+        """None: it is set aside. Otherwise what is in the slot instead: (index, job, allocation)."""
+        try:
+            self._carry_out(self._table.request(index, job_id, allocation_id, address, self._host.clock.monotonic()))
+        except SlotOccupied as error:
+            return dataclasses.astuple(error.status)
+        return None
+
+    def _on_submit_task(self, job_id: str, token: int, key: AttemptKey, allocation_id: str, content: bytes) -> None:
+        attempt, session = ExecutionAttemptId(*key), self._session(job_id)
+        self._table.add_task(attempt, allocation_id, token)
+        try:
+            session.submit_task(content)
+        except BaseException:
+            self._carry_out(self._table.task_ended(attempt))
+            raise
+
+    def _on_cancel_task(self, key: AttemptKey) -> None:
+        attempt = ExecutionAttemptId(*key)
+        self._session(attempt.job_id).cancel_task(attempt)
+
+    def _on_free_slot(self, allocation_id: str, token: int, reason: str) -> None:
+        self._carry_out(self._table.free_slot(allocation_id, token, reason))
+
+    def _on_job_over(self, job_id: str, token: int) -> None:
+        self._carry_out(self._table.job_over(job_id, token))
+        self._close_unused()
+
+    async def _on_query_state(self, key: AttemptKey, node_id: int, query: bytes) -> bytes:
+        attempt = ExecutionAttemptId(*key)
+        return await self._session(attempt.job_id).query_state(attempt, node_id, query)
+
+    def _on_release(self, reason: str) -> None:
+        logger.info("taskmanager %s is sent home: %s", self.id[:8], reason)
+        self._released = True
+        self._disconnected.set()
+
+    def _session(self, job_id: str) -> JobSession:
+        session = self._sessions.get(job_id)
+        if session is None:
+            raise Closed(f"job {job_id} is not open on taskmanager {self.id}: it has no slot here")
+        return session
+
+    # What the slot table decides.
+
+    def _carry_out(self, instructions: list[Instruction]) -> None:
+        for instruction in instructions:
+            match instruction:
+                case ConnectToJobMaster(job_id, _):
+                    self._look_for_job_master(job_id)
+                case OfferSlots():
+                    self._begin(self._offer(instruction), "offer slots")
+                case FailTasks(attempts, reason):
+                    logger.info("taskmanager %s ends %d tasks: %s", self.id[:8], len(attempts), reason)
+                    for attempt in attempts:
+                        session = self._sessions.get(attempt.job_id)
+                        if session is not None:
+                            session.cancel_task(attempt)
+                case SlotFreed(_, job_id, allocation_id, reason):
+                    self._tell("slot_freed", self.id, self._registration, job_id, allocation_id, reason)
+                    self._close_unused()
+
+    async def _offer(self, offer: OfferSlots) -> None:
+        session, connection = self._sessions.get(offer.job_id), self._connection
+        if session is None or connection is None or session.token != offer.token:
+            return
+        offers = [(slot.allocation_id, slot.index) for slot in offer.slots]
+        try:
+            accepted, rejected = await connection.call("offer_slots", self.id, offer.job_id, offer.token, session.location, offers)
+            self._carry_out(
+                self._table.offer_answered(offer.job_id, offer.token, offer.offer, tuple(accepted), tuple(rejected))
+            )
+        except Broken:
+            return  # The end of the connection is seen by itself.
+        except AioflowError as error:
+            logger.info("slots of job %s were not taken: %s", offer.job_id, error)
+            self._drop_job(offer.job_id)
+
+    def _look_for_job_master(self, job_id: str) -> None:
+        if job_id not in self._opening:
+            task = asyncio.get_running_loop().create_task(self._open_job(job_id), name=f"open job {job_id[:8]}")
+            self._opening[job_id] = task
+            task.add_done_callback(lambda ended: self._on_opened(job_id, ended))
+
+    def _on_opened(self, job_id: str, opening: asyncio.Task[None]) -> None:
+        del self._opening[job_id]
+        self._log_failure(opening)
+        self._close_unused()  # The slot may be gone again.
+
+    async def _open_job(self, job_id: str) -> None:
+        """Until there is a JobMaster, or the slot is given up: get the code from it, load it, offer the slots."""
+        while (connection := self._connection) is not None and self._has_slot(job_id):
+            try:
+                token, content = await connection.call("open_job", self.id, job_id)
+            except Broken:
+                return
+            except AioflowError as error:
+                logger.debug("job %s cannot be opened yet: %s", job_id, error)
+                await asyncio.sleep(self._options.reconnect_s)
+                continue
+            old = self._sessions.get(job_id)
+            if old is not None and old.token != token:
+                await old.close()
+                self._sessions.pop(job_id, None)
+                old = None
+            try:
+                if old is None:
+                    job = load_job(content)
+                    session = JobSession(
+                        self._host, self._secret, job_id, job, token, self._tell, self._is_writable, self._on_task_end
+                    )
+                    await session.open(self._options.bind)
+                    self._sessions[job_id] = session
+            except Exception as error:  # noqa: BLE001  # The code of a user: any error belongs to the job.
+                logger.warning("job %s cannot be opened: %r", job_id, error)
+                self._tell("job_not_opened", self.id, job_id, token, pack_error(error, Codec()))
+                self._table.job_master_connected(job_id, token, self._host.clock.monotonic())
+                self._carry_out(self._table.job_over(job_id, token))
+                return
+            self._carry_out(self._table.job_master_connected(job_id, token, self._host.clock.monotonic()))
+            return
+
+    def _on_task_end(self, attempt: ExecutionAttemptId) -> None:
+        self._carry_out(self._table.task_ended(attempt))
+
+    def _drop_job(self, job_id: str) -> None:
+        session = self._sessions.get(job_id)
+        if session is not None:
+            try:
+                self._carry_out(self._table.job_over(job_id, session.token))
+            except AioflowError as error:
+                logger.debug("job %s is gone already: %s", job_id, error)
+            self._close_unused()
+
+    def _has_slot(self, job_id: str) -> bool:
+        return any(status.job_id == job_id for status in self._table.report())
+
+    def _close_unused(self) -> None:
+        for job_id, session in list(self._sessions.items()):
+            if not self._has_slot(job_id) and job_id not in self._opening:
+                del self._sessions[job_id]
+                self._drop_token(job_id, session.token)
+                self._begin(session.close(), f"close job {job_id[:8]}")
+
+    def _drop_token(self, job_id: str, token: int) -> None:
+        """The slot table need not offer the next slot to a JobMaster whose code is not open here any more."""
+        try:
+            self._carry_out(self._table.job_over(job_id, token))
+        except AioflowError:
+            return
+
+    # Messages and time.
+
+    def _tell(self, method: str, *args: Any) -> None:
+        if self._connection is not None:
+            self._connection.notify(method, *args)
+
+    def _is_writable(self) -> bool:
+        return self._connection is not None and self._connection.is_writable
+
+    def _report(self) -> list[tuple[Any, ...]]:
+        return [dataclasses.astuple(status) for status in self._table.report()]
+
+    def _begin(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._tasks[task] = None
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.pop(task, None)
+        self._log_failure(task)
+
+    def _log_failure(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("%s failed: %r", task.get_name(), error)
+
+    async def _run_timers(self) -> None:
+        while True:
+            await asyncio.sleep(self._options.heartbeat.interval_s / 4)
+            now = self._host.clock.monotonic()
+            self._carry_out(self._table.tick(now))
+            for instruction in self._monitor.tick(now):
+                match instruction:
+                    case SendHeartbeat(_, payload):
+                        self._tell("heartbeat", self.id, self._registration, payload)
+                    case TimedOut(_, reason):
+                        logger.warning("taskmanager %s gives its jobmanager up: %s", self.id[:8], reason.value)
+                        self._disconnected.set()
+
+    async def _run_reports(self) -> None:
+        while True:
+            await asyncio.sleep(REPORT_S)
+            for job_id, session in self._sessions.items():
+                self._tell("report", self.id, job_id, dict(session.metrics.snapshot()))

@@ -1,0 +1,281 @@
+"""A worker process: connects to its job master, gets one job, runs the tasks that it is sent, and ends with the connection.
+
+    python -m aioflow.cluster.worker HOST:PORT WORKER_ID
+
+The secret comes through an inherited descriptor, never through arguments. Losing the job master ends every task and the process: what
+runs here is of no use to anybody then, and must not go on beside its replacement. Signals that a terminal or a service manager sends to
+the whole group are the program's business, which tells its workers what follows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import pickle
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from aioflow.cluster.heartbeat import HeartbeatMonitor, HeartbeatOptions, SendHeartbeat, TimedOut
+from aioflow.cluster.rpc import RpcConnection, connect_rpc
+from aioflow.cluster.shipping import ShippedJob, load_job
+from aioflow.cluster.task_executor import TaskExecutor
+from aioflow.core.aio import cancel_and_wait
+from aioflow.core.batch_codec import encode_batch
+from aioflow.core.elements import RecordBatch
+from aioflow.core.errors import Broken, Closed, NotAuthenticated, TypeNotSupported
+from aioflow.core.host import Host, SystemHost
+from aioflow.core.metrics import MetricGroup
+from aioflow.core.serializers import Codec
+from aioflow.graph.deployment import ExecutionAttemptId, ExecutionState
+from aioflow.network.links import DataPlane
+from aioflow.protocol.errors import describe_error
+from aioflow.protocol.handshake import PeerRole
+from aioflow.protocol.messages import message_body
+
+__all__ = ["Worker", "main"]
+
+logger = logging.getLogger(__name__)
+
+REPORT_S = 0.5
+"""How often a worker sends its metrics at least, which is also its sign of life."""
+
+MASTER = "job master"
+
+PARENT_CHECK_S = 0.5
+PARENT_GRACE_S = 2.0
+"""How long a worker whose parent died may take to end by itself: a function that blocks would keep it for ever."""
+
+FINISHED, UNREACHABLE, LOST_MASTER = 0, 1, 3
+"""Exit codes."""
+
+
+class Worker:
+    """The worker's side of the control connection: its handlers, and the TaskExecutor behind them."""
+
+    def __init__(self, host: Host, secret: bytes, worker_id: str) -> None:
+        self._host = host
+        self._secret = secret
+        self._worker_id = worker_id
+        self._connection: RpcConnection | None = None
+        self._job: ShippedJob | None = None
+        self._codec = Codec()
+        self._executor: TaskExecutor | None = None
+        self._data_plane: DataPlane | None = None
+        self._taps: dict[int, tuple[int, Callable[[RecordBatch], None]]] = {}
+        self._missed: dict[int, int] = {}
+        self._metrics = MetricGroup(host.clock.monotonic)
+        self._monitor = HeartbeatMonitor()
+        self._reporting: asyncio.Task[None] | None = None
+        self.closed: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    async def run(self, address: tuple[str, int]) -> int:
+        """Until the job master hangs up, or is silent for too long. Returns the exit code."""
+        handlers: dict[str, Callable[..., Any]] = {
+            "open_job": self.open_job,
+            "close_job": self.close_job,
+            "submit_task": self.submit_task,
+            "cancel_task": self.cancel_task,
+            "stop_sources": self.stop_sources,
+            "add_tap": self.add_tap,
+            "remove_tap": self.remove_tap,
+            "query_state": self.query_state,
+            "ping": self.ping,
+        }
+        self._connection = await connect_rpc(
+            self._host, self._secret, Codec(), PeerRole.TASKMANAGER, address, handlers, self._on_closed
+        )
+        self._connection.notify("hello", self._worker_id)
+        try:
+            return await self.closed
+        finally:
+            if self._reporting is not None:
+                await cancel_and_wait([self._reporting])
+            if self._executor is not None:
+                self._executor.cancel_all()
+                await self.close_job()
+            if self._data_plane is not None:
+                await self._data_plane.close()
+            await self._connection.close()
+
+    # Handlers.
+
+    async def open_job(self, content: bytes, fencing_token: str, interval_s: float, timeout_s: float) -> str:
+        """Load the job and listen for the other workers. Returns where they find this one."""
+        job = self._job = load_job(content)
+        self._codec = Codec(job.types)
+        executor = TaskExecutor(self._host, self, fencing_token, self._metrics, job.options)
+        self._data_plane = DataPlane(self._host, self._secret, self._codec, executor.partitions)
+        location = f"127.0.0.1:{await self._data_plane.listen()}"
+        executor.join(self._data_plane, location)
+        self._executor = await executor.__aenter__()
+        # What was loaded stays: the collector need not walk it again and again.
+        gc.collect()
+        gc.freeze()
+        self._monitor = HeartbeatMonitor(HeartbeatOptions(interval_s=min(REPORT_S, interval_s), timeout_s=timeout_s))
+        self._monitor.monitor(MASTER, self._host.clock.monotonic())
+        self._reporting = asyncio.get_running_loop().create_task(self._report(), name="report")
+        return location
+
+    async def close_job(self) -> None:
+        """Wait for the tasks, which have ended or were told to, and close what they shared. Raises what closing raised."""
+        executor, self._executor = self._executor, None
+        if executor is not None:
+            await executor.__aexit__(None, None, None)
+
+    def submit_task(self, content: bytes, fencing_token: str) -> None:
+        executor, job = self._open_job()
+        executor.submit_task(job.load_task(content), fencing_token)
+
+    def cancel_task(self, attempt: tuple[str, int, int, int]) -> None:
+        if self._executor is not None:
+            self._executor.cancel_task(ExecutionAttemptId(*attempt))
+
+    def stop_sources(self, job_id: str, drain: bool) -> None:
+        if self._executor is not None:
+            self._executor.stop_sources(job_id, drain=drain)
+
+    def add_tap(self, job_id: str, node_id: int, tap_id: int, may_miss: bool) -> None:
+        """Send every batch that node `node_id` emits here as `tapped` from now on.
+
+        `may_miss`: while the connection is behind, batches are only counted.
+        """
+        if self._executor is None:
+            return
+
+        def tap(batch: RecordBatch) -> None:
+            self._send_tapped(tap_id, batch, may_miss)
+
+        self._taps[tap_id] = node_id, tap
+        self._executor.add_tap(job_id, node_id, tap)
+
+    def remove_tap(self, job_id: str, node_id: int, tap_id: int) -> None:
+        entry = self._taps.pop(tap_id, None)
+        self._missed.pop(tap_id, None)
+        if entry is not None and self._executor is not None:
+            self._executor.remove_tap(job_id, node_id, entry[1])
+
+    async def query_state(self, attempt: tuple[str, int, int, int], node_id: int, query: bytes) -> bytes:
+        """Run the pickled `query` over the state of a node; its result is encoded with the job's types."""
+        executor, _ = self._open_job()
+        result = await executor.query_state(ExecutionAttemptId(*attempt), node_id, pickle.loads(query))
+        return self._codec.encode(result, owner="queried state")
+
+    def ping(self) -> None:
+        self._monitor.received(MASTER, self._host.clock.monotonic())
+
+    # JobMasterGateway of the TaskExecutor here.
+
+    def update_task_state(self, attempt: ExecutionAttemptId, state: ExecutionState, error: BaseException | None) -> None:
+        if self._connection is None:
+            return
+        if state.is_terminal:
+            self._send_report()  # So that the numbers of a job that is over are complete.
+        told = b"" if error is None else message_body(describe_error(error, self._codec))
+        key = (attempt.job_id, attempt.vertex_id, attempt.subtask_index, attempt.attempt)
+        self._connection.notify("update_task_state", key, state.value, told)
+
+    # Life.
+
+    def _open_job(self) -> tuple[TaskExecutor, ShippedJob]:
+        if self._executor is None or self._job is None:
+            raise Closed(f"{self._worker_id} has no job open; it was closed, or open_job never came")
+        return self._executor, self._job
+
+    def _send_tapped(self, tap_id: int, batch: RecordBatch, may_miss: bool) -> None:
+        """Never holds the task, and never fails it: whoever watches must not be noticed."""
+        connection = self._connection
+        if connection is None or not batch.values:
+            return
+        if may_miss and not connection.is_writable:
+            self._missed[tap_id] = self._missed.get(tap_id, 0) + len(batch.values)
+            return
+        try:
+            content, error = encode_batch(batch, self._codec, "a subscription"), ""
+        except TypeNotSupported as refused:
+            content, error = b"", str(refused)
+        connection.notify("tapped", tap_id, content, self._missed.pop(tap_id, 0), error)
+
+    def _send_report(self) -> None:
+        assert self._connection is not None
+        self._connection.notify("report", dict(self._metrics.snapshot()))
+        for tap_id, missed in self._missed.items():
+            self._connection.notify("tapped", tap_id, b"", missed, "")
+        self._missed.clear()
+
+    async def _report(self) -> None:
+        """Send signs of life, and listen for those of the job master."""
+        while not self.closed.done():
+            for instruction in self._monitor.tick(self._host.clock.monotonic()):
+                match instruction:
+                    case SendHeartbeat():
+                        self._send_report()
+                    case TimedOut(_, reason):
+                        logger.error("%s has lost its job master (%s) and ends", self._worker_id, reason.value)
+                        self.closed.set_result(LOST_MASTER)
+                        return
+            await asyncio.sleep(self._monitor.options.interval_s)
+
+    def _on_closed(self, connection: RpcConnection) -> None:
+        if not self.closed.done():
+            self.closed.set_result(FINISHED)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Entry point of the process."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        # Not SIG_IGN, which processes started by user code would inherit.
+        signal.signal(number, _ignore)
+    where, worker_id = (sys.argv[1:] if argv is None else argv)[:2]
+    address, _, port = where.rpartition(":")
+    with asyncio.Runner(loop_factory=_new_event_loop) as runner:
+        return runner.run(_main((address, int(port)), worker_id))
+
+
+async def _main(address: tuple[str, int], worker_id: str) -> int:
+    host = SystemHost()
+    secret = host.procs.take_secret()
+    if secret is None:
+        raise NotAuthenticated("a worker is started by its cluster, which hands it the secret; there is none")
+    over, parent = threading.Event(), os.getppid()
+    watching = host.blocking(_end_with_parent, parent, over, dedicated=True, name="aioflow-parent")
+    try:
+        return await Worker(host, secret, worker_id).run(address)
+    except (OSError, Broken) as error:
+        logger.error("%s cannot reach its job master at %s:%d: %s", worker_id, *address, error)
+        return UNREACHABLE
+    finally:
+        if os.getppid() != parent:
+            os._exit(LOST_MASTER)  # Nobody is left who would end this process if a thread of user code kept it.
+        over.set()
+        await watching
+        await host.close()
+
+
+def _end_with_parent(parent: int, over: threading.Event) -> None:
+    """In a thread, because the loop may be held by a function that blocks: no worker outlives the program for long."""
+    while not over.wait(PARENT_CHECK_S):
+        if os.getppid() != parent:
+            if not over.wait(PARENT_GRACE_S):
+                os._exit(LOST_MASTER)
+            return
+
+
+def _ignore(number: int, frame: object) -> None:
+    """A signal of the terminal, or of a service manager, that the program has got too."""
+
+
+def _new_event_loop() -> asyncio.AbstractEventLoop:
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,270 @@
+"""The worker processes of one job, from their start to their end: started by exec, watched by heartbeats, and ended with the job.
+
+A worker is lost when its process ends, when its connection does, or when it is silent for too long. Whatever the reason, it is fenced
+before anybody hears of it: its connection is cut, what it said and was not read yet is dropped, and its process is killed, so that one
+which only slept cannot go on beside its replacement. Who is lost once stays lost.
+
+    STARTING --open_job answered--> OPEN --ended, cut off, silent, or told to end--> LOST
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from aioflow.cluster.heartbeat import HeartbeatMonitor, HeartbeatOptions, Reason, SendHeartbeat, TimedOut
+from aioflow.cluster.rpc import RpcConnection, RpcServer
+from aioflow.core.aio import cancel_and_wait, wait_all
+from aioflow.core.errors import Broken, Closed, note_once
+from aioflow.core.serializers import Codec
+from aioflow.protocol.handshake import PeerRole
+
+if TYPE_CHECKING:
+    from aioflow.core.host import Host, Process
+
+__all__ = ["WORKER_HEARTBEAT", "WorkerPool", "WorkerProcess"]
+
+logger = logging.getLogger(__name__)
+
+WORKER_HEARTBEAT = HeartbeatOptions(interval_s=1.0, timeout_s=60.0, suspicion_s=0.2)
+"""A function may hold its worker's loop: loading a model takes tens of seconds. A process that ends is known at once, without heartbeats;
+the suspicion is the time in which its exit code arrives after the end of its connection."""
+
+MASTER_SILENCE_FACTOR = 5
+"""So many times longer a worker waits for signs of its job master: a program may hold its own loop (a cell of a notebook) for minutes,
+and the end of its process is seen at once."""
+
+START_TIMEOUT_S = 60.0
+"""From exec to a loaded job: importing what the program imports."""
+
+EXIT_TIMEOUT_S = 5.0
+"""How long a worker may take to end after its connection was closed."""
+
+Handlers = dict[str, Callable[..., Any]]
+
+
+class WorkerState(Enum):
+    """The life of a worker, as its pool sees it."""
+
+    STARTING = "is starting"
+    OPEN = "is open"
+    LOST = "is gone"
+
+
+@dataclass(slots=True, eq=False)
+class WorkerProcess:
+    """One worker. `location` is where other processes find its partitions, `metrics` what it last reported."""
+
+    id: str
+    hello: asyncio.Future[RpcConnection] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    state: WorkerState = WorkerState.STARTING
+    process: Process | None = None
+    connection: RpcConnection | None = None
+    location: str = ""
+    metrics: dict[str, float] = field(default_factory=dict)
+    loss: Broken | None = None
+    """Why it is LOST."""
+
+    @property
+    def is_open(self) -> bool:
+        return self.state is WorkerState.OPEN
+
+    @property
+    def pid(self) -> int:
+        """0 before it was started."""
+        return 0 if self.process is None else self.process.pid
+
+    def tell(self, method: str, *args: Any) -> None:
+        """Notify it, if it can be told anything."""
+        if self.connection is not None:
+            self.connection.notify(method, *args)
+
+    def __str__(self) -> str:
+        return f"{self.id} (process {self.pid})"
+
+
+class WorkerPool:
+    """`open_worker(worker)` makes a connected worker ready and returns its location; `on_lost(worker)` hears of each OPEN one that is lost.
+
+    `handlers` take the worker as their first argument.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        secret: bytes,
+        heartbeat: HeartbeatOptions,
+        handlers: Handlers,
+        open_worker: Callable[[WorkerProcess], Awaitable[str]],
+        on_lost: Callable[[WorkerProcess], None],
+    ) -> None:
+        self._host = host
+        self._secret = secret
+        self.heartbeat = heartbeat
+        self._handlers = handlers
+        self._open_worker = open_worker
+        self._on_lost = on_lost
+        self._monitor = HeartbeatMonitor(heartbeat)
+        roles = frozenset([PeerRole.TASKMANAGER])
+        self._server = RpcServer(host, secret, Codec(), roles, self._on_peer, self._on_connection_closed)
+        self._workers: dict[str, WorkerProcess] = {}
+        self._numbers = itertools.count(1)
+        self._exits: dict[asyncio.Task[None], WorkerProcess] = {}
+        self._beating: asyncio.Task[None] | None = None
+        self._address = ""
+        self._closing = False
+
+    async def listen(self) -> None:
+        """Open the way in for workers, and begin to watch them."""
+        self._address = f"127.0.0.1:{await self._server.listen()}"
+        self._beating = asyncio.get_running_loop().create_task(self._beat(), name="heartbeats")
+
+    @property
+    def open(self) -> list[WorkerProcess]:
+        """Those that take tasks, oldest first."""
+        return [worker for worker in self._workers.values() if worker.is_open]
+
+    @property
+    def all(self) -> list[WorkerProcess]:
+        """Also those that start and those that are lost, oldest first."""
+        return list(self._workers.values())
+
+    def __getitem__(self, worker_id: str) -> WorkerProcess:
+        return self._workers[worker_id]
+
+    async def start_worker(self) -> WorkerProcess:
+        """A new worker, ready. Raises Broken when it does not start, and what loading the job raised there."""
+        worker = WorkerProcess(f"worker-{next(self._numbers)}")
+        self._workers[worker.id] = worker
+        # -P: the working directory is not on the path, unless it is on this process's.
+        argv = [sys.executable, "-P", "-m", "aioflow.cluster.worker", self._address, worker.id]
+        paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
+        try:
+            worker.process = await self._host.procs.exec(argv, env={"PYTHONPATH": paths}, secret=self._secret)
+        except OSError as error:
+            raise Broken(f"{worker.id} could not be started with {sys.executable}: {error}") from error
+        exit_watch = asyncio.get_running_loop().create_task(self._watch_exit(worker, worker.process), name=f"exit of {worker.id}")
+        self._exits[exit_watch] = worker
+        try:
+            await self._get_ready(worker, exit_watch)
+        except BaseException as error:
+            self.lose(worker, f"it did not open the job: {error!r}")
+            raise
+        worker.state = WorkerState.OPEN
+        self._monitor.monitor(worker.id, self._host.clock.monotonic())
+        return worker
+
+    async def _get_ready(self, worker: WorkerProcess, exit_watch: asyncio.Task[None]) -> None:
+        deadline = asyncio.timeout(START_TIMEOUT_S)
+        try:
+            async with deadline:
+                worker.connection = await worker.hello
+                worker.location = await self._open_worker(worker)
+        except TimeoutError as error:
+            if not deadline.expired():
+                raise  # One of the program's.
+            raise Broken(f"{worker} did not get ready within {START_TIMEOUT_S:g} s") from error
+        except Broken:
+            await wait_all([exit_watch], timeout_s=self.heartbeat.suspicion_s)  # The exit code says more.
+            if worker.loss is not None:
+                raise worker.loss from None
+            raise
+        except Exception as error:
+            note_once(error, f"while {worker} opened the job")
+            raise
+
+    def lose(self, worker: WorkerProcess, why: str) -> None:
+        """Fence `worker`: from here on nothing that it says or sends counts. Then tell the owner. Idempotent."""
+        if worker.state is WorkerState.LOST:
+            return
+        was_open = worker.is_open
+        worker.state = WorkerState.LOST
+        worker.loss = Broken(f"{worker} is gone: {why}")
+        self._monitor.unmonitor(worker.id)
+        if worker.process is not None:
+            worker.process.kill()
+        if worker.connection is not None:
+            worker.connection.abort(worker.loss)
+        if not worker.hello.done():
+            worker.hello.set_exception(worker.loss)
+            worker.hello.exception()  # Also when nobody waits for it yet.
+        if was_open and not self._closing:
+            logger.warning("%s", worker.loss)
+            self._on_lost(worker)
+
+    async def close(self) -> None:
+        """End every worker: by itself within EXIT_TIMEOUT_S, else by force. No process is left."""
+        self._closing = True
+        if self._beating is not None:
+            await cancel_and_wait([self._beating])
+        await self._server.close()
+        if not await wait_all(list(self._exits), timeout_s=EXIT_TIMEOUT_S):
+            for worker in self._exits.values():
+                logger.warning("%s does not end by itself, it is killed", worker)
+                self.lose(worker, "it did not end by itself")
+            await wait_all(list(self._exits))
+
+    # How a worker ends.
+
+    async def _watch_exit(self, worker: WorkerProcess, process: Process) -> None:
+        code = await process.wait()
+        self._exits = {task: other for task, other in self._exits.items() if other is not worker}
+        self.lose(worker, f"its process ended by {_signal_name(-code)}" if code < 0 else f"its process ended with exit code {code}")
+
+    def _on_connection_closed(self, connection: RpcConnection) -> None:
+        for worker in self._workers.values():
+            if worker.connection is connection and worker.is_open:  # One that starts is awaited, and that fails.
+                self._obey(self._monitor.connection_ended(worker.id, self._host.clock.monotonic()))
+
+    async def _beat(self) -> None:
+        while True:
+            now = self._host.clock.monotonic()
+            self._obey(self._monitor.tick(now))
+            due = self._monitor.next_due()
+            longest = min(self.heartbeat.interval_s, self.heartbeat.suspicion_s or self.heartbeat.interval_s)
+            await asyncio.sleep(longest if due is None else min(longest, max(0.0, due - now)))
+
+    def _obey(self, instructions: list[Any]) -> None:
+        for instruction in instructions:
+            match instruction:
+                case SendHeartbeat(worker_id):
+                    self._workers[worker_id].tell("ping")
+                case TimedOut(worker_id, Reason.SILENCE):
+                    self.lose(self._workers[worker_id], f"no sign of life for {self.heartbeat.timeout_s:g} s")
+                case TimedOut(worker_id, reason):
+                    self.lose(self._workers[worker_id], reason.value)
+
+    # What workers tell.
+
+    def _on_peer(self, connection: RpcConnection) -> Handlers:
+        return {"hello": partial(self._on_hello, connection)}
+
+    def _on_hello(self, connection: RpcConnection, worker_id: str) -> None:
+        worker = self._workers.get(worker_id)
+        if worker is None or worker.hello.done():
+            raise Closed(f"{worker_id!r} says hello, and is not awaited")
+        connection.handlers = {name: partial(self._heard, worker, handler) for name, handler in self._handlers.items()}
+        worker.hello.set_result(connection)
+
+    def _heard(self, worker: WorkerProcess, handler: Callable[..., Any], *args: Any) -> Any:
+        """Anything that a worker says is a sign of life; of a lost one nothing is heard."""
+        if worker.state is WorkerState.LOST:
+            return None
+        self._monitor.received(worker.id, self._host.clock.monotonic())
+        return handler(worker, *args)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,376 @@
+"""A cluster of worker processes for one flow: deals its tasks out to them, and carries what is said between the job master and the tasks.
+
+The process that runs the flow is a worker too, for what cannot leave it: results that the program collects, inputs that it pushes,
+functions of its own as sinks. Everything else is dealt out: subtask i of every operator goes to worker i, round robin, so that neighbours
+meet and few records travel; a flow of parallelism 1 runs in one worker. A worker that is lost takes its tasks with it; the job's restart
+strategy decides what follows, and a restart waits for the worker's replacement.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import cloudpickle
+
+from aioflow.cluster.execution_graph import JobStatus
+from aioflow.cluster.job_master import JobMaster
+from aioflow.cluster.shipping import local_job, ship_job
+from aioflow.cluster.task_executor import RESOURCES_CLOSE_S, TaskExecutor
+from aioflow.cluster.worker_pool import MASTER_SILENCE_FACTOR, WORKER_HEARTBEAT, WorkerPool, WorkerProcess
+from aioflow.core.aio import OrderedTaskGroup, cancel_and_wait, close_within, wait_all
+from aioflow.core.batch_codec import decode_batch
+from aioflow.core.errors import Broken, JobNotRunning, RemoteError, TypeNotSupported
+from aioflow.core.metrics import MetricGroup
+from aioflow.core.serializers import Codec
+from aioflow.graph.deployment import ExecutionAttemptId, ExecutionState, TaskDeploymentDescriptor
+from aioflow.network.links import DataPlane
+from aioflow.protocol.errors import rebuild_error
+from aioflow.protocol.framing import FrameType
+from aioflow.protocol.messages import ErrorResponse, decode_message
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+    from aioflow.cluster.gateways import OnMissed
+    from aioflow.cluster.heartbeat import HeartbeatOptions
+    from aioflow.cluster.restart import RestartPolicy
+    from aioflow.core.elements import RecordBatch
+    from aioflow.core.host import Host
+    from aioflow.graph.job_graph import JobGraph, JobVertex
+    from aioflow.task.environment import TaskOptions
+
+__all__ = ["WorkersCluster"]
+
+logger = logging.getLogger(__name__)
+
+HERE = ""
+"""The id of the process that runs the flow."""
+
+CLOSE_TIMEOUT_S = RESOURCES_CLOSE_S + 5.0
+"""How long workers may take to close what their tasks shared, when the job has ended by itself."""
+
+CANCEL_TIMEOUT_S = 15.0
+"""A task that has not ended so long after it was cancelled is ended with its worker: its function blocks."""
+
+Tap = Callable[["RecordBatch"], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Tap:
+    node_id: int
+    tap: Tap
+    on_missed: OnMissed | None
+
+
+class WorkersCluster:
+    """Runs one job over `count` worker processes. The same face as `LocalCluster`."""
+
+    def __init__(
+        self,
+        host: Host,
+        graph: JobGraph,
+        restart: RestartPolicy,
+        options: TaskOptions,
+        count: int,
+        heartbeat: HeartbeatOptions | None = None,
+    ) -> None:
+        self._group = OrderedTaskGroup()
+        self.host = host
+        self.job_id = host.ids.new("job")
+        self._graph = graph
+        self._content = ship_job(graph, options)
+        self._job = local_job(graph, options)
+        self._codec = Codec(self._job.types)
+        self._count = count
+        secret = bytes.fromhex(host.ids.new("secret") + host.ids.new("secret"))
+        self._metrics = MetricGroup(host.clock.monotonic)
+        self.metrics = _AllMetrics(self)
+        self.job_master = JobMaster(host, self.job_id, graph, restart, self._group, self._ready)
+        self._here = TaskExecutor(host, self.job_master, self.job_master.fencing_token, self._metrics, options)
+        self._data_plane = DataPlane(host, secret, self._codec, self._here.partitions)
+        self._location = ""
+        handlers: dict[str, Callable[..., Any]] = {
+            "update_task_state": self._on_task_state,
+            "tapped": self._on_tapped,
+            "report": self._on_report,
+        }
+        self.pool = WorkerPool(host, secret, heartbeat or WORKER_HEARTBEAT, handlers, self._open_worker, self._on_lost)
+        self._starting: asyncio.Task[None] | None = None
+        self._filling: asyncio.Task[None] | None = None
+        self._placed: dict[tuple[int, int], str] = {}
+        self._deployed: dict[ExecutionAttemptId, str] = {}
+        """Attempts on other processes that have not ended."""
+        self._cancelling: dict[ExecutionAttemptId, asyncio.TimerHandle] = {}
+        self._taps: dict[int, _Tap] = {}
+        self._tap_numbers = itertools.count(1)
+        self._stop_drains: bool | None = None
+        self.task_executor = self
+
+    # The life of the cluster.
+
+    async def run(self) -> JobStatus:
+        """Start the workers, deploy, wait for the end. Cancelling this cancels the job; no process outlives it."""
+        failure: Exception | None = None
+        async with self._group:
+            try:
+                async with self._here:
+                    self._starting = self._group.create_task(self._start(), name="start")
+                    try:
+                        status = await asyncio.shield(self.job_master.terminated)
+                    except BaseException:
+                        self.job_master.cancel()
+                        raise
+                if status is JobStatus.FINISHED:
+                    await self._close_jobs()
+            except Exception as error:  # noqa: BLE001  # As it is: the group would wrap it.
+                failure = error
+            finally:
+                self._group.cancel_children()
+                await close_within(self._close(), CLOSE_TIMEOUT_S, what="the workers")
+        if failure is not None:
+            raise failure
+        return status
+
+    async def _start(self) -> None:
+        try:
+            self._location = f"127.0.0.1:{await self._data_plane.listen()}"
+            self._here.join(self._data_plane, self._location)
+            await self.pool.listen()
+            await self._fill()
+        except Exception as error:  # noqa: BLE001  # A job whose workers cannot be started has failed.
+            self.job_master.fail(error)
+            return
+        self._place()
+        await self.job_master.start(self)
+
+    async def _open_worker(self, worker: WorkerProcess) -> str:
+        assert worker.connection is not None
+        beat = self.pool.heartbeat
+        location: str = await worker.connection.call(
+            "open_job", self._content, self.job_master.fencing_token, beat.interval_s, beat.timeout_s * MASTER_SILENCE_FACTOR
+        )
+        # What was said to the others before.
+        for tap_id, one in self._taps.items():
+            worker.tell("add_tap", self.job_id, one.node_id, tap_id, one.on_missed is not None)
+        if self._stop_drains is not None:
+            worker.tell("stop_sources", self.job_id, self._stop_drains)
+        return location
+
+    async def _fill(self) -> None:
+        """Start as many workers as are missing, all at once. Raises what the first of those raised that could not be started."""
+        starts = [
+            asyncio.get_running_loop().create_task(self.pool.start_worker(), name="start worker")
+            for _ in range(self._count - len(self.pool.open))
+        ]
+        try:
+            await wait_all(starts)
+        finally:
+            errors = await cancel_and_wait([start for start in starts if not start.done()])
+        errors += [error for start in starts if not start.cancelled() and (error := start.exception()) is not None]
+        if errors:
+            raise errors[0]
+
+    async def _ready(self) -> None:
+        """Wait for the replacements of lost workers, and give them the places of those. With fewer, they share; without any, Broken."""
+        if self._filling is None or self._filling.done():
+            self._filling = self._group.create_task(self._refill(), name="replace workers")
+        await asyncio.shield(self._filling)
+        self._place()
+
+    async def _refill(self) -> None:
+        try:
+            await self._fill()
+        except Exception as error:  # noqa: BLE001  # The others go on; without others `_place` says so.
+            logger.warning("a worker could not be replaced, %d of %d are there: %r", len(self.pool.open), self._count, error)
+
+    def _place(self) -> None:
+        """Deal the subtasks out that have no place yet, or had theirs on a worker that is lost."""
+        workers = self.pool.open
+        if not workers:
+            raise Broken("no worker is left, and none can be started")
+        # The places of a worker that was lost go to one that has none, if there is one, all of them together.
+        idle = [worker for worker in workers if worker.id not in self._placed.values()]
+        heirs: dict[str, WorkerProcess] = {}
+        locations = self.job_master.executions.locations
+        for vertex in self._graph.vertices:
+            for index in range(vertex.parallelism):
+                place = self._placed.get((vertex.id, index))
+                if _stays_here(vertex):
+                    self._placed[vertex.id, index], locations[vertex.id, index] = HERE, self._location
+                    continue
+                if place is None:
+                    worker = workers[index % len(workers)]
+                elif self.pool[place].is_open:
+                    continue
+                else:
+                    if place not in heirs and idle:
+                        heirs[place] = idle.pop(0)
+                    worker = heirs.get(place) or workers[index % len(workers)]
+                self._placed[vertex.id, index], locations[vertex.id, index] = worker.id, worker.location
+
+    async def _close_jobs(self) -> None:
+        """What closing shared resources raises in a worker is the job's error, as it is in one process."""
+        closings = [
+            asyncio.get_running_loop().create_task(worker.connection.call("close_job"), name=f"close {worker.id}")
+            for worker in self.pool.open
+            if worker.connection is not None and worker.connection.is_open
+        ]
+        try:
+            if not await wait_all(closings, timeout_s=CLOSE_TIMEOUT_S):
+                logger.warning("closing the resources of the job took longer than %.1f s", CLOSE_TIMEOUT_S)
+        finally:
+            await cancel_and_wait([closing for closing in closings if not closing.done()])
+        for closing in closings:
+            if not closing.cancelled() and (error := closing.exception()) is not None and not isinstance(error, Broken):
+                raise error
+
+    async def _close(self) -> None:
+        for timer in self._cancelling.values():
+            timer.cancel()
+        # Before the workers are ended nobody may start one any more.
+        await cancel_and_wait([task for task in (self._starting, self._filling) if task is not None])
+        await self.pool.close()
+        await self._data_plane.close()
+
+    # TaskExecutorGateway: each call goes to the process that has the task.
+
+    def submit_task(self, descriptor: TaskDeploymentDescriptor, fencing_token: str) -> None:
+        attempt = descriptor.attempt
+        place = self._placed[attempt.vertex_id, attempt.subtask_index]
+        if place == HERE:
+            self._here.submit_task(descriptor, fencing_token)
+            return
+        worker = self.pool[place]
+        if worker.connection is None or not worker.is_open:
+            raise worker.loss or Broken(f"{worker} {worker.state.value}; {descriptor.task_name} cannot be deployed there")
+        # Called here, awaited there: whoever cancels at once must not be faster.
+        answer = worker.connection.call("submit_task", self._job.ship_task(descriptor), fencing_token)
+        self._deployed[attempt] = place
+        _ = self._group.create_task(self._submitted(attempt, answer), name=f"submit {attempt}")
+
+    async def _submitted(self, attempt: ExecutionAttemptId, answer: Coroutine[Any, Any, Any]) -> None:
+        try:
+            await answer
+        except Exception as error:  # noqa: BLE001  # What cannot be deployed has failed, like any task.
+            self._ended(attempt)
+            self.job_master.update_task_state(attempt, ExecutionState.FAILED, error)
+
+    def cancel_task(self, attempt: ExecutionAttemptId) -> None:
+        place = self._deployed.get(attempt, HERE)
+        if place == HERE:
+            self._here.cancel_task(attempt)
+            return
+        worker = self.pool[place]
+        worker.tell("cancel_task", _key(attempt))
+        why = f"its task {attempt} did not end within {CANCEL_TIMEOUT_S:g} s after it was cancelled"
+        if attempt not in self._cancelling:
+            self._cancelling[attempt] = asyncio.get_running_loop().call_later(CANCEL_TIMEOUT_S, self.pool.lose, worker, why)
+
+    def stop_sources(self, job_id: str, *, drain: bool) -> None:
+        self._stop_drains = drain
+        self._here.stop_sources(job_id, drain=drain)
+        for worker in self.pool.open:
+            worker.tell("stop_sources", job_id, drain)
+
+    def add_tap(self, job_id: str, node_id: int, tap: Tap, on_missed: OnMissed | None = None) -> None:
+        self._here.add_tap(job_id, node_id, tap)
+        tap_id = next(self._tap_numbers)
+        self._taps[tap_id] = _Tap(node_id, tap, on_missed)
+        for worker in self.pool.open:
+            worker.tell("add_tap", job_id, node_id, tap_id, on_missed is not None)
+
+    def remove_tap(self, job_id: str, node_id: int, tap: Tap) -> None:
+        self._here.remove_tap(job_id, node_id, tap)
+        for tap_id in [i for i, one in self._taps.items() if (one.node_id, one.tap) == (node_id, tap)]:
+            del self._taps[tap_id]
+            for worker in self.pool.open:
+                worker.tell("remove_tap", job_id, node_id, tap_id)
+
+    async def query_state(self, attempt: ExecutionAttemptId, node_id: int, query: Callable[[Any], Any]) -> Any:
+        place = self._placed[attempt.vertex_id, attempt.subtask_index]
+        if place == HERE:
+            return await self._here.query_state(attempt, node_id, query)
+        worker = self.pool[place]
+        try:
+            if worker.connection is None:
+                raise Broken(f"{worker} has no connection")
+            content = await worker.connection.call("query_state", _key(attempt), node_id, cloudpickle.dumps(query))
+        except Broken as error:
+            raise JobNotRunning(f"{worker} is gone, its state cannot be read now; try again once the job runs") from error
+        return self._codec.decode(content)
+
+    # What workers tell.
+
+    def _on_task_state(self, worker: WorkerProcess, key: tuple[str, int, int, int], state: str, told: bytes) -> None:
+        attempt, reached = ExecutionAttemptId(*key), ExecutionState(state)
+        if self._deployed.get(attempt) != worker.id:
+            return  # Somebody else has the attempt, or it is over.
+        if reached.is_terminal:
+            self._ended(attempt)
+        self.job_master.update_task_state(attempt, reached, self._error(told) if told else None)
+
+    def _ended(self, attempt: ExecutionAttemptId) -> None:
+        self._deployed.pop(attempt, None)
+        timer = self._cancelling.pop(attempt, None)
+        if timer is not None:
+            timer.cancel()
+
+    def _error(self, told: bytes) -> BaseException:
+        response = decode_message(FrameType.ERROR_RESPONSE, told)
+        assert isinstance(response, ErrorResponse), "the schema of ERROR_RESPONSE"
+        error = rebuild_error(response, self._codec)
+        if isinstance(error, RemoteError) and error.type_name == "SystemExit":
+            # A function that calls sys.exit() ends the program, as it does in one process.
+            args = [] if response.arguments is None else self._codec.decode_batch(response.arguments)
+            exit_request = SystemExit(*args)
+            exit_request.__cause__ = error
+            return exit_request
+        return error
+
+    def _on_tapped(self, worker: WorkerProcess, tap_id: int, content: bytes, missed: int, refused: str) -> None:
+        one = self._taps.get(tap_id)
+        if one is None:
+            return
+        if content:
+            one.tap(decode_batch(content, self._codec, "a subscription"))
+        if one.on_missed is not None and (missed or refused):
+            one.on_missed(missed, TypeNotSupported(refused) if refused else None)
+
+    def _on_report(self, worker: WorkerProcess, metrics: dict[str, float]) -> None:
+        worker.metrics = metrics
+
+    def _on_lost(self, worker: WorkerProcess) -> None:
+        """Its tasks are gone. If the job goes on, the replacement starts while the restart is still delayed."""
+        for attempt in [a for a, place in self._deployed.items() if place == worker.id]:
+            self._ended(attempt)
+            self.job_master.update_task_state(attempt, ExecutionState.FAILED, worker.loss)
+        if self.job_master.status is JobStatus.RESTARTING and (self._filling is None or self._filling.done()):
+            self._filling = self._group.create_task(self._refill(), name="replace workers")
+
+
+def _key(attempt: ExecutionAttemptId) -> tuple[str, int, int, int]:
+    return attempt.job_id, attempt.vertex_id, attempt.subtask_index, attempt.attempt
+
+
+def _stays_here(vertex: JobVertex) -> bool:
+    """Whether a vertex holds something of the program that runs the flow."""
+    return any(node.stays_here for node in vertex.nodes)
+
+
+class _AllMetrics:
+    """The metrics of all processes as one."""
+
+    def __init__(self, cluster: WorkersCluster) -> None:
+        self._cluster = cluster
+
+    def snapshot(self) -> dict[str, float]:
+        """By dotted name; of a worker what it last reported."""
+        found: dict[str, float] = {}
+        for worker in self._cluster.pool.all:  # Oldest first: of a task that has moved, the later numbers stand.
+            found.update(worker.metrics)
+        return {**found, **self._cluster._metrics.snapshot()}

@@ -1,0 +1,332 @@
+"""The job's state by tables: reports in, instructions out."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aioflow.cluster.execution_graph import CancelTask, Deploy, ExecutionGraph, Instruction, JobEnded, JobStatus, ScheduleRestart
+from aioflow.cluster.restart import RestartPolicy, fixed_delay, no_restart
+from aioflow.graph.deployment import ExecutionAttemptId, ExecutionState
+from aioflow.graph.job_graph import build_job_graph
+from aioflow.graph.stream_graph import Partitioning, ShipStrategy, StreamEdge, StreamGraph, StreamNode
+from aioflow.operators.source import Split
+
+RUNNING, FINISHED, FAILED, CANCELED = (
+    ExecutionState.RUNNING,
+    ExecutionState.FINISHED,
+    ExecutionState.FAILED,
+    ExecutionState.CANCELED,
+)
+
+
+def graph(restart: RestartPolicy, *, parallelism: int = 1, regions: int = 1, ship: ShipStrategy = ShipStrategy.REBALANCE) -> ExecutionGraph:
+    """`regions` times source -> sink, joined by an exchange."""
+    stream = StreamGraph("g", parallelism)
+    for region in range(regions):
+        for index, name in enumerate(("source", "sink")):
+            stream.add_node(StreamNode(id=2 * region + index, kind=name, name=f"{name}{region}"))
+        stream.add_edge(StreamEdge(2 * region, 2 * region + 1, partitioning=Partitioning(ship)))
+    return ExecutionGraph("0" * 32, build_job_graph(stream), restart)
+
+
+class Job:
+    """Drives an ExecutionGraph and keeps what it told."""
+
+    def __init__(self, executions: ExecutionGraph) -> None:
+        self.graph = executions
+        self.told: list[Instruction] = executions.start({})
+
+    def report(self, vertex: int, state: ExecutionState, error: BaseException | None = None, index: int = 0) -> list[Instruction]:
+        told = self.graph.update(self.graph.executions[vertex, index].attempt, state, error, 0.0, 0.5)
+        self.told += told
+        return told
+
+    def run_all(self) -> None:
+        for vertex, index in self.graph.executions:
+            self.report(vertex, RUNNING, index=index)
+
+
+def deployed(told: list[Instruction]) -> list[tuple[int, int, int]]:
+    attempts = [i.descriptor.attempt for i in told if isinstance(i, Deploy)]
+    return [(a.vertex_id, a.subtask_index, a.attempt) for a in attempts]
+
+
+def canceled(told: list[Instruction]) -> list[tuple[int, int]]:
+    return [(i.attempt.vertex_id, i.attempt.attempt) for i in told if isinstance(i, CancelTask)]
+
+
+def test_deploys_producers_before_consumers() -> None:
+    job = Job(graph(no_restart(), parallelism=2))
+    assert deployed(job.told) == [(0, 0, 0), (0, 1, 0), (1, 0, 0), (1, 1, 0)]
+
+
+def test_finishes_when_every_task_has() -> None:
+    job = Job(graph(no_restart()))
+    job.run_all()
+    assert job.graph.all_have_run
+    assert job.report(0, FINISHED) == []
+    assert job.report(1, FINISHED) == [JobEnded(JobStatus.FINISHED, None)]
+
+
+def test_an_attempt_ends_once() -> None:
+    """B1.2: a second report of an attempt that ended is ignored."""
+    job = Job(graph(no_restart()))
+    job.report(0, FINISHED)
+    assert job.report(0, FAILED, ValueError()) == []
+    assert job.graph.status is JobStatus.RUNNING
+    assert job.graph.executions[0, 0].state is FINISHED
+
+
+def test_without_restart_the_first_failure_cancels_the_rest_and_fails_the_job() -> None:
+    job, error = Job(graph(no_restart())), ValueError("first")
+    job.run_all()
+    assert canceled(job.report(1, FAILED, error)) == [(0, 0)]
+    assert job.graph.status is JobStatus.FAILING
+    assert job.report(0, CANCELED) == [JobEnded(JobStatus.FAILED, error)]
+
+
+def test_a_failed_region_restarts_when_all_its_tasks_ended_and_the_delay_is_over() -> None:
+    job = Job(graph(fixed_delay(1, "2s")))
+    job.run_all()
+    told = job.report(0, FAILED, ValueError())
+    assert [i for i in told if isinstance(i, ScheduleRestart)] == [ScheduleRestart(0, 1, 2.0)]
+    assert canceled(told) == [(1, 0)]
+    assert job.graph.status is JobStatus.RESTARTING
+    assert job.graph.restart_due(0, 1) == []
+    assert deployed(job.report(1, CANCELED)) == [(0, 0, 1), (1, 0, 1)]
+    assert job.graph.status is JobStatus.RUNNING
+    assert job.graph.restarts == 1
+
+
+def test_the_delay_counts_also_when_all_tasks_ended_before() -> None:
+    job = Job(graph(fixed_delay(1, "2s")))
+    job.run_all()
+    job.report(0, FAILED, ValueError())
+    assert job.report(1, CANCELED) == []
+    assert deployed(job.graph.restart_due(0, 1)) == [(0, 0, 1), (1, 0, 1)]
+
+
+def test_a_finished_task_of_a_failed_region_runs_again() -> None:
+    job = Job(graph(fixed_delay(1, "0ms")))
+    job.run_all()
+    job.report(0, FINISHED)
+    job.report(1, FAILED, ValueError())
+    assert deployed(job.graph.restart_due(0, 1)) == [(0, 0, 1), (1, 0, 1)]
+
+
+def test_only_the_region_that_failed_restarts() -> None:
+    job = Job(graph(fixed_delay(1, "0ms"), regions=2))
+    job.run_all()
+    assert canceled(job.report(0, FAILED, ValueError())) == [(1, 0)]
+    job.report(1, CANCELED)
+    assert deployed(job.graph.restart_due(0, 1)) == [(0, 0, 1), (1, 0, 1)]
+    assert job.graph.executions[2, 0].attempt.attempt == 0
+
+
+def test_a_job_is_not_over_while_one_region_waits_and_the_other_has_finished() -> None:
+    job = Job(graph(fixed_delay(1, "1h"), regions=2))
+    job.run_all()
+    job.report(0, FAILED, ValueError())
+    job.report(1, CANCELED)
+    job.report(2, FINISHED)
+    assert job.report(3, FINISHED) == []
+    assert job.graph.status is JobStatus.RESTARTING
+
+
+def test_reports_of_an_older_attempt_are_ignored() -> None:
+    job = Job(graph(fixed_delay(2, "0ms")))
+    old = job.graph.executions[0, 0].attempt
+    job.report(0, FAILED, ValueError())
+    job.report(1, CANCELED)
+    job.graph.restart_due(0, 1)
+    assert job.graph.update(old, FAILED, ValueError(), 0.0, 0.5) == []
+    assert job.graph.status is JobStatus.RUNNING
+
+
+def test_failures_together_are_one_failover_with_one_root_cause() -> None:
+    """B6.3, J3.3."""
+    job, first = Job(graph(fixed_delay(1, "0ms"), parallelism=2)), ValueError("first")
+    job.run_all()
+    job.report(0, FAILED, first)
+    job.report(0, FAILED, KeyError("second"), index=1)
+    assert job.graph.failure is first
+    assert job.graph.restarts == 1
+    assert first.__notes__ == ["aioflow: another task failed at the same time: KeyError: 'second'"]
+
+
+def test_fatal_errors_fail_the_job_although_it_could_restart() -> None:
+    job = Job(graph(fixed_delay(5, "0ms", fatal=(ValueError,))))
+    job.run_all()
+    assert not [i for i in job.report(0, FAILED, ValueError()) if isinstance(i, ScheduleRestart)]
+    assert job.graph.status is JobStatus.FAILING
+
+
+@pytest.mark.parametrize("error", [SystemExit(), KeyboardInterrupt()])
+def test_what_asks_for_the_end_of_the_program_is_not_retried(error: BaseException) -> None:
+    job = Job(graph(fixed_delay(5, "0ms")))
+    job.run_all()
+    job.report(0, FAILED, error)
+    assert job.graph.status is JobStatus.FAILING
+
+
+def test_a_consumer_cancelled_by_its_producers_failure_is_no_failure() -> None:
+    """B1.6."""
+    job, error = Job(graph(no_restart())), ValueError()
+    job.run_all()
+    assert job.report(1, CANCELED) == []
+    assert job.graph.status is JobStatus.RUNNING
+    assert job.report(0, FAILED, error) == [JobEnded(JobStatus.FAILED, error)]
+
+
+def test_cancel_ends_every_task_that_has_not_ended() -> None:
+    job = Job(graph(no_restart()))
+    job.run_all()
+    job.report(0, FINISHED)
+    assert canceled(job.graph.cancel()) == [(1, 0)]
+    assert job.graph.cancel() == [], "asking twice changes nothing"
+    assert job.report(1, CANCELED) == [JobEnded(JobStatus.CANCELED, None)]
+    assert job.graph.cancel() == []
+
+
+def test_a_report_that_crossed_the_cancel_on_its_way_changes_nothing() -> None:
+    job, error = Job(graph(no_restart())), ValueError("first")
+    job.run_all()
+    job.report(0, FAILED, error)
+    assert job.report(1, RUNNING) == []
+    assert job.graph.executions[1, 0].state is ExecutionState.CANCELING
+    assert job.report(1, CANCELED) == [JobEnded(JobStatus.FAILED, error)]
+
+
+def test_an_error_while_cancelling_is_no_failure() -> None:
+    """B3.5."""
+    job, earlier = Job(graph(fixed_delay(5, "0ms"))), ValueError("earlier")
+    job.run_all()
+    job.report(0, FAILED, earlier)
+    job.report(1, CANCELED)
+    job.graph.restart_due(0, 1)
+    job.graph.cancel()
+    job.report(0, FAILED, KeyError("while cancelling"))
+    assert job.report(1, CANCELED) == [JobEnded(JobStatus.CANCELED, None)]
+    assert not hasattr(earlier, "__notes__")
+
+
+def test_cancel_while_a_region_waits_for_its_restart_ends_the_job_and_nothing_is_deployed_later() -> None:
+    job = Job(graph(fixed_delay(5, "1h")))
+    job.run_all()
+    job.report(0, FAILED, ValueError())
+    job.report(1, CANCELED)
+    assert job.graph.cancel() == [JobEnded(JobStatus.CANCELED, None)]
+    assert job.graph.restart_due(0, 1) == []
+
+
+def test_a_failure_during_a_restart_begins_another_one() -> None:
+    job = Job(graph(fixed_delay(2, "1s")))
+    job.run_all()
+    job.report(0, FAILED, ValueError())
+    job.report(1, CANCELED)
+    job.graph.restart_due(0, 1)
+    told = job.report(0, FAILED, ValueError("while opening"))
+    assert [i for i in told if isinstance(i, ScheduleRestart)] == [ScheduleRestart(0, 2, 1.0)]
+    job.report(1, CANCELED)
+    assert job.graph.restart_due(0, 1) == [], "the first restart is over"
+    assert deployed(job.graph.restart_due(0, 2)) == [(0, 0, 2), (1, 0, 2)]
+
+
+def test_a_failure_of_another_region_that_may_not_restart_ends_the_waiting_one_too() -> None:
+    job, last = Job(graph(fixed_delay(1, "1h"), regions=2)), ValueError("last")
+    job.run_all()
+    job.report(0, FAILED, ValueError())
+    job.report(1, CANCELED)
+    assert canceled(job.report(2, FAILED, last)) == [(3, 0)]
+    assert job.report(3, CANCELED) == [JobEnded(JobStatus.FAILED, last)]
+    assert job.graph.restart_due(0, 1) == []
+
+
+def test_a_deployment_that_was_overtaken_by_a_failure_does_not_stand() -> None:
+    job = Job(graph(no_restart()))
+    second = job.graph.executions[1, 0].attempt
+    assert job.graph.awaits_deployment(second)
+    job.report(0, FAILED, ValueError())
+    assert not job.graph.awaits_deployment(second)
+
+
+def test_failing_a_job_that_never_started_ends_it() -> None:
+    executions, error = graph(no_restart()), OSError("no splits")
+    assert executions.fail(error) == [JobEnded(JobStatus.FAILED, error)]
+    assert executions.fail(ValueError()) == []
+    assert executions.failure is error
+
+
+def test_splits_are_dealt_out_in_turn_and_stay_over_a_restart() -> None:
+    executions = graph(fixed_delay(1, "0ms"), parallelism=2)
+    splits = [Split(str(i)) for i in range(5)]
+    first = [i.descriptor.splits for i in executions.start({0: splits}) if isinstance(i, Deploy)]
+    executions.update(executions.executions[0, 0].attempt, FAILED, ValueError(), 0.0, 0.0)
+    for vertex, index in ((0, 1), (1, 0), (1, 1)):
+        executions.update(executions.executions[vertex, index].attempt, CANCELED, None, 0.0, 0.0)
+    again = [i.descriptor.splits for i in executions.restart_due(0, 1) if isinstance(i, Deploy)]
+    assert [[split.id for split in part] for part in first] == [["0", "2", "4"], ["1", "3"], [], []]
+    assert again == first
+
+
+@given(st.integers(1, 6), st.integers(1, 6), st.sampled_from([ShipStrategy.RESCALE, ShipStrategy.REBALANCE]))
+def test_each_subpartition_has_exactly_one_channel_that_reads_it(producers: int, consumers: int, ship: ShipStrategy) -> None:
+    stream = StreamGraph("g")
+    stream.add_node(StreamNode(id=0, kind="source", name="a", parallelism=producers))
+    stream.add_node(StreamNode(id=1, kind="sink", name="b", parallelism=consumers))
+    stream.add_edge(StreamEdge(0, 1, partitioning=Partitioning(ship)))
+    executions = ExecutionGraph("0" * 32, build_job_graph(stream), no_restart())
+    told = [i.descriptor for i in executions.start({}) if isinstance(i, Deploy)]
+
+    written = [(o.partition, i, consumer) for d in told for o in d.outputs for i, consumer in enumerate(o.consumers)]
+    read = [(c.partition, c.subpartition_index, d.attempt.subtask_index) for d in told for g in d.inputs for c in g.channels]
+    key = lambda row: (row[0].producer.subtask_index, row[1], row[2])
+    assert sorted(read, key=key) == sorted(written, key=key)
+
+
+STIMULI = st.lists(
+    st.one_of(
+        st.tuples(st.just("report"), st.integers(0, 3), st.sampled_from([RUNNING, FINISHED, FAILED, CANCELED])),
+        st.tuples(st.just("due"), st.integers(0, 1), st.just(None)),
+        st.tuples(st.just("cancel"), st.just(0), st.just(None)),
+    ),
+    max_size=40,
+)
+
+
+@given(STIMULI)
+def test_whatever_happens_a_job_ends_once_and_deploys_nothing_afterwards(stimuli: list[tuple[str, int, ExecutionState | None]]) -> None:
+    """No two live attempts of one subtask; after JobEnded silence; all tasks ended then."""
+    job = Job(graph(fixed_delay(2, "0ms"), regions=2))
+    live: dict[int, ExecutionAttemptId] = {}
+    due: dict[int, int] = {}
+    ended = 0
+
+    def see(told: list[Instruction]) -> None:
+        nonlocal ended
+        for one in told:
+            assert not ended, f"{one} after the end"
+            if isinstance(one, Deploy):
+                attempt = one.descriptor.attempt
+                assert attempt.vertex_id not in live
+                live[attempt.vertex_id] = attempt
+            elif isinstance(one, ScheduleRestart):
+                due[one.region] = one.epoch
+            elif isinstance(one, JobEnded):
+                ended += 1
+                assert not live
+
+    see(job.told)
+    for kind, number, state in stimuli:
+        if kind == "cancel":
+            see(job.graph.cancel())
+        elif kind == "due":
+            if number in due:
+                see(job.graph.restart_due(number, due.pop(number)))
+        elif number in live:
+            assert state is not None
+            attempt = live.pop(number) if state.is_terminal else live[number]
+            see(job.graph.update(attempt, state, ValueError() if state is FAILED else None, 0.0, 0.0))
+    assert bool(ended) == job.graph.status.is_terminal

@@ -1,0 +1,170 @@
+"""The JobMaster carries out what the graph decides, in order, whatever the workers answer at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from aioflow.cluster.execution_graph import JobStatus
+from aioflow.cluster.job_master import JobMaster
+from aioflow.cluster.restart import RestartPolicy, fixed_delay, no_restart
+from aioflow.core.aio import OrderedTaskGroup
+from aioflow.core.host import SystemHost
+from aioflow.graph.deployment import ExecutionAttemptId, ExecutionState, TaskDeploymentDescriptor
+from aioflow.graph.job_graph import JobGraph, build_job_graph
+from aioflow.graph.stream_graph import Partitioning, ShipStrategy, StreamEdge, StreamGraph, StreamNode
+from aioflow.operators.source import Split
+
+
+def line(count: int, source: Any = None) -> JobGraph:
+    """`count` vertices in a line, each of one subtask."""
+    graph = StreamGraph("line")
+    for i in range(count):
+        graph.add_node(StreamNode(id=i, kind="op", name=f"op{i}", source=source if i == 0 else None))
+        if i:
+            graph.add_edge(StreamEdge(i - 1, i, partitioning=Partitioning(ShipStrategy.REBALANCE)))
+    return build_job_graph(graph)
+
+
+class Workers:
+    """A worker that only takes notes; refuses the vertices in `refused`."""
+
+    def __init__(self, refused: dict[int, Exception] | None = None) -> None:
+        self.refused = refused or {}
+        self.submitted: list[ExecutionAttemptId] = []
+        self.tokens: set[str] = set()
+        self.canceled: list[ExecutionAttemptId] = []
+        self.stopped: list[bool] = []
+
+    def submit_task(self, descriptor: TaskDeploymentDescriptor, fencing_token: str) -> None:
+        error = self.refused.get(descriptor.attempt.vertex_id)
+        if error is not None:
+            raise error
+        self.submitted.append(descriptor.attempt)
+        self.tokens.add(fencing_token)
+
+    def cancel_task(self, attempt: ExecutionAttemptId) -> None:
+        self.canceled.append(attempt)
+
+    def stop_sources(self, job_id: str, *, drain: bool) -> None:
+        self.stopped.append(drain)
+
+    def add_tap(self, job_id: str, node_id: int, tap: Callable[..., None]) -> None: ...
+    def remove_tap(self, job_id: str, node_id: int, tap: Callable[..., None]) -> None: ...
+    async def query_state(self, attempt: ExecutionAttemptId, node_id: int, query: Callable[[Any], Any]) -> Any: ...
+
+
+@pytest.fixture
+async def group() -> AsyncIterator[OrderedTaskGroup]:
+    async with OrderedTaskGroup() as group:
+        yield group
+        group.cancel_children()
+
+
+def master(group: OrderedTaskGroup, graph: JobGraph, restart: RestartPolicy | None = None) -> JobMaster:
+    return JobMaster(SystemHost(), "0" * 32, graph, restart or no_restart(), group)
+
+
+def report(job: JobMaster, vertex: int, state: ExecutionState, error: BaseException | None = None) -> None:
+    job.update_task_state(job.executions.executions[vertex, 0].attempt, state, error)
+
+
+async def test_every_task_is_submitted_under_the_leaders_token(group: OrderedTaskGroup) -> None:
+    job, workers = master(group, line(3)), Workers()
+    await job.start(workers)
+    assert [attempt.vertex_id for attempt in workers.submitted] == [0, 1, 2]
+    assert workers.tokens == {job.fencing_token}
+
+
+async def test_a_deployment_that_fails_ends_the_job_and_later_ones_are_not_made(group: OrderedTaskGroup) -> None:
+    """B1: otherwise the third task would run although the job is failing, and nobody would cancel it."""
+    error = ValueError("no such function")
+    job, workers = master(group, line(3)), Workers(refused={1: error})
+    await job.start(workers)
+    assert [attempt.vertex_id for attempt in workers.submitted] == [0]
+    assert 0 in [attempt.vertex_id for attempt in workers.canceled]
+    report(job, 0, ExecutionState.CANCELED)
+    assert await job.terminated is JobStatus.FAILED
+    assert job.error is error
+    assert job.started.done()
+
+
+async def test_a_restart_is_deployed_after_its_delay(group: OrderedTaskGroup) -> None:
+    job, workers = master(group, line(2), fixed_delay(1, "0ms")), Workers()
+    await job.start(workers)
+    report(job, 0, ExecutionState.FAILED, ValueError())
+    report(job, 1, ExecutionState.CANCELED)
+    while len(workers.submitted) < 4:
+        await asyncio.sleep(0)
+    assert [(a.vertex_id, a.attempt) for a in workers.submitted[2:]] == [(0, 1), (1, 1)]
+    assert job.status is JobStatus.RUNNING
+
+
+async def test_started_completes_when_every_task_has_run(group: OrderedTaskGroup) -> None:
+    job = master(group, line(2))
+    await job.start(Workers())
+    report(job, 0, ExecutionState.RUNNING)
+    assert not job.started.done()
+    report(job, 1, ExecutionState.FINISHED)
+    assert job.started.done()
+
+
+async def test_a_source_that_cannot_find_its_splits_fails_the_job(group: OrderedTaskGroup) -> None:
+    class Lost:
+        bounded = True
+
+        async def discover(self) -> list[Split]:
+            raise OSError("gone")
+
+    job, workers = master(group, line(2, Lost())), Workers()
+    await job.start(workers)
+    assert await job.terminated is JobStatus.FAILED
+    assert isinstance(job.error, OSError)
+    assert job.error.__notes__ == ["aioflow: in discover() of source 'op0'"]
+    assert workers.submitted == []
+
+
+async def test_a_source_that_looks_for_splits_through_something_cancelled_fails_the_job(group: OrderedTaskGroup) -> None:
+    """Nobody cancelled the search itself: ended in silence, it would leave a job that never begins."""
+
+    class Cut:
+        bounded = True
+
+        async def discover(self) -> list[Split]:
+            await cancelled
+            return []
+
+    cancelled = asyncio.get_running_loop().create_future()
+    cancelled.cancel()
+    job = master(group, line(2, Cut()))
+    await group.create_task(job.start(Workers()))
+    assert job.status is JobStatus.FAILED
+    assert isinstance(job.error, RuntimeError)
+    assert job.error.__notes__ == ["aioflow: in discover() of source 'op0'"]
+
+
+async def test_a_job_cancelled_while_it_looks_for_splits_deploys_nothing(group: OrderedTaskGroup) -> None:
+    class Slow:
+        bounded = True
+
+        async def discover(self) -> list[Split]:
+            job.cancel()
+            return []
+
+    job, workers = master(group, line(2, Slow())), Workers()
+    await job.start(workers)
+    assert await job.terminated is JobStatus.CANCELED
+    assert workers.submitted == []
+
+
+async def test_times_of_each_status_are_kept(group: OrderedTaskGroup) -> None:
+    job = master(group, line(1))
+    await job.start(Workers())
+    job.cancel()
+    report(job, 0, ExecutionState.CANCELED)
+    statuses = [JobStatus.CREATED, JobStatus.RUNNING, JobStatus.CANCELLING, JobStatus.CANCELED]
+    assert list(job.timestamps_ms) == statuses
+    assert sorted(job.timestamps_ms.values()) == list(job.timestamps_ms.values())

@@ -1,0 +1,198 @@
+"""Calls over real connections: their order, their ends, and who is let in."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from aioflow.cluster.rpc import PENDING_HANDSHAKES_MAX, RpcConnection, RpcServer, connect_rpc
+from aioflow.core.errors import Broken, RemoteError, RemoteProtocolError, TypeNotSupported
+from aioflow.core.host import SystemHost
+from aioflow.core.serializers import Codec
+from aioflow.protocol.handshake import PeerRole
+
+SECRET = b"s" * 32
+Handlers = dict[str, Callable[..., Any]]
+
+
+class Pair:
+    """A server, one peer, and what each noticed."""
+
+    def __init__(self) -> None:
+        self.closed: list[RpcConnection] = []
+        self.client_closed = asyncio.Event()
+        self.accepted: list[RpcConnection] = []
+
+
+@asynccontextmanager
+async def serving(handlers: Handlers) -> AsyncIterator[tuple[RpcServer, int, Pair]]:
+    pair = Pair()
+
+    def on_peer(connection: RpcConnection) -> Handlers:
+        pair.accepted.append(connection)
+        return handlers
+
+    server = RpcServer(SystemHost(), SECRET, Codec(), frozenset([PeerRole.TASKMANAGER]), on_peer, pair.closed.append)
+    port = await server.listen()
+    try:
+        yield server, port, pair
+    finally:
+        await server.close()
+
+
+@asynccontextmanager
+async def connected(handlers: Handlers, own: Handlers | None = None) -> AsyncIterator[tuple[RpcConnection, Pair]]:
+    async with serving(handlers) as (_, port, pair):
+        connection = await connect_rpc(
+            SystemHost(), SECRET, Codec(), PeerRole.TASKMANAGER, ("127.0.0.1", port), own or {}, lambda _: pair.client_closed.set()
+        )
+        try:
+            yield connection, pair
+        finally:
+            await connection.close()
+            await pair.client_closed.wait()
+
+
+async def test_a_call_returns_what_the_handler_does_and_raises_what_it_raises() -> None:
+    async def later(n: int) -> int:
+        await asyncio.sleep(0)
+        return n + 1
+
+    def refuse(n: int) -> None:
+        raise ValueError("no", n)
+
+    async with connected({"later": later, "refuse": refuse}) as (connection, _):
+        assert await connection.call("later", 1) == 2
+        with pytest.raises(ValueError, match="no") as raised:
+            await connection.call("refuse", 3)
+        assert raised.value.args == ("no", 3)
+
+
+async def test_calls_and_notifications_begin_in_the_order_in_which_they_were_made() -> None:
+    """A cancel must not overtake the deployment that it cancels, although nobody has awaited the deployment yet."""
+    heard: list[Any] = []
+
+    async def slow(n: int) -> None:
+        await asyncio.sleep(0)
+
+    def deploy(n: int) -> None:
+        heard.append(("deploy", n))
+
+    async with connected({"slow": slow, "deploy": deploy, "cancel": lambda n: heard.append(("cancel", n))}) as (connection, _):
+        answers = []
+        for n in range(50):
+            answers.append(connection.call("deploy", n))
+            answers.append(connection.call("slow", n))
+            connection.notify("cancel", n)
+        for answer in answers:
+            await answer
+
+    assert heard == [(what, n) for n in range(50) for what in ("deploy", "cancel")]
+
+
+async def test_both_sides_may_call() -> None:
+    async with connected({}, own={"double": lambda n: n * 2}) as (_, pair):
+        await pair.accepted[0].opened
+        assert await pair.accepted[0].call("double", 4) == 8
+
+
+async def test_a_result_that_cannot_travel_is_the_callers_error() -> None:
+    async with connected({"strange": object}) as (connection, _):
+        with pytest.raises(TypeNotSupported, match="strange"):
+            await connection.call("strange")
+        assert connection.is_open
+
+
+async def test_an_unknown_method_is_the_callers_error_and_the_connection_stays() -> None:
+    async with connected({"there": lambda: 1}) as (connection, _):
+        with pytest.raises(RemoteProtocolError, match="'nowhere', which is not offered"):
+            await connection.call("nowhere")
+        assert await connection.call("there") == 1
+
+
+async def test_an_error_of_a_class_that_is_not_loaded_is_a_remote_error() -> None:
+    def fail() -> None:
+        class Local(Exception):
+            pass
+
+        raise Local("only there")
+
+    async with connected({"fail": fail}) as (connection, _):
+        with pytest.raises(RemoteError, match="only there"):
+            await connection.call("fail")
+
+
+async def test_a_notification_that_fails_closes_the_connection() -> None:
+    def fail() -> None:
+        raise ValueError("nobody would hear of it")
+
+    async with connected({"fail": fail}) as (connection, pair):
+        connection.notify("fail")
+        await pair.client_closed.wait()
+        assert not connection.is_open
+        assert len(pair.closed) == 1
+
+
+async def test_open_calls_end_broken_when_the_connection_does() -> None:
+    never = asyncio.Event()
+
+    async with connected({"wait": never.wait}) as (connection, pair):
+        answer = connection.call("wait")
+        waiting = asyncio.create_task(answer)
+        await asyncio.sleep(0)
+        while not pair.accepted[0]._answering:
+            await asyncio.sleep(0)
+        pair.accepted[0].abort(Broken("over"))
+        with pytest.raises(Broken, match=r"the connection to 127\.0\.0\.1"):
+            await waiting
+        with pytest.raises(Broken, match="the call was not made"):
+            connection.call("wait")
+        connection.notify("wait")  # Dropped.
+
+
+async def test_nothing_is_heard_of_a_peer_that_was_cut_off() -> None:
+    heard: list[int] = []
+
+    async with connected({"say": heard.append}) as (connection, pair):
+        connection.notify("say", 1)
+        while not heard:
+            await asyncio.sleep(0)
+        for n in range(2, 20):
+            connection.notify("say", n)
+        pair.accepted[0].abort(Broken("given up"))
+        await pair.client_closed.wait()
+
+    assert heard == [1]
+
+
+@pytest.mark.parametrize(("secret", "role"), [(b"x" * 32, PeerRole.TASKMANAGER), (SECRET, PeerRole.DATA)])
+async def test_who_has_another_secret_or_role_is_not_let_in(secret: bytes, role: PeerRole) -> None:
+    async with serving({}) as (_, port, pair):
+        with pytest.raises(Broken):
+            await connect_rpc(SystemHost(), secret, Codec(), role, ("127.0.0.1", port), {}, lambda _: None)
+    assert pair.closed == []
+
+
+async def test_strangers_are_bounded_and_closed_with_the_server() -> None:
+    """Row 31."""
+    async with serving({}) as (server, port, _):
+        streams = [await asyncio.open_connection("127.0.0.1", port) for _ in range(PENDING_HANDSHAKES_MAX + 3)]
+        for reader, _ in streams[:3]:
+            async with asyncio.timeout(5):
+                while await reader.read(1000):
+                    pass
+        assert len(server._connections) == PENDING_HANDSHAKES_MAX
+        await server.close()
+        for reader, writer in streams:
+            async with asyncio.timeout(5):
+                try:
+                    while await reader.read(1000):
+                        pass
+                except ConnectionResetError:
+                    pass
+            writer.close()
+        await server.close()  # Idempotent.

@@ -1,0 +1,139 @@
+"""A job on its way to another process: what travels, by name or by value, and what is refused where."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+import threading
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import aioflow as af
+from aioflow.cluster import shipping
+from aioflow.cluster.shipping import load_job, local_job, ship_job
+from aioflow.core.errors import GraphError
+from aioflow.core.serializers import Codec
+from aioflow.graph.deployment import ExecutionAttemptId, TaskDeploymentDescriptor
+from aioflow.graph.job_graph import JobGraph, build_job_graph
+from aioflow.operators.source import Split
+from aioflow.task.environment import TaskOptions
+
+
+def graph_of(flow: af.Flow) -> JobGraph:
+    return build_job_graph(flow.graph, apart=True)
+
+
+def sample(keep: Any = None) -> JobGraph:
+    flow = af.Flow("sample", parallelism=2)
+    flow.source([1, 2, 3]).map(lambda n: n + 1, name="plus").key_by(lambda n: n % 2).count().sink(keep or print)
+    return graph_of(flow)
+
+
+def descriptor_of(graph: JobGraph, *splits: Split) -> TaskDeploymentDescriptor:
+    vertex = graph.vertices[0]
+    attempt = ExecutionAttemptId("j" * 32, vertex.id, 0, 0)
+    return TaskDeploymentDescriptor(job_name="sample", attempt=attempt, vertex=vertex, inputs=(), outputs=(), splits=splits)
+
+
+def test_a_graph_arrives_with_its_vertices_edges_and_names() -> None:
+    graph = sample()
+    job = load_job(ship_job(graph, TaskOptions()))
+
+    assert [v.name for v in job.graph.vertices] == [v.name for v in graph.vertices]
+    assert [(e.source, e.target, e.partitioning.strategy) for e in job.graph.edges] == [
+        (e.source, e.target, e.partitioning.strategy) for e in graph.edges
+    ]
+    assert job.options == TaskOptions()
+
+
+def test_what_stays_here_travels_as_a_name_only() -> None:
+    lock = threading.Lock()
+    job = load_job(ship_job(sample(lambda row: lock.locked()), TaskOptions()))
+
+    stays = [node for vertex in job.graph.vertices for node in vertex.nodes if node.stays_here]
+    assert stays
+    assert all(node.factory is None and node.source is None for node in stays)
+
+
+def test_a_task_shares_the_vertices_and_partitionings_of_its_job() -> None:
+    graph = sample()
+    here = local_job(graph, TaskOptions())
+    there = load_job(ship_job(graph, TaskOptions()))
+    descriptor = descriptor_of(graph)
+
+    assert there.load_task(here.ship_task(descriptor)).vertex is there.graph.vertices[0]
+
+
+def test_a_split_that_cannot_travel_is_refused_with_its_task() -> None:
+    graph = sample()
+    descriptor = descriptor_of(graph, Split("0", position=threading.Lock()))
+
+    with pytest.raises(GraphError, match=r"cannot travel to a worker.*lock.*splits are plain data"):
+        local_job(graph, TaskOptions()).ship_task(descriptor)
+
+
+@pytest.mark.parametrize("what", ["map", "key"])
+def test_a_function_that_cannot_be_pickled_is_named(what: str) -> None:
+    lock = threading.Lock()
+    flow = af.Flow("locked", parallelism=2)
+    stream = flow.source([1]).map((lambda n: lock.locked()) if what == "map" else (lambda n: n), name="looks")
+    stream.key_by((lambda n: lock.locked()) if what == "key" else (lambda n: n)).count(name="counts").sink(print)
+    named = {"map": "operator 'looks'", "key": "the partitioning between '.*looks' and 'counts'"}[what]
+
+    with pytest.raises(GraphError, match=f"{named} cannot travel to a worker .*TypeError.*af.use"):
+        ship_job(graph_of(flow), TaskOptions())
+
+
+def test_a_job_that_is_too_large_names_the_operator(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shipping, "JOB_BYTES_MAX", 100_000)
+    flow = af.Flow("large")
+    flow.source([b"x" * 200_000], name="blob").map(len, name="small").sink(print)
+
+    with pytest.raises(GraphError, match=r"flow 'large' takes 20\d+ bytes.*operator 'blob' alone takes 20\d+"):
+        ship_job(graph_of(flow), TaskOptions())
+
+
+class Money:
+    def __init__(self, cents: int) -> None:
+        self.cents = cents
+
+
+def test_registered_types_travel_with_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker's process has never run the line that registers them."""
+    from aioflow.core.type_registry import TypeRegistry
+
+    registry = TypeRegistry()
+    registry.register(Money, "money", encode=lambda money: money.cents, decode=Money)
+    monkeypatch.setattr(shipping, "DEFAULT_TYPES", registry)
+    content = ship_job(sample(), TaskOptions())
+    monkeypatch.setattr(shipping, "DEFAULT_TYPES", TypeRegistry())
+    codec = Codec(load_job(content).types)
+
+    assert codec.decode(codec.encode(Money(5), owner="test")).cents == 5
+
+
+def test_modules_whose_functions_travel_by_value_are_imported_on_arrival(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    (tmp_path / "shipped_module.py").write_text("double = lambda n: n * 2\nclass Row: pass\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import shipped_module  # type: ignore[import-not-found]
+
+    anonymous = eval("lambda n: n", vars(shipped_module))
+    flow = af.Flow("modules")
+    flow.source([1]).map(partial(anonymous)).sink(print)
+    content = ship_job(graph_of(flow), TaskOptions())
+    monkeypatch.delitem(sys.modules, "shipped_module")
+    load_job(content)
+
+    assert isinstance(sys.modules.pop("shipped_module"), ModuleType)
+
+
+def test_a_module_that_is_missing_on_arrival_is_told_and_the_job_loads(caplog: pytest.LogCaptureFixture) -> None:
+    inner = ship_job(sample(), TaskOptions())
+    modules, job = pickle.loads(inner)
+    loaded = load_job(pickle.dumps((("not_there_at_all", *modules), job)))
+
+    assert loaded.graph.name == "sample"
+    assert "not_there_at_all" in caplog.text
