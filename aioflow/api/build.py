@@ -1,0 +1,140 @@
+"""Adding operators to a flow: the one place where streams become nodes and edges."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from aioflow.core.errors import GraphError
+from aioflow.core.expressions import is_expression
+from aioflow.core.functions import AggregateFunction, Function
+from aioflow.graph.stream_graph import Chaining, Partitioning, ShipStrategy, StreamEdge, StreamGraph, StreamNode
+
+if TYPE_CHECKING:
+    from aioflow.core.functions import OutputTag
+    from aioflow.operators.operator import Operator
+
+__all__ = ["OperatorOptions", "Upstream", "add_operator", "check_takes_two", "event_time_of", "fresh", "make_operator", "name_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Upstream:
+    """One stream that an operator reads: a node's output, or a side output of it, and how its records are dealt out."""
+
+    node_id: int
+    side: OutputTag[Any] | None = None
+    partitioning: Partitioning | None = None
+
+    def partitioned(self, strategy: ShipStrategy, function: Any = None) -> Upstream:
+        """The same stream, dealt out differently."""
+        return Upstream(self.node_id, self.side, Partitioning(strategy, function))
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorOptions:
+    """What every operator takes: `name=`, `uid=`, `parallelism=`."""
+
+    name: str | None = None
+    uid: str | None = None
+    parallelism: int | None = None
+
+
+def add_operator(
+    graph: StreamGraph,
+    kind: str,
+    inputs: list[list[Upstream]],
+    factory: Callable[[], Operator],
+    options: OperatorOptions,
+    *,
+    function: Any = None,
+    event_time: bool | None = None,
+    stateful: bool = False,
+    sink: bool = False,
+    stays_here: bool = False,
+    chaining: Chaining = Chaining.ALWAYS,
+    parallelism_max: int | None = None,
+    remark: str = "",
+) -> StreamNode:
+    """Add one operator that reads `inputs` (a list of streams for each of its inputs; several are a union)."""
+    if options.parallelism is not None and options.parallelism < 1:
+        raise GraphError(f"{options.name or kind}: parallelism must be at least 1, got {options.parallelism}")
+    streams = [stream for one in inputs for stream in one]
+    keyed = any(s.partitioning is not None and s.partitioning.strategy is ShipStrategy.HASH for s in streams)
+    node = graph.add_node(
+        StreamNode(
+            id=graph.next_id(),
+            kind=kind,
+            name=options.name or name_of(kind, function),
+            uid=options.uid,
+            factory=factory,
+            parallelism=options.parallelism,
+            parallelism_max=parallelism_max,
+            keyed=keyed,
+            event_time=event_time_of(graph, streams) if event_time is None else event_time,
+            stateful=stateful,
+            sink=sink,
+            stays_here=stays_here,
+            chaining=chaining,
+            slot_sharing_group=graph.nodes[streams[0].node_id].slot_sharing_group,
+            remark=remark,
+        )
+    )
+    for input_index, one in enumerate(inputs):
+        for stream in one:
+            graph.add_edge(StreamEdge(stream.node_id, node.id, input_index, stream.partitioning, stream.side))
+    return node
+
+
+def event_time_of(graph: StreamGraph, streams: list[Upstream]) -> bool:
+    """Whether a watermark strategy stands upstream of every one of `streams`."""
+    return all(graph.nodes[stream.node_id].event_time for stream in streams)
+
+
+def name_of(kind: str, function: Any) -> str:
+    """The default name: the kind, and the function's name where it has one worth showing."""
+    if function is None or is_expression(function):
+        return kind
+    name = getattr(function, "__name__", None) or type(function).__name__
+    return kind if "<" in name or name in ("function", "partial") else f"{kind}({name})"
+
+
+def check_takes_two(function: Any, method: str) -> None:
+    """Raises GraphError for what cannot be called with (value, ctx), as far as its signature tells."""
+    if not callable(function):
+        raise GraphError(f"{method} needs a function of (value, ctx), got {type(function).__name__}: {function!r}")
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # Some builtins tell nothing about themselves.
+        return
+    try:
+        signature.bind(None, None)
+    except TypeError:
+        name = getattr(function, "__qualname__", type(function).__name__)
+        raise GraphError(f"{method} needs a function of (value, ctx), got {name}{signature}") from None
+
+
+def make_operator(operator: Callable[..., Operator], function: Any, *args: Any, **options: Any) -> Operator:
+    """An operator for one subtask, with a function object of its own."""
+    return operator(fresh(function), *args, **options)
+
+
+def fresh(function: Any) -> Any:
+    """A function object of its own for one subtask: function classes are instantiated, their instances copied, others shared.
+
+    So two subtasks, and two runs of the same flow, never meet in an attribute.
+    """
+    if isinstance(function, type):
+        # Other classes are functions like any other: map(str) makes strings.
+        return function() if issubclass(function, (Function, AggregateFunction)) else function
+    if isinstance(function, (Function, AggregateFunction)):
+        try:
+            return copy.deepcopy(function)
+        except Exception as error:
+            raise GraphError(
+                f"{type(function).__name__} cannot be copied for its subtasks ({type(error).__name__}: {error}): keep connections, locks "
+                "and files out of __init__ and take them in open(), or through af.use(resource)"
+            ) from error
+    return function

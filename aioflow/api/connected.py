@@ -1,0 +1,136 @@
+"""Two streams of different types into one operator, and the broadcast state pattern."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from aioflow.api.build import OperatorOptions, Upstream, add_operator, fresh
+from aioflow.api.keyed import KeyedStream
+from aioflow.api.streams import DataStream
+from aioflow.core.errors import GraphError
+from aioflow.core.functions import (
+    BroadcastProcessFunction,
+    CoProcessFunction,
+    KeyedBroadcastProcessFunction,
+    KeyedCoProcessFunction,
+)
+from aioflow.operators.async_process import AsyncBroadcastProcessOperator, AsyncCoProcessOperator, is_async_process
+from aioflow.operators.connected_rows import ConnectedRowsOperator
+from aioflow.operators.process import BroadcastProcessOperator, CoProcessOperator
+from aioflow.operators.stateless import StatelessKind
+
+if TYPE_CHECKING:
+    from aioflow.core.expressions import Expr
+    from aioflow.core.state_descriptors import MapStateDescriptor
+    from aioflow.operators.operator import Operator
+
+__all__ = ["BroadcastStream", "ConnectedStreams"]
+
+T = TypeVar("T")
+U = TypeVar("U")
+R = TypeVar("R")
+
+
+class BroadcastStream(Generic[U]):
+    """A stream that every subtask sees, with the state that it may fill. Made by `stream.broadcast(*descriptors)`."""
+
+    def __init__(self, stream: DataStream[U], descriptors: tuple[MapStateDescriptor[Any, Any], ...]) -> None:
+        self.stream = stream
+        self.descriptors = descriptors
+
+
+class ConnectedStreams(Generic[T, U]):
+    """Two streams side by side. With a broadcast stream on the right, `process` takes a BroadcastProcessFunction."""
+
+    def __init__(self, left: DataStream[T], right: DataStream[U] | BroadcastStream[U]) -> None:
+        self._left = left
+        self._broadcast = isinstance(right, BroadcastStream)
+        self._right: DataStream[U] = right.stream if isinstance(right, BroadcastStream) else right
+        if not isinstance(self._right, DataStream):
+            raise GraphError(f"connect() takes a stream or stream.broadcast(...), got {type(right).__name__}")
+        if left.flow is not self._right.flow:
+            raise GraphError(f"connect() of streams of two flows, {left.flow.name!r} and {self._right.flow.name!r}: build both in one flow")
+
+    def key_by(self, left: Callable[[T], Any] | Expr[Any], right: Callable[[U], Any] | Expr[Any] | None = None) -> ConnectedStreams[T, U]:
+        """Key both sides alike; the broadcast side takes no key."""
+        if self._broadcast:
+            if right is not None:
+                raise GraphError("key_by of a broadcast connection takes one key, of the elements: the other side goes to every subtask")
+            raise GraphError("key the element side before connecting: stream.key_by(k).connect(rules.broadcast(descriptor))")
+        if right is None:
+            raise GraphError("key_by of connected streams takes two keys, one for each side")
+        return ConnectedStreams(self._left.key_by(left), self._right.key_by(right))
+
+    def map(
+        self,
+        f1: Callable[[T], R],
+        f2: Callable[[U], R],
+        *,
+        name: str | None = None,
+        uid: str | None = None,
+        parallelism: int | None = None,
+    ) -> DataStream[R]:
+        """`f1` for the elements of the left, `f2` for those of the right: one element each."""
+        return self._rows(StatelessKind.MAP, f1, f2, OperatorOptions(name, uid, parallelism))
+
+    def flat_map(
+        self,
+        f1: Callable[[T], Iterable[R]],
+        f2: Callable[[U], Iterable[R]],
+        *,
+        name: str | None = None,
+        uid: str | None = None,
+        parallelism: int | None = None,
+    ) -> DataStream[R]:
+        """Like `map`, any number of elements each."""
+        return self._rows(StatelessKind.FLAT_MAP, f1, f2, OperatorOptions(name, uid, parallelism))
+
+    def process(
+        self,
+        fn: CoProcessFunction[T, U, R]
+        | type[CoProcessFunction[T, U, R]]
+        | BroadcastProcessFunction[T, U, R]
+        | type[BroadcastProcessFunction[T, U, R]],
+        *,
+        name: str | None = None,
+        uid: str | None = None,
+        parallelism: int | None = None,
+    ) -> DataStream[R]:
+        """A CoProcessFunction, or with a broadcast stream a BroadcastProcessFunction; the Keyed ones over keyed streams."""
+        wanted = BroadcastProcessFunction if self._broadcast else CoProcessFunction
+        given = fn if isinstance(fn, type) else type(fn)
+        if not issubclass(given, wanted):
+            raise GraphError(f"process() of these connected streams takes a {wanted.__name__}, got {given.__name__}")
+        keyed_kinds = (KeyedCoProcessFunction, KeyedBroadcastProcessFunction)
+        if issubclass(given, keyed_kinds) and not isinstance(self._left, KeyedStream):
+            raise GraphError(f"{given.__name__} needs keyed streams: put key_by(...) before process(...)")
+        waits = is_async_process(fn)
+        operator: type[Operator]
+        if self._broadcast:
+            operator = AsyncBroadcastProcessOperator if waits else BroadcastProcessOperator
+        else:
+            operator = AsyncCoProcessOperator if waits else CoProcessOperator
+        factory = partial(_process, operator, fn, {"keyed": isinstance(self._left, KeyedStream)} if waits else {})
+        return self._add("process", factory, OperatorOptions(name, uid, parallelism), function=fn, stateful=True)
+
+    def _rows(self, kind: StatelessKind, f1: Any, f2: Any, options: OperatorOptions) -> DataStream[Any]:
+        if self._broadcast:
+            raise GraphError(f"{kind.value}() of a broadcast connection would lose its state: use process(BroadcastProcessFunction)")
+        return self._add(kind.value, partial(_rows, kind, f1, f2), options, function=None)
+
+    def _add(self, kind: str, factory: Any, options: OperatorOptions, **more: Any) -> DataStream[Any]:
+        flow = self._left.flow
+        inputs: list[list[Upstream]] = [self._left.upstreams, self._right.upstreams]
+        event_time = None if not self._broadcast else flow.graph.nodes[self._left.upstreams[0].node_id].event_time
+        node = add_operator(flow.graph, kind, inputs, factory, options, event_time=event_time, **more)
+        return DataStream(flow, [Upstream(node.id)])
+
+
+def _process(operator: Callable[..., Operator], fn: Any, options: dict[str, Any]) -> Operator:
+    return operator(fresh(fn), **options)
+
+
+def _rows(kind: StatelessKind, f1: Any, f2: Any) -> Operator:
+    return ConnectedRowsOperator(kind, fresh(f1), fresh(f2))

@@ -1,0 +1,251 @@
+"""A flow: the program as pure data, and the ways to run it.
+
+Building a flow opens nothing and binds no loop; the same object can be run many times, in any loop, at the same time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar, overload
+
+from aioflow.api.build import OperatorOptions, Upstream, add_operator
+from aioflow.api.gather import CollectOperator, RowStream
+from aioflow.api.job import Job, JobResult
+from aioflow.api.options import parse_options
+from aioflow.api.streams import DataStream
+from aioflow.core.errors import GraphError
+from aioflow.core.keygroups import MAX_PARALLELISM_LIMIT
+from aioflow.graph.job_graph import JobGraph, build_job_graph
+from aioflow.graph.stream_graph import ShipStrategy, StreamGraph, StreamNode
+from aioflow.io.memory import as_source
+from aioflow.io.pushing import PushSource
+
+if TYPE_CHECKING:
+    from contextlib import AbstractAsyncContextManager
+
+    from aioflow.operators.operator import Operator
+    from aioflow.operators.source import Source
+    from aioflow.operators.watermarks import WatermarkStrategy
+
+__all__ = ["Flow"]
+
+T = TypeVar("T")
+U = TypeVar("U")
+V = TypeVar("V")
+
+
+class Flow:
+    """A dataflow program. `parallelism` is the default of its operators, `max_parallelism` the number of key groups."""
+
+    def __init__(self, name: str, *, parallelism: int = 1, max_parallelism: int = 128) -> None:
+        if not isinstance(name, str) or not name:
+            raise GraphError(f"a flow needs a name that is not empty (checkpoints are kept under it), got {name!r}")
+        for option, given in (("parallelism", parallelism), ("max_parallelism", max_parallelism)):
+            if not isinstance(given, int):
+                raise GraphError(f"flow {name!r}: {option} must be a whole number, got {type(given).__name__}: {given!r}")
+        if not 1 <= max_parallelism <= MAX_PARALLELISM_LIMIT:
+            raise GraphError(f"flow {name!r}: max_parallelism must be 1 to {MAX_PARALLELISM_LIMIT}, got {max_parallelism}")
+        if not 1 <= parallelism <= max_parallelism:
+            raise GraphError(f"flow {name!r}: parallelism must be 1 to max_parallelism={max_parallelism}, got {parallelism}")
+        self._graph = StreamGraph(name, parallelism, max_parallelism)
+
+    def __repr__(self) -> str:
+        return f"Flow({self.name!r}, {len(self._graph.nodes)} operators)"
+
+    @property
+    def name(self) -> str:
+        """The name under which checkpoints are kept."""
+        return self._graph.name
+
+    @property
+    def graph(self) -> StreamGraph:
+        """The program as data. Not to be changed."""
+        return self._graph
+
+    def job_graph(self) -> JobGraph:
+        """The vertices and exchanges that a run deploys. Raises GraphError for a wrong flow."""
+        return build_job_graph(self._graph)
+
+    @overload
+    def source(
+        self,
+        what: Source[T],
+        *,
+        name: str | None = None,
+        uid: str | None = None,
+        parallelism: int | None = None,
+        watermarks: WatermarkStrategy[Any] | None = None,
+    ) -> DataStream[T]: ...
+    @overload
+    def source(
+        self,
+        what: Callable[[], AsyncIterator[T]],
+        *,
+        name: str | None = None,
+        uid: str | None = None,
+        parallelism: int | None = None,
+        watermarks: WatermarkStrategy[Any] | None = None,
+    ) -> DataStream[T]: ...
+    @overload
+    def source(
+        self,
+        what: Iterable[T] | Callable[[], Iterable[T]],
+        *,
+        name: str | None = None,
+        uid: str | None = None,
+        parallelism: int | None = None,
+        watermarks: WatermarkStrategy[Any] | None = None,
+    ) -> DataStream[T]: ...
+    @overload
+    def source(
+        self,
+        what: Callable[[Any], AsyncIterator[tuple[T, Any]]] | Callable[[Any], Iterable[tuple[T, Any]]],
+        *,
+        name: str | None = None,
+        uid: str | None = None,
+        parallelism: int | None = None,
+        watermarks: WatermarkStrategy[Any] | None = None,
+    ) -> DataStream[T]: ...
+    def source(
+        self,
+        what: Any,
+        *,
+        name: str | None = None,
+        uid: str | None = None,
+        parallelism: int | None = None,
+        watermarks: WatermarkStrategy[Any] | None = None,
+    ) -> DataStream[Any]:
+        """A stream read from `what`: a Source, a re-iterable, or a function that returns an iterator or an async iterator.
+
+        A function of one parameter `position` that yields `(value, position)` can be replayed after a restart, any other cannot. An
+        iterable is one split, read by one subtask; the flow's parallelism begins after it.
+        """
+        source = as_source(what)
+        if parallelism is not None and parallelism < 1:
+            raise GraphError(f"{name or 'source'}: parallelism must be at least 1, got {parallelism}")
+        node = self._graph.add_node(
+            StreamNode(
+                id=self._graph.next_id(),
+                kind="source",
+                name=name or getattr(source, "name", None) or type(source).__name__,
+                uid=uid,
+                source=source,
+                watermarks=watermarks,
+                parallelism=parallelism,
+                parallelism_max=getattr(source, "parallelism_max", None),
+                event_time=(watermarks is not None and watermarks.emits_watermarks) or bool(getattr(source, "event_time", False)),
+                stateful=True,
+                stays_here=bool(getattr(source, "stays_here", False)),
+            )
+        )
+        return DataStream(self, [Upstream(node.id)])
+
+    # Running.
+
+    def run(self, **options: Any) -> AbstractAsyncContextManager[Job]:
+        """Run inside this loop: `async with flow.run() as job`. Options as in the table of the guide.
+
+        Entering waits until every operator is open, and raises what failed there. Leaving: a job that is over raises its error if nobody
+        has seen it; with bounded sources waits for the end; otherwise stops, bounded by `stop_timeout`. Leaving by an exception cancels.
+        """
+        return self._run(self._graph, options)
+
+    async def execute(self, **options: Any) -> JobResult:
+        """Run to the end. Cancelling this call cancels the job. A flow that is pushed into has none: GraphError."""
+        _refuse_pushed(self._graph, "execute()")
+        async with self._run(self._graph, options) as job:
+            return await job.wait()
+
+    @overload
+    async def collect(self, stream: DataStream[T], /, **options: Any) -> tuple[list[T]]: ...
+    @overload
+    async def collect(self, a: DataStream[T], b: DataStream[U], /, **options: Any) -> tuple[list[T], list[U]]: ...
+    @overload
+    async def collect(
+        self, a: DataStream[T], b: DataStream[U], c: DataStream[V], /, **options: Any
+    ) -> tuple[list[T], list[U], list[V]]: ...
+    @overload
+    async def collect(self, /, *streams: DataStream[Any], **options: Any) -> tuple[list[Any], ...]: ...
+    async def collect(self, /, *streams: DataStream[Any], **options: Any) -> tuple[list[Any], ...]:
+        """Run once and return the elements of each stream, in order of arrival. Runs what they depend on and no other sink."""
+        if not streams:
+            raise TypeError("collect() needs at least one stream")
+        graph = self._part(streams)
+        _refuse_pushed(graph, "collect()")
+        results: list[list[Any]] = []
+        for stream in streams:
+            rows: list[Any] = []
+            results.append(rows)
+            _add_collector(graph, stream, partial(CollectOperator, rows))
+        async with self._run(graph, options) as job:
+            await job.wait()
+        return tuple(results)
+
+    def rows(self, stream: DataStream[T], options: dict[str, Any]) -> RowStream[T]:
+        """The elements of `stream` as they come, with back pressure: what `stream.execute_and_collect()` gives."""
+        graph = self._part([stream])
+        _refuse_pushed(graph, "execute_and_collect()")
+        rows: RowStream[T] = RowStream(lambda: self._run(graph, options))
+        _add_collector(graph, stream, rows.operator)
+        return rows
+
+    def _part(self, streams: Sequence[DataStream[Any]]) -> StreamGraph:
+        """A copy of the graph with what `streams` depend on and nothing else."""
+        for stream in streams:
+            if stream.flow is not self:
+                raise GraphError(f"{stream!r} belongs to flow {stream.flow.name!r}, it cannot be collected by a run of {self.name!r}")
+        wanted = [upstream.node_id for stream in streams for upstream in stream.upstreams]
+        return self._graph.restricted_to(self._graph.upstream_of(wanted))
+
+    @asynccontextmanager
+    async def _run(self, graph: StreamGraph, given: dict[str, Any]) -> AsyncIterator[Job]:
+        options = parse_options(given)
+        graph = _with_own_inlets(graph)
+        job_graph = build_job_graph(graph, apart=options.workers > 0 or options.on is not None)
+        job = Job(graph, job_graph, options)
+        await job.start()
+        try:
+            yield job
+        except BaseException:
+            await job.abort()
+            raise
+        else:
+            await job.leave()
+
+
+def _refuse_pushed(graph: StreamGraph, call: str) -> None:
+    """What runs to its end without a handle cannot read from `af.io.push()`: nobody could push, and it would never end."""
+    for node in graph.nodes.values():
+        if isinstance(node.source, PushSource):
+            raise GraphError(
+                f"{call} of flow {graph.name!r} would never end: its source {node.name!r} is af.io.push(), and nobody could push; use "
+                "`async with flow.run() as job`, job.input(stream) to push and job.subscribe(stream) to read"
+            )
+
+
+def _with_own_inlets(graph: StreamGraph) -> StreamGraph:
+    """Sources that are pushed into get an inlet for this run: the same flow may run twice at once."""
+    pushed = {i: node for i, node in graph.nodes.items() if isinstance(node.source, PushSource)}
+    if not pushed:
+        return graph
+    uids = graph.uids()
+    own = graph.copy()
+    for i, node in pushed.items():
+        assert isinstance(node.source, PushSource)
+        own.nodes[i] = replace(node, uid=uids[i], source=node.source.for_run())
+    return own
+
+
+def _add_collector(graph: StreamGraph, stream: DataStream[Any], factory: Callable[[], Operator]) -> None:
+    add_operator(
+        graph,
+        "collect",
+        [[upstream.partitioned(ShipStrategy.GLOBAL) for upstream in stream.upstreams]],
+        factory,
+        OperatorOptions(name="collect", parallelism=1),
+        sink=True,
+        stays_here=True,
+    )

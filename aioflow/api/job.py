@@ -1,0 +1,281 @@
+"""The handle of a running job: its state, its end, and the ways to talk to it while it runs."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from aioflow.api.queryable import StateReader
+from aioflow.api.subscription import Subscription
+from aioflow.cluster.execution_graph import JobStatus
+from aioflow.cluster.local import LocalCluster
+from aioflow.core.aio import close_within, wait_first
+from aioflow.core.errors import GraphError, JobCanceled, JobFailed, JobNotRunning
+from aioflow.core.host import SystemHost
+from aioflow.io.pushing import PushInlet, PushSource
+
+if TYPE_CHECKING:
+    from aioflow.api.options import RunOptions
+    from aioflow.api.streams import DataStream
+    from aioflow.cluster.remote import RemoteRun
+    from aioflow.cluster.workers import WorkersCluster
+    from aioflow.core.host import Host
+    from aioflow.graph.job_graph import JobGraph
+    from aioflow.graph.stream_graph import StreamGraph
+
+__all__ = ["Job", "JobResult"]
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+CANCEL_TIMEOUT_S = 60.0
+"""How long a job that was left may take to end once it was cancelled, before it is given up: more than its tasks take to close."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobResult:
+    """How a job ended. `duration_ms` is wall-clock time from its creation to its end; `restarts` counts failovers."""
+
+    job_id: str
+    name: str
+    status: str
+    duration_ms: int
+    restarts: int
+    metrics: dict[str, float] = field(repr=False)
+
+
+class Job:
+    """A job that was started. Everything is called on the loop that runs it."""
+
+    def __init__(self, graph: StreamGraph, job_graph: JobGraph, options: RunOptions) -> None:
+        self._graph = graph
+        self._job_graph = job_graph
+        self._options = options
+        self._own_host = options.host is None
+        self._host = SystemHost() if options.host is None else options.host
+        self._cluster = _cluster(self._host, job_graph, options)
+        self._runner: asyncio.Task[JobStatus] | None = None
+        self._end_callbacks: list[Callable[[], None]] = []
+        self._error_seen = False
+        self._cancel_asked = False
+        self._stop_asked = False
+        self._gathering: dict[tuple[int, ...], Subscription[Any]] = {}
+
+    def __repr__(self) -> str:
+        return f"Job({self.name!r}, {self.id[:8]}, {self.status.value})"
+
+    @property
+    def id(self) -> str:
+        """32 hex digits, new for each run."""
+        return self._cluster.job_id
+
+    @property
+    def name(self) -> str:
+        """The flow's name."""
+        return self._job_graph.name
+
+    @property
+    def status(self) -> JobStatus:
+        """An `af.JobStatus`, which is a string in Flink's spelling: RUNNING, FINISHED, FAILED ..."""
+        return self._cluster.job_master.status
+
+    @property
+    def graph(self) -> JobGraph:
+        """What was deployed."""
+        return self._job_graph
+
+    # Life, driven by Flow.run.
+
+    async def start(self) -> None:
+        """Deploy, and wait until every operator is open. Raises what failed there."""
+        for stream in self._options.subscribe:
+            key = self._tapped(stream)
+            self._gathering[key] = Subscription(self._cluster.task_executor, self.id, key, buffer=None, overflow="error")
+        self._runner = asyncio.get_running_loop().create_task(self._run(), name=f"job {self.name}")
+        started = self._cluster.job_master.started
+        try:
+            await wait_first([self._runner, started])
+        except BaseException:
+            await self.abort()
+            raise
+        if not started.done() or self.status is JobStatus.FAILED:
+            await self._ended()
+            self._raise_error()
+
+    async def _run(self) -> JobStatus:
+        try:
+            return await self._cluster.run()
+        finally:
+            self._close_inlets()
+            for callback in self._end_callbacks:
+                callback()
+            if self._own_host:
+                await self._host.close()
+
+    def _close_inlets(self) -> None:
+        for node in self._graph.nodes.values():
+            if isinstance(node.source, PushSource) and node.source.inlet is not None:
+                node.source.inlet.end(f"job {self.name!r} ({self.id}) is over: nothing can be put into {node.name!r} any more")
+
+    async def leave(self) -> None:
+        """Leaving `async with flow.run()` normally."""
+        if not self.status.is_terminal and not self._job_graph.bounded:
+            # Cancelled meanwhile, it still ends before this returns: nothing of it may outlive its block. `stop` bounds itself.
+            await close_within(self.stop(), self._options.stop_timeout_s + CANCEL_TIMEOUT_S, what=f"job {self.name}")
+        await self._ended()
+        if self.status is JobStatus.FAILED and not self._error_seen:
+            self._raise_error()
+
+    async def abort(self) -> None:
+        """Leaving by an exception, which wins: cancel, and wait until everything is released."""
+        self._cancel_asked = True
+        self._cluster.job_master.cancel()
+        await self._ended()
+
+    async def _ended(self) -> None:
+        """Wait for the runner, however it ends; being cancelled meanwhile cancels the job, but still waits for it."""
+        assert self._runner is not None
+        while not self._runner.done():
+            try:
+                await wait_first([self._runner])
+            except asyncio.CancelledError:
+                self._cluster.job_master.cancel()
+                await wait_first([self._runner])
+                raise
+        if not self._runner.cancelled() and (error := self._runner.exception()) is not None:
+            raise error
+
+    def _raise_error(self) -> None:
+        self._error_seen = True
+        error = self._cluster.job_master.error
+        raise error if error is not None else JobFailed(f"job {self.name!r} ({self.id}) failed")
+
+    # For users.
+
+    async def wait(self) -> JobResult:
+        """Wait for the end. Raises the job's own error when it failed, JobCanceled when it was cancelled.
+
+        Cancelling this cancels only the wait.
+        """
+        assert self._runner is not None
+        await wait_first([self._runner])
+        if self.status is JobStatus.FAILED:
+            self._raise_error()
+        if self.status is JobStatus.CANCELED:
+            raise JobCanceled(f"job {self.name!r} ({self.id}) was cancelled while its result was awaited")
+        await self._ended()
+        return self._result()
+
+    async def cancel(self) -> None:
+        """End the job now, without a result, and wait until its tasks are gone. A job that is over stays as it is."""
+        self._cancel_asked = True
+        self._cluster.job_master.cancel()
+        await self._ended()
+
+    async def stop(self, *, drain: bool = False) -> None:
+        """End the sources where they are and let what is under way reach the sinks; cancelled after `stop_timeout`.
+
+        With `drain`, event time ends too: open windows fire and functions finish.
+        """
+        assert self._runner is not None
+        self._cluster.job_master.stop(drain=drain)
+        await wait_first([self._runner], timeout_s=self._options.stop_timeout_s)
+        if not self._runner.done():
+            logger.warning("job %s did not stop within %s, it is cancelled", self.name, self._options.stop_timeout)
+            self._cluster.job_master.cancel()
+        await self._ended()
+
+    def metrics(self) -> dict[str, float]:
+        """All metrics now, by dotted name: task, operator, metric."""
+        return dict(self._cluster.metrics.snapshot())
+
+    def subscribe(self, stream: DataStream[T], buffer: int = 1000, overflow: str = "drop_oldest") -> Subscription[T]:
+        """The elements of `stream` from now on: `async with job.subscribe(s) as rows: async for row in rows`.
+
+        A slow reader never holds the job: when `buffer` rows wait, `overflow` drops the oldest or the newest (counted in
+        `rows.dropped`), or ends the subscription with an error. At-most-once over a restart.
+        """
+        key = self._tapped(stream)
+        gathered = self._gathering.pop(key, None)
+        if gathered is not None:
+            gathered.bound(buffer, overflow)
+            return self._attach(gathered)
+        return self._attach(Subscription(self._cluster.task_executor, self.id, key, buffer=buffer, overflow=overflow))
+
+    def _attach(self, subscription: Subscription[T]) -> Subscription[T]:
+        subscription.of_job(self)
+        self._end_callbacks.append(subscription.wake)
+        return subscription
+
+    def detach(self, subscription: Subscription[Any]) -> None:
+        """A subscription that was closed is told of nothing more."""
+        if subscription.wake in self._end_callbacks:
+            self._end_callbacks.remove(subscription.wake)
+
+    def state(self, stream: DataStream[Any] | str) -> StateReader:
+        """The keyed state of the operator that made `stream` (or that has this uid), read between two slices: `.get(key)`, `.items()`."""
+        if isinstance(stream, str):
+            uids = self._graph.uids()
+            nodes = [node_id for node_id, uid in uids.items() if uid == stream]
+            if not nodes:
+                raise JobNotRunning(f"job {self.name!r} has no operator with uid {stream!r}; it has {', '.join(sorted(uids.values()))}")
+            node_id = nodes[0]
+        else:
+            (node_id,) = self._node_ids(stream)
+        return StateReader(self._cluster, self._job_graph, node_id)
+
+    def input(self, stream: DataStream[T]) -> PushInlet[T]:
+        """The way into a stream that begins at `af.io.push()`: `await job.input(events).put(event)`; waiting is back pressure.
+
+        What was accepted is replayed after a restart of the job, as long as this process lives.
+        """
+        (node_id,) = self._node_ids(stream)
+        node = self._graph.nodes[node_id]
+        inlet = node.source.inlet if isinstance(node.source, PushSource) else None
+        if inlet is None:
+            raise GraphError(f"{node.name!r} cannot be pushed into: job.input(stream) takes the stream of flow.source(af.io.push())")
+        return inlet
+
+    def on_end(self, callback: Callable[[], None]) -> None:
+        """Call `callback` when the job is over; at once if it is."""
+        if self.status.is_terminal:
+            callback()
+        else:
+            self._end_callbacks.append(callback)
+
+    def _node_ids(self, stream: DataStream[Any]) -> tuple[int, ...]:
+        """The nodes that make `stream`. Raises GraphError when they are no part of this job."""
+        ids = tuple(upstream.node_id for upstream in stream.upstreams)
+        running = {node.id for vertex in self._job_graph.vertices for node in vertex.nodes}
+        if stream.flow.name != self.name or not running.issuperset(ids):
+            raise GraphError(
+                f"{stream!r} of flow {stream.flow.name!r} is no part of job {self.name!r}: take a stream that was in its flow when it began"
+            )
+        return ids
+
+    def _tapped(self, stream: DataStream[Any]) -> tuple[int, ...]:
+        """As `_node_ids`, for what can be subscribed to."""
+        if any(upstream.side is not None for upstream in stream.upstreams):
+            raise GraphError(
+                f"a side output of {stream!r} cannot be subscribed to by itself: subscribe to an operator after it, like .map(lambda x: x)"
+            )
+        return self._node_ids(stream)
+
+    def _result(self) -> JobResult:
+        times = self._cluster.job_master.timestamps_ms
+        duration = times[self.status] - times[JobStatus.CREATED]
+        return JobResult(self.id, self.name, self.status.value, duration, self._cluster.job_master.executions.restarts, self.metrics())
+
+
+def _cluster(host: Host, graph: JobGraph, options: RunOptions) -> LocalCluster | WorkersCluster | RemoteRun:
+    if options.on is not None:
+        return options.on.start(host, graph, options.restart, options.task_options())
+    if not options.workers:
+        return LocalCluster(host, graph, options.restart, options.task_options())
+    from aioflow.cluster.workers import WorkersCluster  # Loads what only processes need.
+
+    return WorkersCluster(host, graph, options.restart, options.task_options(), options.workers, options.heartbeat)

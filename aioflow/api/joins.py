@@ -1,0 +1,197 @@
+"""Joins of two streams: by window, in groups, and by interval."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from datetime import timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from aioflow.api.build import OperatorOptions, Upstream, add_operator, fresh
+from aioflow.api.keyed import KeyedStream
+from aioflow.api.streams import DataStream
+from aioflow.api.windows import require_event_time
+from aioflow.core.errors import GraphError
+from aioflow.core.timeunits import to_ms
+from aioflow.operators.joins import CoGroupOperator, IntervalJoinOperator, WindowJoinOperator
+from aioflow.operators.window_plan import check_window
+
+if TYPE_CHECKING:
+    from aioflow.core.expressions import Expr
+    from aioflow.core.functions import ProcessContext
+    from aioflow.operators.operator import Operator
+    from aioflow.operators.triggers import Trigger
+    from aioflow.operators.windowing import Evictor, WindowAssigner
+
+__all__ = ["CoGroupedStreams", "IntervalJoin", "JoinedStreams"]
+
+T = TypeVar("T")
+U = TypeVar("U")
+K = TypeVar("K")
+R = TypeVar("R")
+
+
+class _TwoStreams(Generic[T, U]):
+    """Collects keys and window of a two-stream operation, step by step; each step gives a new object."""
+
+    kind = ""
+    operator: type[CoGroupOperator]
+
+    def __init__(self, left: DataStream[T], right: DataStream[U]) -> None:
+        self._left = left
+        self._right = right
+        self._left_key: Any = None
+        self._right_key: Any = None
+        self._window: tuple[WindowAssigner, Trigger[Any] | None, Evictor[Any] | None, int] | None = None
+
+    def _where(self, key: Any) -> None:
+        self._left_key = key
+
+    def _equal_to(self, key: Any) -> None:
+        if self._left_key is None:
+            raise GraphError(f"{self.kind}: where(key of the left) comes before equal_to(key of the right)")
+        self._right_key = key
+
+    def _in_window(
+        self, assigner: WindowAssigner, trigger: Trigger[Any] | None, evictor: Evictor[Any] | None, lateness: str | timedelta
+    ) -> None:
+        if self._right_key is None:
+            raise GraphError(f"{self.kind}: where(...).equal_to(...) come before window(...)")
+        lateness_ms = to_ms(lateness, "lateness")
+        check_window(assigner, trigger, evictor, lateness_ms)
+        for stream in (self._left.key_by(self._left_key), self._right.key_by(self._right_key)):
+            require_event_time(stream, assigner)
+        self._window = (assigner, trigger, evictor, lateness_ms)
+
+    def _apply(self, fn: Any, options: OperatorOptions) -> DataStream[Any]:
+        if self._window is None:
+            raise GraphError(f"{self.kind}: where(...).equal_to(...).window(...) come before apply(...)")
+        assigner, trigger, evictor, lateness_ms = self._window
+        factory = partial(_window_join, self.operator, assigner, fn, trigger, evictor, lateness_ms)
+        flow = self._left.flow
+        inputs = [self._left.key_by(self._left_key).upstreams, self._right.key_by(self._right_key).upstreams]
+        remark = f"per window, {assigner}"
+        node = add_operator(flow.graph, self.kind, inputs, factory, options, function=fn, stateful=True, remark=remark)
+        return DataStream(flow, [Upstream(node.id)])
+
+
+def _window_join(
+    operator: type[CoGroupOperator],
+    assigner: WindowAssigner,
+    fn: Any,
+    trigger: Trigger[Any] | None,
+    evictor: Evictor[Any] | None,
+    lateness_ms: int,
+) -> Operator:
+    return operator(assigner, fresh(fn), trigger=trigger, evictor=evictor, lateness_ms=lateness_ms)
+
+
+class JoinedStreams(_TwoStreams[T, U]):
+    """`a.join(b).where(k).equal_to(k).window(w).apply(fn)`: `fn(left, right)` gives one row for each pair."""
+
+    kind = "join"
+    operator = WindowJoinOperator
+
+    def where(self, key: Callable[[T], Any] | Expr[Any]) -> JoinedStreams[T, U]:
+        """Key of the left elements."""
+        self._where(key)
+        return self
+
+    def equal_to(self, key: Callable[[U], Any] | Expr[Any]) -> JoinedStreams[T, U]:
+        """Key of the right elements."""
+        self._equal_to(key)
+        return self
+
+    def window(
+        self,
+        assigner: WindowAssigner,
+        *,
+        trigger: Trigger[Any] | None = None,
+        evictor: Evictor[Any] | None = None,
+        lateness: str | timedelta = "0s",
+    ) -> JoinedStreams[T, U]:
+        """Pairs are made within one window."""
+        self._in_window(assigner, trigger, evictor, lateness)
+        return self
+
+    def apply(
+        self, fn: Callable[[T, U], R], *, name: str | None = None, uid: str | None = None, parallelism: int | None = None
+    ) -> DataStream[R]:
+        """One row a pair, stamped with the window's `end - 1`."""
+        return self._apply(fn, OperatorOptions(name, uid, parallelism))
+
+
+class CoGroupedStreams(_TwoStreams[T, U]):
+    """`a.co_group(b).where(k).equal_to(k).window(w).apply(fn)`: `fn(key, lefts, rights)` gives any number of rows."""
+
+    kind = "co_group"
+    operator = CoGroupOperator
+
+    def where(self, key: Callable[[T], Any] | Expr[Any]) -> CoGroupedStreams[T, U]:
+        """Key of the left elements."""
+        self._where(key)
+        return self
+
+    def equal_to(self, key: Callable[[U], Any] | Expr[Any]) -> CoGroupedStreams[T, U]:
+        """Key of the right elements."""
+        self._equal_to(key)
+        return self
+
+    def window(
+        self,
+        assigner: WindowAssigner,
+        *,
+        trigger: Trigger[Any] | None = None,
+        evictor: Evictor[Any] | None = None,
+        lateness: str | timedelta = "0s",
+    ) -> CoGroupedStreams[T, U]:
+        """Groups are made within one window; a key of only one side makes a group too."""
+        self._in_window(assigner, trigger, evictor, lateness)
+        return self
+
+    def apply(
+        self,
+        fn: Callable[[Any, list[T], list[U]], Iterable[R]],
+        *,
+        name: str | None = None,
+        uid: str | None = None,
+        parallelism: int | None = None,
+    ) -> DataStream[R]:
+        """The rows of each group, stamped with the window's `end - 1`."""
+        return self._apply(fn, OperatorOptions(name, uid, parallelism))
+
+
+class IntervalJoin(Generic[K, T, U]):
+    """Pairs whose times differ by no less than `lower` and no more than `upper`, both included."""
+
+    def __init__(self, left: KeyedStream[K, T], right: KeyedStream[K, U], lower: str | timedelta, upper: str | timedelta) -> None:
+        self._left = left
+        self._right = right
+        self._bounds = (to_ms(lower, "lower"), to_ms(upper, "upper"))
+        if self._bounds[0] > self._bounds[1]:
+            raise GraphError(f"interval_join: lower {lower!r} is after upper {upper!r}; no pair can match")
+        for stream in (left, right):
+            if not isinstance(stream, KeyedStream):
+                raise GraphError(f"interval_join needs keyed streams on both sides, got {stream!r}: put key_by(...) before it")
+            if not stream.has_event_time:
+                raise GraphError(f"interval_join of {stream!r} needs event time: give its source watermarks=af.WatermarkStrategy...")
+
+    def process(
+        self,
+        fn: Callable[[T, U, ProcessContext], Iterable[R]],
+        *,
+        name: str | None = None,
+        uid: str | None = None,
+        parallelism: int | None = None,
+    ) -> DataStream[R]:
+        """`fn(left, right, ctx)` gives the rows of one pair, stamped with the larger of the two times."""
+        factory = partial(_interval_join, fn, *self._bounds)
+        flow = self._left.flow
+        inputs = [self._left.upstreams, self._right.upstreams]
+        options = OperatorOptions(name, uid, parallelism)
+        node = add_operator(flow.graph, "interval_join", inputs, factory, options, function=fn, stateful=True)
+        return DataStream(flow, [Upstream(node.id)])
+
+
+def _interval_join(fn: Any, lower_ms: int, upper_ms: int) -> Operator:
+    return IntervalJoinOperator(fresh(fn), lower_ms, upper_ms)

@@ -1,0 +1,179 @@
+"""Keyed streams: what `key_by` gives. All elements of one key meet in one subtask, which keeps the key's state and timers.
+
+What needs keys stands here alone, so that leaving out the `key_by` is an error where the flow is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterable, Callable, Iterable
+from datetime import timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+
+from aioflow.api.build import OperatorOptions, event_time_of, fresh, make_operator
+from aioflow.api.streams import DataStream
+from aioflow.core.errors import GraphError
+from aioflow.core.functions import Function, KeyedProcessFunction, ProcessContext, ProcessFunction
+from aioflow.graph.stream_graph import ShipStrategy
+from aioflow.operators.aggregates import count, resolve_aggregate
+from aioflow.operators.aggregates import max as max_of
+from aioflow.operators.aggregates import min as min_of
+from aioflow.operators.aggregates import sum as sum_of
+from aioflow.operators.running import RunningAggregateOperator, RunningReduceOperator
+
+if TYPE_CHECKING:
+    from aioflow.api.joins import IntervalJoin
+    from aioflow.api.windows import WindowedStream
+    from aioflow.core.expressions import Expr
+    from aioflow.core.functions import AggregateFunction
+    from aioflow.operators.operator import Operator
+    from aioflow.operators.stateless import StatelessKind
+    from aioflow.operators.triggers import Trigger
+    from aioflow.operators.windowing import Evictor, WindowAssigner
+
+__all__ = ["KeyedStream"]
+
+T = TypeVar("T")
+U = TypeVar("U")
+K = TypeVar("K")
+R = TypeVar("R")
+ACC = TypeVar("ACC")
+
+
+class KeyedStream(DataStream[T], Generic[K, T]):
+    """A stream dealt out by key. What follows directly has keyed state; after `map` or `filter` it is keyed no more."""
+
+    def _partitioned(self, strategy: ShipStrategy, function: Any = None) -> DataStream[T]:
+        raise GraphError(
+            f"key_by(...).{strategy.value.lower()}() of {self!r} would undo the key_by: apply what needs the keys first, "
+            f"then {strategy.value.lower()}()"
+        )
+
+    def _apply(self, kind: str, step: StatelessKind, fn: Any, options: OperatorOptions) -> DataStream[Any]:
+        if isinstance(fn, Function) or (isinstance(fn, type) and issubclass(fn, Function)):
+            return self._add(kind, partial(_keyed_rows, step, fn), options, function=fn, stateful=True)
+        return super()._apply(kind, step, fn, options)
+
+    @overload
+    def process(
+        self,
+        fn: KeyedProcessFunction[K, T, U] | type[KeyedProcessFunction[K, T, U]],
+        *,
+        name: str | None = ...,
+        uid: str | None = ...,
+        parallelism: int | None = ...,
+    ) -> DataStream[U]: ...
+    @overload
+    def process(
+        self,
+        fn: ProcessFunction[T, U] | type[ProcessFunction[T, U]] | Callable[[T, ProcessContext], Iterable[U] | AsyncIterable[U] | None],
+        *,
+        name: str | None = ...,
+        uid: str | None = ...,
+        parallelism: int | None = ...,
+    ) -> DataStream[U]: ...
+    def process(self, fn: Any, *, name: str | None = None, uid: str | None = None, parallelism: int | None = None) -> DataStream[Any]:
+        """Keyed state and timers for each element: a KeyedProcessFunction, or a generator function of (value, ctx)."""
+        return self._process(fn, OperatorOptions(name, uid, parallelism), keyed=True)
+
+    def reduce(
+        self, fn: Callable[[T, T], T], *, name: str | None = None, uid: str | None = None, parallelism: int | None = None
+    ) -> DataStream[T]:
+        """Running: the reduced value of the key after each element."""
+        return self._running(partial(make_operator, RunningReduceOperator, fn), "reduce", fn, OperatorOptions(name, uid, parallelism))
+
+    def count(self, *, name: str | None = None, uid: str | None = None, parallelism: int | None = None) -> DataStream[tuple[K, int]]:
+        """Running: `(key, how many so far)` for each element."""
+        return self._aggregated("count", count(), OperatorOptions(name, uid, parallelism))
+
+    def sum(
+        self,
+        fn: Callable[[T], R] | Expr[Any] | None = None,
+        *,
+        name: str | None = None,
+        uid: str | None = None,
+        parallelism: int | None = None,
+    ) -> DataStream[tuple[K, R]]:
+        """Running: `(key, sum of fn so far)` for each element; without `fn` the element itself."""
+        return self._aggregated("sum", sum_of(fn), OperatorOptions(name, uid, parallelism))
+
+    def min(
+        self,
+        fn: Callable[[T], R] | Expr[Any] | None = None,
+        *,
+        name: str | None = None,
+        uid: str | None = None,
+        parallelism: int | None = None,
+    ) -> DataStream[tuple[K, R]]:
+        """Running: `(key, least fn so far)` for each element."""
+        return self._aggregated("min", min_of(fn), OperatorOptions(name, uid, parallelism))
+
+    def max(
+        self,
+        fn: Callable[[T], R] | Expr[Any] | None = None,
+        *,
+        name: str | None = None,
+        uid: str | None = None,
+        parallelism: int | None = None,
+    ) -> DataStream[tuple[K, R]]:
+        """Running: `(key, greatest fn so far)` for each element."""
+        return self._aggregated("max", max_of(fn), OperatorOptions(name, uid, parallelism))
+
+    def aggregate(
+        self,
+        agg: AggregateFunction[T, ACC, R] | type[AggregateFunction[T, ACC, R]],
+        *,
+        name: str | None = None,
+        uid: str | None = None,
+        parallelism: int | None = None,
+    ) -> DataStream[tuple[K, R]]:
+        """Running: `(key, result so far)` for each element."""
+        return self._aggregated("aggregate", agg, OperatorOptions(name, uid, parallelism))
+
+    def window(
+        self,
+        assigner: WindowAssigner,
+        *,
+        trigger: Trigger[Any] | None = None,
+        evictor: Evictor[Any] | None = None,
+        lateness: str | timedelta = "0s",
+    ) -> WindowedStream[K, T]:
+        """Group by window. Elements later than `lateness` go to `.late` of the result."""
+        from aioflow.api.windows import WindowedStream
+
+        return WindowedStream(self, assigner, trigger=trigger, evictor=evictor, lateness=lateness)
+
+    def count_window(self, size: int, slide: int | None = None) -> WindowedStream[K, T]:
+        """Windows of `size` elements of a key; with `slide` the last `size`, each `slide` elements. What is left at the end is dropped."""
+        from aioflow.api.windows import WindowedStream
+
+        return WindowedStream.counting(self, size, slide)
+
+    def interval_join(self, other: KeyedStream[K, U], lower: str | timedelta, upper: str | timedelta) -> IntervalJoin[K, T, U]:
+        """Pairs (left, right) with left.time + lower <= right.time <= left.time + upper; `.process(fn(left, right, ctx))`."""
+        from aioflow.api.joins import IntervalJoin
+
+        self._same_flow(other, "interval_join")
+        return IntervalJoin(self, other, lower, upper)
+
+    def _aggregated(self, kind: str, agg: Any, options: OperatorOptions) -> DataStream[Any]:
+        resolve_aggregate(agg)  # A wrong aggregate is an error here, where it was written.
+        return self._running(partial(_aggregating, agg), kind, None, options)
+
+    def _running(self, factory: Callable[[], Operator], kind: str, fn: Any, options: OperatorOptions) -> DataStream[Any]:
+        return self._add(kind, factory, options, function=fn, stateful=True)
+
+    @property
+    def has_event_time(self) -> bool:
+        """Whether a watermark strategy stands upstream."""
+        return event_time_of(self._graph, self._upstreams)
+
+
+def _keyed_rows(kind: StatelessKind, function: Any) -> Operator:
+    from aioflow.operators.keyed_rows import KeyedRowsOperator
+
+    return KeyedRowsOperator(kind, fresh(function))
+
+
+def _aggregating(agg: Any) -> Operator:
+    return RunningAggregateOperator(resolve_aggregate(fresh(agg)))

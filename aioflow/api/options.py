@@ -1,0 +1,89 @@
+"""The options of a run, checked before anything starts."""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Protocol
+
+from aioflow.cluster.restart import RestartPolicy, no_restart
+from aioflow.core.timeunits import to_seconds
+from aioflow.task.environment import TaskOptions
+
+if TYPE_CHECKING:
+    from aioflow.cluster.heartbeat import HeartbeatOptions
+    from aioflow.cluster.remote import RemoteRun
+    from aioflow.core.host import Host
+    from aioflow.graph.job_graph import JobGraph
+
+__all__ = ["RunOptions", "Runner", "parse_options"]
+
+
+class Runner(Protocol):
+    """A place where flows run."""
+
+    def start(self, host: Host, graph: JobGraph, restart: RestartPolicy, options: TaskOptions) -> RemoteRun: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """What `flow.run(**options)` takes."""
+
+    workers: int = 0
+    """0: everything in this loop. N: N worker processes; what is part of this program (results, inputs, functions as sinks) stays here."""
+    on: Runner | None = None
+    """Where it runs instead: `af.RemoteCluster("host:port", secret=...)`."""
+    state: Any = "heap"
+    """State backend: a name, or an object that makes one."""
+    restart: RestartPolicy = field(default_factory=no_restart)
+    """When a failed job tries again."""
+    stop_timeout: str | timedelta = "30s"
+    """How long a graceful stop may take before the job is cancelled."""
+    strict: bool = False
+    """Refuse values that could not travel to another process, instead of warning once for each edge."""
+    subscribe: Sequence[Any] = ()
+    """Streams whose subscription must miss nothing: they are gathered from the first record on, until somebody subscribes."""
+    heartbeat: HeartbeatOptions | None = None
+    """How worker processes are watched. None: every second, given up after a minute of silence; the end of a process is seen at once."""
+    debug: bool | None = None
+    """Look for functions that change values which others see too. None: as asyncio's debug mode."""
+    host: Host | None = None
+    """The seam to clock, files and network; None is this machine."""
+    tasks: TaskOptions = field(default_factory=TaskOptions)
+    """Batch and slice sizes."""
+
+    def task_options(self) -> TaskOptions:
+        """What each task is told. Called on the loop that will run them."""
+        debug = self.tasks.debug or asyncio.get_running_loop().get_debug() if self.debug is None else self.debug
+        return replace(
+            self.tasks, state_backend=self.state, debug=debug, replays=self.restart.retries, strict=self.strict or self.tasks.strict
+        )
+
+    @property
+    def stop_timeout_s(self) -> float:
+        return to_seconds(self.stop_timeout)
+
+
+def parse_options(given: Mapping[str, Any]) -> RunOptions:
+    """`RunOptions` of keyword arguments. Raises TypeError for an unknown one, naming the nearest that exists."""
+    known = [f.name for f in fields(RunOptions)]
+    for name in given:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            hint = f"; did you mean {near[0]}=?" if near else f"; expected some of {', '.join(known)}"
+            raise TypeError(f"run option {name}= is not known{hint}")
+    options = RunOptions(**given)
+    if not isinstance(options.workers, int) or options.workers < 0:
+        raise ValueError(f"workers must be a number of processes, 0 for none, got {options.workers!r}")
+    policy: object = options.restart  # As given: the annotation is only a promise.
+    if not isinstance(policy, RestartPolicy):
+        what = f"{type(policy).__name__}: {policy!r}"
+        raise TypeError(f"restart= takes a policy, like af.fixed_delay(attempts=3, delay=\"1s\"), got {what}")
+    if options.on is not None and (options.workers or not hasattr(options.on, "start")):
+        raise ValueError(f"on= takes a place to run, like af.RemoteCluster(...), and no workers= beside it; got {options.on!r}")
+    if options.stop_timeout_s < 0:
+        raise ValueError(f"stop_timeout must not be negative, got {options.stop_timeout!r}")
+    return options

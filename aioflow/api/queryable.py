@@ -1,0 +1,109 @@
+"""Reading keyed state of a running job: between two slices, on the subtask that owns the key. What is read is not committed."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from aioflow.core.errors import Closed, JobNotRunning, StateError
+from aioflow.core.keygroups import key_group, subtask_for_group
+from aioflow.core.timeunits import to_seconds
+from aioflow.graph.deployment import ExecutionState
+from aioflow.state.backend import INTERNAL_PREFIX
+
+if TYPE_CHECKING:
+    from aioflow.cluster.local import LocalCluster
+    from aioflow.cluster.remote import RemoteRun
+    from aioflow.cluster.workers import WorkersCluster
+    from aioflow.graph.job_graph import JobGraph
+    from aioflow.state.backend import KeyedStateBackend
+
+__all__ = ["StateReader"]
+
+RETRY_S = 0.02
+"""How often a read looks again while the job restarts."""
+
+DECLARED: Any = object()
+"""The default of a read that names none: None might be wanted."""
+
+
+class StateReader:
+    """The state of one operator.
+
+    While the job restarts a read waits up to `timeout`, then raises JobNotRunning; while user code holds the subtask, TimeoutError.
+    """
+
+    def __init__(self, cluster: LocalCluster | WorkersCluster | RemoteRun, graph: JobGraph, node_id: int) -> None:
+        self._cluster = cluster
+        self._vertex, index = graph.vertex_of_node(node_id)
+        self._node = self._vertex.nodes[index]
+        if not self._node.keyed:
+            raise StateError(f"operator {self._node.name!r} has no keyed state: only what follows key_by(...) directly has")
+
+    async def get(self, key: Any, default: Any = DECLARED, name: str | None = None, *, timeout: str | timedelta = "5s") -> Any:
+        """The value under `key`; for a key without state `default`, or when that is left out what the descriptor declares, or None.
+
+        `name` of the state; may be left out when the operator has one.
+        """
+        given = () if default is DECLARED else (default,)
+        vertex = self._vertex
+        subtask = subtask_for_group(key_group(key, vertex.max_parallelism), vertex.parallelism, vertex.max_parallelism)
+        return await self._ask(subtask, partial(_get, self._node.name, name, key, given), timeout)
+
+    async def items(self, limit: int | None = 1000, name: str | None = None, *, timeout: str | timedelta = "5s") -> list[tuple[Any, Any]]:
+        """Up to `limit` pairs of key and value, over all subtasks."""
+        found: list[tuple[Any, Any]] = []
+        for subtask in range(self._vertex.parallelism):
+            left = None if limit is None else limit - len(found)
+            if left == 0:
+                break
+            found += await self._ask(subtask, partial(_items, self._node.name, name, left), timeout)
+        return found
+
+    async def _ask(self, subtask: int, query: Any, timeout: str | timedelta) -> Any:
+        deadline = self._cluster.host.clock.monotonic() + to_seconds(timeout)
+        while True:
+            master = self._cluster.job_master
+            execution = master.executions.executions[self._vertex.id, subtask]
+            try:
+                if execution.state is ExecutionState.RUNNING:
+                    async with asyncio.timeout(deadline - self._cluster.host.clock.monotonic()):
+                        return await self._cluster.task_executor.query_state(execution.attempt, self._node.id, query)
+            except TimeoutError:
+                raise TimeoutError(
+                    f"state of {self._node.name!r} was not read within {timeout}: its subtask {subtask + 1} is busy with one element; "
+                    "give it more time by timeout="
+                ) from None
+            except (Closed, JobNotRunning, asyncio.CancelledError):
+                if (task := asyncio.current_task()) is not None and task.cancelling():
+                    raise
+            over = master.status.is_terminal or execution.state is ExecutionState.FINISHED
+            if over or self._cluster.host.clock.monotonic() >= deadline:
+                raise JobNotRunning(
+                    f"state of {self._node.name!r} cannot be read: job {master.executions.graph.name!r} is {master.status.value}, "
+                    f"its subtask {subtask + 1} is {execution.state.value}"
+                )
+            await asyncio.sleep(RETRY_S)
+
+
+# Functions of modules, because they may run in another process: they travel by name, with plain arguments.
+
+
+def _get(operator: str, name: str | None, key: Any, default: tuple[Any, ...], backend: KeyedStateBackend) -> Any:
+    return backend.query(_named(operator, name, backend), key, None, *default)
+
+
+def _items(operator: str, name: str | None, limit: int | None, backend: KeyedStateBackend) -> list[tuple[Any, Any]]:
+    return backend.items(_named(operator, name, backend), limit=limit)
+
+
+def _named(operator: str, name: str | None, backend: KeyedStateBackend) -> str:
+    names = [known for known in backend.names() if not known.startswith(INTERNAL_PREFIX)]
+    if name is None and len(names) == 1:
+        return names[0]
+    if name is None or name not in names:
+        have = ", ".join(repr(n) for n in names) or "none so far"
+        raise StateError(f"operator {operator!r}: name the state to read with name=; it has {have}")
+    return name

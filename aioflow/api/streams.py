@@ -1,0 +1,473 @@
+"""Streams: what a flow is written with. Every method adds one operator to the flow and gives the stream that it makes.
+
+Functions are plain functions, expressions, or function classes. `def` runs inline, `async def` is awaited with bounded concurrency,
+`blocking=True` runs in a bounded thread executor. Nothing runs before the flow does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import replace
+from datetime import timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+
+from aioflow.api.build import OperatorOptions, Upstream, add_operator, check_takes_two, fresh, make_operator
+from aioflow.core.errors import GraphError
+from aioflow.core.expression_rows import columns_to_function
+from aioflow.core.expressions import Expr, is_expression
+from aioflow.core.functions import (
+    FilterFunction,
+    FlatMapFunction,
+    Function,
+    KeyedProcessFunction,
+    MapFunction,
+    OutputTag,
+    ProcessContext,
+    ProcessFunction,
+)
+from aioflow.graph.stream_graph import Chaining, ShipStrategy
+from aioflow.operators.process import KeyedProcessOperator, ProcessOperator
+from aioflow.operators.sink import SinkOperator
+from aioflow.operators.stateless import StatelessKind, StatelessOperator, StatelessStep, is_async
+from aioflow.operators.watermarks import TimestampsAndWatermarksOperator
+
+if TYPE_CHECKING:
+    from aioflow.api.connected import BroadcastStream, ConnectedStreams
+    from aioflow.api.flow import Flow
+    from aioflow.api.gather import RowStream
+    from aioflow.api.joins import CoGroupedStreams, JoinedStreams
+    from aioflow.api.keyed import KeyedStream
+    from aioflow.core.retry import Retry
+    from aioflow.core.state_descriptors import MapStateDescriptor
+    from aioflow.graph.stream_graph import StreamGraph
+    from aioflow.operators.operator import Operator
+    from aioflow.operators.sink import Sink
+    from aioflow.operators.watermarks import WatermarkStrategy
+
+__all__ = ["DataStream"]
+
+T = TypeVar("T")
+U = TypeVar("U")
+K = TypeVar("K")
+
+OPERATOR_OPTIONS = ("name", "uid", "parallelism")
+
+
+class DataStream(Generic[T]):
+    """A stream of elements of type T."""
+
+    def __init__(self, flow: Flow, upstreams: list[Upstream]) -> None:
+        self._flow = flow
+        self._upstreams = upstreams
+
+    def __repr__(self) -> str:
+        names = " + ".join(self._graph.nodes[upstream.node_id].name for upstream in self._upstreams)
+        return f"{type(self).__name__}({names})"
+
+    def __iter__(self) -> Any:
+        raise TypeError("a stream is not a list: use `await stream.collect()`, or `async for x in stream.execute_and_collect()`")
+
+    if not TYPE_CHECKING:  # A checker knows better which methods there are.
+
+        def __getattr__(self, name: str) -> Any:
+            from aioflow.api.keyed import KeyedStream
+
+            hint = ": it needs keys, put key_by(...) directly before it" if hasattr(KeyedStream, name) else ""
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}", name=name, obj=self)
+
+    @property
+    def flow(self) -> Flow:
+        """The flow that this stream belongs to."""
+        return self._flow
+
+    @property
+    def upstreams(self) -> list[Upstream]:
+        """What an operator on this stream reads: one stream, or several after `union`."""
+        return self._upstreams
+
+    @property
+    def _graph(self) -> StreamGraph:
+        return self._flow.graph
+
+    # Element by element.
+
+    @overload
+    def map(
+        self,
+        fn: Callable[[T], Awaitable[U]],
+        *,
+        concurrency: int = ...,
+        ordered: bool = ...,
+        timeout: str | timedelta | None = ...,
+        retry: Retry | None = ...,
+        on_error: OutputTag[Any] | None = ...,
+        on_timeout: Callable[[T], U] | None = ...,
+        name: str | None = ...,
+        uid: str | None = ...,
+        parallelism: int | None = ...,
+    ) -> DataStream[U]: ...
+    @overload
+    def map(
+        self,
+        fn: Callable[[T], U] | MapFunction[T, U] | type[MapFunction[T, U]],
+        *,
+        blocking: bool = ...,
+        concurrency: int = ...,
+        ordered: bool = ...,
+        timeout: str | timedelta | None = ...,
+        retry: Retry | None = ...,
+        on_error: OutputTag[Any] | None = ...,
+        on_timeout: Callable[[T], U] | None = ...,
+        name: str | None = ...,
+        uid: str | None = ...,
+        parallelism: int | None = ...,
+    ) -> DataStream[U]: ...
+    @overload
+    def map(
+        self, fn: Expr[Any], *, on_error: OutputTag[Any] | None = ..., name: str | None = ..., uid: str | None = ...,
+        parallelism: int | None = ...,
+    ) -> DataStream[Any]: ...
+    def map(self, fn: Any, **options: Any) -> DataStream[Any]:
+        """One element out for each element in.
+
+        For `async def` and `blocking=True`: `concurrency` calls at a time (8), `ordered` results (True), `timeout` for all tries of
+        one element together, `retry=af.Retry(...)`, `on_timeout=fn(element)` for a value instead of TimeoutError. `on_error=tag` sends
+        `af.Failed` to the side output instead of failing the job.
+        """
+        return self._rows(StatelessKind.MAP, fn, options)
+
+    @overload
+    def filter(
+        self,
+        fn: Callable[[T], Awaitable[bool]],
+        *,
+        concurrency: int = ...,
+        ordered: bool = ...,
+        timeout: str | timedelta | None = ...,
+        retry: Retry | None = ...,
+        on_error: OutputTag[Any] | None = ...,
+        on_timeout: Callable[[T], bool] | None = ...,
+        name: str | None = ...,
+        uid: str | None = ...,
+        parallelism: int | None = ...,
+    ) -> DataStream[T]: ...
+    @overload
+    def filter(
+        self,
+        fn: Callable[[T], Any] | FilterFunction[T] | type[FilterFunction[T]] | Expr[Any],
+        *,
+        blocking: bool = ...,
+        concurrency: int = ...,
+        ordered: bool = ...,
+        timeout: str | timedelta | None = ...,
+        retry: Retry | None = ...,
+        on_error: OutputTag[Any] | None = ...,
+        on_timeout: Callable[[T], bool] | None = ...,
+        name: str | None = ...,
+        uid: str | None = ...,
+        parallelism: int | None = ...,
+    ) -> DataStream[T]: ...
+    def filter(self, fn: Any, **options: Any) -> DataStream[T]:
+        """Keeps the elements for which `fn` is true; an expression that gives None drops the element. Options as for `map`."""
+        return self._rows(StatelessKind.FILTER, fn, options)
+
+    @overload
+    def flat_map(
+        self,
+        fn: Callable[[T], Awaitable[Iterable[U]]],
+        *,
+        concurrency: int = ...,
+        ordered: bool = ...,
+        timeout: str | timedelta | None = ...,
+        retry: Retry | None = ...,
+        on_error: OutputTag[Any] | None = ...,
+        on_timeout: Callable[[T], Iterable[U]] | None = ...,
+        name: str | None = ...,
+        uid: str | None = ...,
+        parallelism: int | None = ...,
+    ) -> DataStream[U]: ...
+    @overload
+    def flat_map(
+        self,
+        fn: Callable[[T], Iterable[U]] | FlatMapFunction[T, U] | type[FlatMapFunction[T, U]],
+        *,
+        blocking: bool = ...,
+        concurrency: int = ...,
+        ordered: bool = ...,
+        timeout: str | timedelta | None = ...,
+        retry: Retry | None = ...,
+        on_error: OutputTag[Any] | None = ...,
+        on_timeout: Callable[[T], Iterable[U]] | None = ...,
+        name: str | None = ...,
+        uid: str | None = ...,
+        parallelism: int | None = ...,
+    ) -> DataStream[U]: ...
+    def flat_map(self, fn: Any, **options: Any) -> DataStream[Any]:
+        """Any number of elements out for each element in. Options as for `map`."""
+        return self._rows(StatelessKind.FLAT_MAP, fn, options)
+
+    def select(self, columns: dict[str, Any] | None = None, /, **named: Any) -> DataStream[dict[str, Any]]:
+        """Dict rows from expressions: `select(user=e.user, cents=(e.value * 100).round())` or `select({"any name": e.x})`.
+
+        Of the operator are `name=`, `uid=` and `parallelism=` where they are no expressions: `select(name=e.name)` is a column.
+        """
+        own = {option: named.pop(option) for option in OPERATOR_OPTIONS if option in named and not is_expression(named[option])}
+        options = OperatorOptions(**own)
+        wanted = {**(columns or {}), **named}
+        if not wanted:
+            raise GraphError("select() needs at least one column, as in select(user=af.col.user)")
+        return self._apply("select", StatelessKind.MAP, columns_to_function(wanted), replace(options, name=options.name or "select"))
+
+    def map_batches(
+        self,
+        fn: Callable[[list[T]], Iterable[U] | Awaitable[Iterable[U]]],
+        *,
+        max_size: int = 256,
+        max_wait: str | timedelta = "10ms",
+        blocking: bool = False,
+        name: str | None = None,
+        uid: str | None = None,
+        parallelism: int | None = None,
+    ) -> DataStream[U]:
+        """`fn` gets up to `max_size` elements at once, gathered for at most `max_wait`, and returns one result for each, in order."""
+        from aioflow.operators.batching import MapBatchesOperator
+
+        factory = partial(make_operator, MapBatchesOperator, fn, max_size=max_size, max_wait=max_wait, blocking=blocking)
+        return self._add("map_batches", factory, OperatorOptions(name, uid, parallelism), function=fn, chaining=Chaining.HEAD)
+
+    def process(
+        self,
+        fn: ProcessFunction[T, U] | type[ProcessFunction[T, U]] | Callable[[T, ProcessContext], Iterable[U] | None],
+        *,
+        name: str | None = None,
+        uid: str | None = None,
+        parallelism: int | None = None,
+    ) -> DataStream[U]:
+        """Full access to each element: its time, side outputs. `fn` is a ProcessFunction, or a generator function of (value, ctx)."""
+        return self._process(fn, OperatorOptions(name, uid, parallelism), keyed=False)
+
+    def throttle(
+        self, n: int, per: str | timedelta = "1s", *, name: str | None = None, uid: str | None = None, parallelism: int | None = None
+    ) -> DataStream[T]:
+        """At most `n` elements in each `per`, by each subtask; more wait, and hold back what is upstream."""
+        from aioflow.operators.batching import ThrottleOperator
+
+        factory = partial(make_operator, ThrottleOperator, n, per)
+        return self._add("throttle", factory, OperatorOptions(name, uid, parallelism), chaining=Chaining.HEAD)
+
+    def assign_timestamps_and_watermarks(
+        self, strategy: WatermarkStrategy[T], *, name: str | None = None, uid: str | None = None, parallelism: int | None = None
+    ) -> DataStream[T]:
+        """Event time from here on. Prefer `watermarks=` of the source, which sees each split on its own."""
+        factory = partial(make_operator, TimestampsAndWatermarksOperator, strategy)
+        options = OperatorOptions(name, uid, parallelism)
+        return self._add("timestamps", factory, options, event_time=strategy.emits_watermarks, stateful=True)
+
+    # Streams of streams.
+
+    def union(self, *others: DataStream[T]) -> DataStream[T]:
+        """All elements of this stream and of `others`, in no promised order."""
+        upstreams = list(self._upstreams)
+        for other in others:
+            self._same_flow(other, "union")
+            upstreams += other._upstreams
+        return DataStream(self._flow, upstreams)
+
+    @overload
+    def connect(self, other: BroadcastStream[U]) -> ConnectedStreams[T, U]: ...
+    @overload
+    def connect(self, other: DataStream[U]) -> ConnectedStreams[T, U]: ...
+    def connect(self, other: Any) -> ConnectedStreams[T, Any]:
+        """Two streams of different types into one function; with `stream.broadcast(*descriptors)` the broadcast state pattern."""
+        from aioflow.api.connected import ConnectedStreams
+
+        return ConnectedStreams(self, other)
+
+    def join(self, other: DataStream[U]) -> JoinedStreams[T, U]:
+        """Pairs within windows: `a.join(b).where(k).equal_to(k).window(w).apply(fn)`."""
+        from aioflow.api.joins import JoinedStreams
+
+        self._same_flow(other, "join")
+        return JoinedStreams(self, other)
+
+    def co_group(self, other: DataStream[U]) -> CoGroupedStreams[T, U]:
+        """All elements of both sides of a key and window: `.where(k).equal_to(k).window(w).apply(fn(key, lefts, rights))`."""
+        from aioflow.api.joins import CoGroupedStreams
+
+        self._same_flow(other, "co_group")
+        return CoGroupedStreams(self, other)
+
+    def side(self, tag: OutputTag[U]) -> DataStream[U]:
+        """The side output `tag` of the operator that made this stream; nothing upstream of it."""
+        if not isinstance(tag, OutputTag):
+            raise GraphError(f"side() takes a tag, got {type(tag).__name__}: {tag!r}; expected af.OutputTag({str(tag)!r})")
+        return DataStream(self._flow, [Upstream(upstream.node_id, tag) for upstream in self._upstreams])
+
+    @overload
+    def key_by(self, fn: Callable[[T], K]) -> KeyedStream[K, T]: ...
+    @overload
+    def key_by(self, fn: Expr[Any]) -> KeyedStream[Any, T]: ...
+    def key_by(self, fn: Any) -> KeyedStream[Any, T]:
+        """Deal the elements out by key: all of one key meet in one subtask, which keeps its state. Equal in Python means one key."""
+        from aioflow.api.keyed import KeyedStream
+
+        if is_async(fn, "key_by"):
+            raise GraphError("key_by needs a plain function: the key is computed for each element at the sender; map(async fn) before it")
+        if not callable(fn) and not is_expression(fn):
+            raise GraphError(f"key_by needs a function or an expression, got {type(fn).__name__}: {fn!r}")
+        return KeyedStream(self._flow, [upstream.partitioned(ShipStrategy.HASH, fn) for upstream in self._upstreams])
+
+    # How elements are dealt out to the next operator.
+
+    def rebalance(self) -> DataStream[T]:
+        """Round robin over all subtasks."""
+        return self._partitioned(ShipStrategy.REBALANCE)
+
+    def rescale(self) -> DataStream[T]:
+        """Round robin within a local group of subtasks."""
+        return self._partitioned(ShipStrategy.RESCALE)
+
+    def shuffle(self) -> DataStream[T]:
+        """At random."""
+        return self._partitioned(ShipStrategy.SHUFFLE)
+
+    def forward(self) -> DataStream[T]:
+        """Straight to the subtask of the same index; both sides must have the same parallelism."""
+        return self._partitioned(ShipStrategy.FORWARD)
+
+    @overload
+    def broadcast(self) -> DataStream[T]: ...
+    @overload
+    def broadcast(self, first: MapStateDescriptor[Any, Any], /, *more: MapStateDescriptor[Any, Any]) -> BroadcastStream[T]: ...
+    def broadcast(self, *descriptors: MapStateDescriptor[Any, Any]) -> Any:
+        """Every element to every subtask. With descriptors: the broadcast side of `connect`, whose state they declare."""
+        stream = self._partitioned(ShipStrategy.BROADCAST)
+        if not descriptors:
+            return stream
+        from aioflow.api.connected import BroadcastStream
+
+        return BroadcastStream(stream, descriptors)
+
+    def global_(self) -> DataStream[T]:
+        """All to the first subtask."""
+        return self._partitioned(ShipStrategy.GLOBAL)
+
+    def partition_custom(self, fn: Callable[[T, int], int]) -> DataStream[T]:
+        """`fn(value, n)` gives the index of the subtask, 0 to n - 1."""
+        return self._partitioned(ShipStrategy.CUSTOM, fn)
+
+    def start_new_chain(self) -> DataStream[T]:
+        """The operator that made this stream begins a task of its own."""
+        return self._chained(Chaining.HEAD)
+
+    def disable_chaining(self) -> DataStream[T]:
+        """The operator that made this stream shares its task with no other."""
+        return self._chained(Chaining.NEVER)
+
+    def slot_sharing_group(self, name: str) -> DataStream[T]:
+        """Put the operator that made this stream, and what follows, into a slot sharing group."""
+        for upstream in self._upstreams:
+            self._graph.nodes[upstream.node_id].slot_sharing_group = name
+        return self
+
+    # Ends.
+
+    def sink(
+        self,
+        sink: Sink[T] | Callable[[T], Any],
+        *,
+        name: str | None = None,
+        uid: str | None = None,
+        parallelism: int | None = None,
+    ) -> DataStream[T]:
+        """Write the elements to `sink`: a Sink, or a function or `async def` of one element (at-least-once). Gives this stream back."""
+        from aioflow.operators.function_sink import as_sink
+
+        target = as_sink(sink)
+        self._add(
+            "sink",
+            partial(make_operator, SinkOperator, target),
+            OperatorOptions(name or getattr(target, "name", None) or type(target).__name__, uid, parallelism),
+            sink=True,
+            stays_here=bool(getattr(target, "stays_here", False)),
+            parallelism_max=getattr(target, "parallelism_max", None),
+        )
+        return self
+
+    def print(
+        self, prefix: str = "", *, name: str | None = "print", uid: str | None = None, parallelism: int | None = None
+    ) -> DataStream[T]:
+        """Write each element as a line to standard output."""
+        from aioflow.io.printing import stdout
+
+        return self.sink(stdout(prefix), name=name, uid=uid, parallelism=parallelism)
+
+    def explain(self) -> str:
+        """How the flow up to this stream will run: operators, chains, exchanges, and why."""
+        from aioflow.api.explain import explain
+
+        return explain(self)
+
+    async def collect(self, **options: Any) -> list[T]:
+        """Run what this stream depends on, to the end, and return its elements in order of arrival."""
+        (rows,) = await self._flow.collect(self, **options)
+        return rows
+
+    def execute_and_collect(self, **options: Any) -> RowStream[T]:
+        """`async for x in stream.execute_and_collect()`: the elements as they come; reading slowly holds the flow back."""
+        return self._flow.rows(self, options)
+
+    # Building blocks.
+
+    def _add(self, kind: str, factory: Callable[[], Operator], options: OperatorOptions, **more: Any) -> DataStream[Any]:
+        node = add_operator(self._graph, kind, [self._upstreams], factory, options, **more)
+        return DataStream(self._flow, [Upstream(node.id)])
+
+    def _partitioned(self, strategy: ShipStrategy, function: Any = None) -> DataStream[T]:
+        return DataStream(self._flow, [upstream.partitioned(strategy, function) for upstream in self._upstreams])
+
+    def _chained(self, chaining: Chaining) -> DataStream[T]:
+        for upstream in self._upstreams:
+            self._graph.nodes[upstream.node_id].chaining = chaining
+        return self
+
+    def _same_flow(self, other: DataStream[Any], what: str) -> None:
+        if not isinstance(other, DataStream):
+            raise GraphError(f"{what}() takes a stream, got {type(other).__name__}")
+        if other._flow is not self._flow:
+            raise GraphError(f"{what}() of streams of two flows, {self._flow.name!r} and {other._flow.name!r}: build both in one flow")
+
+    def _rows(self, kind: StatelessKind, fn: Any, options: dict[str, Any]) -> DataStream[Any]:
+        from aioflow.api.calls import asynchronous_factory
+
+        operator = OperatorOptions(options.pop("name", None), options.pop("uid", None), options.pop("parallelism", None))
+        if not callable(fn) and not is_expression(fn) and not isinstance(fn, Function):
+            raise GraphError(f"{kind.value} needs a function, got {type(fn).__name__}: {fn!r}")
+        factory = asynchronous_factory(kind, fn, options)
+        if factory is not None:
+            return self._add(
+                kind.value, factory, operator, function=fn, chaining=Chaining.HEAD if is_async(fn, kind.value) else Chaining.ALWAYS
+            )
+        return self._apply(kind.value, kind, fn, operator)
+
+    def _apply(self, kind: str, step: StatelessKind, fn: Any, options: OperatorOptions) -> DataStream[Any]:
+        return self._add(kind, partial(_stateless, step, fn), options, function=fn)
+
+    def _process(self, fn: Any, options: OperatorOptions, *, keyed: bool) -> DataStream[Any]:
+        from aioflow.operators.async_process import AsyncProcessOperator, is_async_process
+
+        given = fn if isinstance(fn, type) else type(fn)
+        if not keyed and issubclass(given, KeyedProcessFunction):
+            raise GraphError(f"{given.__name__} is a KeyedProcessFunction, and {self!r} has no keys: put key_by(...) directly before it")
+        if not issubclass(given, Function):
+            check_takes_two(fn, "process")
+        if is_async_process(fn):
+            factory = partial(make_operator, AsyncProcessOperator, fn, keyed=keyed)
+            return self._add("process", factory, options, function=fn, stateful=keyed, chaining=Chaining.HEAD)
+        factory = partial(make_operator, KeyedProcessOperator if keyed else ProcessOperator, fn)
+        return self._add("process", factory, options, function=fn, stateful=keyed)
+
+
+def _stateless(kind: StatelessKind, function: Any) -> Operator:
+    return StatelessOperator([StatelessStep(kind, fresh(function))])

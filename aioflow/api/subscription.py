@@ -1,0 +1,122 @@
+"""A look at a stream of a running job, from the side: bounded, never holding the job, ending with it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+
+from aioflow.core.errors import Broken
+
+if TYPE_CHECKING:
+    from aioflow.api.job import Job
+    from aioflow.cluster.gateways import TaskExecutorGateway
+    from aioflow.core.elements import RecordBatch
+
+__all__ = ["Subscription"]
+
+T = TypeVar("T")
+
+OVERFLOWS = ("drop_oldest", "drop_newest", "error")
+
+
+class Subscription(Generic[T]):
+    """Rows of a stream from attaching on. `dropped` counts those that the reader was too slow for."""
+
+    def __init__(self, workers: TaskExecutorGateway, job_id: str, node_ids: tuple[int, ...], *, buffer: int | None, overflow: str) -> None:
+        """`buffer` None: everything is kept until `bound`. Attaches at once."""
+        self._workers = workers
+        self._job_id = job_id
+        self._node_ids = node_ids
+        self._rows: deque[T] = deque()
+        self._buffer = buffer
+        self._overflow = overflow
+        self._arrived: asyncio.Future[None] | None = None
+        self._job: Job | None = None
+        self._overflowed = False
+        self._refused: Exception | None = None
+        self._closed = False
+        self.dropped = 0
+        if buffer is not None:
+            self.bound(buffer, overflow)
+        for node_id in node_ids:
+            workers.add_tap(job_id, node_id, self._take, None if buffer is None else self._miss)
+
+    def bound(self, buffer: int, overflow: str) -> None:
+        """From here on at most `buffer` rows wait."""
+        if overflow not in OVERFLOWS:
+            raise ValueError(f"overflow must be one of {', '.join(OVERFLOWS)}, got {overflow!r}")
+        if buffer < 1:
+            raise ValueError(f"buffer must be at least 1 row, got {buffer}")
+        self._buffer = max(buffer, len(self._rows))
+        self._overflow = overflow
+
+    def of_job(self, job: Job) -> None:
+        """The job whose end ends this subscription, and whose error it raises."""
+        self._job = job
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: Any) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Detach; a reader that waits is freed. Idempotent."""
+        if not self._closed:
+            self._closed = True
+            for node_id in self._node_ids:
+                self._workers.remove_tap(self._job_id, node_id, self._take)
+            if self._job is not None:
+                self._job.detach(self)
+            self.wake()
+
+    async def __aiter__(self) -> AsyncIterator[T]:
+        while True:
+            while self._rows:
+                yield self._rows.popleft()
+            if self._refused is not None:
+                raise self._refused
+            if self._overflowed:
+                raise Broken(f"the reader of this subscription fell {self._buffer} rows behind; read faster, or use a larger buffer=")
+            if self._closed:
+                return
+            assert self._job is not None
+            if self._job.status.is_terminal:
+                if self._job.status.value == "FAILED":
+                    await self._job.wait()
+                return
+            self._arrived = asyncio.get_running_loop().create_future()
+            await self._arrived
+
+    def wake(self) -> None:
+        """Let the reader look again."""
+        if self._arrived is not None and not self._arrived.done():
+            self._arrived.set_result(None)
+
+    def _miss(self, count: int, refused: Exception | None) -> None:
+        """Records went by in a worker, because this process does not keep up; or they cannot travel at all."""
+        self.dropped += count
+        self._refused = self._refused or refused
+        self._overflowed = self._overflowed or (count > 0 and self._overflow == "error")
+        self.wake()
+
+    def _take(self, batch: RecordBatch) -> None:
+        """The tap: on the job's loop, for each batch. Copies what it keeps."""
+        values, rows, limit = batch.values, self._rows, self._buffer
+        if not values or self._overflowed:
+            return
+        excess = 0 if limit is None else len(rows) + len(values) - limit
+        if excess <= 0:
+            rows.extend(values)
+        elif self._overflow == "drop_oldest":
+            self.dropped += excess
+            rows.extend(values)
+            while limit is not None and len(rows) > limit:
+                rows.popleft()
+        else:
+            rows.extend(values[: len(values) - excess] if excess < len(values) else [])
+            self.dropped += min(excess, len(values))
+            self._overflowed = self._overflow == "error"
+        self.wake()

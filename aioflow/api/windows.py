@@ -1,0 +1,165 @@
+"""Windows over a keyed stream, and the stream of their results with its late elements."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+
+from aioflow.api.build import OperatorOptions, Upstream, add_operator
+from aioflow.api.keyed import KeyedStream
+from aioflow.api.streams import DataStream
+from aioflow.core.errors import GraphError
+from aioflow.core.functions import AggregateFunction, OutputTag, ProcessWindowFunction, WindowResult
+from aioflow.core.timeunits import to_ms
+from aioflow.operators.window_plan import ReduceAggregate, WindowSpec, check_window, count_window, plan_window
+from aioflow.operators.windowing import GlobalWindows
+
+if TYPE_CHECKING:
+    from aioflow.operators.triggers import Trigger
+    from aioflow.operators.windowing import Evictor, WindowAssigner
+
+__all__ = ["WindowResults", "WindowedStream", "require_event_time"]
+
+T = TypeVar("T")
+K = TypeVar("K")
+R = TypeVar("R")
+S = TypeVar("S")
+ACC = TypeVar("ACC")
+
+LATE = OutputTag[Any]("late elements")
+"""The side output that `.late` reads."""
+
+
+class WindowResults(DataStream[R], Generic[R, T]):
+    """The results of a window; `late` are the elements that came too late for it."""
+
+    @property
+    def late(self) -> DataStream[T]:
+        """Elements dropped because every window of theirs was over by more than the lateness; of the input's type."""
+        return self.side(LATE)
+
+
+class WindowedStream(Generic[K, T]):
+    """A keyed stream grouped by window; ends with `reduce`, `aggregate` or `process`."""
+
+    def __init__(
+        self,
+        stream: KeyedStream[K, T],
+        assigner: WindowAssigner,
+        *,
+        trigger: Trigger[Any] | None = None,
+        evictor: Evictor[Any] | None = None,
+        lateness: str | timedelta = "0s",
+    ) -> None:
+        self._stream = stream
+        self._assigner = assigner
+        self._trigger = trigger
+        self._evictor = evictor
+        self._lateness_ms = to_ms(lateness, "lateness")
+        check_window(assigner, trigger, evictor, self._lateness_ms)
+        require_event_time(stream, assigner)
+
+    @classmethod
+    def counting(cls, stream: KeyedStream[K, T], size: int, slide: int | None) -> WindowedStream[K, T]:
+        """Windows of `size` elements."""
+        assigner, trigger, evictor = count_window(size, slide)
+        return cls(stream, assigner, trigger=trigger, evictor=evictor)
+
+    @overload
+    def reduce(
+        self,
+        fn: Callable[[T, T], T],
+        window_fn: None = None,
+        *,
+        name: str | None = ...,
+        uid: str | None = ...,
+        parallelism: int | None = ...,
+    ) -> WindowResults[WindowResult[K, T], T]: ...
+    @overload
+    def reduce(
+        self,
+        fn: Callable[[T, T], T],
+        window_fn: ProcessWindowFunction[T, R, K] | type[ProcessWindowFunction[T, R, K]] | Callable[[K, Any, T], R],
+        *,
+        name: str | None = ...,
+        uid: str | None = ...,
+        parallelism: int | None = ...,
+    ) -> WindowResults[R, T]: ...
+    def reduce(
+        self,
+        fn: Callable[[T, T], T],
+        window_fn: Any = None,
+        *,
+        name: str | None = None,
+        uid: str | None = None,
+        parallelism: int | None = None,
+    ) -> WindowResults[Any, T]:
+        """`WindowResult(key, start, end, value)` a window, stamped `end - 1`; `window_fn(key, window, value)` makes something else."""
+        return self._add("window", OperatorOptions(name, uid, parallelism), aggregate=ReduceAggregate(fn), window_fn=window_fn)
+
+    @overload
+    def aggregate(
+        self,
+        agg: AggregateFunction[T, ACC, R] | type[AggregateFunction[T, ACC, R]],
+        window_fn: None = None,
+        *,
+        name: str | None = ...,
+        uid: str | None = ...,
+        parallelism: int | None = ...,
+    ) -> WindowResults[WindowResult[K, R], T]: ...
+    @overload
+    def aggregate(
+        self,
+        agg: AggregateFunction[T, ACC, R] | type[AggregateFunction[T, ACC, R]],
+        window_fn: ProcessWindowFunction[R, S, K] | type[ProcessWindowFunction[R, S, K]] | Callable[[K, Any, R], S],
+        *,
+        name: str | None = ...,
+        uid: str | None = ...,
+        parallelism: int | None = ...,
+    ) -> WindowResults[S, T]: ...
+    def aggregate(
+        self,
+        agg: Any,
+        window_fn: Any = None,
+        *,
+        name: str | None = None,
+        uid: str | None = None,
+        parallelism: int | None = None,
+    ) -> WindowResults[Any, T]:
+        """Like `reduce`, with an aggregate: `af.count()`, `af.agg(n=af.count(), total=af.sum(fn))`, or an AggregateFunction."""
+        return self._add("window", OperatorOptions(name, uid, parallelism), aggregate=agg, window_fn=window_fn)
+
+    def process(
+        self,
+        fn: ProcessWindowFunction[T, R, K] | type[ProcessWindowFunction[T, R, K]] | Callable[[K, Any, list[T]], Iterable[R]],
+        *,
+        name: str | None = None,
+        uid: str | None = None,
+        parallelism: int | None = None,
+    ) -> WindowResults[R, T]:
+        """All elements of a window at once: `process(key, ctx, elements)` of a ProcessWindowFunction, or a function like it."""
+        return self._add("window", OperatorOptions(name, uid, parallelism), process=fn)
+
+    def _add(self, kind: str, options: OperatorOptions, **what: Any) -> WindowResults[Any, T]:
+        spec = WindowSpec(
+            assigner=self._assigner,
+            trigger=self._trigger,
+            evictor=self._evictor,
+            lateness_ms=self._lateness_ms,
+            late_tag=LATE,
+            **what,
+        )
+        plan = plan_window(spec)
+        flow = self._stream.flow
+        node = add_operator(flow.graph, kind, [self._stream.upstreams], plan.factory, options, stateful=True, remark=plan.reason)
+        return WindowResults(flow, [Upstream(node.id)])
+
+
+def require_event_time(stream: KeyedStream[Any, Any], assigner: WindowAssigner) -> None:
+    """An event-time window with no watermark strategy upstream never fires: GraphError, here where it is written."""
+    if assigner.is_event_time and not isinstance(assigner, GlobalWindows) and not stream.has_event_time:
+        raise GraphError(
+            f"{assigner} after {stream!r} needs event time, but no watermark strategy stands upstream: give the source "
+            'watermarks=af.WatermarkStrategy.bounded_out_of_orderness(...), or use time="processing"'
+        )

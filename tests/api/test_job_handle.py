@@ -1,0 +1,132 @@
+"""The handle of a running job: what it refuses, what it forgets, and that nothing outlives its block."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import aioflow as af
+
+
+@pytest.mark.parametrize("blocked", [False, True])
+async def test_a_closed_subscription_is_kept_by_nobody(blocked: bool) -> None:
+    """A service subscribes once for each of its requests, for as long as the job runs; also while a sink holds the job back."""
+    flow, gate, reached = af.Flow("kept"), asyncio.Event(), asyncio.Event()
+    events = flow.source(af.io.push())
+
+    async def write(value: int) -> None:
+        reached.set()
+        await gate.wait()
+
+    events.map(lambda x: x).sink(write)
+    async with flow.run() as job:
+        if blocked:
+            await job.input(events).put_many(range(100))
+            await reached.wait()
+        rows = job.subscribe(events)
+        async with rows:
+            await asyncio.sleep(0)
+        kept = weakref.ref(rows)
+        del rows
+        for _ in range(3):
+            await asyncio.sleep(0)
+        gc.collect()
+        assert kept() is None
+        gate.set()
+
+
+async def test_a_block_left_by_cancellation_takes_its_job_along() -> None:
+    """Cancelled while it stops: it stops still, bounded by `stop_timeout`, and the cancellation comes out."""
+    reached = asyncio.Event()
+    jobs: list[Any] = []
+
+    async def forever(value: int) -> None:
+        reached.set()
+        await asyncio.get_running_loop().create_future()
+
+    async def service() -> None:
+        flow = af.Flow("left")
+        events = flow.source(af.io.push())
+        events.map(forever).sink(af.io.blackhole())
+        async with flow.run(stop_timeout="100ms") as job:
+            jobs.append(job)
+            await job.input(events).put(1)
+            await reached.wait()
+
+    task = asyncio.create_task(service())
+    await reached.wait()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert not task.done(), "it waits for its job to stop"
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert jobs[0].status is af.JobStatus.CANCELED
+
+
+@pytest.mark.parametrize("ask", [lambda job, s: job.subscribe(s), lambda job, s: job.state(s), lambda job, s: job.input(s)])
+async def test_a_stream_that_the_job_does_not_run_is_refused(ask: Callable[[Any, Any], Any]) -> None:
+    """Of another flow, whose ids mean something else here, or added since the job began."""
+    flow, other = af.Flow("mine"), af.Flow("other")
+    mine, foreign = flow.source(af.io.push(), name="mine"), other.source(af.io.push(), name="foreign")
+    async with flow.run() as job:
+        for stream in (foreign, mine.key_by(lambda x: x).count()):
+            with pytest.raises(af.GraphError, match="is no part of job 'mine': take a stream that was in its flow"):
+                ask(job, stream)
+
+
+async def test_a_side_output_is_not_mistaken_for_the_main_one() -> None:
+    flow, tag = af.Flow("side"), af.OutputTag[Any]("bad")
+    numbers = flow.source(["1", "x"]).map(int, on_error=tag)
+    with pytest.raises(af.GraphError, match=r"side output .* cannot be subscribed to by itself: subscribe to an operator after it"):
+        async with flow.run(subscribe=[numbers.side(tag)]):
+            raise AssertionError("it ran")
+    errors = numbers.side(tag).map(lambda failed: failed.value)
+    async with flow.run(subscribe=[errors]) as job, job.subscribe(errors) as rows:
+        assert [row async for row in rows] == ["x"], "the remedy that it names"
+
+
+async def test_a_stream_of_another_flow_is_not_collected() -> None:
+    flow, other = af.Flow("mine"), af.Flow("other")
+    flow.source([1])
+    with pytest.raises(af.GraphError, match="belongs to flow 'other', it cannot be collected by a run of 'mine'"):
+        await flow.collect(other.source([2]))
+
+
+class Remember(af.KeyedProcessFunction[int, int, int]):
+    """Keeps the last value of each key, and awaits `gate` behind it."""
+
+    begun: asyncio.Event
+    gate: asyncio.Event
+
+    def open(self, ctx: Any) -> None:
+        self.last = ctx.get_state(af.ValueStateDescriptor("last"))
+
+    async def process_element(self, value: int, ctx: Any) -> list[int]:
+        self.last.update(value)
+        Remember.begun.set()
+        await Remember.gate.wait()
+        return [value]
+
+
+async def test_reading_state_waits_no_longer_than_it_was_told() -> None:
+    """A function that awaits holds its state back from readers; the only state that it declared needs no name."""
+    Remember.begun, Remember.gate = asyncio.Event(), asyncio.Event()
+    flow = af.Flow("held")
+    numbers = flow.source(af.io.push())
+    remembered = numbers.key_by(lambda x: x).process(Remember)
+    async with flow.run(subscribe=[remembered]) as job, job.subscribe(remembered) as rows:
+        await job.input(numbers).put(7)
+        await Remember.begun.wait()
+        state = job.state(remembered)
+        for timeout in ("10ms", "20ms"):
+            with pytest.raises(TimeoutError, match=f"was not read within {timeout}: its subtask 1 is busy with one element"):
+                await state.get(7, timeout=timeout)
+        Remember.gate.set()
+        assert await anext(aiter(rows)) == 7
+        assert await state.get(7) == 7

@@ -1,0 +1,142 @@
+"""Mistakes are found where they are written, and the message says what to do."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import aioflow as af
+
+
+class Counting(af.KeyedProcessFunction[int, int, int]):
+    """Any function that wants keys."""
+
+
+def numbers() -> Any:
+    """A stream without keys; Any, because what follows is what a checker would refuse."""
+    return af.Flow("mistakes").source([1, 2], name="numbers")
+
+
+@pytest.mark.parametrize("method", ["window", "count_window", "count", "sum", "reduce", "aggregate", "interval_join"])
+def test_what_needs_keys_says_so_on_a_stream_without(method: str) -> None:
+    with pytest.raises(AttributeError, match=rf"^'DataStream' object has no attribute '{method}': it needs keys"):
+        getattr(numbers(), method)
+
+
+def test_what_no_stream_has_is_the_usual_attribute_error() -> None:
+    with pytest.raises(AttributeError, match=r"^'DataStream' object has no attribute 'windw'$"):
+        numbers().windw
+    assert not hasattr(numbers(), "__array__")
+    assert isinstance(copy.copy(numbers()), af.DataStream)
+
+
+@pytest.mark.parametrize("function", [Counting, Counting()])
+def test_a_keyed_process_function_is_refused_on_a_stream_without_keys(function: Any) -> None:
+    with pytest.raises(af.GraphError, match=r"Counting is a KeyedProcessFunction, and DataStream\(numbers\) has no keys: put key_by"):
+        numbers().process(function)
+    numbers().key_by(int).process(function)
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda flow, pushed, other: pushed.map(str).collect(),
+        lambda flow, pushed, other: flow.collect(other, pushed),
+        lambda flow, pushed, other: flow.execute(),
+        lambda flow, pushed, other: anext(aiter(pushed.execute_and_collect())),
+    ],
+)
+async def test_what_is_pushed_into_is_not_run_without_a_handle_to_push_by(run: Callable[[Any, Any, Any], Any]) -> None:
+    flow = af.Flow("pushed")
+    pushed, other = flow.source(af.io.push(), name="hits"), flow.source([1, 2])
+    with pytest.raises(af.GraphError, match=r"would never end: its source 'hits' is af\.io\.push\(\).* flow\.run\(\).*job\.input"):
+        await asyncio.wait_for(run(flow, pushed, other), 5)
+    assert await other.collect() == [1, 2], "a part without it runs"
+
+
+async def test_a_coroutine_is_no_result_of_a_plain_function() -> None:
+    """Fails with the first element; that the coroutine is closed is told by the absence of a warning."""
+
+    async def later(x: int) -> int:
+        return x
+
+    for add in (lambda s: s.map(lambda x: later(x), name="lookup"), lambda s: s.sink(lambda x: later(x), name="lookup")):
+        flow = af.Flow("mistakes")
+        add(flow.source([1, 2])).sink(af.io.blackhole())
+        with pytest.raises(TypeError, match=r"^operator 'lookup': the function of (map|sink) returned coroutine, .*`async def`"):
+            await flow.execute()
+    good = af.Flow("mistakes").source([1, 2]).map(functools.partial(later))
+    assert await good.collect() == [1, 2], "the remedy that it names"
+
+
+@pytest.mark.parametrize("function", [lambda x: [x], lambda a, b, c: [a], str.upper, 7])
+@pytest.mark.parametrize("keyed", [False, True])
+def test_process_tells_what_function_it_needs(function: Any, keyed: bool) -> None:
+    stream = numbers().key_by(int) if keyed else numbers()
+    with pytest.raises(af.GraphError, match=r"^process needs a function of \(value, ctx\), got "):
+        stream.process(function)
+
+
+@af.resource
+def something() -> Any:
+    yield 1
+
+
+@pytest.mark.parametrize("function", [lambda x, ctx: [x], lambda *both: [], lambda x, ctx, s=af.use(something): [s]])
+def test_process_takes_what_can_be_called_with_two(function: Any) -> None:
+    assert numbers().process(function).upstreams
+
+
+@pytest.mark.parametrize(
+    "build, named",
+    [
+        (lambda: numbers().map(str, parallelism=0), "map"),
+        (lambda: numbers().map(str, parallelism=0, name="to text"), "to text"),
+        (lambda: af.Flow("mistakes").source([1], parallelism=0), "source"),
+        (lambda: af.Flow("mistakes").source([1], parallelism=0, name="ones"), "ones"),
+    ],
+)
+def test_a_parallelism_below_one_names_the_operator(build: Callable[[], Any], named: str) -> None:
+    with pytest.raises(af.GraphError, match=f"^{named}: parallelism must be at least 1, got 0$"):
+        build()
+
+
+class Printing:
+    """A sink of its own, as short as one can be."""
+
+    name = "printing"
+
+    def writer(self, ctx: Any) -> Any:
+        raise AssertionError("nothing is written where nothing runs")
+
+    def committer(self) -> None:
+        return None
+
+
+def test_the_class_of_a_sink_is_refused_where_its_instance_belongs() -> None:
+    with pytest.raises(af.GraphError, match=r"got the class Printing, expected an instance: add the parentheses, Printing\("):
+        numbers().sink(Printing)
+    numbers().sink(Printing())
+
+
+@pytest.mark.parametrize("use", [lambda s: s.side("bad"), lambda s: s.map(str, on_error="bad"), lambda s: s.filter(str, on_error="bad")])
+def test_a_name_where_a_tag_belongs_is_told_the_tag(use: Callable[[Any], Any]) -> None:
+    with pytest.raises(af.GraphError, match=r"takes a tag, got str: 'bad'; expected af\.OutputTag\('bad'\)"):
+        use(numbers())
+
+
+async def test_a_number_where_a_restart_policy_belongs_is_told_the_policy() -> None:
+    with pytest.raises(TypeError, match=r"restart= takes a policy, like af\.fixed_delay\(.*got int: 3"):
+        await numbers().collect(restart=3)
+
+
+@pytest.mark.parametrize("option", ["parallelism", "max_parallelism"])
+def test_a_flow_whose_parallelism_is_no_number_is_refused(option: str) -> None:
+    wrong: dict[str, Any] = {option: "4"}
+    with pytest.raises(af.GraphError, match=rf"flow 'wide': {option} must be a whole number, got str: '4'"):
+        af.Flow("wide", **wrong)
