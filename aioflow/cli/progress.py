@@ -1,0 +1,172 @@
+"""What a running job looks like: one row a task, made of the metrics that the tasks keep, as a table or as one line.
+
+Nothing here prints, and nothing reads a clock: who shows it gives the time that has passed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK
+from aioflow.graph.job_graph import JobGraph, JobVertex
+
+__all__ = ["TaskRow", "one_line", "table", "task_rows"]
+
+NAME_WIDTH_MIN = 16
+NOTHING = "-"
+BUSY_SHARE = 0.8
+"""From here on a task is marked: what it does sets the pace."""
+PRESSED_SHARE = 0.5
+"""From here on a task is marked as held back by those after it."""
+
+BOLD, DIM, YELLOW, RED, RESET = "\x1b[1m", "\x1b[2m", "\x1b[33m", "\x1b[31m", "\x1b[0m"
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRow:
+    """One task, all its subtasks together. Shares are 0 to 1; None is what is not known (yet)."""
+
+    name: str
+    is_source: bool
+    records_in: int | None
+    records_out: int | None
+    rate: float | None
+    """Records in a second; those of a source are what it read."""
+    watermark: int | None
+    """The slowest subtask's output watermark, ms; None before the first."""
+    busy: float | None
+    idle: float | None
+    back_pressured: float | None
+
+    @property
+    def at_end(self) -> bool:
+        """Event time is over here: everything has passed."""
+        return self.watermark == MAX_WATERMARK
+
+
+def task_rows(graph: JobGraph, metrics: Mapping[str, float]) -> list[TaskRow]:
+    """The rows of `job.metrics()`, producers first."""
+    return [_row(vertex, metrics) for vertex in graph.vertices]
+
+
+def _row(vertex: JobVertex, metrics: Mapping[str, float]) -> TaskRow:
+    def read(name: str) -> list[float]:
+        subtasks = [f"{vertex.name} ({index + 1}/{vertex.parallelism})" for index in range(vertex.parallelism)]
+        # Of several tasks of one name all but one have their id in it: whoever has not is the one.
+        named = [(f"{subtask} #{vertex.id}.{name}", f"{subtask}.{name}") for subtask in subtasks]
+        found = [metrics.get(with_id, metrics.get(bare)) for with_id, bare in named]
+        return [value for value in found if value is not None]
+
+    def share(name: str) -> float | None:
+        values = read(name)
+        return min(1.0, max(0.0, sum(values) / len(values) / 1000.0)) if values else None
+
+    def total(name: str) -> int | None:
+        values = read(name)
+        return round(sum(values)) if values else None
+
+    rates = read("numRecordsInPerSecond")
+    watermark = min(read("currentOutputWatermark"), default=MIN_WATERMARK)
+    return TaskRow(
+        name=vertex.name,
+        is_source=vertex.head.source is not None,
+        records_in=total("numRecordsIn"),
+        records_out=total("numRecordsOut"),
+        rate=sum(rates) if rates else None,
+        watermark=None if watermark == MIN_WATERMARK else round(watermark),
+        busy=share("busyTimeMsPerSecond"),
+        idle=share("idleTimeMsPerSecond"),
+        back_pressured=share("backPressuredTimeMsPerSecond"),
+    )
+
+
+COLUMNS: tuple[tuple[str, int, Callable[[TaskRow], str]], ...] = (
+    ("in", 11, lambda row: _number(row.records_in)),
+    ("out", 11, lambda row: _number(row.records_out)),
+    ("rate/s", 9, lambda row: NOTHING if row.at_end else _number(row.rate)),
+    ("event time", 17, lambda row: _instant(row.watermark)),
+    ("busy", 6, lambda row: NOTHING if row.at_end else _percent(row.busy)),
+    ("idle", 6, lambda row: NOTHING if row.at_end else _percent(row.idle)),
+    ("held", 6, lambda row: NOTHING if row.at_end else _percent(row.back_pressured)),
+)
+"""Heading, width and text of each column after the name. `held`: waiting for those after it, that is, back-pressured."""
+
+DROPPED_FIRST = ("idle", "out", "held", "event time", "rate/s", "busy", "in")
+"""The order in which columns are given up when the terminal is narrow."""
+
+
+def table(rows: Sequence[TaskRow], *, title: str, width: int, color: bool) -> list[str]:
+    """Lines of at most `width` characters: the title, a heading, a line for each task."""
+    columns = list(COLUMNS)
+    for name in DROPPED_FIRST:
+        if sum(column[1] for column in columns) + NAME_WIDTH_MIN <= width:
+            break
+        columns = [column for column in columns if column[0] != name]
+    longest = max((len(row.name) for row in rows), default=NAME_WIDTH_MIN)
+    name_width = max(1, min(width - sum(column[1] for column in columns), max(longest, NAME_WIDTH_MIN)))
+    paint = _painted if color else _plain
+    heading = "task".ljust(name_width) + "".join(name.rjust(size) for name, size, _ in columns)
+    lines = [paint(BOLD, clipped(title, width)), paint(DIM, clipped(heading, width))]
+    for row in rows:
+        line = clipped(row.name, name_width).ljust(name_width) + "".join(text(row).rjust(size) for _, size, text in columns)
+        lines.append(paint(_mark(row), clipped(line, width)))
+    return lines
+
+
+def one_line(rows: Sequence[TaskRow], *, elapsed_s: float, over: bool) -> str:
+    """The whole job in a line for a log: what the sources read, and until it is over how fast, up to which event time, who is busiest."""
+    sources = [row for row in rows if row.is_source]
+    parts = [f"{elapsed_s:6.1f} s", f"{_number(sum(row.records_in or 0 for row in sources))} records read"]
+    running = [] if over else [row for row in rows if not row.at_end]
+    rate = sum(row.rate or 0.0 for row in running if row.is_source)
+    if rate:
+        parts.append(f"{_number(rate)}/s")
+    marks = [row.watermark for row in running if row.watermark is not None]
+    if marks:
+        parts.append(f"event time {_instant(min(marks))}")
+    busiest = max(running, key=lambda row: row.busy or 0.0, default=None)
+    if busiest is not None and busiest.busy:
+        parts.append(f"busiest {clipped(busiest.name, 40)} {_percent(busiest.busy)}")
+    return ", ".join(parts)
+
+
+def clipped(text: str, width: int) -> str:
+    """`text` in at most `width` characters, its end given up."""
+    return text if len(text) <= width else text[: max(0, width - 1)] + "…"
+
+
+def _mark(row: TaskRow) -> str:
+    if row.at_end:
+        return DIM
+    if (row.back_pressured or 0.0) >= PRESSED_SHARE:
+        return RED
+    return YELLOW if (row.busy or 0.0) >= BUSY_SHARE else ""
+
+
+def _painted(code: str, text: str) -> str:
+    return f"{code}{text}{RESET}" if code else text
+
+
+def _plain(code: str, text: str) -> str:
+    return text
+
+
+def _number(value: float | None) -> str:
+    return NOTHING if value is None else f"{value:,.0f}"
+
+
+def _percent(share: float | None) -> str:
+    return NOTHING if share is None else f"{share:.0%}"
+
+
+def _instant(watermark: int | None) -> str:
+    if watermark is None:
+        return NOTHING
+    if watermark >= MAX_WATERMARK:
+        return "end"
+    try:
+        return (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=watermark)).strftime("%Y-%m-%d %H:%M")
+    except OverflowError:  # Event time need not be a date: a test counts from 0, a simulation runs for ages.
+        return str(watermark)

@@ -1,0 +1,118 @@
+"""Runs a flow in this process and shows how it goes: a live table on a terminal, now and then a line elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, TextIO
+
+from aioflow.api.runner import new_event_loop, stopping_on_signals
+from aioflow.cli.progress import one_line, table, task_rows
+from aioflow.cli.terminal import LiveBlock, is_live, uses_color
+from aioflow.core.aio import cancel_and_wait
+from aioflow.core.errors import JobCanceled
+
+if TYPE_CHECKING:
+    from aioflow.api.flow import Flow
+    from aioflow.api.job import Job, JobResult
+
+__all__ = ["Lines", "Live", "Watcher", "run_flow", "watcher_for"]
+
+LIVE_EVERY_S = 0.25
+LINES_EVERY_S = 4.0
+
+
+class Watcher:
+    """Is told about a job while it runs. This one shows nothing."""
+
+    every_s = 3600.0
+
+    @contextmanager
+    def shown(self) -> Iterator[None]:
+        """Around the run."""
+        yield
+
+    def show(self, job: Job, elapsed_s: float) -> None:
+        """The job as it is now."""
+
+
+class Lines(Watcher):
+    """A line every few seconds: for pipes, files and logs."""
+
+    every_s = LINES_EVERY_S
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def show(self, job: Job, elapsed_s: float) -> None:
+        line = one_line(task_rows(job.graph, job.metrics()), elapsed_s=elapsed_s, over=job.status.is_terminal)
+        print(line, file=self._stream, flush=True)
+
+
+class Live(Watcher):
+    """A table that is redrawn in place. It stays on the screen as it was at the end."""
+
+    every_s = LIVE_EVERY_S
+
+    def __init__(self, stream: TextIO) -> None:
+        self._block = LiveBlock(stream)
+        self._color = uses_color(stream)
+
+    @contextmanager
+    def shown(self) -> Iterator[None]:
+        with self._block.above():
+            yield
+
+    def show(self, job: Job, elapsed_s: float) -> None:
+        width, height = self._block.size()
+        title = f"{job.name}  {job.status.value}  {elapsed_s:.1f} s"
+        if not job.status.is_terminal:
+            title += "   (Ctrl-C stops, a second one at once)"
+        lines = table(task_rows(job.graph, job.metrics()), title=title, width=width, color=self._color)
+        if len(lines) > height:
+            lines = [*lines[: height - 1], f"... and {len(lines) - height + 1} more tasks"]
+        self._block.draw(lines)
+
+
+def watcher_for(stream: TextIO) -> Watcher:
+    """What suits `stream`."""
+    return Live(stream) if is_live(stream) else Lines(stream)
+
+
+def run_flow(flow: Flow, watcher: Watcher, *, workers: int = 0) -> JobResult:
+    """Run `flow` to its end, in a loop of its own, over so many worker processes. The first Ctrl-C stops it gracefully, the second at once,
+    with KeyboardInterrupt.
+
+    Raises what the job failed with.
+    """
+    with asyncio.Runner(loop_factory=new_event_loop) as runner, watcher.shown():
+        return runner.run(_run(flow, watcher, workers))
+
+
+async def _run(flow: Flow, watcher: Watcher, workers: int) -> JobResult:
+    loop = asyncio.get_running_loop()
+    begin = loop.time()
+    async with flow.run(workers=workers) as job, stopping_on_signals(job, _say_stopping) as was_forced:
+        ticker = loop.create_task(_follow(job, watcher, begin), name="progress")
+        try:
+            return await job.wait()
+        except JobCanceled:
+            if was_forced():
+                raise KeyboardInterrupt from None
+            raise
+        finally:
+            await cancel_and_wait([ticker])
+            watcher.show(job, loop.time() - begin)
+
+
+def _say_stopping() -> None:
+    print("stopping, Ctrl-C again ends it", file=sys.stderr, flush=True)
+
+
+async def _follow(job: Job, watcher: Watcher, begin: float) -> None:
+    loop = asyncio.get_running_loop()
+    while True:
+        await asyncio.sleep(watcher.every_s)
+        watcher.show(job, loop.time() - begin)

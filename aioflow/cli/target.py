@@ -1,0 +1,97 @@
+"""Finds the flow that a command names: `MODULE:FLOW` or `PATH.py:FLOW`, a Flow or a function that returns one."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+from pathlib import Path
+from types import FunctionType, ModuleType
+
+from aioflow.api.flow import Flow
+from aioflow.cli.failure import describe
+
+__all__ = ["UsageError", "load_flow"]
+
+
+class UsageError(Exception):
+    """The command line cannot be carried out as it was written."""
+
+
+def load_flow(target: str) -> Flow:
+    """The flow of `target`. Raises UsageError, which says what was found instead."""
+    place, colon, name = target.rpartition(":")
+    if not colon:
+        module = _load(target)
+        raise UsageError(f"{target!r} names no flow, expected {target}:FLOW; {_found_in(module)}")
+    if not place or not name:
+        raise UsageError(f"expected MODULE:FLOW or PATH.py:FLOW, got {target!r}")
+    module = _load(place)
+    found: object = module
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if found is None:
+        raise UsageError(f"{place} has no flow {name!r}; {_found_in(module)}")
+    if callable(found):
+        try:
+            made = found()
+        except Exception as error:  # It is the user's function: whatever it raises is told, not ours to sort.
+            raise UsageError(f"{name}() of {place} raised\n  " + "\n  ".join(describe(error))) from error
+        if not isinstance(made, Flow):
+            raise UsageError(f"{name}() of {place} returned {made!r}, expected a Flow; {_found_in(module)}")
+        return made
+    if not isinstance(found, Flow):
+        kind = type(found).__name__
+        raise UsageError(f"{name!r} of {place} is a {kind}, expected a Flow or a function that returns one; {_found_in(module)}")
+    return found
+
+
+def _load(place: str) -> ModuleType:
+    try:
+        if place.endswith(".py"):
+            return _load_file(Path(place))
+        if os.getcwd() not in sys.path:
+            sys.path.insert(0, os.getcwd())  # As `python -m` does: a module in this folder is meant.
+        return importlib.import_module(place)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (place == error.name or place.startswith(f"{error.name}.")):
+            hint = f"; there is a file {place}.py here" if Path(f"{place}.py").exists() else ""
+            raise UsageError(f"there is no module {place!r}: no module {error.name!r} on the path or in {os.getcwd()}{hint}") from error
+        raise UsageError(f"{place} could not be imported\n  " + "\n  ".join(describe(error))) from error
+    except Exception as error:
+        if isinstance(error, UsageError):
+            raise
+        raise UsageError(f"{place} could not be imported\n  " + "\n  ".join(describe(error))) from error
+
+
+def _load_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise UsageError(f"there is no file {str(path)!r} (looked in {os.getcwd()})")
+    sys.path.insert(0, str(path.resolve().parent))  # As `python PATH.py` does: it may import its neighbours.
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None, "a name that ends in .py has a loader"
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module  # Dataclasses and the codec look a class's module up by name.
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[path.stem]
+        raise
+    return module
+
+
+def _found_in(module: ModuleType) -> str:
+    """What the module offers, for somebody who mistyped."""
+    flows = [name for name, value in vars(module).items() if isinstance(value, Flow)]
+    functions = [
+        name
+        for name, value in vars(module).items()
+        if isinstance(value, FunctionType) and value.__module__ == module.__name__ and not name.startswith("_")
+    ]
+    parts = []
+    if flows:
+        parts.append(f"it has the flows {', '.join(flows)}")
+    if functions:
+        parts.append(f"the functions {', '.join(functions)}" if parts else f"it has no Flow, but the functions {', '.join(functions)}")
+    return " and ".join(parts) if parts else "it has neither a Flow nor a function"

