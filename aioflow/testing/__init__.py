@@ -1,0 +1,69 @@
+"""What users and the project itself test flows with: one operator under the hand of a test, whole flows under a seed, pytest fixtures.
+
+Names are loaded when they are first used, so that importing this package costs nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from aioflow.task.mutation import ValueMutated
+    from aioflow.testing.fault_proxy import FaultProxy
+    from aioflow.testing.harness import HarnessSnapshot, ManualClock, OperatorHarness, Timer
+    from aioflow.testing.simulated import SimulatedRun, run_simulated
+    from aioflow.testing.simulation.faults import Faults
+    from aioflow.testing.simulation.host import SimulatedHost
+    from aioflow.testing.simulation.loop import SimDeadlock, SimFenceBroken, SimLivelock
+    from aioflow.testing.simulation.run import SimResult, simulate
+    from aioflow.testing.simulation.transport import NetworkOptions
+
+__all__ = [
+    "OperatorHarness",
+    "HarnessSnapshot",
+    "ManualClock",
+    "Timer",
+    "ValueMutated",
+    "run_simulated",
+    "SimulatedRun",
+    "FaultProxy",
+    "simulate",
+    "SimResult",
+    "SimulatedHost",
+    "Faults",
+    "NetworkOptions",
+    "SimDeadlock",
+    "SimFenceBroken",
+    "SimLivelock",
+]
+
+_MODULES = {
+    "OperatorHarness": "aioflow.testing.harness",
+    "HarnessSnapshot": "aioflow.testing.harness",
+    "ManualClock": "aioflow.testing.harness",
+    "Timer": "aioflow.testing.harness",
+    "ValueMutated": "aioflow.task.mutation",
+    "run_simulated": "aioflow.testing.simulated",
+    "SimulatedRun": "aioflow.testing.simulated",
+    "FaultProxy": "aioflow.testing.fault_proxy",
+    "simulate": "aioflow.testing.simulation.run",
+    "SimResult": "aioflow.testing.simulation.run",
+    "SimulatedHost": "aioflow.testing.simulation.host",
+    "Faults": "aioflow.testing.simulation.faults",
+    "NetworkOptions": "aioflow.testing.simulation.transport",
+    "SimDeadlock": "aioflow.testing.simulation.loop",
+    "SimFenceBroken": "aioflow.testing.simulation.loop",
+    "SimLivelock": "aioflow.testing.simulation.loop",
+}
+
+
+def __getattr__(name: str) -> object:
+    module = _MODULES.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(module), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

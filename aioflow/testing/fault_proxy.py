@@ -1,0 +1,271 @@
+"""A TCP proxy that misbehaves on demand: put it between a client and a real server to see what their connection survives.
+
+    async with FaultProxy(host, "127.0.0.1", server_port) as proxy:
+        connect_to(proxy.port)
+        proxy.stall()        # silence: nothing arrives, nothing is reported
+        proxy.resume()
+        proxy.reset()        # every connection breaks now
+        proxy.cut_after(100) # the next 100 bytes to the server arrive, then the connection breaks in the middle
+
+Invariant: without faults every byte arrives once, in order, in both directions, with back pressure; half-closed stays half-closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from collections import deque
+from typing import TYPE_CHECKING, Any, Self
+
+from aioflow.core.aio import cancel_and_wait
+
+if TYPE_CHECKING:
+    from aioflow.core.host import Host, Listener
+
+__all__ = ["FaultProxy"]
+
+NO_LINGER = struct.pack("ii", 1, 0)
+"""SO_LINGER on, 0 s: closing sends a reset instead of a farewell."""
+
+
+class FaultProxy:
+    """Forwards connections to `target_host:target_port`. Use as `async with`; all methods act at once on all connections."""
+
+    def __init__(self, host: Host, target_host: str, target_port: int) -> None:
+        self.delay_s = 0.0
+        """How late every chunk arrives, in both directions."""
+        self.connections_made = 0
+        self.bytes_up = 0
+        """Bytes that went to the server."""
+        self.bytes_down = 0
+        """Bytes that came from it."""
+        self._host = host
+        self._target = (target_host, target_port)
+        self._listener: Listener | None = None
+        self._links: dict[_Link, None] = {}
+        self._stalled = False
+        self._is_cut = False
+        self._cut_after: int | None = None
+        self._corrupt = False
+
+    async def __aenter__(self) -> Self:
+        self._listener = await self._host.net.listen(lambda: _Link(self).near, "127.0.0.1", 0)
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        assert self._listener is not None
+        self._listener.close()
+        links = list(self._links)
+        self.reset()
+        await cancel_and_wait([link.connecting for link in links if link.connecting is not None])
+        await asyncio.sleep(0)  # The transports tell their protocols in the next turn.
+
+    @property
+    def port(self) -> int:
+        """Where clients connect to, on 127.0.0.1."""
+        assert self._listener is not None, "the proxy listens inside of `async with`"
+        return self._listener.port
+
+    @property
+    def connections(self) -> int:
+        """How many are open now."""
+        return len(self._links)
+
+    def reset(self) -> None:
+        """Break all connections with a TCP reset. New ones are accepted."""
+        for link in list(self._links):
+            link.abort()
+
+    def cut(self) -> None:
+        """Break all connections, and new ones as soon as they are made, until `heal`."""
+        self._is_cut = True
+        self.reset()
+
+    def heal(self) -> None:
+        """Accept connections again, let bytes flow, undo delay and what was planned."""
+        self._is_cut = self._corrupt = False
+        self._cut_after = None
+        self.delay_s = 0.0
+        self.resume()
+
+    def stall(self) -> None:
+        """Hold all bytes back, in both directions, also of new connections. Nobody is told."""
+        self._stalled = True
+
+    def resume(self) -> None:
+        """Deliver what was held back, and go on."""
+        self._stalled = False
+        for link in list(self._links):
+            link.release()
+
+    def cut_after(self, count: int) -> None:
+        """Let `count` more bytes reach the server, then break the connection that brought the last of them."""
+        self._cut_after = count
+
+    def corrupt_next(self) -> None:
+        """Change one bit of the next chunk that goes to the server."""
+        self._corrupt = True
+
+    def passes(self, link: _Link, data: bytes, *, up: bool) -> bytes:
+        """What is left of `data` on its way; breaks `link` if its time has come."""
+        if not up:
+            self.bytes_down += len(data)
+            return data
+        if self._corrupt and data:
+            self._corrupt = False
+            middle = len(data) // 2
+            data = data[:middle] + bytes((data[middle] ^ 1,)) + data[middle + 1 :]
+        if self._cut_after is not None:
+            data, rest = data[: self._cut_after], len(data) - self._cut_after
+            self._cut_after -= len(data)
+            if rest >= 0:
+                self._cut_after = None
+                link.break_after_writing()
+        self.bytes_up += len(data)
+        return data
+
+    @property
+    def is_stalled(self) -> bool:
+        return self._stalled
+
+    def made(self, link: _Link) -> asyncio.Task[None] | None:
+        """A client has connected: the task that connects to the server, None if the link is cut."""
+        self.connections_made += 1
+        if self._is_cut:
+            return None
+        self._links[link] = None
+        return asyncio.get_running_loop().create_task(self._connect(link), name="fault proxy")
+
+    def lost(self, link: _Link) -> None:
+        self._links.pop(link, None)
+
+    async def _connect(self, link: _Link) -> None:
+        try:
+            await self._host.net.connect(lambda: link.far, *self._target)
+        except OSError:  # The server is not there: the client is told as by the server itself.
+            link.abort()
+            return
+        link.release()
+
+
+class _Link:
+    """One connection through the proxy: a protocol for each end, and what was held back."""
+
+    def __init__(self, proxy: FaultProxy) -> None:
+        self.proxy = proxy
+        self.near = _End(self, up=True)
+        self.far = _End(self, up=False)
+        self.near.other, self.far.other = self.far, self.near
+        self.connecting: asyncio.Task[None] | None = None
+
+    def release(self) -> None:
+        for end in (self.near, self.far):
+            end.release()
+
+    def abort(self) -> None:
+        for end in (self.near, self.far):
+            end.abort()
+        if self.connecting is not None and self.far.transport is None:
+            self.connecting.cancel()
+        self.proxy.lost(self)
+
+    def break_after_writing(self) -> None:
+        """The bytes before the break must arrive, so no reset: the server sees the end in the middle of something."""
+        self.far.closes_after_writing = True
+
+
+class _End(asyncio.Protocol):
+    """One end. What it receives it hands to the other end, `None` standing for the end of the stream."""
+
+    other: _End
+
+    def __init__(self, link: _Link, *, up: bool) -> None:
+        self._link = link
+        self._up = up
+        self._late: deque[tuple[float, bytes | None]] = deque()
+        self._held: list[bytes | None] = []
+        self._has_ended = False
+        self.transport: Any = None
+        self.closes_after_writing = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport
+        if self._up:
+            self._link.connecting = self._link.proxy.made(self._link)
+            if self._link.connecting is None:
+                self.abort()
+
+    def data_received(self, data: bytes) -> None:
+        self._take(data)
+
+    def eof_received(self) -> bool:
+        self._take(None)
+        return True
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.transport = None
+        if exc is not None or not self._has_ended:
+            self._link.abort()
+        elif self.other.transport is None:
+            self._link.proxy.lost(self._link)
+
+    def pause_writing(self) -> None:
+        if self.other.transport is not None:
+            self.other.transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        if self.other.transport is not None:
+            self.other.transport.resume_reading()
+
+    def abort(self) -> None:
+        if self.transport is not None:
+            connection = self.transport.get_extra_info("socket")
+            if connection is not None:
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, NO_LINGER)
+            self.transport.abort()
+
+    def release(self) -> None:
+        """Hand on what was held back, if nothing holds it back any more."""
+        if self.other.transport is not None and not self._link.proxy.is_stalled:
+            held, self._held = self._held, []
+            for data in held:
+                self._pass(data)
+
+    def _take(self, data: bytes | None) -> None:
+        loop, delay_s = asyncio.get_running_loop(), self._link.proxy.delay_s
+        if delay_s <= 0 and not self._late:
+            self._hold(data)
+            return
+        # Never before what came earlier, also when the delay has become shorter since.
+        due = max(loop.time() + delay_s, self._late[-1][0] if self._late else 0.0)
+        self._late.append((due, data))
+        if len(self._late) == 1:
+            loop.call_at(due, self._arrive)
+
+    def _arrive(self) -> None:
+        self._hold(self._late.popleft()[1])
+        if self._late:
+            asyncio.get_running_loop().call_at(self._late[0][0], self._arrive)
+
+    def _hold(self, data: bytes | None) -> None:
+        self._held.append(data)
+        self.release()
+
+    def _pass(self, data: bytes | None) -> None:
+        target = self.other.transport
+        if target is None or target.is_closing():
+            return
+        if data is None:
+            self._has_ended = True
+            if not self.other._has_ended:
+                target.write_eof()
+                return
+            for end in (self, self.other):
+                if end.transport is not None:
+                    end.transport.close()
+            return
+        target.write(self._link.proxy.passes(self._link, data, up=self._up))
+        if self.other.closes_after_writing:
+            target.close()
+            self.abort()

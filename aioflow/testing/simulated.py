@@ -1,0 +1,172 @@
+"""Runs a whole flow in virtual time under a seed: one history out of the many that a real machine could have made.
+
+    run = run_simulated(flow, seed=7, collect=[counts])
+    assert sorted(run.outputs[0]) == expected
+
+The flow runs as it would in this process: same job master, tasks, mailboxes and exchanges. The seed chooses what a machine leaves open:
+how long time slices and blocking calls take, when the process is stalled, what the disk does. The same seed gives the same run, call by
+call (`trace_crc`). An hour of sleeping costs nothing; a flow that waits for what never comes fails as SimDeadlock.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from aioflow.api.build import OperatorOptions, add_operator
+from aioflow.api.gather import CollectOperator
+from aioflow.core.aio import cancel_and_wait
+from aioflow.graph.stream_graph import ShipStrategy
+from aioflow.testing.simulation.faults import Faults, inject
+from aioflow.testing.simulation.host import SimulatedHost
+from aioflow.testing.simulation.run import simulate
+from aioflow.testing.virtual_loop import outside_of_loops
+
+if TYPE_CHECKING:
+    from aioflow.api.flow import Flow
+    from aioflow.api.job import Job, JobResult
+    from aioflow.api.streams import DataStream
+
+__all__ = ["SimulatedRun", "run_simulated"]
+
+PROCESS = "flow"
+"""Name of the simulated process that the flow runs in."""
+
+FAULTS_S = 60.0
+"""Virtual seconds during which faults strike, if the flow takes that long; afterwards it can finish, or be found stuck."""
+
+REFUSED = {
+    "kill": "the flow's one process would be gone, and nobody would start it again",
+    "power": "the flow's one process would be gone, and nobody would start it again",
+    "cut": "a flow in one process uses no network",
+    "reset": "a flow in one process uses no network",
+    "slow": "a flow in one process uses no network (it slows packets down; disk= slows the disk)",
+}
+"""Faults that say nothing about a flow in one process."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedRun:
+    """What a simulated run came to."""
+
+    outputs: tuple[list[Any], ...]
+    """The elements of each stream of `collect`, in order of arrival."""
+    job: JobResult | None
+    """How the job ended; None when `drive` ended it."""
+    value: Any
+    """What `drive` returned."""
+    trace_crc: int
+    """Digest of all that happened: two runs with the same digest took the same way."""
+    steps: int
+    """Callbacks that ran."""
+    virtual_s: float
+    """Virtual seconds that passed."""
+    faults: Counter[str]
+    """How many faults of each kind struck."""
+    errors: list[str]
+    """Errors that nobody awaited, and tasks that were left behind."""
+
+
+@dataclass(slots=True)
+class _Outcome:
+    outputs: tuple[list[Any], ...]
+    job: JobResult | None = None
+    value: Any = None
+    error: BaseException | None = None
+    faults: Counter[str] = field(default_factory=Counter)
+
+
+def run_simulated(
+    flow: Flow,
+    *,
+    seed: int | str = 0,
+    faults: Faults | None = None,
+    clock: int | None = None,
+    collect: Sequence[DataStream[Any]] = (),
+    drive: Callable[[Job], Awaitable[Any]] | None = None,
+    perturb: bool = True,
+    fence: bool = True,
+    max_steps: int = 1_000_000,
+    max_virtual_s: float = float("inf"),
+    **options: Any,
+) -> SimulatedRun:
+    """Run `flow`, all its sinks included, to its end under `seed`. Synchronous; may be called while a loop runs.
+
+    `collect`: streams whose elements are wanted. `drive(job)`: a coroutine function that talks to the running job; when it returns, the
+    flow is left as by `async with`. Without it the run waits for the end of the job.
+    `faults`: `pause` stalls the process, `disk` makes the simulated disk slow, full or failing; the other kinds are refused with
+    ValueError. `clock`: the wall clock at the start, in ms. `options` are those of `flow.run`; files are those of the simulated disk.
+    `perturb=False` gives one plain history, `fence=False` lets user code touch the real machine.
+
+    Raises what the job raised, SimDeadlock, SimLivelock, SimFenceBroken; a note names the seed.
+    """
+    if faults is not None:
+        _check(faults)
+    graph = flow.graph.copy()
+    outcome = _Outcome(tuple([] for _ in collect))
+    for stream, rows in zip(collect, outcome.outputs, strict=True):
+        if stream.flow is not flow:
+            raise ValueError(f"collect has {stream!r} of flow {stream.flow.name!r}, expected a stream of {flow.name!r}")
+        everything = [upstream.partitioned(ShipStrategy.GLOBAL) for upstream in stream.upstreams]
+        factory = partial(CollectOperator, rows)
+        add_operator(graph, "collect", [everything], factory, OperatorOptions(name="collect", parallelism=1), sink=True)
+
+    async def run_flow(host: SimulatedHost) -> None:
+        if clock is not None:
+            _set_clock(host, clock)
+        try:
+            # The flow's own way of running a graph that is not all of it, which collect() goes too.
+            async with flow._run(graph, {**options, "host": host}) as job:
+                if drive is None:
+                    outcome.job = await job.wait()
+                else:
+                    outcome.value = await drive(job)
+        except Exception as error:  # noqa: BLE001  # Raised by the process that waits for this one.
+            outcome.error = error
+
+    async def main(host: SimulatedHost) -> None:
+        process = host.sim.spawn(PROCESS, run_flow)
+        if faults is None:
+            await process.wait()
+        else:
+            await _wait_under_faults(host, process.wait, faults, outcome)
+        if outcome.error is not None:
+            raise outcome.error
+
+    with outside_of_loops():
+        result = simulate(main, seed, perturb=perturb, fence=fence, max_steps=max_steps, max_virtual_s=max_virtual_s)
+    return SimulatedRun(
+        outputs=outcome.outputs,
+        job=outcome.job,
+        value=outcome.value,
+        trace_crc=result.trace_crc,
+        steps=result.steps,
+        virtual_s=result.virtual_s,
+        faults=outcome.faults,
+        errors=result.errors,
+    )
+
+
+async def _wait_under_faults(host: SimulatedHost, wait: Callable[[], Awaitable[int]], faults: Faults, outcome: _Outcome) -> None:
+    strikes = inject(host.sim, faults, [PROCESS], duration_s=FAULTS_S, done=outcome.faults)
+    injector = host.sim.loop.create_task(strikes, name="faults")
+    try:
+        await wait()
+    finally:
+        await cancel_and_wait([injector])
+
+
+def _check(faults: Faults) -> None:
+    for kind, rate in faults.rates().items():
+        if rate and kind in REFUSED:
+            raise ValueError(f"run_simulated cannot inflict {kind}=: {REFUSED[kind]}; pause= and disk= make sense here")
+
+
+def _set_clock(host: SimulatedHost, start_ms: int) -> None:
+    """Let the wall clock of `host` read `start_ms` now."""
+    wall_ms = host.clock.wall_ms
+    shift = start_ms - wall_ms()
+    host.clock.wall_ms = lambda: wall_ms() + shift

@@ -1,0 +1,383 @@
+"""A simulated disk: what it keeps when the power fails is only what was made to last.
+
+All machines see one disk, as they would a shared store. Each write sits in the page cache of the machine that wrote it
+until `fsync`, and each new, renamed or deleted name until `fsync_dir`. Loss of power of a machine keeps, tears or drops
+its unsynced bytes and undoes a suffix of its unsynced names, as the seed decides. Directories last at once, as on a
+journalling file system.
+
+Invariant: nothing that was synced is ever lost, and names change in the order in which they were changed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import io
+import os
+import posixpath
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, BinaryIO, TypeVar, cast
+
+from aioflow.core.host import FileStat
+from aioflow.testing.simulation.loop import SimLoop
+from aioflow.testing.simulation.process import SimMachine, SimProcess
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["SimDisk", "SimFileSystem"]
+
+T = TypeVar("T")
+
+OPERATION_S = (1e-4, 2e-3)
+"""How long one operation takes."""
+
+PARTIAL_RATE = 0.1
+"""Share of the writes that reach the page cache in two parts, so that a kill or a reader can come between."""
+
+
+@dataclass(slots=True, eq=False)
+class _File:
+    """An inode: what readers see, what is on the platter, and whose page cache holds the difference."""
+
+    writer: SimMachine
+    modified_ms: int
+    data: bytearray = field(default_factory=bytearray)
+    synced: bytes = b""
+
+
+@dataclass(slots=True)
+class _Rename:
+    """An unsynced change of names by `machine`. `source` None: created; `target` None: deleted."""
+
+    machine: SimMachine
+    source: str | None
+    target: str | None
+    file: _File
+
+
+class SimDisk:
+    """Contents and faults of the disk that all machines of a simulation share.
+
+    The fields are the faults: `slow` multiplies the time of operations, `full` makes writes fail with ENOSPC, and
+    `error_rate` is the share of operations that fail with EIO, before they have done anything.
+    """
+
+    def __init__(self, loop: SimLoop) -> None:
+        self.loop = loop
+        self.slow = 1.0
+        self.full = False
+        self.error_rate = 0.0
+        self._rng = loop.stream("disk")
+        self._faults = loop.stream("disk faults")
+        self._names: dict[str, _File] = {}
+        self._durable: dict[str, _File] = {}
+        self._pending: list[_Rename] = []
+        self._dirs: dict[str, None] = {"/": None}
+
+    # Operations on whole files and names; each is atomic, the waiting is in SimFileSystem.
+
+    async def wait(self) -> None:
+        """Let the time of half an operation pass."""
+        await asyncio.sleep(self._rng.uniform(*OPERATION_S) * self.slow / 2)
+
+    def check(self, what: str, path: str, *, writes: bool = False) -> None:
+        """Fail as the faults of the moment ask for."""
+        if writes and self.full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+        if self.error_rate and self._faults.random() < self.error_rate:
+            self.loop.note("EIO", what, path)
+            raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+
+    def split(self, data: bytes) -> int:
+        """Return how many bytes of a write reach the page cache at first."""
+        if len(data) > 1 and self._rng.random() < PARTIAL_RATE:
+            return self._rng.randrange(1, len(data))
+        return len(data)
+
+    def file(self, path: str) -> _File:
+        """Return the file of this path."""
+        found = self._names.get(path)
+        if found is None:
+            if path in self._dirs:
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+            raise _missing(path)
+        return found
+
+    def open(self, machine: SimMachine, path: str, *, empty: bool) -> _File:
+        """Return the file of this path for writing, made if it is missing."""
+        if path not in self._names:
+            self._check_parent(path)
+            if path in self._dirs:
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+            made = self._names[path] = _File(machine, self.loop.wall_ms())
+            self._pending.append(_Rename(machine, None, path, made))
+        file = self._names[path]
+        if empty:
+            file.data = bytearray()
+        self._changed(machine, file)
+        return file
+
+    def append(self, machine: SimMachine, file: _File, data: bytes) -> None:
+        """Add bytes to the page cache of `machine`."""
+        file.data += data
+        self._changed(machine, file)
+
+    def sync(self, path: str) -> None:
+        """Bring a file's bytes to the platter."""
+        file = self.file(path)
+        file.synced = bytes(file.data)
+
+    def sync_dir(self, path: str) -> None:
+        """Bring the names in a directory to the platter."""
+        if path not in self._dirs:
+            raise _missing(path)
+        kept = []
+        for change in self._pending:
+            if path in (_parent(change.source), _parent(change.target)):
+                _apply(self._durable, change)
+            else:
+                kept.append(change)
+        self._pending = kept
+
+    def rename(self, machine: SimMachine, source: str, target: str) -> None:
+        """Change a name; a directory takes what is in it along."""
+        self._check_parent(target)
+        if source in self._dirs:
+            if target in self._names or self.list(target, missing_ok=True):
+                raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), target)
+            for path in [path for path in self._dirs if _within(path, source)]:
+                del self._dirs[path]
+                self._dirs[target + path[len(source) :]] = None
+            for path in [path for path in self._names if _within(path, source)]:
+                self._change(machine, path, target + path[len(source) :])
+            return
+        self.file(source)
+        if target in self._dirs:
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), target)
+        self._change(machine, source, target)
+
+    def delete(self, machine: SimMachine, path: str, *, recursive: bool) -> bool:
+        """Remove a name, or a tree of names; False if there is none."""
+        if path in self._names:
+            self._change(machine, path, None)
+            return True
+        if path not in self._dirs:
+            return False
+        if not recursive and self.list(path):
+            raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), path)
+        for name in [name for name in self._names if _within(name, path)]:
+            self._change(machine, name, None)
+        for name in [name for name in self._dirs if _within(name, path)]:
+            del self._dirs[name]
+        return True
+
+    def list(self, path: str, *, missing_ok: bool = False) -> list[str]:
+        """Return the names in a directory, sorted."""
+        if path in self._names:
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
+        if path not in self._dirs and not missing_ok:
+            raise _missing(path)
+        return sorted(
+            posixpath.basename(name) for names in (self._names, self._dirs) for name in names if _parent(name) == path
+        )
+
+    def mkdirs(self, path: str) -> None:
+        """Make a directory and those above it."""
+        missing = []
+        while path not in self._dirs:
+            if path in self._names:
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+            missing.append(path)
+            path = posixpath.dirname(path)
+        for made in reversed(missing):
+            self._dirs[made] = None
+
+    def stat(self, path: str) -> FileStat:
+        """Return size, time of the last change and kind."""
+        if path in self._dirs:
+            return FileStat(0, 0, True)
+        file = self.file(path)
+        return FileStat(len(file.data), file.modified_ms, False)
+
+    def exists(self, path: str) -> bool:
+        """Tell whether a file or directory has this path."""
+        return path in self._names or path in self._dirs
+
+    def power_loss(self, machine: SimMachine) -> None:
+        """Forget what only the memory of `machine` held, wholly or in part."""
+        rng = self._faults
+        mine = [change for change in self._pending if change.machine is machine]
+        kept = mine[: rng.randrange(len(mine) + 1)] if mine else []
+        self._pending = [change for change in self._pending if change.machine is not machine]
+        for change in kept:
+            _apply(self._durable, change)
+        names = dict(self._durable)
+        for change in self._pending:
+            _apply(names, change)
+        # A file may have lost its name for its only owner: look at all that had one or has one.
+        for file in dict.fromkeys([*self._names.values(), *names.values()]):
+            if file.writer is machine and file.data != file.synced:
+                file.data = bytearray(self._torn(file))
+                file.synced = bytes(file.data)
+        self._names = names
+        # A name may come back from the platter although its directory was removed since.
+        for path in names:
+            self.mkdirs(posixpath.dirname(path))
+
+    def _torn(self, file: _File) -> bytes:
+        """What the platter may hold of bytes that nobody synced."""
+        rng, data, synced = self._faults, bytes(file.data), file.synced
+        choice = rng.randrange(3)
+        if choice == 0:
+            return synced
+        if choice == 1:
+            return data
+        start = len(synced) if data.startswith(synced) else 0
+        return data[: rng.randrange(start, len(data) + 1)]
+
+    def _change(self, machine: SimMachine, source: str, target: str | None) -> None:
+        change = _Rename(machine, source, target, self._names[source])
+        _apply(self._names, change)
+        self._pending.append(change)
+
+    def _changed(self, machine: SimMachine, file: _File) -> None:
+        file.writer = machine
+        file.modified_ms = self.loop.wall_ms()
+
+    def _check_parent(self, path: str) -> None:
+        if posixpath.dirname(path) not in self._dirs:
+            raise _missing(posixpath.dirname(path))
+
+class SimFileSystem:
+    """The disk as one process sees it; a `FileSystem`."""
+
+    def __init__(self, disk: SimDisk, process: SimProcess) -> None:
+        self._disk = disk
+        self._process = process
+
+    async def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
+        def call(full: str) -> bytes:
+            data = self._disk.file(full).data
+            return bytes(data[offset:] if length is None else data[offset : offset + length])
+
+        return await self._do("read", path, call)
+
+    async def write(self, path: str, data: bytes, *, sync: bool = False) -> None:
+        await self._write(path, data, sync, empty=True)
+
+    async def append(self, path: str, data: bytes, *, sync: bool = False) -> None:
+        await self._write(path, data, sync, empty=False)
+
+    async def _write(self, path: str, data: bytes, sync: bool, *, empty: bool) -> None:
+        disk, machine, full = self._disk, self._process.machine, _normal(path)
+        await disk.wait()
+        disk.check("write", full, writes=True)
+        file = disk.open(machine, full, empty=empty)
+        cut = disk.split(data)
+        disk.append(machine, file, data[:cut])
+        if cut < len(data):
+            await disk.wait()
+            disk.append(machine, file, data[cut:])
+        self._note("write", full, len(data))
+        await disk.wait()
+        if sync:
+            await self.fsync(path)
+
+    async def fsync(self, path: str) -> None:
+        await self._do("fsync", path, self._disk.sync)
+
+    async def fsync_dir(self, path: str) -> None:
+        await self._do("fsync_dir", path, self._disk.sync_dir)
+
+    async def rename(self, source: str, target: str) -> None:
+        await self._do("rename", source, lambda full: self._disk.rename(self._process.machine, full, _normal(target)))
+
+    async def delete(self, path: str, *, recursive: bool = False) -> bool:
+        return await self._do(
+            "delete", path, lambda full: self._disk.delete(self._process.machine, full, recursive=recursive)
+        )
+
+    async def list(self, path: str) -> list[str]:
+        return await self._do("list", path, self._disk.list)
+
+    async def stat(self, path: str) -> FileStat:
+        return await self._do("stat", path, self._disk.stat)
+
+    async def exists(self, path: str) -> bool:
+        return await self._do("exists", path, self._disk.exists)
+
+    async def mkdirs(self, path: str) -> None:
+        await self._do("mkdirs", path, self._disk.mkdirs)
+
+    def open_read(self, path: str) -> BinaryIO:
+        return io.BytesIO(bytes(self._disk.file(_normal(path)).data))
+
+    def open_write(self, path: str, *, append: bool = False) -> BinaryIO:
+        full = _normal(path)
+        self._disk.check("open", full, writes=True)
+        file = self._disk.open(self._process.machine, full, empty=not append)
+        # A raw file has all of BinaryIO that a writer needs; it is no subclass only by name.
+        return cast("BinaryIO", _Writer(self._disk, self._process.machine, full, file))
+
+    async def _do(self, what: str, path: str, call: Callable[[str], T]) -> T:
+        """Act in the middle of the operation's time: a kill may come before or after, and nobody can tell which."""
+        full = _normal(path)
+        await self._disk.wait()
+        self._disk.check(what, full)
+        result = call(full)
+        self._note(what, full)
+        await self._disk.wait()
+        return result
+
+    def _note(self, what: str, *details: object) -> None:
+        self._disk.loop.note("DISK", self._process.name, what, *details)
+
+
+class _Writer(io.RawIOBase):
+    """An open file that writes through to the page cache, at its end only."""
+
+    def __init__(self, disk: SimDisk, machine: SimMachine, path: str, file: _File) -> None:
+        super().__init__()
+        self._disk = disk
+        self._machine = machine
+        self._path = path
+        self._file = file
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: object) -> int:
+        if self.closed:
+            raise ValueError("I/O operation on closed file.")
+        chunk = bytes(memoryview(data))  # type: ignore[arg-type]  # Anything with the buffer protocol.
+        self._disk.check("write", self._path, writes=True)
+        self._disk.append(self._machine, self._file, chunk)
+        return len(chunk)
+
+    def tell(self) -> int:
+        return len(self._file.data)
+
+
+def _apply(names: dict[str, _File], change: _Rename) -> None:
+    """Repeat a change of names on another view of the directory, which may lack what it starts from."""
+    if change.source is not None and names.get(change.source) is change.file:
+        del names[change.source]
+    if change.target is not None:
+        names[change.target] = change.file
+
+
+def _normal(path: str) -> str:
+    return posixpath.normpath(posixpath.join("/", path))
+
+
+def _parent(path: str | None) -> str | None:
+    return posixpath.dirname(path) if path is not None and path != "/" else None
+
+
+def _within(path: str, top: str) -> bool:
+    return path == top or path.startswith(top.rstrip("/") + "/")
+
+
+def _missing(path: str) -> FileNotFoundError:
+    return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)

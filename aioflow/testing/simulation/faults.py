@@ -1,0 +1,160 @@
+"""Which faults a run suffers, how often, and the driver that inflicts them.
+
+Invariant: everything here is drawn from the `fault` stream of the seed, so that a change in the code under test does not
+change the faults it meets, up to the moment when it takes another path.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from random import Random  # noqa: TID251  # Only its type; the streams come from the loop.
+from typing import Any
+
+from aioflow.testing.simulation.host import Simulation
+
+__all__ = ["Faults", "inject"]
+
+SLOW_FACTORS = (5.0, 20.0, 50.0)
+DISK_TROUBLES = (("slow", 40.0, 1.0), ("full", True, False), ("error_rate", 0.2, 0.0))
+"""Field of SimDisk, its value in trouble, its value in health."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Faults:
+    """How often each fault strikes: a mean number per virtual second, 0 for never."""
+
+    kill: float = 0.0
+    """A process is killed and started again after a while."""
+    power: float = 0.0
+    """A machine loses power, and with it what was not synced; it comes back after a while."""
+    pause: float = 0.0
+    """A process stands still for a while, its connections open."""
+    cut: float = 0.0
+    """Two machines, or one and all others, cannot reach each other for a while."""
+    reset: float = 0.0
+    """All connections between two machines break."""
+    slow: float = 0.0
+    """Packets between two machines take 5 to 50 times as long for a while."""
+    disk: float = 0.0
+    """The disk is slow, full or failing for a while."""
+    outage_s: tuple[float, float] = (0.02, 1.5)
+    """How long "a while" is."""
+
+    def __post_init__(self) -> None:
+        for kind, rate in self.rates().items():
+            if not rate >= 0:
+                raise ValueError(f"rate of {kind} is {rate!r}, expected a number of faults per second, at least 0")
+
+    def rates(self) -> dict[str, float]:
+        """Return the rate of each kind, in the order of the fields."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "outage_s"}
+
+    @classmethod
+    def swarm(cls, rng: Random, per_s: float = 5.0) -> Faults:
+        """Return a random half of the kinds, that share about `per_s` faults a second.
+
+        Seeds that lack a kind find what the presence of that kind hides.
+        """
+        chosen = [kind for kind in cls().rates() if rng.random() < 0.5]
+        rates: dict[str, Any] = {kind: per_s / len(chosen) * rng.uniform(0.3, 2.0) for kind in chosen}  # Any: floats.
+        return cls(**rates)
+
+
+async def inject(
+    sim: Simulation,
+    faults: Faults,
+    targets: Sequence[str],
+    *,
+    duration_s: float,
+    check: Callable[[], object] | None = None,
+    done: Counter[str] | None = None,
+) -> Counter[str]:
+    """Inflict `faults` on the processes `targets` for `duration_s`, then undo them all and return their number by kind.
+
+    `check` is called after each fault: raise in it to report that a guarantee broke. On return every target runs. `done` is the counter
+    that is filled and returned, for whoever may cancel this.
+    """
+    rng = sim.fault_rng
+    kinds = {kind: rate for kind, rate in faults.rates().items() if rate > 0}
+    done = Counter() if done is None else done
+    total = sum(kinds.values())
+    if total == 0:
+        await asyncio.sleep(duration_s)
+        return done
+    loop = asyncio.get_running_loop()
+    end = loop.time() + duration_s
+    repairs: dict[asyncio.TimerHandle, Callable[[], None]] = {}
+
+    def later(repair: Callable[[], None]) -> None:
+        def run() -> None:
+            del repairs[handle]
+            repair()
+
+        handle = loop.call_later(rng.uniform(*faults.outage_s), run)
+        repairs[handle] = repair
+
+    try:
+        while True:
+            await asyncio.sleep(min(rng.expovariate(total), max(0.0, end - loop.time())))
+            if loop.time() >= end:
+                return done
+            kind = rng.choices(list(kinds), list(kinds.values()))[0]
+            if _strike(sim, kind, targets, later):
+                done[kind] += 1
+                if check is not None:
+                    check()
+    finally:
+        for handle, repair in list(repairs.items()):
+            handle.cancel()
+            repair()
+
+
+def _strike(sim: Simulation, kind: str, targets: Sequence[str], later: Callable[[Callable[[], None]], None]) -> bool:
+    """Inflict one fault; False if its target is in no state to suffer it."""
+    rng, network, disk = sim.fault_rng, sim.network, sim.disk
+    target = rng.choice(targets)
+    here = sim.loop.process(target).machine.name
+    there = rng.choice([name for name in sim.loop.machines if name != here] or [here])
+    sim.loop.note("FAULT", kind, target, there)
+    match kind:
+        case "kill" | "power" | "pause" if not sim.is_alive(target):
+            return False
+        case "kill":
+            sim.kill(target)
+            later(lambda: _bring_back(sim, [target]))
+        case "power":
+            machine = sim.loop.machines[here]
+            lost = [p.name for p in sim.loop.processes.values() if p.machine is machine and p.alive]
+            sim.power(target)
+            later(lambda: _bring_back(sim, lost))
+        case "pause":
+            sim.pause(target)
+            later(lambda: sim.resume(target))
+        case "cut" if rng.random() < 0.3:
+            network.isolate(here)
+            later(lambda: network.rejoin(here))
+        case "cut":
+            network.cut(here, there)
+            later(lambda: network.heal(here, there))
+        case "reset":
+            network.reset(here, there)
+        case "slow":
+            network.slow(here, there, rng.choice(SLOW_FACTORS))
+            later(lambda: network.slow(here, there, 1.0))
+        case "disk":
+            trouble, value, healthy = rng.choice(DISK_TROUBLES)
+            setattr(disk, trouble, value)
+            later(lambda: setattr(disk, trouble, healthy))
+        case _:
+            raise ValueError(f"fault {kind!r} is unknown, expected one of {list(Faults().rates())}")
+    return True
+
+
+def _bring_back(sim: Simulation, names: Sequence[str]) -> None:
+    for name in names:
+        if not sim.is_alive(name):
+            sim.restart(name)

@@ -1,0 +1,336 @@
+"""The simulated counterpart of `SystemHost`, and the hand that starts, kills and cuts off simulated processes.
+
+Every simulated process gets a `SimulatedHost` of its own; all of one run share a `Simulation`.
+
+Invariant: what a process draws (random numbers, ids) depends on the seed, on its name and on how often it was started,
+never on what other processes do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl as ssl_module
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, TypeVar, TypeVarTuple
+
+from aioflow.core.host import Listener, Process, ProtocolFactory
+from aioflow.testing.simulation.disk import SimDisk, SimFileSystem
+from aioflow.testing.simulation.loop import SimLoop
+from aioflow.testing.simulation.network import SimNetwork
+from aioflow.testing.simulation.process import SimProcess
+from aioflow.testing.simulation.transport import NetworkOptions
+
+__all__ = ["ProcessMain", "SimulatedHost", "SimulatedProcess", "Simulation"]
+
+T = TypeVar("T")
+ProtocolT = TypeVar("ProtocolT", bound=asyncio.BaseProtocol)
+Args = TypeVarTuple("Args")
+
+PERF_COST_S = 1e-6
+"""Virtual time that reading `perf_ns` takes, so that code which watches its slice sees time pass."""
+
+PERF_JUMP_RATE = 1 / 32
+"""Share of the readings before which the work measured took long."""
+
+PERF_JUMP_S_MAX = 3e-3
+
+BUGGIFY_ENABLED = 0.25
+"""Share of the rare branches that a seed turns on: all at once would hide each other."""
+
+SIGTERM, SIGKILL = 15, 9
+
+ProcessMain = Callable[["SimulatedHost"], Coroutine[Any, Any, object]]
+"""What a simulated process runs. Its return ends the process."""
+
+Program = Callable[["SimulatedHost", list[str]], Coroutine[Any, Any, int | None]]
+"""What `procs.exec` can start: takes the arguments, returns the return code."""
+
+
+class Simulation:
+    """All that one seed made: the loop, its processes, the network and the disk.
+
+    Methods name a process; network faults name machines, which are called as their first process unless told otherwise.
+    """
+
+    def __init__(self, loop: SimLoop, network: NetworkOptions | None = None) -> None:
+        self.loop = loop
+        self.network = SimNetwork(loop, network)
+        self.disk = SimDisk(loop)
+        self.fault_rng = loop.stream("fault")
+        self.programs: dict[str, Program] = {}
+        self._started: dict[str, SimulatedProcess] = {}
+        self._pids = 1
+        self.root = SimulatedHost(self, loop.root)
+
+    def spawn(self, name: str, main: ProcessMain, *, machine: str | None = None) -> SimulatedProcess:
+        """Start the process `name`, which must not be running, with `main`; it begins once the caller awaits."""
+        return self._start(name, main, machine, {}, None)
+
+    def restart(self, name: str) -> SimulatedProcess:
+        """Start a process that has ended with the main it had before."""
+        last = self._started[name]
+        return self._start(name, last.main, None, last.env, last.secret)
+
+    def _start(
+        self, name: str, main: ProcessMain, machine: str | None, env: Mapping[str, str], secret: bytes | None
+    ) -> SimulatedProcess:
+        self._pids += 1
+        started = SimulatedProcess(self, self.loop.process(name, machine), main, self._pids, env, secret)
+        self._started[name] = started
+        self.loop.start(started.process, started.begin)
+        return started
+
+    def exec(self, parent: SimProcess, argv: Sequence[str], env: Mapping[str, str], secret: bytes | None) -> Process:
+        """Start the registered program that `argv` names first, on the machine of `parent`."""
+        program = next((self.programs[word] for word in argv if word in self.programs), None)
+        if program is None:
+            raise FileNotFoundError(
+                f"no program of the simulation is named in {list(argv)}, expected one of {sorted(self.programs)}: "
+                "register it in Simulation.programs"
+            )
+        chosen = program
+
+        def main(host: SimulatedHost) -> Coroutine[Any, Any, object]:
+            return chosen(host, list(argv))
+
+        return self._start(f"{parent.name}.{self._pids}", main, parent.machine.name, env, secret)
+
+    def is_alive(self, name: str) -> bool:
+        """Tell whether a process runs or is paused."""
+        process = self.loop.processes.get(name)
+        return process is not None and process.alive
+
+    def kill(self, name: str) -> None:
+        """SIGKILL: nothing of the process runs again, its kernel closes its connections."""
+        process = self.loop.process(name)
+        if process.alive:
+            self.loop.kill(process)
+            self._started[name].ended(-SIGKILL, None)
+
+    def power(self, name: str) -> None:
+        """Cut the power of a process's machine: silence on the network, unsynced bytes and names lost or torn."""
+        machine = self.loop.process(name).machine
+        for process in list(self.loop.processes.values()):
+            if process.machine is machine and process.alive:
+                self.loop.kill(process, power=True)
+                self._started[process.name].ended(-SIGKILL, None)
+        machine.up = False
+        self.disk.power_loss(machine)
+
+    def pause(self, name: str) -> None:
+        """SIGSTOP: the process stands still, its connections stay open."""
+        self.loop.pause(self.loop.process(name))
+
+    def resume(self, name: str) -> None:
+        """SIGCONT."""
+        self.loop.resume(self.loop.process(name))
+
+
+class SimulatedProcess:
+    """One life of a simulated process; a `Process`."""
+
+    def __init__(
+        self,
+        sim: Simulation,
+        process: SimProcess,
+        main: ProcessMain,
+        pid: int,
+        env: Mapping[str, str],
+        secret: bytes | None,
+    ) -> None:
+        self.process = process
+        self.main = main
+        self.pid = pid
+        self.env = env
+        self.secret = secret
+        self.returncode: int | None = None
+        self.error: BaseException | None = None
+        self._sim = sim
+        self._task: asyncio.Task[object] | None = None
+        self._terminated = False
+        self._waiters: list[tuple[SimProcess, asyncio.Future[int]]] = []
+
+    @property
+    def name(self) -> str:
+        """Name of the process, the same in all its lives."""
+        return self.process.name
+
+    def begin(self) -> None:
+        """Run `main`; called inside the process."""
+        host = SimulatedHost(self._sim, self.process, env=self.env, secret=self.secret)
+        self._task = self._sim.loop.create_task(self.main(host), name=self.name)
+        self._task.add_done_callback(self._main_done)
+        if self._terminated:
+            self._task.cancel()
+
+    def _main_done(self, task: asyncio.Task[object]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if task.cancelled():
+            code = -SIGTERM if self._terminated else 1
+        elif error is not None:
+            code = 1
+            self._sim.loop.errors.append(f"{self.name}: ended with {error!r}")
+        else:
+            result = task.result()
+            code = result if isinstance(result, int) else 0
+        self._sim.loop.kill(self.process)  # The kernel cleans up after an exit as it does after a kill.
+        self.ended(code, error)
+
+    def ended(self, code: int, error: BaseException | None) -> None:
+        """Note how this life ended and tell those who wait."""
+        if self.returncode is not None:
+            return
+        self.returncode = code
+        self.error = error
+        for process, future in self._waiters:
+            self._sim.loop.post_io(process, _settle, future, code)
+        self._waiters.clear()
+
+    async def wait(self) -> int:
+        """Wait until this life has ended; returns its code: 0, 1 for an error, or minus the signal."""
+        if self.returncode is None:
+            future: asyncio.Future[int] = self._sim.loop.create_future()
+            self._waiters.append((self._sim.loop.current, future))
+            return await future
+        return self.returncode
+
+    def terminate(self) -> None:
+        """Cancel its main, as a handler of SIGTERM would."""
+        if self.returncode is None and not self._terminated:
+            self._terminated = True
+            if self._task is not None:
+                self._sim.loop.post_io(self.process, self._task.cancel)
+
+    def kill(self) -> None:
+        """End it at once; its `finally` blocks do not run."""
+        if self.returncode is None:
+            self._sim.kill(self.name)
+
+
+def _settle(future: asyncio.Future[int], code: int) -> None:
+    if not future.done():
+        future.set_result(code)
+
+
+class SimulatedHost:
+    """What one simulated process sees of the world; a `Host`."""
+
+    def __init__(
+        self,
+        sim: Simulation,
+        process: SimProcess,
+        *,
+        env: Mapping[str, str] | None = None,
+        secret: bytes | None = None,
+    ) -> None:
+        loop = sim.loop
+        life = f"{process.name}/{process.generation}"
+        self.sim = sim
+        self.name = process.name
+        self.env = dict(env or {})
+        self.clock = _SimClock(loop)
+        self.rng = loop.stream(f"user/{life}")
+        self.ids = _SimIds(loop, life)
+        self.fs = SimFileSystem(sim.disk, process)
+        self.net = _SimNet(sim.network, process)
+        self.procs = _SimProcesses(sim, process, secret)
+        self._loop = loop
+        self._buggify_rng = loop.stream(f"buggify/{life}")
+        self._buggify_on: dict[str, bool] = {}
+        self._closed = False
+
+    def blocking(
+        self, fn: Callable[[*Args], T], *args: *Args, dedicated: bool = False, name: str | None = None
+    ) -> asyncio.Future[T]:
+        """Run `fn(*args)` inline after a seeded delay. It must not wait for the loop: there is no other thread."""
+        if self._closed:
+            raise RuntimeError(f"host is closed, cannot run {name or getattr(fn, '__name__', fn)}: call before close()")
+        return self._loop.run_in_executor(None, fn, *args)
+
+    def buggify(self, point: str, probability: float) -> bool:
+        """Take the rare branch at `point` with `probability`, in those seeds that turn the point on."""
+        if not self._loop.perturb:
+            return False
+        on = self._buggify_on.get(point)
+        if on is None:
+            on = self._buggify_on[point] = self._loop.stream(f"buggify/{point}").random() < BUGGIFY_ENABLED
+        return on and self._buggify_rng.random() < probability
+
+    async def close(self) -> None:
+        """Refuse later blocking calls."""
+        self._closed = True
+
+
+class _SimClock:
+    __slots__ = ("_loop", "_rng", "monotonic", "wall_ms")
+
+    def __init__(self, loop: SimLoop) -> None:
+        self._loop = loop
+        self._rng = loop.perf_rng
+        self.monotonic: Callable[[], float] = loop.time
+        self.wall_ms: Callable[[], int] = loop.wall_ms
+
+    def perf_ns(self) -> int:
+        cost = PERF_COST_S
+        if self._loop.perturb and self._rng.random() < PERF_JUMP_RATE:
+            cost += self._rng.uniform(0, PERF_JUMP_S_MAX)
+        return int(self._loop.spend(cost) * 1e9)
+
+
+class _SimIds:
+    __slots__ = ("_rng",)
+
+    def __init__(self, loop: SimLoop, life: str) -> None:
+        self._rng = loop.stream(f"ids/{life}")
+
+    def new(self, kind: str) -> str:
+        return f"{self._rng.getrandbits(128):032x}"
+
+
+class _SimNet:
+    """The network as one process sees it. Nobody listens in, so a TLS context is taken and not used."""
+
+    __slots__ = ("_network", "_process")
+
+    def __init__(self, network: SimNetwork, process: SimProcess) -> None:
+        self._network = network
+        self._process = process
+
+    async def connect(
+        self,
+        protocol_factory: ProtocolFactory[ProtocolT],
+        host: str,
+        port: int,
+        *,
+        ssl: ssl_module.SSLContext | None = None,
+        server_hostname: str | None = None,
+    ) -> tuple[asyncio.Transport, ProtocolT]:
+        return await self._network.connect(self._process, protocol_factory, host, port)
+
+    async def listen(
+        self,
+        protocol_factory: Callable[[], asyncio.BaseProtocol],
+        host: str,
+        port: int,
+        *,
+        ssl: ssl_module.SSLContext | None = None,
+    ) -> Listener:
+        return self._network.listen(self._process, protocol_factory, port)
+
+
+class _SimProcesses:
+    __slots__ = ("_process", "_secret", "_sim")
+
+    def __init__(self, sim: Simulation, process: SimProcess, secret: bytes | None) -> None:
+        self._sim = sim
+        self._process = process
+        self._secret = secret
+
+    async def exec(
+        self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, secret: bytes | None = None
+    ) -> Process:
+        return self._sim.exec(self._process, argv, env or {}, secret)
+
+    def take_secret(self) -> bytes | None:
+        secret, self._secret = self._secret, None
+        return secret

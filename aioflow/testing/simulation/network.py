@@ -1,0 +1,229 @@
+"""A simulated network: machines, ports and links, and the faults of links.
+
+A cut link holds packets back until it is healed or their sender gives up, a reset breaks the connections of two machines,
+a slow link multiplies its latency. What a connection does with that is in `transport`.
+
+Invariant: a fault concerns a pair of machines, in both directions, and never the processes of one machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Self
+
+from aioflow.testing.simulation.loop import SimLoop
+from aioflow.testing.simulation.process import SimMachine, SimProcess
+from aioflow.testing.simulation.transport import RETRY_FIRST_S, RETRY_MAX_S, NetworkOptions, SimTransport, os_error
+
+__all__ = ["SimListener", "SimNetwork"]
+
+LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "0.0.0.0", "::1", "::"})
+
+class SimListener(asyncio.AbstractServer):
+    """A bound port; stands for `asyncio.Server` too."""
+
+    def __init__(
+        self, loop: SimLoop, process: SimProcess, factory: Callable[[], asyncio.BaseProtocol], port: int
+    ) -> None:
+        self.process = process
+        self.factory = factory
+        self.port = port
+        self._loop = loop
+        self._forever: asyncio.Future[None] | None = None
+        process.orphans[self] = None
+
+    @property
+    def sockets(self) -> tuple[_SocketName, ...]:
+        return (_SocketName(self.process.machine.name, self.port),) if self.is_serving() else ()
+
+    def get_loop(self) -> SimLoop:
+        return self._loop
+
+    def is_serving(self) -> bool:
+        return self.process.machine.ports.get(self.port) is self
+
+    def close(self) -> None:
+        if self.is_serving():
+            del self.process.machine.ports[self.port]
+        self.process.orphans.pop(self, None)
+        if self._forever is not None and not self._forever.done():
+            self._forever.cancel()
+
+    def process_died(self, power: bool) -> None:
+        if self.is_serving():
+            del self.process.machine.ports[self.port]
+
+    async def start_serving(self) -> None:
+        """It serves from the start."""
+
+    async def serve_forever(self) -> None:
+        self._forever = self._loop.create_future()
+        try:
+            await self._forever
+        finally:
+            self._forever = None
+            self.close()
+
+    async def wait_closed(self) -> None:
+        """Closing takes no time."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _SocketName:
+    """The one thing that is asked of a listening socket."""
+
+    machine: str
+    port: int
+
+    def getsockname(self) -> tuple[str, int]:
+        return self.machine, self.port
+
+
+class SimNetwork:
+    """All links and connections. Faults apply to pairs of machines, in both directions."""
+
+    def __init__(self, loop: SimLoop, options: NetworkOptions | None = None) -> None:
+        self.loop = loop
+        self.options = options or NetworkOptions()
+        self.rng = loop.stream("net")
+        self.connections_made = 0
+        self._cut: set[tuple[str, str]] = set()  # Only asked for membership, never iterated.
+        self._slow: dict[tuple[str, str], float] = {}
+        self._live: dict[SimTransport, None] = {}
+        loop.network = self
+
+    # Faults.
+
+    def cut(self, a: str, b: str) -> None:
+        """Hold back every packet between two machines."""
+        self.loop.note("CUT", a, b)
+        self._cut.add(_link(a, b))
+
+    def heal(self, a: str, b: str) -> None:
+        """Let packets pass again; held ones arrive when they are sent again."""
+        self.loop.note("HEAL", a, b)
+        self._cut.discard(_link(a, b))
+
+    def isolate(self, name: str) -> None:
+        """Cut a machine off from all others there are."""
+        for other in self.loop.machines:
+            if other != name:
+                self.cut(name, other)
+
+    def rejoin(self, name: str) -> None:
+        """Heal every link of a machine."""
+        for other in self.loop.machines:
+            if self.is_cut(name, other):
+                self.heal(name, other)
+
+    def is_cut(self, a: str, b: str) -> bool:
+        """Tell whether packets between two machines are held back."""
+        return _link(a, b) in self._cut
+
+    def slow(self, a: str, b: str, factor: float) -> None:
+        """Multiply the latency between two machines; 1 is the usual one."""
+        self.loop.note("SLOW", a, b, factor)
+        self._slow[_link(a, b)] = factor
+
+    def reset(self, a: str, b: str) -> None:
+        """Break all connections between two machines, as a firewall that lost its state does."""
+        self.loop.note("RESET", a, b)
+        for transport in list(self._live):
+            peer = transport.peer
+            if (transport.machine.name, peer.machine.name) == (a, b):
+                transport.break_off(os_error(errno.ECONNRESET))
+                peer.break_off(os_error(errno.ECONNRESET))
+
+    # Links.
+
+    def latency(self, a: SimMachine, b: SimMachine) -> float:
+        """Draw the time that a packet takes from `a` to `b`."""
+        if a is b:
+            return self.rng.uniform(*self.options.loopback_s)
+        return self.rng.uniform(*self.options.latency_s) * self._slow.get(_link(a.name, b.name), 1.0)
+
+    def passes(self, a: SimMachine, b: SimMachine) -> bool:
+        """Tell whether a packet sent now would arrive."""
+        return b.up and _link(a.name, b.name) not in self._cut
+
+    # Connections.
+
+    def listen(
+        self, process: SimProcess, factory: Callable[[], asyncio.BaseProtocol], port: int
+    ) -> SimListener:
+        """Bind a port of the process's machine; 0 picks the next free one."""
+        machine = process.machine
+        if port == 0:
+            while machine.next_port in machine.ports:
+                machine.next_port += 1
+            port = machine.next_port
+            machine.next_port += 1
+        if port in machine.ports:
+            raise OSError(errno.EADDRINUSE, f"port {port} of {machine.name} is taken by {machine.ports[port].process}")
+        listener = SimListener(self.loop, process, factory, port)
+        machine.ports[port] = listener
+        self.loop.note("LISTEN", process.name, port)
+        return listener
+
+    async def connect(
+        self, process: SimProcess, factory: Callable[[], Any], host: str, port: int
+    ) -> tuple[SimTransport, Any]:
+        """Shake hands: a round trip, or a refusal, or a time-out while the link is cut or the machine is dark."""
+        loop, here = self.loop, process.machine
+        there = here if host in LOOPBACK_NAMES else loop.machines.get(host)
+        if there is None and host in loop.processes:
+            there = loop.processes[host].machine
+        if there is None:
+            raise socket.gaierror(socket.EAI_NONAME, f"no machine of the simulation is called {host}")
+        deadline, pause = loop.time() + self.options.connect_timeout_s, RETRY_FIRST_S
+        await asyncio.sleep(self.latency(here, there))
+        while not self.passes(here, there):
+            if loop.time() + pause > deadline:
+                await asyncio.sleep(deadline - loop.time())
+                raise os_error(errno.ETIMEDOUT, f"{host}:{port}")
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, RETRY_MAX_S)
+        listener: SimListener | None = there.ports.get(port)
+        if listener is None or not listener.process.alive:
+            await asyncio.sleep(self.latency(there, here))
+            raise os_error(errno.ECONNREFUSED, f"{host}:{port}")
+        self.connections_made += 1
+        number = self.connections_made
+        client_port = here.next_port
+        here.next_port += 1
+        client = SimTransport(self, process, f"{number}c", (here.name, client_port), (there.name, port))
+        server = SimTransport(self, listener.process, f"{number}s", (there.name, port), (here.name, client_port))
+        client.peer, server.peer = server, client
+        loop.note("CONNECT", number, process.name, listener.process.name, port)
+        # The kernel completes the handshake; the server's process sees the connection when it next looks.
+        loop.post_io(listener.process, server.accept, listener)
+        try:
+            await asyncio.sleep(self.latency(there, here))
+        except BaseException:
+            client.abort()  # Whoever asked has lost patience; the server already has a connection.
+            raise
+        protocol = factory()
+        client.begin(protocol)
+        return client, protocol
+
+    def opened(self, transport: SimTransport) -> None:
+        """Count a transport among those that a reset can hit."""
+        self._live[transport] = None
+
+    def closed(self, transport: SimTransport) -> None:
+        """Forget a transport that is over."""
+        self._live.pop(transport, None)
+
+
+def _link(a: str, b: str) -> tuple[str, str]:
+    return (a, b) if a < b else (b, a)

@@ -1,0 +1,97 @@
+"""Simulated machines and processes: whose callbacks they are, and which of their lives they belong to.
+
+Invariant: a callback runs only in the life of the process that made it. Killing a process begins a new generation, so
+that whatever the old one had queued, timed or sent to itself is void. A task's process is kept in its context, so that a
+future which one process completes wakes the tasks of another one there, not here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from collections import deque
+from contextvars import Context, ContextVar, copy_context
+from typing import Any, Protocol
+
+__all__ = ["OWNER", "Life", "Orphan", "SimHandle", "SimMachine", "SimProcess"]
+
+
+class Orphan(Protocol):
+    """What the kernel cleans up when a process dies: its connections and listeners."""
+
+    def process_died(self, power: bool) -> None:
+        """Let the other side know, unless the whole machine lost power and cannot."""
+        ...
+
+
+class SimHandle(asyncio.TimerHandle):
+    """A callback that belongs to a process and to one of its lives."""
+
+    __slots__ = ("generation", "process")
+
+    process: SimProcess
+    generation: int
+
+
+OWNER: ContextVar[tuple[SimProcess, int] | None] = ContextVar("OWNER", default=None)
+"""Process, and generation of it, to which the running code belongs; None outside of a simulation."""
+
+
+class SimMachine:
+    """A computer: an address, its ports, and the processes that lose power together."""
+
+    __slots__ = ("name", "next_port", "ports", "up")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.up = True
+        self.ports: dict[int, Any] = {}  # Any: listeners of `network`, which imports this module.
+        self.next_port = 49_152
+
+
+class Life(enum.Enum):
+    """Whether a process runs."""
+
+    NEW = "new"
+    RUNNING = "running"
+    PAUSED = "paused"
+    DEAD = "dead"
+
+
+class SimProcess:
+    """A simulated operating system process with an event loop of its own, as its tasks see it."""
+
+    __slots__ = (
+        "context", "due", "generation", "index", "io", "life", "machine", "name", "orphans", "ready", "runnable", "tasks",
+        "tasks_made", "todo",
+    )  # fmt: skip
+
+    def __init__(self, name: str, index: int, machine: SimMachine) -> None:
+        self.name = name
+        self.index = index
+        self.machine = machine
+        self.life = Life.NEW
+        self.generation = 0
+        self.ready: deque[SimHandle] = deque()
+        self.io: deque[SimHandle] = deque()
+        self.due: deque[SimHandle] = deque()
+        self.todo = 0  # Callbacks left of the current iteration.
+        self.runnable = False
+        self.tasks: dict[asyncio.Task[Any], None] = {}
+        self.tasks_made = 0
+        self.orphans: dict[Orphan, None] = {}
+        self.context = Context()
+
+    def begin_life(self) -> None:
+        """Start to run, in a fresh context that names this life as the owner."""
+        self.life = Life.RUNNING
+        self.context = copy_context()
+        self.context.run(OWNER.set, (self, self.generation))
+
+    @property
+    def alive(self) -> bool:
+        """True while it runs or is paused."""
+        return self.life is Life.RUNNING or self.life is Life.PAUSED
+
+    def __repr__(self) -> str:
+        return f"<process {self.name} {self.life.value}>"

@@ -1,0 +1,181 @@
+"""A small event loop whose time stands still until it is told to go on, and the host that comes with it.
+
+It is what the operator harness runs operators on: real asyncio tasks, futures and timeouts, in the caller's thread, also while another
+loop is running there. Unlike the simulation it varies nothing: callbacks run in the order of asyncio, and take no time.
+
+Invariant: time moves only inside `run_to`, from timer to timer, never beyond the given limit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import heapq
+import itertools
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextvars import Context
+from typing import Any, TypeVar, TypeVarTuple
+
+from aioflow.core.host import SystemHost
+
+__all__ = ["VirtualHost", "VirtualLoop", "outside_of_loops"]
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+CALLBACKS_MAX = 1_000_000
+"""Callbacks of one `run_to`; more mean that something spins without waiting for time or input."""
+
+TOLERANCE_S = 1e-6
+"""How much early a timer may be: floats near today's date resolve 0.2 us, and nobody can tell in milliseconds."""
+
+
+class VirtualLoop(asyncio.BaseEventLoop):
+    """Time in seconds, `now_s` at the start. It has no sockets; blocking calls run inline."""
+
+    _ready: deque[asyncio.Handle]  # asyncio's own queue, which `call_soon` appends to.
+
+    def __init__(self, now_s: float) -> None:
+        super().__init__()
+        self._now_s = now_s
+        self._limit_s = now_s
+        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self._timers_made = 0
+        self._callbacks_left = 0
+
+    def time(self) -> float:
+        return self._now_s
+
+    def wall_ms(self) -> int:
+        """The time in whole milliseconds."""
+        return int(self._now_s * 1000 + 0.01)
+
+    def run_to(self, limit_s: float) -> None:
+        """Run everything that is due up to `limit_s`, until nothing is ready. May be called while another loop runs."""
+        self._limit_s = limit_s
+        self._callbacks_left = CALLBACKS_MAX
+        with outside_of_loops():
+            self.run_forever()
+        if limit_s != float("inf"):
+            self._now_s = max(self._now_s, limit_s)
+
+    def call_at(self, when: float, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None) -> asyncio.TimerHandle:
+        timer = asyncio.TimerHandle(when, callback, args, self, context)
+        self._timers_made += 1
+        # Equal deadlines in order of creation, which asyncio's own heap does not promise.
+        heapq.heappush(self._timers, (when, self._timers_made, timer))
+        return timer
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        """Cancelled timers are dropped when their time comes."""
+
+    def _run_once(self) -> None:
+        timers, ready = self._timers, self._ready
+        if not ready:
+            while timers and timers[0][2].cancelled():
+                heapq.heappop(timers)
+            if not timers or timers[0][0] > self._limit_s + TOLERANCE_S:
+                self.stop()
+                return
+            self._now_s = max(self._now_s, timers[0][0])
+        while timers and timers[0][0] <= self._now_s:
+            ready.append(heapq.heappop(timers)[2])
+        self._callbacks_left -= len(ready)
+        if self._callbacks_left < 0:
+            raise RuntimeError(f"more than {CALLBACKS_MAX} callbacks ran without waiting for time: something spins")
+        for _ in range(len(ready)):
+            handle = ready.popleft()
+            if not handle.cancelled():
+                handle._run()
+
+    def run_in_executor(  # type: ignore[override]  # The executor is never used: there are no threads here.
+        self, executor: object, func: Callable[..., T], *args: Any
+    ) -> asyncio.Future[T]:
+        """Call `func` inline, in the next turn."""
+        future: asyncio.Future[T] = self.create_future()
+
+        def call() -> None:
+            if future.done():
+                return
+            try:
+                future.set_result(func(*args))
+            except StopIteration as error:
+                wrapped = RuntimeError("blocking call raised StopIteration")
+                wrapped.__cause__ = error
+                future.set_exception(wrapped)
+            except BaseException as error:  # noqa: BLE001  # Carried to whoever awaits the call.
+                future.set_exception(error)
+
+        self.call_soon(call)
+        return future
+
+    def _write_to_self(self) -> None:
+        """`call_soon_threadsafe` wakes the selector; there is none."""
+
+    def __del__(self) -> None:
+        """Holds nothing of the system, so it need not be closed, and says nothing about it."""
+
+
+class VirtualHost:
+    """A `Host` on a `VirtualLoop`: its time, chance and ids that repeat, the machine's files; blocking calls run inline."""
+
+    def __init__(self, loop: VirtualLoop) -> None:
+        machine = SystemHost(seed=0)
+        self.clock = _LoopClock(loop)
+        self.rng = machine.rng
+        self.ids = _Ids()
+        self.fs = machine.fs
+        self.net = machine.net
+        self.procs = machine.procs
+        self._loop = loop
+
+    def blocking(self, fn: Callable[[*Ts], T], *args: *Ts, dedicated: bool = False, name: str | None = None) -> asyncio.Future[T]:
+        """Run `fn(*args)` inline, in the next turn of the loop."""
+        return self._loop.run_in_executor(None, fn, *args)
+
+    def buggify(self, point: str, probability: float) -> bool:
+        """Rare branches are for simulations."""
+        return False
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+
+class _LoopClock:
+    """Readings of `perf_ns` are 1 us apart: work takes the same time in every run."""
+
+    __slots__ = ("monotonic", "perf_ns", "wall_ms")
+
+    def __init__(self, loop: VirtualLoop) -> None:
+        self.monotonic: Callable[[], float] = loop.time
+        self.wall_ms: Callable[[], int] = loop.wall_ms
+        self.perf_ns: Callable[[], int] = itertools.count(0, 1_000).__next__
+
+
+class _Ids:
+    __slots__ = ("_made",)
+
+    def __init__(self) -> None:
+        self._made = itertools.count(1)
+
+    def new(self, kind: str) -> str:
+        return f"{next(self._made):032x}"
+
+
+@contextlib.contextmanager
+def outside_of_loops() -> Iterator[None]:
+    """Let another loop run inside of the running one: a test that is a coroutine uses a harness like any other object."""
+    outer = asyncio._get_running_loop()
+    if outer is None:
+        yield
+        return
+    swap = getattr(asyncio.tasks, "_swap_current_task", None)  # Python 3.12 and later; before, tasks are kept for each loop.
+    task = None if swap is None else swap(outer, None)
+    asyncio._set_running_loop(None)
+    try:
+        yield
+    finally:
+        asyncio._set_running_loop(outer)
+        if swap is not None:
+            swap(outer, task)

@@ -1,0 +1,221 @@
+"""What every source must do, whatever it reads: each element exactly once, from every position on, without blocking, and let go.
+
+A connector takes part by an entry in `SOURCES`: a function of a directory that gives a source that ends by itself and its elements in
+order. Sources of several splits are read split after split, so the order is that of the splits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import csv as csv_module
+import gzip
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aioflow.io.csv_files import csv
+from aioflow.io.files import lines
+from aioflow.io.generating import datagen
+from aioflow.io.json_files import jsonl
+from aioflow.io.memory import as_source
+from aioflow.io.pushing import push
+from aioflow.operators.source import Source, Split
+from tests.io.driver import Context, next_batch, read_all, system_context, take
+
+COUNT = 23
+
+
+def _numbers(position: int | None = None) -> Iterator[tuple[int, int]]:
+    for i in range(position or 0, COUNT):
+        yield i, i + 1
+
+
+async def _async_numbers(position: int | None = None) -> AsyncIterator[tuple[int, int]]:
+    for pair in _numbers(position):
+        yield pair
+
+
+class _Reiterable:
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(COUNT))
+
+
+def _lines(directory: Path) -> tuple[Source[Any], list[Any]]:
+    (directory / "a.txt").write_text("".join(f"line {i}\n" for i in range(COUNT)))
+    return lines(directory / "a.txt"), [f"line {i}" for i in range(COUNT)]
+
+
+def _many_files(directory: Path) -> tuple[Source[Any], list[Any]]:
+    for name, part in (("a", range(5)), ("b", range(0)), ("c", range(5, COUNT))):
+        (directory / f"{name}.txt").write_text("".join(f"{i}\n" for i in part))
+    return lines(directory), [str(i) for i in range(COUNT)]
+
+
+def _ranges(directory: Path) -> tuple[Source[Any], list[Any]]:
+    (directory / "a.txt").write_text("".join(f"{i}\n" for i in range(COUNT)))
+    return lines(directory / "a.txt", split_bytes=10), [str(i) for i in range(COUNT)]
+
+
+def _compressed(directory: Path) -> tuple[Source[Any], list[Any]]:
+    (directory / "a.txt.gz").write_bytes(gzip.compress("".join(f"{i}\n" for i in range(COUNT)).encode()))
+    return lines(directory / "a.txt.gz"), [str(i) for i in range(COUNT)]
+
+
+def _jsonl(directory: Path) -> tuple[Source[Any], list[Any]]:
+    (directory / "a.jsonl").write_text("\n\n".join(f'{{"i": {i}}}' for i in range(COUNT)))
+    return jsonl(directory / "a.jsonl"), [{"i": i} for i in range(COUNT)]
+
+
+def _csv(directory: Path) -> tuple[Source[Any], list[Any]]:
+    rows = [{"i": str(i), "text": f'two\nlines "{i}"'} for i in range(COUNT)]
+    with (directory / "a.csv").open("w", newline="") as file:
+        writer = csv_module.DictWriter(file, ["i", "text"], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    return csv(directory / "a.csv"), rows
+
+
+def _push(directory: Path) -> tuple[Source[Any], list[Any]]:
+    source = push(capacity=COUNT).for_run()
+    assert source.inlet is not None
+    for i in range(COUNT):
+        source.inlet._append(i, None)
+    source.inlet.close()
+    return source, list(range(COUNT))
+
+
+SOURCES: dict[str, Callable[[Path], tuple[Source[Any], list[Any]]]] = {
+    "list": lambda directory: (as_source(list(range(COUNT))), list(range(COUNT))),
+    "range": lambda directory: (as_source(range(COUNT)), list(range(COUNT))),
+    "reiterable": lambda directory: (as_source(_Reiterable()), list(range(COUNT))),
+    "function": lambda directory: (as_source(_numbers), list(range(COUNT))),
+    "async function": lambda directory: (as_source(_async_numbers), list(range(COUNT))),
+    "datagen": lambda directory: (datagen(lambda i: i * i, count=COUNT), [i * i for i in range(COUNT)]),
+    "lines": _lines,
+    "many files": _many_files,
+    "ranges of a file": _ranges,
+    "compressed": _compressed,
+    "jsonl": _jsonl,
+    "csv": _csv,
+    "push": _push,
+}
+
+SEVERAL_SPLITS = {
+    "many files": _many_files,
+    "ranges of a file": _ranges,
+    "many generators": lambda directory: (datagen(str, count=COUNT, splits=3), list(range(COUNT))),
+}
+
+
+@pytest.fixture(params=SOURCES)
+def case(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Source[Any], list[Any]]:
+    return SOURCES[request.param](tmp_path)
+
+
+@pytest.fixture
+async def ctx() -> AsyncIterator[Context]:
+    async with system_context() as context:
+        context.replays = True
+        yield context
+
+
+async def test_every_element_comes_exactly_once_in_order(case: Any, ctx: Context) -> None:
+    source, expected = case
+    assert isinstance(source, Source)
+    assert await read_all(source, ctx, max_records=4) == expected
+
+
+@pytest.mark.parametrize("cut", [0, 1, 2, 4, 5, 6, 11, COUNT - 1, COUNT])
+async def test_a_restart_at_a_position_goes_on_with_the_next_element(case: Any, ctx: Context, cut: int) -> None:
+    """A11.1: a position stands between two elements."""
+    source, expected = case
+    splits = await source.discover()
+    reader = source.reader(ctx)
+    await reader.open(splits)
+    first = await take(reader, cut, 3)
+    # What is polled after the position was taken does not count.
+    restored = [Split(split.id, reader.position(split.id), split.payload) for split in splits]
+    await take(reader, 4)
+    await reader.close()
+
+    assert first + await read_all(source, ctx, restored) == expected
+
+
+async def test_a_position_may_be_restored_twice(case: Any, ctx: Context) -> None:
+    source, expected = case
+    splits = await source.discover()
+    taken: list[Any] = []
+    for _ in range(4):
+        reader = source.reader(ctx)
+        await reader.open(splits)
+        taken += await take(reader, 6, 4)
+        splits = [Split(split.id, reader.position(split.id), split.payload) for split in splits]
+        await reader.close()
+    assert taken == expected
+
+
+async def test_poll_gives_no_more_than_asked_for_and_never_an_empty_batch(case: Any, ctx: Context) -> None:
+    source, expected = case
+    reader = source.reader(ctx)
+    await reader.open(await source.discover())
+    for value in expected:
+        assert await next_batch(reader, 1) == [value]
+    assert await next_batch(reader, 1) is None
+    await reader.close()
+
+
+async def test_a_finished_reader_stays_finished_and_wait_returns(case: Any, ctx: Context) -> None:
+    source, expected = case
+    reader = source.reader(ctx)
+    await reader.open(await source.discover())
+    assert not reader.finished
+    await take(reader, len(expected) + 1)
+    assert reader.finished
+    async with asyncio.timeout(5):
+        await reader.wait()
+    assert reader.poll_batch(10) is None
+    assert reader.finished
+    await reader.close()
+
+
+async def test_split_ids_are_unique_and_stable(case: Any, ctx: Context) -> None:
+    source, _ = case
+    ids = [split.id for split in await source.discover()]
+    assert len(set(ids)) == len(ids) > 0
+    assert [split.id for split in await source.discover()] == ids
+
+
+async def test_readers_share_the_splits_without_losing_one(case: Any, ctx: Context) -> None:
+    source, expected = case
+    splits = await source.discover()
+    dealt = [await read_all(source, ctx, splits[k::3]) for k in range(3)]
+    assert sorted(map(repr, (value for part in dealt for value in part))) == sorted(map(repr, expected))
+
+
+async def test_a_reader_closes_before_it_was_opened_and_in_the_middle(case: Any, ctx: Context) -> None:
+    """What is left behind (a thread, a file, a task) fails the test."""
+    source, _ = case
+    await source.reader(ctx).close()
+    reader = source.reader(ctx)
+    await reader.open(await source.discover())
+    await next_batch(reader, 2)
+    await reader.close()
+
+
+@pytest.mark.parametrize("name", ["many files", "ranges of a file", "many generators"])
+async def test_a_reader_of_several_splits_names_the_split_of_each_batch(name: str, tmp_path: Path, ctx: Context) -> None:
+    source, expected = SEVERAL_SPLITS[name](tmp_path)
+    splits = await source.discover()
+    assert len(splits) > 1
+    reader: Any = source.reader(ctx)
+    await reader.open(splits)
+    counts = dict.fromkeys((split.id for split in splits), 0)
+    while (batch := await next_batch(reader, 2)) is not None:
+        counts[reader.current_split] += len(batch)
+    assert reader.finished_splits == set(counts)
+    alone = {split.id: len(await read_all(source, ctx, [split])) for split in splits}
+    assert counts == alone
+    assert sum(counts.values()) == len(expected)
+    await reader.close()
