@@ -1,0 +1,505 @@
+"""The bugs: which line, what it turns into, and which tests must notice."""
+
+from __future__ import annotations
+
+from tests.ablations.runner import Mutant
+
+__all__ = ["MUTANTS"]
+
+MUTANTS: list[Mutant] = [
+    # Event time.
+    Mutant(
+        "per-record watermarks are dropped by the source",
+        "aioflow/task/source_input.py",
+        "return RecordBatch(values, timestamps, None, watermarks, after)",
+        "return RecordBatch(values, timestamps, None, None, after)",
+        (
+            "tests/api/test_guarantees.py::test_one_split_gives_the_same_output_at_every_batch_size_and_slice_length",
+        ),
+    ),
+    Mutant(
+        "per-record watermarks are dropped by the exchange",
+        "aioflow/network/builder.py",
+        "            self.watermarks.extend(entries)\n",
+        "            self.watermarks.extend([self.watermark] * len(entries))\n",
+        (
+            "tests/api/test_guarantees.py::test_one_split_gives_the_same_output_at_every_batch_size_and_slice_length",
+            "tests/network/test_builder.py::test_a_sealed_batch_is_not_touched_by_later_appends",
+        ),
+    ),
+    Mutant(
+        "watermarks between records are lost where a slice ends",
+        "aioflow/core/elements.py",
+        "            watermark = MIN_WATERMARK if watermarks is None else watermarks[stop]\n",
+        "            watermark = self.watermark\n",
+        (
+            "tests/api/test_guarantees.py::test_one_split_gives_the_same_output_at_every_batch_size_and_slice_length",
+        ),
+    ),
+    Mutant(
+        "a watermark is one millisecond ahead",
+        "aioflow/operators/watermark_generators.py",
+        "self._lag = lag = delay_ms + 1",
+        "self._lag = lag = delay_ms",
+        (
+            "tests/operators/test_watermarks.py::test_bounded_out_of_orderness_lags_by_the_delay_and_one",
+            "tests/api/test_guarantees.py::test_windows_and_late_elements_are_those_of_a_reference_that_knows_no_batches",
+        ),
+    ),
+    Mutant(
+        "a sliced window fires one millisecond early",
+        "aioflow/operators/slice_grid.py",
+        "return watermark + 1 - (watermark + 1 - origin) % self.slide + self.slide",
+        "return watermark + 2 - (watermark + 2 - origin) % self.slide + self.slide",
+        (
+            "tests/operators/test_slice_window.py::test_a_window_fires_at_its_last_instant_and_not_before",
+        ),
+    ),
+    Mutant(
+        "a window fires one millisecond early",
+        "aioflow/operators/triggers.py",
+        "        ctx.register_event_time_timer(window.max_timestamp)\n        return TriggerResult.CONTINUE\n\n"
+        "    def on_event_time(self, time: int, window: Any, ctx: TriggerContext) -> TriggerResult:\n"
+        "        return TriggerResult.FIRE if time == window.max_timestamp else TriggerResult.CONTINUE\n",
+        "        ctx.register_event_time_timer(window.max_timestamp - 1)\n        return TriggerResult.CONTINUE\n\n"
+        "    def on_event_time(self, time: int, window: Any, ctx: TriggerContext) -> TriggerResult:\n"
+        "        return TriggerResult.FIRE if time == window.max_timestamp - 1 else TriggerResult.CONTINUE\n",
+        (
+            "tests/operators/test_window.py::test_time_windows_give_the_rows_of_the_textbook_for_every_cut",
+        ),
+    ),
+    Mutant(
+        "the late check is off by one",
+        "aioflow/operators/window.py",
+        "self._cleanup_time(window) <= self._timers.current_watermark",
+        "self._cleanup_time(window) < self._timers.current_watermark",
+        (
+            "tests/operators/test_window.py::test_time_windows_give_the_rows_of_the_textbook_for_every_cut",
+        ),
+    ),
+    Mutant(
+        "the late check of slices is off by one",
+        "aioflow/operators/slice_window.py",
+        "        if timestamp < late_below:\n",
+        "        if timestamp <= late_below:\n",
+        (
+            "tests/operators/test_slice_window.py::test_slices_give_the_rows_of_the_textbook_for_every_cut",
+        ),
+    ),
+    Mutant(
+        "the valve goes on waiting for an idle channel",
+        "aioflow/operators/valve.py",
+        "            self._held[channel] = MAX_WATERMARK\n            if not self._settle_idle(outputs):\n",
+        "            if not self._settle_idle(outputs):\n",
+        (
+            "tests/operators/test_valve.py::test_minimum_rises_when_the_channels_that_hold_it_back_become_idle",
+            "tests/task/test_input.py::test_an_idle_channel_holds_no_watermark_back_and_all_idle_is_told",
+        ),
+    ),
+    Mutant(
+        "a channel that was stopped counts as finished",
+        "aioflow/task/input.py",
+        "in () if channel in self._stopped else self._valve.input_finished(channel):",
+        "in self._valve.input_finished(channel):",
+        (
+            "tests/task/test_input.py::test_a_channel_that_was_stopped_holds_the_watermark_where_it_is",
+        ),
+    ),
+    Mutant(
+        "idleness is told before the records that came first",
+        "aioflow/task/stream_task.py",
+        "        if idle:\n            self._resume()\n        elif self._idle_told:",
+        "        if idle:\n            self._tell_idle()\n        elif self._idle_told:",
+        (
+            "tests/task/test_stream_task.py::test_idle_is_told_behind_the_records_that_the_task_still_holds",
+        ),
+    ),
+    # Timers and state.
+    Mutant(
+        "timers are not deduplicated",
+        "aioflow/state/timers.py",
+        "        size = len(bucket)\n        bucket[key, namespace] = True\n        return len(bucket) > size\n",
+        "        while (key, namespace) in bucket:\n            namespace = (namespace,)\n        bucket[key, namespace] = True\n"
+        "        return True\n",
+        (
+            "tests/state/test_timers.py::test_timer_registered_twice_fires_once",
+            "tests/api/test_guarantees.py::test_one_split_gives_the_same_output_at_every_batch_size_and_slice_length",
+        ),
+    ),
+    Mutant(
+        "a deleted timer fires",
+        "aioflow/state/timers.py",
+        "        bucket.pop(timer, None)\n        if not bucket:\n",
+        "        if not bucket:\n",
+        (
+            "tests/state/test_timers.py::test_deleted_timer_does_not_fire",
+        ),
+    ),
+    Mutant(
+        "a timer fires at its millisecond and not after it",
+        "aioflow/mailbox/timers.py",
+        "max(timestamp_ms - self._now_ms(), 0) + 1",
+        "max(timestamp_ms - self._now_ms(), 0)",
+        (
+            "tests/mailbox/test_timers.py::test_timer_fires_in_the_owner_with_its_timestamp_one_millisecond_after_it",
+        ),
+    ),
+    Mutant(
+        "a timer sees the key of the record before",
+        "aioflow/state/timers.py",
+        "            self._backend.current_key = timer[1]\n",
+        "",
+        (
+            "tests/operators/test_process.py::test_timers_fire_in_order_of_time_each_with_its_key_and_only_what_is_due",
+        ),
+    ),
+    Mutant(
+        "the current key stays after a batch",
+        "aioflow/operators/process.py",
+        "            keyed.current_key = NO_KEY\n            context.timestamp = None\n            context.broadcast_writable = False\n",
+        "            context.timestamp = None\n            context.broadcast_writable = False\n",
+        (
+            "tests/operators/test_process.py::test_state_has_no_current_key_between_batches",
+        ),
+    ),
+    # Keys and routing.
+    Mutant(
+        "keys are routed by hash()",
+        "aioflow/core/keygroups.py",
+        "subtask = zlib.crc32(canonical_key(key)) % max_parallelism",
+        "subtask = hash(key) % max_parallelism",
+        (
+            "tests/core/test_keygroups.py::test_the_subtask_cache_agrees_with_the_key_group",
+            "tests/api/test_guarantees.py::test_routes_are_the_same_under_every_hash_seed",
+        ),
+    ),
+    Mutant(
+        "equal keys of different types are two keys",
+        "aioflow/core/keygroups.py",
+        "    bool: _encode_int,\n",
+        "    bool: lambda key: b'o' + bytes([key]),\n",
+        (
+            "tests/core/test_keygroups.py::test_keys_that_are_equal_in_python_are_one_key",
+        ),
+    ),
+    Mutant(
+        "rebalance begins anew at each batch",
+        "aioflow/task/partitioners.py",
+        "self._next = (first + len(batch.values)) % consumers",
+        "self._next = first",
+        (
+            "tests/task/test_partitioners.py::test_rebalance_gives_exactly_equal_shares_however_it_is_cut_into_batches",
+        ),
+    ),
+    # Batches and the exchange.
+    Mutant(
+        "a batch that was emitted is changed",
+        "aioflow/network/builder.py",
+        "        self.values = []\n        if timestamps is not None:\n            self.timestamps = []\n",
+        "        if timestamps is not None:\n            self.timestamps = []\n",
+        (
+            "tests/network/test_builder.py::test_a_sealed_batch_is_not_touched_by_later_appends",
+        ),
+    ),
+    Mutant(
+        "flush is forgotten before sleep",
+        "aioflow/task/stream_task.py",
+        "            self._output.flush()\n            self._suspend(self._input.availability, IDLE)\n",
+        "            self._suspend(self._input.availability, IDLE)\n",
+        (
+            "tests/task/test_lifecycle_edges.py::test_a_record_leaves_before_its_task_sleeps",
+        ),
+    ),
+    Mutant(
+        "flush is forgotten under a steady trickle",
+        "aioflow/task/stream_task.py",
+        "            if now - self._last_flush_ns > self._options.flush_max_age_ns:\n",
+        "            if False:\n",
+        (
+            "tests/task/test_lifecycle_edges.py::test_a_record_leaves_in_time_though_its_task_never_sleeps",
+        ),
+    ),
+    Mutant(
+        "an event overtakes the records before it",
+        "aioflow/network/subpartition.py",
+        "        self.flush()\n        queue.append(entry)\n",
+        "        queue.append(entry)\n",
+        (
+            "tests/network/test_subpartition.py::test_an_event_never_overtakes_records_that_were_written_before_it",
+        ),
+    ),
+    Mutant(
+        "availability is not raised when a permit returns",
+        "aioflow/network/local_pool.py",
+        "        if not self.availability.is_available:\n            self._raise_availability()\n\n    def request_buffer",
+        "\n    def request_buffer",
+        (
+            "tests/network/test_partition.py::test_the_partition_is_unavailable_while_the_queued_batches_reach_the_budget",
+            "tests/network/test_partition.py::test_a_waiting_producer_is_woken_by_its_consumer_alone",
+        ),
+    ),
+    Mutant(
+        "a permit leaks with each batch that is dropped",
+        "aioflow/network/subpartition.py",
+        "        for _ in range(backlog):\n            self._recycle(self.index)\n",
+        "",
+        (
+            "tests/network/test_subpartition.py::test_release_while_reading_wakes_the_reader_and_returns_the_permits",
+            "tests/network/test_channels.py::test_a_consumer_that_fails_at_a_batch_holds_no_permit_of_it",
+        ),
+    ),
+    Mutant(
+        "a gate forgets a channel that has more",
+        "aioflow/network/gate.py",
+        "            if more:\n                self._queued[index] = True\n                ready.append(index)\n            elif",
+        "            if more and len(ready) < 3:\n                self._queued[index] = True\n                ready.append(index)\n"
+        "            elif",
+        (
+            "tests/network/test_gate.py::test_no_channel_gets_ahead_while_all_have_data",
+        ),
+    ),
+    Mutant(
+        "the polled channel stays first",
+        "aioflow/network/gate.py",
+        "                self._queued[index] = True\n                ready.append(index)\n            elif",
+        "                self._queued[index] = True\n                ready.appendleft(index)\n            elif",
+        (
+            "tests/network/test_gate.py::test_no_channel_gets_ahead_while_all_have_data",
+        ),
+    ),
+    Mutant(
+        "back pressure is not looked at",
+        "aioflow/task/stream_task.py",
+        "        if not self._output.availability.is_available:\n            self._output.flush()\n            self._suspend(",
+        "        if False:\n            self._output.flush()\n            self._suspend(",
+        (
+            "tests/task/test_stream_task.py::test_a_task_without_room_waits_and_goes_on_when_there_is_some",
+        ),
+    ),
+    Mutant(
+        "the second of two inputs is always first",
+        "aioflow/task/input.py",
+        "            self._turn = (self._turn + step + 1) % len(inputs)\n",
+        "            self._turn = len(inputs) - 1\n",
+        (
+            "tests/task/test_input.py::test_two_inputs_that_always_have_something_alternate",
+        ),
+    ),
+    # Slices and the mailbox.
+    Mutant(
+        "a batch of mail is unbounded",
+        "aioflow/mailbox/mailbox.py",
+        "        if head[0] < _NORMAL or head[1] < self._batch_end:\n",
+        "        if True:\n",
+        (
+            "tests/mailbox/test_mailbox.py::test_take_and_batch_share_one_order_and_close_returns_the_rest",
+            "tests/mailbox/test_processor.py::test_mail_posted_by_a_mail_waits_for_one_default_action",
+        ),
+    ),
+    Mutant(
+        "the loop never gets its turn",
+        "aioflow/mailbox/processor.py",
+        "            if begun >= self._turn_ends or self._runs_left <= 0:\n                await self._give_turn()\n",
+        "            if False:\n                await self._give_turn()\n",
+        (
+            "tests/mailbox/test_processor.py::test_busy_default_action_gives_the_event_loop_its_turn_after_each_slice",
+        ),
+    ),
+    Mutant(
+        "a slice does not know what its records cost",
+        "aioflow/task/chain.py",
+        "        if ns * limit > self._slice_ns:\n            limit = int(self._slice_ns / ns)\n",
+        "",
+        (
+            "tests/task/test_chain.py::test_a_function_that_turns_slow_holds_the_loop_for_one_slice_only",
+            "tests/api/test_guarantees.py::test_the_loop_is_never_held_for_ten_milliseconds_by_functions_of_one",
+        ),
+    ),
+    Mutant(
+        "a slice does not know how many come out of one",
+        "aioflow/task/chain.py",
+        "        if width > 1.0:\n            limit = int(limit / width)\n",
+        "",
+        (
+            "tests/task/test_chain.py::test_a_large_fan_out_lowers_what_is_taken",
+        ),
+    ),
+    Mutant(
+        "the next batch overtakes the rest of a slice",
+        "aioflow/task/chain.py",
+        "        stage.waiting[0] = (batch, stop, input_index)\n",
+        "        stage.waiting.popleft()\n        stage.waiting.append((batch, stop, input_index))\n",
+        (
+            "tests/task/test_chain.py::test_slicing_loses_and_reorders_nothing",
+        ),
+    ),
+    Mutant(
+        "priority is an order",
+        "aioflow/mailbox/mailbox.py",
+        "heapq.heappush(self.entries, (mail.lane, self.next_seq, mail))",
+        "heapq.heappush(self.entries, (mail.lane, self.next_seq - 1000 * mail.priority, mail))",
+        (
+            "tests/mailbox/test_mailbox.py::test_priority_is_not_an_order",
+        ),
+    ),
+    # Async functions.
+    Mutant(
+        "results come in the order of completion",
+        "aioflow/operators/async_queue.py",
+        "        while entries and entries[0].done:\n            taken.append(entries.popleft())\n        return taken\n",
+        "        taken = [entry for entry in entries if entry.done]\n        for entry in taken:\n            entries.remove(entry)\n"
+        "        return taken\n",
+        (
+            "tests/operators/test_async_wait.py::test_results_come_in_the_order_of_input_or_of_completion",
+            "tests/api/test_run.py::test_async_map_keeps_the_order_of_each_key",
+        ),
+    ),
+    Mutant(
+        "a watermark overtakes what is in flight",
+        "aioflow/operators/async_wait.py",
+        "reached = self._queue.oldest_mark if self.busy else self._watermark",
+        "reached = self._watermark",
+        (
+            "tests/operators/test_async_wait.py::test_watermarks_are_never_overtaken_nor_overtake_and_nothing_is_lost",
+        ),
+    ),
+    Mutant(
+        "unordered results cross a watermark",
+        "aioflow/operators/async_queue.py",
+        "        if not epochs or epochs[-1].mark != entry.mark:\n",
+        "        if not epochs:\n",
+        (
+            "tests/operators/test_async_wait.py::test_unordered_results_stay_within_their_epoch",
+        ),
+    ),
+    Mutant(
+        "more calls than allowed are in flight",
+        "aioflow/operators/async_wait.py",
+        "return max(0, self._concurrency - len(self._queue))",
+        "return max(0, 2 * self._concurrency - len(self._queue))",
+        (
+            "tests/operators/test_async_wait.py::test_at_most_so_many_calls_are_in_flight_and_the_chain_is_told_when_there_is_room",
+        ),
+    ),
+    # The life of a task.
+    Mutant(
+        "operators are opened head first",
+        "aioflow/task/stream_task.py",
+        "        for operator in reversed(self._operators):\n            self._scope.operator_context = operator.ctx\n            with ",
+        "        for operator in self._operators:\n            self._scope.operator_context = operator.ctx\n            with ",
+        (
+            "tests/task/test_stream_task.py::test_initialises_and_opens_tail_first_each_init_before_its_open",
+        ),
+    ),
+    Mutant(
+        "a chain ends without the mail that finish made",
+        "aioflow/task/stream_task.py",
+        "                self.emit_from(index, operator.finish())\n            await self._settle()\n",
+        "                self.emit_from(index, operator.finish())\n",
+        (
+            "tests/task/test_stream_task.py::test_mail_of_finish_runs_before_the_next_operator_finishes_and_before_close",
+        ),
+    ),
+    Mutant(
+        "stopping without drain finishes all the same",
+        "aioflow/task/stream_task.py",
+        "        drain = self._ending is InputStatus.END_OF_DATA\n",
+        "        drain = True\n",
+        (
+            "tests/task/test_stream_task.py::test_without_drain_nothing_finishes_and_time_does_not_end",
+            "tests/api/test_run.py::test_stop_without_drain_leaves_windows_open_and_with_drain_fires_them",
+        ),
+    ),
+    Mutant(
+        "one failure to close leaves the others open",
+        "aioflow/task/stream_task.py",
+        "                note_once(error, f\"in close() of {describe_place(operator.ctx)}\")\n                errors.append(error)\n"
+        "            except asyncio.CancelledError as cancel:\n",
+        "                note_once(error, f\"in close() of {describe_place(operator.ctx)}\")\n                raise\n"
+        "            except asyncio.CancelledError as cancel:\n",
+        (
+            "tests/task/test_stream_task.py::test_the_first_error_is_kept_when_closing_fails_as_well",
+        ),
+    ),
+    Mutant(
+        "consumers of a failed task fail themselves",
+        "aioflow/task/execution.py",
+        "if self.state is ExecutionState.CANCELING or isinstance(error, ProducerFailed):",
+        "if self.state is ExecutionState.CANCELING:",
+        (
+            "tests/task/test_execution.py::test_a_task_whose_producer_failed_is_canceled_not_failed",
+        ),
+    ),
+    Mutant(
+        "a finished task can be cancelled",
+        "aioflow/task/execution.py",
+        "for state in (ExecutionState.DEPLOYING, ExecutionState.INITIALIZING, ExecutionState.RUNNING):",
+        "for state in (ExecutionState.DEPLOYING, ExecutionState.INITIALIZING, ExecutionState.RUNNING, ExecutionState.FINISHED):",
+        (
+            "tests/task/test_execution.py::test_cancel_after_the_end_changes_nothing",
+        ),
+    ),
+    Mutant(
+        "errors get a note at every level",
+        "aioflow/core/errors.py",
+        "    if not any(line.startswith(\"aioflow: \") for line in getattr(error, \"__notes__\", ())):\n",
+        "    if note:\n",
+        (
+            "tests/api/test_guarantees.py::test_an_error_of_user_code_names_operator_subtask_and_record_in_exactly_one_note",
+        ),
+    ),
+    Mutant(
+        "only the first of several malformed lines is told",
+        "aioflow/io/file_reader.py",
+        "            page.bad_next += 1\n            self._malformed.report(",
+        "            page.bad_next = len(bad)\n            self._malformed.report(",
+        (
+            "tests/api/test_guarantees.py::test_malformed_lines_follow_on_error_and_no_other_line_is_lost",
+        ),
+    ),
+    Mutant(
+        "the end of event time swallows the watermark before it",
+        "aioflow/task/output.py",
+        "        if batch.watermark == MAX_WATERMARK:\n            self._end(batch)\n        else:\n            self._write(batch)\n",
+        "        self._write(batch)\n",
+        (
+            "tests/api/test_guarantees.py::test_one_split_gives_the_same_output_at_every_batch_size_and_slice_length",
+        ),
+    ),
+    Mutant(
+        "the coroutine of a snapshot is dropped",
+        "aioflow/testing/harness_task.py",
+        "            if ongoing is not None:\n                await ongoing\n",
+        "            if ongoing is not None:\n                ongoing.close()  # type: ignore[attr-defined]\n",
+        (
+            "tests/testing/test_checkpointed_function.py::test_no_element_is_processed_while_a_snapshot_awaits",
+        ),
+    ),
+    Mutant(
+        "guards of debug mode are passed by",
+        "aioflow/task/mutation.py",
+        "            stage.process = guard.process_batch if guard.inputs == 1 else None\n",
+        "",
+        (
+            "tests/testing/test_mutation.py::test_a_changed_input_is_found_and_the_operator_named",
+        ),
+    ),
+    Mutant(
+        "the errors of tasks that fail together are lost",
+        "aioflow/task/execution.py",
+        "            if self.state is state and (self.task.failure is None or isinstance(self.task.failure, ProducerFailed)):\n",
+        "            if self.state is state:\n",
+        (
+            "tests/api/test_run.py::test_all_that_fail_together_are_told_with_the_first",
+        ),
+    ),
+    Mutant(
+        "a record's own output knows no bound upstream",
+        "aioflow/task/chain.py",
+        "            if now >= deadline or not self._output_availability.is_available:\n",
+        "            if now >= deadline:\n",
+        (
+            "tests/task/test_chain.py::test_a_slice_ends_when_the_output_is_full",
+        ),
+    ),
+]

@@ -1,0 +1,98 @@
+"""Plants one bug at a time in a private copy of the project, and runs the tests that are said to find it.
+
+The shared tree is only read. A bug counts as found when every test that is named for it fails in the copy; before any bug is planted,
+those tests must pass there.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["ROOT", "Mutant", "Outcome", "Workshop"]
+
+ROOT = Path(__file__).parents[2]
+COPIED = ("aioflow", "tests", "examples", "benchmarks", "pyproject.toml")
+FAST = "not integration and not examples and not simulation and not spark and not slow"
+TEST_TIMEOUT_S = 20
+"""A bug may make a test wait for ever; that is found, too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """One bug. `old` occurs exactly once in `file`; `tests` are "file::function", and each of them must fail."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a run of tests said."""
+
+    failed: frozenset[str]
+    """As "file::function", without classes and parameters."""
+    output: str
+
+
+class Workshop:
+    """A private copy of the project in which bugs are planted. Use as a context manager; it is removed at the end."""
+
+    def __init__(self) -> None:
+        self._directory = Path(tempfile.mkdtemp(prefix="ablations-"))
+        self.project = self._directory / "project"
+
+    def __enter__(self) -> Workshop:
+        self.project.mkdir()
+        for name in COPIED:
+            source, target = ROOT / name, self.project / name
+            if source.is_dir():
+                shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
+            elif source.exists():
+                shutil.copy(source, target)
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        shutil.rmtree(self._directory)
+
+    @contextmanager
+    def planted(self, mutant: Mutant) -> Iterator[None]:
+        """The bug is there inside of the block."""
+        path = self.project / mutant.file
+        sound = path.read_text(encoding="utf-8")
+        if sound.count(mutant.old) != 1:
+            raise ValueError(f"{mutant.name}: its old text occurs {sound.count(mutant.old)} times in {mutant.file}, expected once")
+        path.write_text(sound.replace(mutant.old, mutant.new), encoding="utf-8")
+        try:
+            yield
+        finally:
+            path.write_text(sound, encoding="utf-8")
+
+    def run(self, tests: Sequence[str], *options: str) -> Outcome:
+        """Run `tests`, each "file::function", in the copy; files and directories run whole."""
+        places = list(dict.fromkeys(test.partition("::")[0] for test in tests))
+        names = [test.partition("::")[2] for test in tests if "::" in test]
+        selected = ["-k", " or ".join(names)] if names else []
+        # The copy comes before the installed package, also for the plugin, which is loaded first of all.
+        environment = {**os.environ, "PYTHONPATH": str(self.project), "PYTHONDONTWRITEBYTECODE": "1", "CI": "1"}
+        command = [sys.executable, "-m", "pytest", "-q", "--tb=no", "-rfE", f"--timeout={TEST_TIMEOUT_S}"]
+        command += ["-p", "no:cacheprovider", "-p", "tests.ablations.unshrunk"]
+        done = subprocess.run(
+            [*command, *options, *selected, *places], cwd=self.project, env=environment, capture_output=True, text=True, check=False
+        )
+        output = done.stdout + done.stderr
+        if done.returncode not in (0, 1):
+            raise RuntimeError(f"pytest ended with {done.returncode}:\n{output[-2000:]}")
+        failed = re.findall(r"^(?:FAILED|ERROR) (\S+?)::(?:\w+::)?(\w+)", output, re.MULTILINE)
+        return Outcome(frozenset(f"{path}::{name}" for path, name in failed), output)

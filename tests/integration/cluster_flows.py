@@ -1,0 +1,37 @@
+"""Flows that the tests of clusters submit by path."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import aioflow as af
+
+
+async def ticks() -> AsyncIterator[int]:
+    n = 0
+    while True:
+        yield n
+        n += 1
+        await asyncio.sleep(0.01)
+
+
+endless = af.Flow("endless")
+endless.source(ticks).key_by(lambda n: n % 4).count().sink(af.io.blackhole())
+
+endless_at_home = af.Flow("endless_at_home")
+endless_at_home.source(ticks).map(lambda n: -n).sink(print)
+
+wide = af.Flow("wide", parallelism=4)
+wide.source(range(100)).key_by(lambda n: n % 16).count().sink(af.io.blackhole())
+
+at_home = af.Flow("at_home")
+at_home.source([1, 2, 3]).sink(print)
+
+
+def fail(n: int) -> int:
+    raise ValueError(f"no {n}")
+
+
+failing = af.Flow("failing")
+failing.source([1]).map(fail).sink(af.io.blackhole())

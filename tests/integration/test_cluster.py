@@ -1,0 +1,333 @@
+"""Standalone clusters of real processes: what is submitted runs as in one process, and whatever dies is made up for (I1, I2, I4 to I6)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import aioflow as af
+
+ROOT = Path(__file__).parents[2]
+FLOWS = Path(__file__).parent / "cluster_flows.py"
+WORDCOUNT = f"{ROOT / 'examples' / 'wordcount.py'}:flow"
+
+pytestmark = [pytest.mark.timeout(90)]
+
+
+def aioflow(*argv: str | Path, timeout: float = 45) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "aioflow", *map(str, argv)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, cwd=ROOT, check=False)
+
+
+def listening(*argv: str | Path) -> tuple[int, str]:
+    """Starts a JobManager, ends it by SIGTERM once it has said something. Returns its code, and what it said."""
+    command = [sys.executable, "-m", "aioflow", *map(str, argv)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=ROOT) as process:
+        assert process.stdout is not None
+        said = process.stdout.readline()
+        process.terminate()
+        return process.wait(15), said
+
+
+def until(condition: Callable[[], bool], what: str, timeout: float = 30) -> None:
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, f"{what}: not within {timeout} s"
+        time.sleep(0.05)
+
+
+class Cluster:
+    """A cluster in a directory, driven by the command line. Whatever is left of it at the end is killed."""
+
+    def __init__(self, data: Path) -> None:
+        self.data = data
+        self.extra: list[subprocess.Popen[bytes]] = []
+
+    def start(self, *, workers: int = 2, slots: int = 2, request_timeout: str = "30s") -> str:
+        options = ["--workers", str(workers), "--slots", str(slots), "--port", "0", "--request-timeout", request_timeout]
+        started = aioflow("cluster", "start", "--data", self.data, *options)
+        assert started.returncode == 0, started.stderr
+        return started.stdout
+
+    @property
+    def address(self) -> str:
+        return (self.data / "address").read_text().strip()
+
+    @property
+    def secret(self) -> Path:
+        return self.data / "secret"
+
+    def pids(self) -> list[int]:
+        return [int(line) for line in (self.data / "pids").read_text().split()]
+
+    def ask(self, command: str, *argv: str) -> subprocess.CompletedProcess[str]:
+        return aioflow(command, *argv, "--at", self.address, "--secret-file", self.secret)
+
+    def job(self, job_id: str) -> str:
+        """The status of a job."""
+        for line in self.ask("list").stdout.splitlines():
+            if line.startswith(job_id):
+                return line.split()[1]
+        return "unknown"
+
+    def submit(self, flow: str, *argv: str) -> str:
+        done = self.ask("submit", f"{FLOWS}:{flow}", "--detach", *argv)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    def spawn(self, *argv: str) -> subprocess.Popen[bytes]:
+        with (self.data / "extra.log").open("ab") as log:
+            process = subprocess.Popen([sys.executable, "-m", "aioflow", *argv], stdout=log, stderr=log, cwd=ROOT)
+        self.extra.append(process)
+        return process
+
+    def log(self, name: str) -> str:
+        return (self.data / f"{name}.log").read_text()
+
+    def close(self) -> None:
+        for process in self.extra:
+            process.kill()
+            process.wait()
+        if (self.data / "pids").exists():
+            for pid in self.pids():
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    pass
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    made = Cluster(tmp_path / "cluster")
+    yield made
+    made.close()
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except FileNotFoundError:
+        return False
+
+
+def test_word_count_on_a_cluster_gives_what_one_process_gives_and_stop_leaves_no_process(cluster: Cluster) -> None:
+    """I1, I2: submitted, run by two TaskManagers, listed as FINISHED; idle TaskManagers stay (I2)."""
+    here = aioflow("run", WORDCOUNT, "-q")
+    assert "2 taskmanagers with 4 slots" in cluster.start(workers=2, slots=2)
+    pids = cluster.pids()
+    assert len(pids) == 3
+    assert all(map(is_alive, pids))
+
+    submitted = cluster.ask("submit", WORDCOUNT)
+
+    assert submitted.returncode == 0, submitted.stderr
+    printed = cluster.log("taskmanager-1") + cluster.log("taskmanager-2")
+    assert [line for line in printed.splitlines() if re.match(r" *\d+ \w+$", line)] == here.stdout.splitlines()
+    assert cluster.job(submitted.stdout.split()[0]) == "FINISHED"
+    status = aioflow("cluster", "status", "--data", cluster.data).stdout
+    assert status.count("2 slots, ") == 2
+    assert "wordcount" in status
+    stopped = aioflow("cluster", "stop", "--data", cluster.data)
+    assert (stopped.returncode, stopped.stdout) == (0, "cluster stopped\n"), stopped.stderr
+    assert not any(map(is_alive, pids))
+    assert aioflow("cluster", "stop", "--data", cluster.data).returncode == 2
+
+
+def test_jobs_are_listed_cancelled_and_stopped_by_the_beginning_of_their_id(cluster: Cluster) -> None:
+    cluster.start(workers=1, slots=2)
+    first, second = cluster.submit("endless"), cluster.submit("endless")
+    until(lambda: cluster.job(first) == cluster.job(second) == "RUNNING", "both run")
+    cancelled = cluster.ask("cancel", first[:12])
+    assert (cancelled.returncode, cancelled.stdout) == (0, f"{first}  CANCELED\n"), cancelled.stderr
+    stopped = cluster.ask("stop", second)
+    assert stopped.returncode == 0, stopped.stderr
+    assert "FINISHED" in stopped.stderr
+    nothing = cluster.ask("cancel", "ffff-no-such-job")
+    assert nothing.returncode == 2
+    assert "no job has an id that begins with 'ffff-no-such-job'" in nothing.stderr
+    failed = cluster.ask("submit", f"{FLOWS}:failing")
+    assert failed.returncode == 1
+    assert "ValueError: no 1" in failed.stderr
+    refused = cluster.ask("submit", f"{FLOWS}:at_home", "--detach")
+    assert refused.returncode == 2
+    assert "runs in the submitting process" in refused.stderr
+
+
+def test_whoever_does_not_know_the_secret_is_refused(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.start(workers=0)
+    wrong = tmp_path / "wrong"
+    wrong.write_text("another secret of good length")
+    wrong.chmod(0o600)
+    for argv in (["list", "--at", cluster.address], ["taskmanager", "--jobmanager", cluster.address]):
+        refused = aioflow(*argv, "--secret-file", wrong)
+        assert refused.returncode != 0
+        assert "secret" in refused.stderr
+    assert "no jobs" in cluster.ask("list").stdout
+    wrong.chmod(0o640)
+    readable = aioflow("list", "--at", cluster.address, "--secret-file", wrong)
+    assert readable.returncode == 2
+    assert f"chmod 600 {wrong}" in readable.stderr
+
+
+def test_a_job_manager_says_why_it_cannot_listen(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = str(other.getsockname()[1])
+        taken = aioflow("jobmanager", "--port", port, "--data", tmp_path / "data")
+    assert taken.returncode == 2
+    assert f"port {port} is in use" in taken.stderr
+    assert (tmp_path / "data" / "secret").stat().st_mode & 0o777 == 0o600
+    open_to_all = aioflow("jobmanager", "--bind", "0.0.0.0", "--data", tmp_path / "data")
+    assert open_to_all.returncode == 2
+    assert "--secret-file" in open_to_all.stderr
+    secret = tmp_path / "data" / "secret"
+    code, said = listening("jobmanager", "--port", "0", "--data", tmp_path / "absent", "--secret-file", secret)
+    assert code == 0
+    assert said.startswith("jobmanager listens at 127.0.0.1:")
+    nobody = aioflow("list", "--at", f"127.0.0.1:{port}", "--secret-file", tmp_path / "data" / "secret")
+    assert nobody.returncode == 2
+    assert "no jobmanager listens" in nobody.stderr
+
+
+def test_a_job_without_slots_waits_for_them_and_fails_when_none_come(cluster: Cluster) -> None:
+    """I2: unfulfillable requirements end as NoResourceAvailable, later slots fulfil them."""
+    cluster.start(workers=1, slots=2, request_timeout="8s")
+    waits = cluster.submit("wide")
+    joined = cluster.spawn("taskmanager", "--jobmanager", cluster.address, "--slots", "2", "--secret-file", str(cluster.secret))
+    until(lambda: cluster.job(waits) == "FINISHED", "the job has got its slots")
+    joined.terminate()
+    assert joined.wait(10) == 0
+    short = cluster.ask("submit", f"{FLOWS}:wide")
+    assert short.returncode == 1
+    assert "NoResourceAvailable" in short.stderr
+    assert "needs 4 slots and got 2" in short.stderr
+    never = cluster.submit("wide")
+    assert cluster.ask("cancel", never).stdout == f"{never}  CANCELED\n"
+    until(lambda: "2 slots, 2 free" in aioflow("cluster", "status", "--data", cluster.data).stdout, "the slots are free again")
+
+
+def test_a_job_outlives_its_job_manager(cluster: Cluster) -> None:
+    """I6: the job is stored before it is acknowledged; the next leader with the same data runs it again on TaskManagers that return."""
+    cluster.start(workers=1, slots=1)
+    job = cluster.submit("endless")
+    until(lambda: cluster.job(job) == "RUNNING", "it runs")
+    os.kill(cluster.pids()[0], signal.SIGKILL)
+    address = cluster.address
+    cluster.spawn("jobmanager", "--data", str(cluster.data), "--port", address.rpartition(":")[2])
+    until(lambda: cluster.job(job) == "RUNNING", "it runs again")
+    until(lambda: cluster.log("taskmanager-1").count("is registered with 1 slots") == 2, "the taskmanager is back")
+    until(lambda: "1 slots, 0 free" in aioflow("cluster", "status", "--data", cluster.data).stdout, "its slot is taken again")
+    stopped = cluster.ask("stop", job)
+    assert (stopped.returncode, "FINISHED" in stopped.stderr) == (0, True), stopped.stderr
+
+
+def test_a_job_ends_with_the_process_that_runs_a_part_of_it(cluster: Cluster) -> None:
+    cluster.start(workers=1, slots=1)
+    argv = ["submit", f"{FLOWS}:endless_at_home", "--at", cluster.address, "--secret-file", str(cluster.secret)]
+    submitter = cluster.spawn(*argv)
+    job_id = re.compile(r"^[0-9a-f]{32}$", re.MULTILINE)
+    until(lambda: "\n-20\n" in cluster.log("extra") and job_id.search(cluster.log("extra")) is not None, "results come home")
+    (job,) = job_id.findall(cluster.log("extra"))
+    assert cluster.job(job) == "RUNNING"
+    submitter.kill()
+    until(lambda: cluster.job(job) == "CANCELED", "the job is cancelled")
+    until(lambda: "1 slots, 1 free" in aioflow("cluster", "status", "--data", cluster.data).stdout, "its slot is free")
+
+
+async def test_a_program_pushes_into_a_job_on_a_cluster_and_hears_when_the_cluster_is_gone(cluster: Cluster) -> None:
+    await asyncio.to_thread(cluster.start, workers=2, slots=1)
+    flow = af.Flow("pushed")
+    events = flow.source(af.io.push())
+    doubled = events.map(twice)
+    on = af.RemoteCluster(cluster.address, secret=cluster.secret.read_text())
+    async with flow.run(on=on) as job:
+        async with job.subscribe(doubled) as rows:
+            received = aiter(rows)
+            for n in range(3):
+                await job.input(events).put(n)
+                assert await anext(received) == 2 * n
+        assert any("twice" in name or "numRecords" in name for name in job.metrics()), job.metrics()
+        assert job.status == "RUNNING"
+        for pid in cluster.pids():
+            os.kill(pid, signal.SIGKILL)
+        with pytest.raises(af.Broken, match=r"the connection to the cluster at .* ended"):
+            await job.wait()
+    assert job.status == "FAILED"
+
+
+def twice(n: int) -> int:
+    return 2 * n
+
+
+@dataclass(frozen=True)
+class Reading:
+    sensor: str
+    value: int
+
+
+def read(n: int) -> Reading:
+    return Reading("ab"[n % 2], n)
+
+
+async def test_a_program_collects_what_a_cluster_computes(cluster: Cluster) -> None:
+    """Values of the program's own classes come back; functions as sinks are called here."""
+    await asyncio.to_thread(cluster.start, workers=2, slots=2)
+    on = af.RemoteCluster(cluster.address, secret=cluster.secret)
+    seen: list[Reading] = []
+    flow = af.Flow("readings", parallelism=2)
+    readings = flow.source(range(200)).map(read)
+    sums = readings.key_by(lambda r: r.sensor).window(af.global_window(at_end=True)).aggregate(af.sum(lambda r: r.value))
+    rows = await sums.collect(on=on)
+    assert sorted((row.key, row.value) for row in rows) == [("a", 9900), ("b", 10000)]
+    readings.sink(seen.append)
+    result = await flow.execute(on=on)
+    assert result.status == "FINISHED"
+    assert sorted(seen, key=lambda r: r.value) == [read(n) for n in range(200)]
+    with pytest.raises(ValueError, match="no 7"):
+        await flow.source([7]).map(refuse).collect(on=on)
+
+
+def refuse(n: int) -> int:
+    raise ValueError(f"no {n}")
+
+
+async def slow_ticks() -> AsyncIterator[int]:
+    n = 0
+    while True:
+        yield n
+        n += 1
+        await asyncio.sleep(0.005)
+
+
+async def test_a_job_restarts_on_another_task_manager_when_its_own_is_killed(cluster: Cluster) -> None:
+    """I4, I5: the TaskManager's end is known by its connection; its tasks fail, the restart strategy places them elsewhere."""
+    await asyncio.to_thread(cluster.start, workers=2, slots=1)
+    flow = af.Flow("survivor")
+    counts = flow.source(slow_ticks).key_by(lambda n: n % 2).count()
+    on = af.RemoteCluster(cluster.address, secret=cluster.secret)
+    async with flow.run(on=on, restart=af.fixed_delay(3, "200ms")) as job:
+        async with job.subscribe(counts) as rows:
+            assert await anext(aiter(rows)) is not None
+        assert await job.state(counts).get(0) is not None
+        status = await asyncio.to_thread(aioflow, "cluster", "status", "--data", cluster.data)
+        busy = re.search(r"taskmanager  (\w+)  1 slots, 0 free", status.stdout)
+        assert busy is not None, status.stdout
+        number = next(n for n in (1, 2) if f"taskmanager {busy[1]} " in cluster.log(f"taskmanager-{n}"))
+        os.kill(cluster.pids()[number], signal.SIGKILL)
+        async with asyncio.timeout(20):
+            while job._cluster.job_master.executions.restarts == 0 or job.status != "RUNNING":
+                await asyncio.sleep(0.02)
+        async with job.subscribe(counts) as rows:
+            assert await anext(aiter(rows)) is not None
+        await job.stop()
+    assert job.status == "FINISHED"

@@ -1,0 +1,291 @@
+"""Whole programs over worker processes, run as a user runs them: as scripts, with their own `__main__`, from a shell.
+
+What a program leaves behind when it ends, or is ended, is looked up by process id.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.integration.processes import alive, eventually
+
+pytestmark = pytest.mark.timeout(90)
+
+ROOT = Path(__file__).parents[2]
+ENVIRONMENT = {**{k: v for k, v in os.environ.items() if k != "PYTHONHASHSEED"}, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+
+
+def script(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "program.py"
+    path.write_text(text)
+    return path
+
+
+def run(path: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=60, env=ENVIRONMENT, check=False)
+
+
+@contextmanager
+def running(path: Path, ready: str) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
+    """The program, once it has printed `ready` followed by the process ids of its workers."""
+    process = subprocess.Popen(
+        [sys.executable, str(path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT, start_new_session=True
+    )
+    pids: list[int] = []
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line.startswith(ready), line + process.communicate()[1]
+        pids = [int(pid) for pid in line.removeprefix(ready).split()]
+        yield process, pids
+    finally:
+        for pid in [process.pid, *pids]:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        process.communicate()
+
+
+MAIN_TYPES = '''
+import asyncio, enum, typing
+from dataclasses import dataclass
+import aioflow as af
+
+class Color(enum.Enum):
+    RED = "red"
+    BLUE = "blue"
+
+class Shop:
+    @dataclass(frozen=True)
+    class Order:
+        id: int
+        color: Color
+
+class Seen(typing.NamedTuple):
+    order: Shop.Order
+    times: int
+
+class Money:
+    def __init__(self, cents): self.cents = cents
+
+af.register_type(Money, "money", encode=lambda money: money.cents, decode=lambda cents: Money(cents))
+
+class Refused(Exception):
+    pass
+
+class CountOrders(af.KeyedProcessFunction):
+    def open(self, ctx):
+        self.times = ctx.get_state(af.ValueStateDescriptor("times", default=0))
+
+    def process_element(self, order, ctx):
+        self.times.update(self.times.value() + 1)
+        assert type(order) is Shop.Order and order.color in (Color.RED, Color.BLUE)
+        yield Seen(order, self.times.value())
+
+def refuse(n):
+    if n == 2:
+        raise Refused(n, Color.RED)
+    return n
+
+async def main():
+    flow = af.Flow("types", parallelism=2)
+    orders = [Shop.Order(i, Color.RED if i % 2 else Color.BLUE) for i in range(10)]
+    counted = flow.source(orders).rebalance().map(lambda order: order).key_by(lambda order: order.color).process(CountOrders)
+    rows = await counted.collect(workers=2)
+    assert all(type(row) is Seen and type(row.order) is Shop.Order and isinstance(row.order.color, Color) for row in rows), rows
+    assert sorted(row.order.id for row in rows) == list(range(10))
+    assert sorted(row.times for row in rows if row.order.color is Color.RED) == [1, 2, 3, 4, 5]
+
+    flow = af.Flow("money", parallelism=2)
+    money = await flow.source([1, 2, 3]).rebalance().map(Money).rebalance().map(lambda m: Money(m.cents * 2)).collect(workers=2)
+    assert sorted(m.cents for m in money) == [2, 4, 6] and type(money[0]) is Money
+
+    flow = af.Flow("state", parallelism=2)
+    events = flow.source(af.io.push())
+    counts = events.key_by(lambda order: order.color).count()
+    counts.sink(lambda row: None)
+    async with flow.run(workers=2) as job:
+        async with job.subscribe(counts) as rows:
+            await job.input(events).put_many(orders)
+            seen = 0
+            async for row in rows:
+                seen += 1
+                if seen == 10: break
+        assert await job.state(counts).get(Color.RED) == 5
+        assert sorted(k.name for k, n in await job.state(counts).items()) == ["BLUE", "RED"]
+
+    try:
+        await af.Flow("refused").source([1, 2, 3]).map(refuse).collect(workers=1)
+    except Refused as error:
+        assert error.args == (2, Color.RED), error.args
+        assert "Refused" in str(error.__cause__)
+    else:
+        raise AssertionError
+    print("all right")
+
+if __name__ == "__main__":
+    asyncio.run(main())
+'''
+
+
+def test_classes_of_a_script_travel_as_values_keys_state_and_errors(tmp_path: Path) -> None:
+    done = run(script(tmp_path, MAIN_TYPES))
+
+    assert (done.returncode, done.stdout) == (0, "all right\n"), done.stderr
+
+
+ENDLESS = """
+import asyncio, itertools, os, signal, sys, time
+import aioflow as af
+
+def endless():
+    for n in itertools.count():
+        yield n
+
+async def pause(n):
+    await asyncio.sleep(0.001)
+    return n
+
+def block(n):
+    time.sleep(60)
+    return n
+
+def build(function):
+    flow = af.Flow("endless", parallelism=2)
+    seen = []
+    flow.source(endless).rebalance().map(function).sink(seen.append)
+    return flow, seen
+
+def pids(job):
+    return " ".join(str(worker.pid) for worker in job._cluster.pool.open)
+"""
+
+SERVICE = ENDLESS + """
+async def main():
+    flow, seen = build(FUNCTION)
+    async with flow.run(workers=2) as job:
+        print("workers", pids(job), flush=True)
+        await job.wait()
+
+if __name__ == "__main__":
+    asyncio.run(main())
+"""
+
+OWNED = ENDLESS + """
+if __name__ == "__main__":
+    import threading
+    from aioflow.api.job import Job
+    start = Job.start
+    async def started(self):
+        await start(self)
+        print("workers", pids(self), flush=True)
+    Job.start = started
+    flow, seen = build(FUNCTION)
+    print(af.run(flow, workers=2, stop_timeout="10s").status, bool(seen))
+"""
+
+
+@pytest.mark.parametrize("function", ["pause", "block"])
+async def test_when_the_program_is_killed_its_workers_end_within_seconds(tmp_path: Path, function: str) -> None:
+    """Also those whose loop is held by a function that blocks."""
+    with running(script(tmp_path, SERVICE.replace("FUNCTION", function)), "workers") as (process, pids):
+        assert len(pids) == 2
+        assert all(map(alive, pids))
+        await asyncio.sleep(0.5)
+        process.kill()
+        await eventually(lambda: not any(map(alive, pids)), within_s=6)
+
+
+@pytest.mark.parametrize("whole_group", [False, True], ids=["to the program", "from a terminal"])
+async def test_ctrl_c_stops_the_job_gracefully_and_leaves_no_process(tmp_path: Path, whole_group: bool) -> None:
+    """A terminal sends SIGINT to every process of the group: the workers leave it to the program."""
+    with running(script(tmp_path, OWNED.replace("FUNCTION", "pause")), "workers") as (process, pids):
+        await asyncio.sleep(0.5)
+        (os.killpg if whole_group else os.kill)(process.pid, signal.SIGINT)
+        out, errors = await asyncio.to_thread(process.communicate, timeout=20)
+        assert (process.returncode, out) == (0, "FINISHED True\n"), errors
+        assert "Traceback" not in errors
+        assert not any(map(alive, pids))
+
+
+async def test_a_second_ctrl_c_ends_the_job_at_once(tmp_path: Path) -> None:
+    with running(script(tmp_path, OWNED.replace("FUNCTION", "block").replace("60", "8")), "workers") as (process, pids):
+        await asyncio.sleep(0.5)
+        os.kill(process.pid, signal.SIGINT)
+        await asyncio.sleep(0.5)
+        os.kill(process.pid, signal.SIGINT)
+        _, errors = await asyncio.to_thread(process.communicate, timeout=40)
+        assert process.returncode == -signal.SIGINT or process.returncode == 130, errors
+        assert "KeyboardInterrupt" in errors
+        assert not any(map(alive, pids))
+
+
+# The command line.
+
+FLOWS = """
+import aioflow as af
+
+def good():
+    flow = af.Flow("good", parallelism=2)
+    flow.source(range(10)).rebalance().map(lambda n: n * n).print()
+    return flow
+
+def bad():
+    flow = af.Flow("bad")
+    flow.source(range(10)).map(lambda n: 1 // (n - 5)).print()
+    return flow
+"""
+
+
+def aioflow(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "aioflow", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=ENVIRONMENT, check=False)
+
+
+def test_aioflow_run_takes_workers_and_ends_with_the_same_exit_codes(tmp_path: Path) -> None:
+    flows = str(script(tmp_path, FLOWS))
+    good = aioflow("run", f"{flows}:good", "-w", "2")
+    bad = aioflow("run", f"{flows}:bad", "--workers", "1")
+    wrong = aioflow("run", f"{flows}:good", "-w", "-1")
+
+    assert good.returncode == 0, good.stderr
+    assert sorted(map(int, good.stdout.split())) == [n * n for n in range(10)]
+    assert bad.returncode == 1
+    assert "ZeroDivisionError" in bad.stderr
+    assert wrong.returncode == 2
+
+
+# The programs that come with the package.
+
+EXAMPLES = ["wordcount", "sessions", "dedup", "fraud_alerts", "joins", "enrichment", "batch_inference", "rules"]
+
+WITH_WORKERS = """
+import runpy, sys
+from aioflow.api import options
+parse = options.parse_options
+import aioflow.api.flow as flow
+flow.parse_options = lambda given: parse({"workers": 2, **given})
+sys.argv = [PATH]
+runpy.run_path(PATH, run_name="__main__")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_prints_the_same_with_workers(tmp_path: Path, name: str) -> None:
+    path = ROOT / "examples" / f"{name}.py"
+    alone = run(path)
+    over_workers = run(script(tmp_path, WITH_WORKERS.replace("PATH", repr(str(path)))))
+
+    assert over_workers.returncode == 0, over_workers.stderr
+    assert over_workers.stdout == alone.stdout

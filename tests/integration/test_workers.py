@@ -1,0 +1,523 @@
+"""A flow over worker processes: the same results as in one process, and what happens when processes end or sleep.
+
+Real processes, real signals; every wait is bounded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+import aioflow as af
+from aioflow.cluster.heartbeat import HeartbeatOptions
+from aioflow.cluster.worker_pool import WorkerPool
+from tests.integration.processes import alive, eventually
+
+pytestmark = pytest.mark.timeout(60)
+
+QUICK = HeartbeatOptions(interval_s=0.1, timeout_s=1.0, suspicion_s=0.2)
+WORDS = ["to be or not to be", "that is the question", "to die to sleep"] * 40
+
+
+class Color(Enum):
+    RED = "red"
+    BLUE = "blue"
+
+
+@dataclass(frozen=True)
+class Point:
+    x: int
+    color: Color
+    tags: frozenset[str]
+
+
+class Pair(NamedTuple):
+    a: Any
+    b: Any
+
+
+class Refused(Exception):
+    """An error of user code with arguments."""
+
+
+def pool_of(job: af.Job) -> WorkerPool:
+    return job._cluster.pool  # type: ignore[union-attr]
+
+
+def pids(job: af.Job) -> list[int]:
+    return [worker.pid for worker in pool_of(job).open]
+
+
+# Results.
+
+
+def numbers(n: int = 400) -> list[int]:
+    return list(range(n))
+
+
+async def test_a_keyed_flow_gives_the_same_results_as_in_one_process() -> None:
+    flow = af.Flow("count", parallelism=3)
+    counts = flow.source(WORDS).flat_map(str.split).key_by(str.upper).count()
+
+    assert sorted(await counts.collect(workers=2)) == sorted(await counts.collect())
+
+
+async def test_values_arrive_type_for_type() -> None:
+    values = [
+        Point(1, Color.RED, frozenset({"a", "b"})),
+        Pair((1, 2), [1, (2,)]),
+        Pair(True, 1.0),
+        {"k": (1, {2, 3}), 5: b"x"},
+        2**80,
+        None,
+        Color.BLUE,
+        "é\u2028",
+    ]
+    flow = af.Flow("types", parallelism=2)
+    seen = await flow.source(values).rebalance().map(lambda value: value).collect(workers=2)
+
+    assert sorted(map(repr, seen)) == sorted(map(repr, values))
+    assert {type(value) for value in seen} == {type(value) for value in values}
+
+
+async def test_keys_of_every_kind_meet_the_same_subtask_in_processes_with_other_hash_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)  # Then each process draws its own.
+    keys: list[Any] = ["a", ("b", 2), Color.RED, frozenset({"x", "y"}), 7, 2.5, b"z", Point(1, Color.BLUE, frozenset("pq"))]
+    flow = af.Flow("keys", parallelism=4)
+    # Two sources in different workers emit the same keys.
+    streams = [flow.source(keys * 5, name=f"s{i}").rebalance().map(lambda key: key) for i in range(2)]
+    counts = await streams[0].union(streams[1]).key_by(lambda key: key).count().collect(workers=2)
+
+    best = Counter(dict.fromkeys(keys, 0))
+    for key, n in counts:
+        best[key] = max(best[key], n)
+    assert best == Counter(dict.fromkeys(keys, 10))
+    assert len(counts) == 10 * len(keys)
+
+
+async def test_a_value_that_cannot_travel_is_refused_with_operator_and_type() -> None:
+    flow = af.Flow("refused")
+
+    with pytest.raises(af.TypeNotSupported, match=r"to_lock.*") as raised:
+        await flow.source(numbers(3)).map(lambda n: threading.Lock(), name="to_lock").collect(workers=1)
+    assert "lock" in str(raised.value)
+
+
+async def test_a_function_that_cannot_be_pickled_is_refused_when_the_flow_is_submitted() -> None:
+    lock = threading.Lock()
+    flow = af.Flow("locked")
+    stream = flow.source(numbers(3)).map(lambda n: (lock.locked(), n), name="locked")
+
+    with pytest.raises(af.GraphError, match=r"operator 'locked' cannot travel to a worker \(TypeError.*lock.*af\.use\(resource\)"):
+        await stream.collect(workers=1)
+
+
+async def test_what_stays_here_may_hold_anything() -> None:
+    lock, seen = threading.Lock(), []
+
+    def keep(n: int) -> None:
+        with lock:
+            seen.append(n)
+
+    flow = af.Flow("here", parallelism=2)
+    flow.source(numbers(50)).map(lambda n: n + 1).sink(keep)
+    await flow.execute(workers=2)
+
+    assert sorted(seen) == list(range(1, 51))
+
+
+async def test_subtasks_run_in_different_processes_and_sinks_here() -> None:
+    flow = af.Flow("where", parallelism=2)
+    where: list[int] = []
+    flow.source(numbers(50)).rebalance().map(lambda n: os.getpid()).sink(lambda pid: where.append(pid) or where.append(-os.getpid()))
+    await flow.execute(workers=2)
+
+    workers = {pid for pid in where if pid > 0}
+    assert len(workers) == 2
+    assert os.getpid() not in workers
+    assert {-pid for pid in where if pid < 0} == {os.getpid()}
+
+
+# Errors of user code.
+
+
+def fails_at_five(n: int) -> int:
+    if n == 5:
+        raise Refused("no", n)
+    return n
+
+
+async def test_an_error_surfaces_as_its_own_class_with_note_and_remote_traceback() -> None:
+    with pytest.raises(Refused) as raised:
+        await af.Flow("fails").source(numbers(10)).map(fails_at_five).collect(workers=1)
+
+    assert raised.value.args == ("no", 5)
+    assert "in operator 'map(fails_at_five)', subtask 1/1, at record 5" in raised.value.__notes__[0]
+    assert 'raise Refused("no", n)' in str(raised.value.__cause__)
+
+
+def fails_with_a_class_of_its_own(n: int) -> int:
+    class Local(Exception):
+        pass
+
+    raise Local("only there")
+
+
+async def test_an_error_whose_class_is_not_loaded_here_is_a_remote_error() -> None:
+    with pytest.raises(af.RemoteError, match="Local: only there") as raised:
+        await af.Flow("fails").source(numbers(10)).map(fails_with_a_class_of_its_own).collect(workers=1)
+
+    assert "Local" in raised.value.type_name
+    assert "fails_with_a_class_of_its_own" in raised.value.traceback_text
+
+
+def exits(how: Callable[[int], None], n: int) -> int:
+    how(7)
+    return n
+
+
+async def test_sys_exit_in_a_worker_ends_the_job_for_good_as_in_one_process() -> None:
+    """Row 27: not tried again, and the program gets the request."""
+    import sys
+
+    for workers in (0, 1):
+        with pytest.raises(SystemExit) as raised:
+            await af.Flow("exits").source([1]).map(partial(exits, sys.exit)).collect(workers=workers, restart=af.fixed_delay(3, "0s"))
+        assert raised.value.code == 7
+
+
+async def test_os_exit_in_a_worker_is_a_lost_worker_named_with_its_exit_code() -> None:
+    """Row 27."""
+    with pytest.raises(af.Broken, match=r"worker-1 \(process \d+\) is gone: its process ended with exit code 7"):
+        await af.Flow("exits").source([1]).map(partial(exits, os._exit)).collect(workers=1)
+
+
+async def test_a_worker_that_always_dies_fails_the_job_when_the_restarts_are_used_up() -> None:
+    """I7.1 with processes."""
+    with pytest.raises(af.Broken, match="exit code 7"):
+        await af.Flow("exits").source([1]).map(partial(exits, os._exit)).collect(workers=1, restart=af.fixed_delay(2, "0s"))
+
+
+# Workers that are lost.
+
+
+async def pause(n: int) -> int:
+    await asyncio.sleep(0.002)
+    return n
+
+
+async def started_rows(job: af.Job, stream: af.DataStream[Any]) -> None:
+    async with job.subscribe(stream) as rows:
+        async for _ in rows:
+            return
+
+
+async def test_a_killed_worker_under_load_restarts_the_job_and_the_result_is_right() -> None:
+    """I5.1, row 1."""
+    flow = af.Flow("killed", parallelism=2)
+    counts = flow.source(numbers(600)).rebalance().map(pause).key_by(lambda n: n % 7).count()
+    got: list[Any] = []
+    counts.sink(got.append)
+    async with flow.run(workers=2, restart=af.fixed_delay(3, "0s")) as job:
+        await started_rows(job, counts)
+        before = pids(job)
+        os.kill(before[0], signal.SIGKILL)
+        result = await job.wait()
+        assert result.restarts == 1
+        after = [worker.pid for worker in pool_of(job).all]
+
+    best: dict[int, int] = {}
+    for key, n in got:
+        best[key] = max(best.get(key, 0), n)
+    assert best == Counter(n % 7 for n in range(600))
+    assert len(after) == 3  # The other one goes on.
+    assert not any(alive(pid) for pid in [*before, *after])
+
+
+async def test_without_restart_a_killed_worker_fails_the_job_and_is_named() -> None:
+    flow = af.Flow("killed", parallelism=2)
+    stream = flow.source(numbers(100_000)).rebalance().map(pause)
+    with pytest.raises(af.Broken, match=r"worker-2 \(process \d+\) is gone: its process ended by SIGKILL"):
+        async with flow.run(workers=2) as job:
+            await started_rows(job, stream)
+            os.kill(pids(job)[1], signal.SIGKILL)
+            await job.wait()
+    assert job.status == "FAILED"
+
+
+async def test_a_worker_that_sleeps_is_given_up_and_fenced_and_the_job_goes_on_without_it() -> None:
+    """Row 2: what it says afterwards is not heard, and its process is gone before it can wake up."""
+    flow = af.Flow("stopped", parallelism=2)
+    events = flow.source(af.io.push())
+    counts = events.key_by(lambda n: n % 10).count()
+    got: list[Any] = []
+    counts.sink(got.append)
+    async with flow.run(workers=2, restart=af.fixed_delay(3, "0s"), heartbeat=QUICK) as job:
+        await job.input(events).put_many(range(100))
+        await eventually(lambda: len(got) == 100)
+        sleeper = pool_of(job).open[0]
+        os.kill(sleeper.pid, signal.SIGSTOP)
+        await eventually(lambda: not sleeper.is_open)
+        assert "no sign of life for 1 s" in str(sleeper.loss)
+        await eventually(lambda: not alive(sleeper.pid))
+        await eventually(lambda: job.status == "RUNNING" and len(got) == 200)
+        job.input(events).close()
+        assert (await job.wait()).restarts == 1
+    assert Counter(got[100:]) == Counter((k, n) for k in range(10) for n in range(1, 11))
+
+
+async def test_a_worker_that_blocks_is_not_given_up_before_its_time() -> None:
+    """Row 25: a function that holds its loop for a while is no loss."""
+    import time
+
+    flow = af.Flow("blocks")
+    result = await flow.source([1]).map(lambda n: time.sleep(0.6) or n).collect(workers=1, heartbeat=QUICK)
+
+    assert result == [1]
+
+
+async def test_what_a_fenced_worker_still_says_changes_nothing() -> None:
+    """Row 2, without the kill: its reports reach the cluster and are ignored."""
+    flow = af.Flow("fenced")
+    events = flow.source(af.io.push())
+    events.map(lambda n: n).sink(lambda n: None)
+    async with flow.run(workers=1) as job:
+        cluster: Any = job._cluster
+        worker = pool_of(job).open[0]
+        attempt = next(iter(cluster._deployed))
+        key = (attempt.job_id, attempt.vertex_id, attempt.subtask_index, attempt.attempt)
+        cluster._on_task_state(pool_of(job).all[0], (*key[:3], 99), "FAILED", b"")  # An attempt that nobody knows.
+        assert job.status == "RUNNING"
+        said = pool_of(job)._heard
+        worker.state = type(worker.state).LOST
+        assert said(worker, cluster._on_task_state, key, "FAILED", b"") is None
+        assert attempt in cluster._deployed
+        worker.state = type(worker.state).OPEN
+        job.input(events).close()
+        await job.wait()
+
+
+async def test_a_region_that_restarts_while_the_job_stops_is_stopped_too() -> None:
+    flow = af.Flow("stops", parallelism=2)
+    got: list[int] = []
+    events = flow.source(partial(endless), name="endless")
+    events.rebalance().map(pause).sink(got.append)
+    async with flow.run(workers=2, restart=af.fixed_delay(3, "300ms")) as job:
+        await eventually(lambda: len(got) > 10)
+        os.kill(pids(job)[0], signal.SIGKILL)
+        await eventually(lambda: job.status == "RESTARTING")
+        await asyncio.wait_for(job.stop(), 20)
+        assert job.status == "FINISHED"
+
+
+def endless() -> Iterator[int]:
+    n = 0
+    while True:
+        yield n
+        n += 1
+
+
+# Workers that do not start.
+
+
+async def test_a_worker_that_cannot_be_started_fails_the_run_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.executable", "/nowhere/python")
+    with pytest.raises(af.Broken, match=r"worker-\d could not be started with /nowhere/python"):
+        await af.Flow("nowhere").source([1]).map(str).collect(workers=2)
+
+
+async def test_a_worker_whose_interpreter_lacks_the_package_is_reported_with_its_exit_code(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    fake = tmp_path / "python"
+    fake.write_text("#!/bin/sh\nexit 3\n")
+    fake.chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(fake))
+    async with asyncio.timeout(10):
+        with pytest.raises(af.Broken, match=r"worker-1 \(process \d+\) is gone: its process ended with exit code 3"):
+            await af.Flow("fake").source([1]).map(str).collect(workers=1)
+
+
+class NotThere:
+    """Loads nowhere but in the process that made it."""
+
+    def __reduce__(self) -> Any:
+        return (_load_elsewhere, (os.getpid(),))
+
+    def __call__(self, n: int) -> int:
+        return n
+
+
+def _load_elsewhere(pid: int) -> Any:
+    if os.getpid() != pid:
+        raise ImportError("no module named 'only_there'")
+    return NotThere()
+
+
+async def test_a_job_that_does_not_load_in_the_worker_says_why() -> None:
+    with pytest.raises(ImportError, match="only_there") as raised:
+        await af.Flow("elsewhere").source([1]).map(NotThere()).collect(workers=1)
+    assert any("worker-1" in note for note in raised.value.__notes__)
+
+
+# Ends.
+
+
+@pytest.mark.parametrize("end", ["cancel", "stop", "drain", "exception", "cancelled from outside"])
+async def test_however_a_run_ends_no_process_is_left(end: str) -> None:
+    """I3.3 among them; descriptors, threads and tasks are checked by the fixtures of every test."""
+    flow = af.Flow("ends", parallelism=2)
+    got: list[int] = []
+    flow.source(endless).rebalance().map(pause).sink(got.append)
+    left: list[int] = []
+
+    async def run() -> None:
+        async with flow.run(workers=2) as job:
+            left.extend(pids(job))
+            await eventually(lambda: bool(got))
+            if end == "cancel":
+                await job.cancel()
+                await job.cancel()
+                assert job.status == "CANCELED"
+            elif end in ("stop", "drain"):
+                await job.stop(drain=end == "drain")
+                assert job.status == "FINISHED"
+            elif end == "exception":
+                raise Refused("left")
+            else:
+                await asyncio.sleep(60)
+
+    task = asyncio.create_task(run())
+    if end == "cancelled from outside":
+        await eventually(lambda: bool(got))
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    elif end == "exception":
+        with pytest.raises(Refused):
+            await task
+    else:
+        await task
+    assert len(left) == 2
+    assert not any(alive(pid) for pid in left)
+
+
+async def test_a_run_that_is_cancelled_while_workers_start_leaves_no_process() -> None:
+    flow = af.Flow("early")
+    flow.source(endless).map(pause).sink(lambda n: None)
+    for delay in (0.0, 0.02, 0.1, 0.3):
+        before = children()
+        task = asyncio.create_task(flow.execute(workers=2))
+        await asyncio.sleep(delay)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(asyncio.shield(task), 10)
+        assert children() == before
+
+
+def children() -> set[int]:
+    return {int(pid) for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()}
+
+
+async def test_a_restart_delay_is_cut_short_by_a_cancel() -> None:
+    """I3.3."""
+    flow = af.Flow("delayed")
+    stream = flow.source(endless).map(pause)
+    stream.sink(lambda n: None)
+    async with flow.run(workers=1, restart=af.fixed_delay(3, "60s")) as job:
+        await started_rows(job, stream)
+        os.kill(pids(job)[0], signal.SIGKILL)
+        await eventually(lambda: job.status == "RESTARTING")
+        async with asyncio.timeout(10):
+            await job.cancel()
+        assert job.status == "CANCELED"
+
+
+# Looking in.
+
+
+async def test_state_subscriptions_metrics_and_inputs_work_across_processes() -> None:
+    flow = af.Flow("look", parallelism=2)
+    events = flow.source(af.io.push())
+    counts = events.key_by(lambda p: p.color).count(name="counted")
+    got: list[Any] = []
+    counts.sink(got.append)
+    async with flow.run(workers=2, subscribe=[counts]) as job:
+        await job.input(events).put_many([Point(i, Color.RED if i % 3 else Color.BLUE, frozenset()) for i in range(30)])
+        rows: list[Any] = []
+        async with job.subscribe(counts) as subscription:
+            async for row in subscription:
+                rows.append(row)
+                if len(rows) == 30:
+                    break
+        assert Counter(key for key, _ in rows) == {Color.RED: 20, Color.BLUE: 10}
+        state = job.state(counts)
+        assert await state.get(Color.RED) == 20
+        assert await state.get(Color.BLUE) == 10
+        assert await state.get("nobody", -1) == -1
+        assert sorted(await state.items(), key=str) == [(Color.BLUE, 10), (Color.RED, 20)]
+        assert len(await state.items(limit=1)) == 1
+        job.input(events).close()
+        result = await job.wait()
+    counted = [value for name, value in result.metrics.items() if "counted" in name and name.endswith("numRecordsIn")]
+    assert sum(counted) >= 30
+    assert len(got) == 30
+
+
+async def test_queues_feed_and_receive_across_processes() -> None:
+    source: asyncio.Queue[int] = asyncio.Queue()
+    target: asyncio.Queue[int] = asyncio.Queue()
+    end: Any = object()
+    flow = af.Flow("queues")
+    flow.source(af.io.queue(source, end=end)).map(lambda n: n * 2).sink(af.io.queue(target))
+    async with flow.run(workers=1) as job:
+        for n in range(20):
+            source.put_nowait(n)
+        source.put_nowait(end)
+        await job.wait()
+    assert [target.get_nowait() for _ in range(20)] == [n * 2 for n in range(20)]
+
+
+async def test_a_subscription_to_what_cannot_travel_ends_with_the_reason_and_the_job_goes_on() -> None:
+    flow = af.Flow("untravelled")
+    events = flow.source(af.io.push())
+    locks = events.map(lambda n: (threading.Lock(), n))
+    locks.map(lambda pair: pair[1]).sink(lambda n: None)
+    async with flow.run(workers=1) as job:
+        async with job.subscribe(locks) as rows:
+            await job.input(events).put(1)
+            with pytest.raises(af.TypeNotSupported, match="lock"):
+                async for _ in rows:
+                    pass
+        assert job.status == "RUNNING"
+        job.input(events).close()
+        await job.wait()
+
+
+async def test_a_slow_reader_of_a_fast_stream_never_holds_the_job_and_hears_what_it_missed() -> None:
+    async def later() -> AsyncIterator[int]:
+        await asyncio.sleep(0.3)
+        for n in range(200_000):
+            yield n
+
+    flow = af.Flow("fast")
+    numbers = flow.source(later)
+    numbers.filter(lambda n: False).sink(lambda n: None)
+    async with flow.run(workers=1) as job:
+        async with job.subscribe(numbers, buffer=10) as rows:
+            await job.wait()
+            seen = [row async for row in rows]
+    assert len(seen) == 10
+    assert seen == sorted(seen)
+    assert len(seen) + rows.dropped == 200_000

@@ -1,0 +1,110 @@
+"""The benchmarks run, and every flow that is timed gives what the bare loop gives. Nothing here looks at times."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+
+from aioflow.task.chain import OperatorChain
+from benchmarks import bare, bench_latency, bench_scaling, bench_startup, bench_throughput, flows
+from benchmarks.bench_throughput import Workload, compare, run_flow, stage_costs, workloads
+from benchmarks.stages import measured
+from benchmarks.workloads import DISTINCT, POOL, Result, make_events, make_words
+
+RECORDS = 3_000
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _signal_pipe_of_libuv() -> None:
+    """libuv opens one pipe a process when its first loop starts, and keeps it: before the tests, which look for what they leave open."""
+    bench_throughput.loop_factory("uvloop")().close()
+
+
+def test_the_pools_are_the_ones_that_other_engines_were_measured_on() -> None:
+    words, events = make_words(RECORDS), make_events(RECORDS)
+    assert words[:6] == ["w00145", "w00004", "w00031", "w00268", "w00436", "w00000"]
+    assert [events[0], events[1]] == [(5278, 31.25, 769), (6753, 0.5, 327)]
+    assert bare.w1(words[:1000], 1000) == (1000, 9688)
+    assert bare.w2(events, 1000) == (954, 505032)
+    assert bare.w3fn(1000) == (1500, 17410250)
+
+
+def test_events_repeat_with_the_pool_while_their_time_goes_on() -> None:
+    events = make_events(12)
+    user, value, ts = events[POOL + 11]
+    assert (user, value) == events[11][:2]
+    assert ts - events[11][2] == (POOL + 11) // 10 - 1
+    assert 0 <= user < DISTINCT
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+@pytest.mark.parametrize("name", list(bench_throughput.GOALS))
+def test_a_flow_gives_what_the_bare_loop_gives(name: str, loop: str) -> None:
+    (workload,) = workloads([name], RECORDS)
+    result, _ = run_flow(workload, RECORDS, loop)
+    assert result == workload.bare(RECORDS)
+    assert result[0] > 0
+
+
+def test_a_flow_that_gives_something_else_ends_the_benchmark() -> None:
+    def one_more(n: int) -> Result:
+        outputs, checksum = bare.w3fn(n)
+        return outputs + 1, checksum
+
+    with pytest.raises(SystemExit, match="expected"):
+        compare(Workload("w3", one_more, flows.w3), 100, 1, ["asyncio"])
+
+
+def test_the_report_names_what_was_measured_and_where(capsys: pytest.CaptureFixture[str]) -> None:
+    report = bench_throughput.main(["--records", "500", "--rounds", "1", "--only", "w3", "--loops", "asyncio"])
+    (row,) = report["throughput"]
+    assert row["workload"] == "w3"
+    assert row["ratio_spread"][0] <= row["ratio"] <= row["ratio_spread"][1]
+    assert {"machine", "python", "commit", "unit", "batch_records_max", "rounds"} <= report.keys()
+    assert json.loads(capsys.readouterr().out.splitlines()[-1]) == report
+
+
+def test_stage_costs_show_the_records_of_each_stage_and_leave_no_wrapper() -> None:
+    methods: list[Callable[..., object]] = [OperatorChain.run, OperatorChain.push]
+    (workload,) = workloads(["w1"], RECORDS)
+    rows = {row["stage"]: row for row in stage_costs(workload, RECORDS, "asyncio")}
+    assert {"source", "chain", "key and route", "exchange: send", "exchange: receive", "sink"} <= rows.keys()
+    for stage in ("key and route", "RunningAggregateOperator", "sink"):
+        assert abs(rows[stage]["batches"] * rows[stage]["mean_batch"] - RECORDS) <= rows[stage]["batches"]
+    assert [OperatorChain.run, OperatorChain.push] == methods
+
+
+def test_stages_are_unwrapped_after_an_error() -> None:
+    original = OperatorChain.run
+    with pytest.raises(ZeroDivisionError), measured():
+        assert OperatorChain.run is not original
+        raise ZeroDivisionError
+    assert OperatorChain.run is original
+
+
+def test_a_fresh_process_reports_what_it_costs(capsys: pytest.CaptureFixture[str]) -> None:
+    report = bench_startup.main(["--rounds", "1"])
+    rows = {row["what"]: row for row in report["startup"]}
+    assert bench_startup.GOALS.keys() < rows.keys()
+    assert all(row["best"] > 0 for row in rows.values())
+    assert rows["import aioflow"]["best"] < rows["import and build"]["best"] < rows["process to first result"]["best"]
+    assert json.loads(capsys.readouterr().out.splitlines()[-1]) == report
+
+
+def test_the_latency_of_every_record_at_each_rate_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
+    report = bench_latency.main(["--rates", "20000", "40000", "--seconds", "0.01", "--loops", "asyncio"])
+    calibration, *rows = report["latency"]
+    assert calibration["what"] == "one turn"
+    assert [(row["rate"], row["records"]) for row in rows] == [(20_000, 160), (40_000, 320)]
+    assert all(0 < row["p50_ms"] <= row["p90_ms"] <= row["p99_ms"] <= row["max_ms"] for row in rows)
+    assert json.loads(capsys.readouterr().out.splitlines()[-1]) == report
+
+
+@pytest.mark.parametrize("name", list(bench_scaling.CURVES))
+def test_each_curve_has_a_point_for_every_size(name: str) -> None:
+    sizes = bench_scaling.CURVES[name][1][:2]
+    rows = bench_scaling.curve(name, 300, 1, sizes)
+    assert [(row["curve"], row["size"]) for row in rows] == [(name, size) for size in sizes]
+    assert all(row["ns_per_record"] > 0 for row in rows)

@@ -1,0 +1,157 @@
+"""The guide and the README say nothing that is not so: their snippets run, and print what is shown."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import contextlib
+import inspect
+import io
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+import pytest
+from aiohttp import web
+
+import aioflow
+
+ROOT = Path(__file__).parent.parent
+FENCE = re.compile(r"^```(python|text)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+
+class Snippet(NamedTuple):
+    section: str
+    line: int
+    code: str
+    shown: str | None
+
+
+def snippets(path: Path) -> Iterator[Snippet]:
+    """The Python blocks of a document, each with the text block that follows it directly."""
+    text = path.read_text(encoding="utf-8")
+    blocks = list(FENCE.finditer(text))
+    for block, following in zip(blocks, [*blocks[1:], None], strict=True):
+        if block[1] == "python":
+            adjacent = following is not None and following[1] == "text" and following.start() == block.end() + 1
+            section = re.findall(r"^#+ (.*)$", text[: block.start()], re.MULTILINE)[-1]
+            yield Snippet(section, text[: block.start()].count("\n") + 2, block[2], following[2] if following and adjacent else None)
+
+
+GUIDE = list(snippets(ROOT / "docs" / "guide.md"))
+SECTIONS = list(dict.fromkeys(snippet.section for snippet in GUIDE))
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+async def test_snippets_of_the_guide_print_what_it_shows(section: str) -> None:
+    names: dict[str, Any] = {"__name__": "guide", "af": aioflow, "asyncio": asyncio}
+    for snippet in GUIDE:
+        if snippet.section == section:
+            # Lines are counted as in the document, so that a traceback points there.
+            tree = ast.increment_lineno(ast.parse(snippet.code), snippet.line - 1)
+            code = compile(tree, "docs/guide.md", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+            with contextlib.redirect_stdout(io.StringIO()) as printed:
+                outcome = eval(code, names)
+                if inspect.iscoroutine(outcome):
+                    await outcome
+            assert printed.getvalue() == (snippet.shown or ""), f"docs/guide.md:{snippet.line}"
+
+
+def test_the_guide_names_every_example() -> None:
+    guide = (ROOT / "docs" / "guide.md").read_text(encoding="utf-8")
+    for path in (ROOT / "examples").glob("*.py"):
+        assert f"`{path.name}`" in guide, path.name
+
+
+README = [snippet.code for snippet in snippets(ROOT / "README.md")]
+
+
+def program(code: str, directory: Path, **environment: str) -> list[str]:
+    """The lines that `code` prints when it is the main program, with the book at hand."""
+    shutil.copy(ROOT / "examples" / "data" / "genesis.txt", directory)
+    (directory / "program.py").write_text(code)
+    done = subprocess.run(
+        [sys.executable, "program.py"],
+        cwd=directory,
+        env={**os.environ, "PYTHONWARNINGS": "error", "PYTHONIOENCODING": "utf-8", **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_readme_gives_two_commands_and_three_programs() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert re.findall(r"^(make \w+)", text, re.MULTILINE) == ["make demo", "make test"]
+    targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    assert {"demo", "test"} <= set(targets)
+    assert len(README) == 3
+
+
+@pytest.mark.slow
+def test_readme_programs_and_examples_please_a_strict_type_checker(tmp_path: Path) -> None:
+    files = sorted((ROOT / "examples").glob("*.py"))
+    for letter, code in zip("abc", README, strict=True):
+        files.append(tmp_path / f"readme_{letter}.py")
+        files[-1].write_text(code)
+    command = [sys.executable, "-m", "mypy", "--strict", *map(str, files)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.stdout.startswith("Success"), done.stdout + done.stderr
+
+
+def test_readme_a_counts_the_words_of_the_book(tmp_path: Path) -> None:
+    counted = Counter((ROOT / "examples" / "data" / "genesis.txt").read_text(encoding="utf-8").lower().split())
+    printed = [ast.literal_eval(line) for line in program(README[0], tmp_path)]
+    assert len(printed) == counted.total()
+    assert dict(printed) == counted
+
+
+async def test_readme_b_sends_each_element_where_it_belongs(tmp_path: Path) -> None:
+    async def name(request: web.Request) -> web.Response:
+        symbol = request.match_info["symbol"]
+        return web.Response(status=404) if symbol == "?" else web.Response(text=f"Company {symbol}")
+
+    app = web.Application()
+    app.add_routes([web.get("/names/{symbol}", name)])
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        lines = await asyncio.to_thread(program, README[1], tmp_path, DIRECTORY_URL=url)
+    finally:
+        await runner.cleanup()
+    assert sorted(lines) == [
+        "WindowResult(key='Company A', start=0, end=60000, value={'n': 2, 'highest': 5.0})",
+        "WindowResult(key='Company B', start=0, end=60000, value={'n': 1, 'highest': 7.0})",
+        "WindowResult(key='Company B', start=60000, end=120000, value={'n': 1, 'highest': 9.0})",
+        "bad: ?",
+    ]
+
+
+async def test_readme_c_counts_hits_inside_a_service() -> None:
+    names: dict[str, Any] = {"__name__": "readme_c"}
+    exec(compile(README[2], "README.md", "exec", dont_inherit=True), names)
+    app = names["app"]
+    async with app.router.lifespan_context(app):
+        transport = httpx.ASGITransport(app=app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://service") as client:
+            async with app.state.job.subscribe(names["counts"]) as rows:
+                for page in ("docs", "docs", "blog"):
+                    assert (await client.put(f"/hits/{page}")).status_code == 200
+                reader = aiter(rows)
+                seen = [await anext(reader) for _ in range(3)]
+            assert seen == [("docs", 1), ("docs", 2), ("blog", 1)]
+            assert (await client.get("/hits/docs")).json() == 2
+            assert (await client.get("/hits/unknown")).json() == 0
