@@ -123,13 +123,23 @@ class WatermarkStatus:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointBarrier:
-    """Cuts the stream for checkpoint `checkpoint_id`, triggered at `timestamp_ms` (wall clock of the coordinator)."""
+    """Cuts the stream for checkpoint `checkpoint_id`, triggered at `timestamp_ms` (wall clock of the coordinator).
+
+    The coordinator sends it to the sources, and they send it downstream: nobody learns more about a checkpoint than this.
+    """
 
     checkpoint_id: int
     timestamp_ms: int
     savepoint: bool = False
+    """Aligned, complete in itself, in the format that every backend reads."""
     unaligned: bool = False
+    """It overtakes what is in flight, which becomes part of the checkpoint."""
     aligned_timeout_ms: int | None = None
+    """Aligned at first; unaligned when it is not through so long after `timestamp_ms`. None: it never is."""
+    full: bool = False
+    """It refers to no file of an earlier checkpoint."""
+    directory: str = ""
+    """URL of the directory that its files go to; empty: the flow's own store."""
 
 
 @dataclass(frozen=True, slots=True)
