@@ -7,13 +7,16 @@ import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
+from os import PathLike
 from typing import TYPE_CHECKING, Any, Protocol
 
-from aioflow.cluster.restart import RestartPolicy, no_restart
+from aioflow.api.checkpoint_options import check_checkpoint_options, checkpoint_settings
+from aioflow.cluster.restart import RestartPolicy, exponential_delay, no_restart
 from aioflow.core.timeunits import to_seconds
 from aioflow.task.environment import TaskOptions
 
 if TYPE_CHECKING:
+    from aioflow.cluster.checkpoint_settings import CheckpointSettings
     from aioflow.cluster.heartbeat import HeartbeatOptions
     from aioflow.cluster.remote import RemoteRun
     from aioflow.core.host import Host
@@ -36,10 +39,30 @@ class RunOptions:
     """0: everything in this loop. N: N worker processes; what is part of this program (results, inputs, functions as sinks) stays here."""
     on: Runner | None = None
     """Where it runs instead: `af.RemoteCluster("host:port", secret=...)`."""
+    checkpoints: str | PathLike[str] | None = None
+    """URL of the store (`file://`, `s3://`, `gs://`, `az://`, `memory://`) or a local directory. None: state lives as long as the run."""
+    every: str | timedelta = "10s"
+    """Between two checkpoints."""
+    unaligned: bool | str | timedelta = False
+    """Whether barriers overtake what is in flight: from the start (True), or once one is not through after so long."""
+    timeout: str | timedelta = "10m"
+    """A checkpoint that takes longer is given up."""
+    min_pause: str | timedelta = "0s"
+    """At least so long between the end of one checkpoint and the beginning of the next."""
+    retain: int = 1
+    """How many completed checkpoints are kept. Savepoints are never deleted."""
+    tolerable_failures: int | None = None
+    """How many checkpoints in a row may fail before the job does. None: any number, each with a warning."""
+    restore: str | PathLike[str] | None = "latest"
+    """Where state comes from: "latest" is the flow's newest checkpoint or savepoint in the store; a savepoint's path; None: nowhere."""
+    fresh: bool = False
+    """With `restore=None`: begin without state although the store holds that of an unfinished job."""
+    allow_non_restored: bool = False
+    """Begin although some state of the checkpoint belongs to no operator of this flow any more: it is dropped."""
     state: Any = "heap"
     """State backend: a name, or an object that makes one."""
     restart: RestartPolicy = field(default_factory=no_restart)
-    """When a failed job tries again."""
+    """When a failed job tries again. With `checkpoints` the default is `af.exponential_delay()`."""
     stop_timeout: str | timedelta = "30s"
     """How long a graceful stop may take before the job is cancelled."""
     strict: bool = False
@@ -54,6 +77,10 @@ class RunOptions:
     """The seam to clock, files and network; None is this machine."""
     tasks: TaskOptions = field(default_factory=TaskOptions)
     """Batch and slice sizes."""
+
+    def checkpoint_settings(self) -> CheckpointSettings | None:
+        """What these options say about checkpoints. None: there are none, and nothing is restored."""
+        return checkpoint_settings(self)
 
     def task_options(self) -> TaskOptions:
         """What each task is told. Called on the loop that will run them."""
@@ -86,4 +113,8 @@ def parse_options(given: Mapping[str, Any]) -> RunOptions:
         raise ValueError(f"on= takes a place to run, like af.RemoteCluster(...), and no workers= beside it; got {options.on!r}")
     if options.stop_timeout_s < 0:
         raise ValueError(f"stop_timeout must not be negative, got {options.stop_timeout!r}")
+    check_checkpoint_options(given, options)
+    if options.checkpoints is not None and "restart" not in given:
+        # State outlives a failure, so trying again is what is wanted.
+        options = replace(options, restart=exponential_delay())
     return options

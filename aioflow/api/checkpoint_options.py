@@ -1,0 +1,107 @@
+"""The options of a run that are about checkpoints, checked together: `checkpoints= every= restore=` and what belongs to them."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from datetime import timedelta
+from os import PathLike, fspath
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from aioflow.cluster.checkpoint_settings import LATEST, CheckpointSettings
+from aioflow.core.timeunits import to_ms
+
+if TYPE_CHECKING:
+    from aioflow.api.options import RunOptions
+
+__all__ = ["check_checkpoint_options", "checkpoint_settings", "store_url"]
+
+NEED_CHECKPOINTS = ("every", "unaligned", "timeout", "min_pause", "retain", "tolerable_failures", "fresh")
+"""They say how checkpoints are taken, or what becomes of those that are there."""
+
+REMOTE = ("s3", "gs", "az")
+SCHEMES = ("file", "memory", *REMOTE)
+
+
+def check_checkpoint_options(given: Mapping[str, Any], options: RunOptions) -> None:
+    """Raises TypeError or ValueError for what cannot be meant. `given`: the arguments as they came, without defaults."""
+    if options.checkpoints is None:
+        for name in NEED_CHECKPOINTS:
+            if name in given:
+                raise ValueError(f"{name}= is about checkpoints, and there are none: give checkpoints=URL too, like \"file:///var/lib/app\"")
+        if given.get("restore") == LATEST:
+            raise ValueError('restore="latest" looks into the store of checkpoints: give checkpoints=URL too, or the path of a savepoint')
+    if options.fresh and options.restore is not None:
+        raise ValueError(f"fresh=True begins without state, restore={options.restore!r} with some: give restore=None with it")
+    settings = checkpoint_settings(options)
+    if settings is not None:
+        for url in (settings.store, settings.restore):
+            if url and url != LATEST:
+                _check_extra(url)
+
+
+def checkpoint_settings(options: RunOptions) -> CheckpointSettings | None:
+    """What `options` say about checkpoints. None: none are taken, and nothing is restored."""
+    restore = options.restore
+    if options.checkpoints is None and restore in (None, LATEST):
+        return None
+    if not isinstance(options.retain, int) or options.retain < 1:
+        raise ValueError(f"retain is {options.retain!r}, expected how many completed checkpoints are kept, at least 1")
+    tolerable = options.tolerable_failures
+    if tolerable is not None and (not isinstance(tolerable, int) or tolerable < 0):
+        raise ValueError(f"tolerable_failures is {tolerable!r}, expected how many in a row are borne, or None for any number")
+    aligned_timeout_ms = None if isinstance(options.unaligned, bool) else _positive_ms(options.unaligned, "unaligned")
+    return CheckpointSettings(
+        store="" if options.checkpoints is None else store_url(options.checkpoints, "checkpoints"),
+        every_ms=_positive_ms(options.every, "every"),
+        unaligned=options.unaligned is True,
+        aligned_timeout_ms=aligned_timeout_ms,
+        timeout_ms=_positive_ms(options.timeout, "timeout"),
+        min_pause_ms=_ms(options.min_pause, "min_pause"),
+        retain=options.retain,
+        tolerable_failures=tolerable,
+        restore=None if restore is None else LATEST if restore == LATEST else store_url(restore, "restore"),
+        fresh=options.fresh,
+        allow_non_restored=options.allow_non_restored,
+    )
+
+
+def store_url(where: str | PathLike[str], option: str) -> str:
+    """`where` as a URL; without a scheme it is a directory of this machine. Raises TypeError, or ValueError for an unknown scheme."""
+    value: object = where  # As given: the annotation is only a promise.
+    if not isinstance(value, (str, PathLike)) or not fspath(value):
+        raise TypeError(f"{option}= takes a URL like \"file:///var/lib/app\", or a directory; got {type(value).__name__}: {value!r}")
+    text = fspath(where)
+    scheme, colon, rest = text.partition("://")
+    if not colon:
+        return "file://" + quote(str(Path(text).expanduser().absolute()))
+    if scheme not in SCHEMES:
+        known = ", ".join(f"{known}://" for known in SCHEMES)
+        raise ValueError(f"{option} is {text!r}: stores have the schemes {known}, or no scheme for a directory")
+    if scheme == "file" and not rest.startswith("/"):
+        raise ValueError(f"{option} is {text!r}: a file URL has three slashes and a path from the root, like file:///var/lib/app")
+    if not rest.strip("/"):
+        raise ValueError(f"{option} is {text!r}: a store needs a {'name' if scheme == 'memory' else 'place'} after the scheme")
+    return text.rstrip("/")
+
+
+def _check_extra(url: str) -> None:
+    scheme = url.partition("://")[0]
+    if scheme in REMOTE and importlib.util.find_spec("obstore") is None:
+        raise ValueError(f"{url} needs a package that is not installed: pip install 'aioflow[s3]'")
+
+
+def _positive_ms(duration: str | timedelta, name: str) -> int:
+    found = _ms(duration, name)
+    if found == 0:
+        raise ValueError(f"{name} is {duration!r}, expected more than nothing")
+    return found
+
+
+def _ms(duration: str | timedelta, name: str) -> int:
+    found = to_ms(duration, name)
+    if found < 0:
+        raise ValueError(f"{name} is {duration!r}, expected a time that is not negative")
+    return found

@@ -1,0 +1,97 @@
+"""What `flow.run(checkpoints=..., every=...)` takes, and what it refuses before anything starts."""
+
+import importlib.util
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+import aioflow as af
+from aioflow.api.options import parse_options
+
+
+def test_without_checkpoints_nothing_is_taken_or_restored():
+    options = parse_options({})
+    assert options.checkpoint_settings() is None
+    assert not options.restart.retries
+
+
+def test_a_store_alone_is_enough():
+    options = parse_options({"checkpoints": "memory://a"})
+    settings = options.checkpoint_settings()
+    assert (settings.store, settings.every_ms, settings.restore, settings.retain) == ("memory://a", 10_000, "latest", 1)
+    assert str(options.restart) == str(af.exponential_delay())
+
+
+def test_a_policy_that_was_given_stands():
+    assert not parse_options({"checkpoints": "memory://a", "restart": af.no_restart()}).restart.retries
+
+
+@pytest.mark.parametrize(
+    "given, url",
+    [
+        ("file:///var/lib/app", "file:///var/lib/app"),
+        ("file:///var/lib/app/", "file:///var/lib/app"),
+        (Path("/var/lib/an app"), "file:///var/lib/an%20app"),
+        ("/var/lib/app", "file:///var/lib/app"),
+        ("memory://tests", "memory://tests"),
+    ],
+)
+def test_a_store_is_a_url_or_a_directory(given, url):
+    assert parse_options({"checkpoints": given}).checkpoint_settings().store == url
+
+
+def test_a_directory_is_found_from_where_the_program_stands(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert parse_options({"checkpoints": "below"}).checkpoint_settings().store == f"file://{tmp_path}/below"
+
+
+@pytest.mark.parametrize(
+    "unaligned, expected", [(False, (False, None)), (True, (True, None)), ("2s", (False, 2000)), (timedelta(seconds=1), (False, 1000))]
+)
+def test_barriers_overtake_at_once_or_after_a_while(unaligned, expected):
+    settings = parse_options({"checkpoints": "memory://a", "unaligned": unaligned}).checkpoint_settings()
+    assert (settings.unaligned, settings.aligned_timeout_ms) == expected
+
+
+def test_a_savepoint_is_restored_without_a_store():
+    settings = parse_options({"restore": "/somewhere/savepoint"}).checkpoint_settings()
+    assert (settings.store, settings.restore) == ("", "file:///somewhere/savepoint")
+
+
+@pytest.mark.parametrize("name", ["every", "timeout", "min_pause"])
+def test_times_of_checkpoints_need_checkpoints(name):
+    with pytest.raises(ValueError, match=rf"{name}= is about checkpoints, and there are none: give checkpoints=URL too"):
+        parse_options({name: "1s"})
+
+
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        ({"restore": "latest"}, r'restore="latest" looks into the store of checkpoints: give checkpoints=URL too'),
+        ({"checkpoints": "memory://a", "fresh": True}, r"fresh=True begins without state, restore='latest' with some"),
+        ({"checkpoints": "ftp://a/b"}, r"stores have the schemes file://, memory://, s3://, gs://, az://"),
+        ({"checkpoints": "file://a/b"}, r"a file URL has three slashes"),
+        ({"checkpoints": "memory://"}, r"a store needs a name after the scheme"),
+        ({"checkpoints": "memory://a", "every": "0s"}, r"every is '0s', expected more than nothing"),
+        ({"checkpoints": "memory://a", "every": "soon"}, r"every is 'soon'"),
+        ({"checkpoints": "memory://a", "min_pause": "-1s"}, r"min_pause is '-1s', expected a time that is not negative"),
+        ({"checkpoints": "memory://a", "retain": 0}, r"retain is 0, expected how many"),
+        ({"checkpoints": "memory://a", "tolerable_failures": -1}, r"tolerable_failures is -1"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_with_its_remedy(given, message):
+    with pytest.raises(ValueError, match=message):
+        parse_options(given)
+
+
+def test_a_store_that_is_no_text_is_refused():
+    with pytest.raises(TypeError, match=r'checkpoints= takes a URL like "file:///var/lib/app", or a directory; got int: 3'):
+        parse_options({"checkpoints": 3})
+
+
+def test_a_store_whose_package_is_missing_names_the_command_that_installs_it(monkeypatch):
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "obstore" else find_spec(name))
+    with pytest.raises(ValueError, match=r"pip install 'aioflow\[s3\]'"):
+        parse_options({"checkpoints": "s3://bucket/app"})
