@@ -60,7 +60,7 @@ class RowStream(Generic[T]):
         self._running: AbstractAsyncContextManager[Job] | None = None
         self._job: Job | None = None
         self._rows: deque[T] = deque()
-        self._arrived: asyncio.Future[None] | None = None
+        self._arrived = Availability()
         self.has_room = Availability(available=True)
 
     def operator(self) -> Operator:
@@ -69,7 +69,7 @@ class RowStream(Generic[T]):
 
     @property
     def room(self) -> int:
-        return max(0, ROWS_BUFFERED_MAX - len(self._rows))
+        return max(0, ROWS_BUFFERED_MAX - len(self._rows)) if self.has_room.is_available else 0
 
     def put(self, rows: list[T]) -> None:
         """Take rows from the job, on its loop."""
@@ -110,15 +110,15 @@ class RowStream(Generic[T]):
         while True:
             while self._rows:
                 row = self._rows.popleft()
-                if not self.has_room.is_available:
+                # Not before half of it is read: waking the job for each row would cost more than the row.
+                if not self.has_room.is_available and len(self._rows) <= ROWS_BUFFERED_MAX // 2:
                     self.has_room.set_available()
                 yield row
             if self._job.status.is_terminal:
                 await self._job.wait()  # Raises the job's error after its last row.
                 return
-            self._arrived = asyncio.get_running_loop().create_future()
-            await self._arrived
+            self._arrived.set_unavailable()
+            await asyncio.shield(self._arrived.get_available_future())
 
     def _wake(self) -> None:
-        if self._arrived is not None and not self._arrived.done():
-            self._arrived.set_result(None)
+        self._arrived.set_available()

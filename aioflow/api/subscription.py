@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
+from aioflow.core.availability import Availability
 from aioflow.core.errors import Broken
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ OVERFLOWS = ("drop_oldest", "drop_newest", "error")
 
 
 class Subscription(Generic[T]):
-    """Rows of a stream from attaching on. `dropped` counts those that the reader was too slow for."""
+    """Rows of a stream from attaching on. `dropped` counts those that the reader was too slow for. Several readers share the rows."""
 
     def __init__(self, workers: TaskExecutorGateway, job_id: str, node_ids: tuple[int, ...], *, buffer: int | None, overflow: str) -> None:
         """`buffer` None: everything is kept until `bound`. Attaches at once."""
@@ -30,9 +31,10 @@ class Subscription(Generic[T]):
         self._job_id = job_id
         self._node_ids = node_ids
         self._rows: deque[T] = deque()
+        self._owed: deque[T] = deque()  # Gathered before `bound`: none of it may be missed.
         self._buffer = buffer
         self._overflow = overflow
-        self._arrived: asyncio.Future[None] | None = None
+        self._arrived = Availability()
         self._job: Job | None = None
         self._overflowed = False
         self._refused: Exception | None = None
@@ -44,13 +46,14 @@ class Subscription(Generic[T]):
             workers.add_tap(job_id, node_id, self._take, None if buffer is None else self._miss)
 
     def bound(self, buffer: int, overflow: str) -> None:
-        """From here on at most `buffer` rows wait."""
+        """From here on at most `buffer` rows wait, besides what was gathered before."""
         if overflow not in OVERFLOWS:
             raise ValueError(f"overflow must be one of {', '.join(OVERFLOWS)}, got {overflow!r}")
         if buffer < 1:
             raise ValueError(f"buffer must be at least 1 row, got {buffer}")
-        self._buffer = max(buffer, len(self._rows))
+        self._buffer = buffer
         self._overflow = overflow
+        self._owed, self._rows = self._rows, self._owed
 
     def of_job(self, job: Job) -> None:
         """The job whose end ends this subscription, and whose error it raises."""
@@ -74,8 +77,8 @@ class Subscription(Generic[T]):
 
     async def __aiter__(self) -> AsyncIterator[T]:
         while True:
-            while self._rows:
-                yield self._rows.popleft()
+            while self._owed or self._rows:
+                yield (self._owed or self._rows).popleft()
             if self._refused is not None:
                 raise self._refused
             if self._overflowed:
@@ -87,13 +90,12 @@ class Subscription(Generic[T]):
                 if self._job.status.value == "FAILED":
                     await self._job.wait()
                 return
-            self._arrived = asyncio.get_running_loop().create_future()
-            await self._arrived
+            self._arrived.set_unavailable()
+            await asyncio.shield(self._arrived.get_available_future())
 
     def wake(self) -> None:
-        """Let the reader look again."""
-        if self._arrived is not None and not self._arrived.done():
-            self._arrived.set_result(None)
+        """Let every reader look again."""
+        self._arrived.set_available()
 
     def _miss(self, count: int, refused: Exception | None) -> None:
         """Records went by in a worker, because this process does not keep up; or they cannot travel at all."""

@@ -130,3 +130,47 @@ async def test_reading_state_waits_no_longer_than_it_was_told() -> None:
         Remember.gate.set()
         assert await anext(aiter(rows)) == 7
         assert await state.get(7) == 7
+
+
+async def test_readers_of_one_subscription_share_its_rows_and_all_see_the_end() -> None:
+    flow = af.Flow("shared")
+    events = flow.source(af.io.push())
+    async with flow.run(subscribe=[events]) as job, job.subscribe(events) as rows:
+
+        async def read() -> list[int]:
+            return [row async for row in rows]
+
+        readers = [asyncio.create_task(read()) for _ in range(3)]
+        await asyncio.sleep(0)
+        await job.input(events).put_many(range(100))
+        readers[1].cancel()
+        await job.stop()
+        seen = [await reader for reader in (readers[0], readers[2])]
+        assert sorted(seen[0] + seen[1]) == list(range(100))
+        with pytest.raises(asyncio.CancelledError):
+            await readers[1]
+
+
+async def test_rows_gathered_before_a_subscription_count_beside_its_buffer() -> None:
+    """`subscribe=` misses nothing, and leaves the buffer that the reader asked for as it is."""
+    flow, gate, written = af.Flow("gathered"), asyncio.Event(), list[int]()
+
+    async def numbers() -> Any:
+        for n in range(10):
+            yield n
+        await gate.wait()
+        for n in range(10, 20):
+            yield n
+
+    stream = flow.source(numbers)
+    stream.sink(written.append)
+    async with flow.run(subscribe=[stream]) as job:
+        while len(written) < 10:
+            await asyncio.sleep(0)
+        async with job.subscribe(stream, buffer=2) as rows:
+            first = aiter(rows)
+            seen = [await anext(first) for _ in range(10)]
+            gate.set()
+            await job.wait()
+            assert seen + [row async for row in first] == [*range(10), 18, 19]
+            assert rows.dropped == 8
