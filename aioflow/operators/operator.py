@@ -178,6 +178,10 @@ class Operator:
         """All inputs ended normally: the last chance to emit."""
         return empty_batch()
 
+    def prepare_snapshot_pre_barrier(self, checkpoint_id: int) -> RecordBatch:
+        """A checkpoint is about to be taken: what is given here, and what follows from it, still goes before its barrier."""
+        return empty_batch()
+
     def snapshot_state(self, checkpoint_id: int) -> Awaitable[None] | None:
         """Bring what is held outside of the state backends into them: a consistent view.
 
@@ -187,6 +191,9 @@ class Operator:
 
     def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
         """Checkpoint `checkpoint_id` and all before it are durable."""
+
+    def notify_checkpoint_aborted(self, checkpoint_id: int) -> None:
+        """Checkpoint `checkpoint_id` will not complete. What was prepared for it goes with the next one that does."""
 
     async def close(self) -> None:
         """Release everything. Called once, also after a failure."""

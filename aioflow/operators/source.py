@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
+from aioflow.core.elements import MIN_WATERMARK
+
 if TYPE_CHECKING:
     from aioflow.core.functions import OutputTag, RuntimeContext
     from aioflow.core.host import Host
@@ -31,6 +33,10 @@ class Split:
     id: str
     position: Any = None
     payload: Any = None
+    watermark: int = MIN_WATERMARK
+    """Event time that was reached at `position`; the task goes on from there. Readers need not look at it."""
+    finished: bool = False
+    """Read to its end before a restore: no reader gets it, it only stays known."""
 
 
 class SourceContext(Protocol):

@@ -9,16 +9,25 @@ from aioflow.task.chain import BATCH_RECORDS_MAX, SLICE_NS
 from aioflow.task.output import FLUSH_MAX_AGE_NS
 
 if TYPE_CHECKING:
+    from aioflow.checkpoint.subtask import CheckpointStats, SubtaskState
     from aioflow.core.host import Host
     from aioflow.core.metrics import MetricGroup
-    from aioflow.graph.deployment import InputChannelDescriptor, PartitionId
+    from aioflow.graph.deployment import ExecutionAttemptId, InputChannelDescriptor, PartitionId
     from aioflow.network.buffers import NetworkBufferPool
     from aioflow.network.gate import InputChannel
     from aioflow.network.partition import ResultPartition
     from aioflow.state.backend import StateBackend
     from aioflow.task.context import Resources
 
-__all__ = ["PartitionRegistry", "TaskEnvironment", "TaskOptions"]
+__all__ = ["CheckpointResponder", "CheckpointTaskOptions", "PartitionRegistry", "TaskEnvironment", "TaskOptions"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointTaskOptions:
+    """What a task must know to take part in checkpoints."""
+
+    store: str
+    """URL of the flow's root in the store; each process opens it for itself. `memory://` keeps all content in the acknowledgements."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,14 +38,33 @@ class TaskOptions:
     slice_ns: int = SLICE_NS
     flush_max_age_ns: int = FLUSH_MAX_AGE_NS
     state_backend: str | StateBackend = "heap"
-    checkpointing: bool = False
-    """Whether checkpoints are taken: then they, and not the writers, make prepared data visible."""
+    checkpoints: CheckpointTaskOptions | None = None
+    """Given: checkpoints are taken; then they, and not the writers, make prepared data visible."""
     replays: bool = False
     """Whether the job may start its sources again where they were: then a source keeps what it cannot read twice."""
     debug: bool = False
     """Look for functions that change values which others see too."""
     strict: bool = False
     """Refuse a first value of an edge that could not travel to another process, instead of a warning."""
+
+
+    @property
+    def checkpointing(self) -> bool:
+        """Whether checkpoints are taken."""
+        return self.checkpoints is not None
+
+
+class CheckpointResponder(Protocol):
+    """Who hears of this worker's checkpoints: the job master, or the way to it. Calls never block."""
+
+    def acknowledge_checkpoint(self, attempt: ExecutionAttemptId, checkpoint_id: int, state: SubtaskState, stats: CheckpointStats) -> None:
+        """All state of the subtask is written."""
+
+    def decline_checkpoint(self, attempt: ExecutionAttemptId, checkpoint_id: int, reason: str, error: BaseException | None) -> None:
+        """The subtask takes no part in it. `reason` is one of Flink's names, such as TASK_NOT_READY."""
+
+    def end_of_data_reached(self, attempt: ExecutionAttemptId) -> None:
+        """Every record is processed; the subtask ends after the next checkpoint that completes."""
 
 
 class PartitionRegistry(Protocol):
