@@ -20,43 +20,31 @@ from aioflow.core.aio import OrderedTaskGroup, close_within
 from aioflow.core.availability import Availability
 from aioflow.core.elements import MAX_WATERMARK, Event, RecordBatch, WatermarkStatus, empty_batch
 from aioflow.core.errors import Closed, JobNotRunning, ProducerFailed, note_once
-from aioflow.core.keygroups import range_for_subtask
 from aioflow.core.scope import Scope, enter_scope, leave_scope
 from aioflow.mailbox.metrics import SlowActions
 from aioflow.mailbox.processor import MailboxProcessor, Suspension
 from aioflow.mailbox.timers import ProcessingTimeService
-from aioflow.network.partition import ResultPartition
 from aioflow.operators.stateless import describe_place
 from aioflow.operators.watermarks import TimestampsAndWatermarksOperator
-from aioflow.state.backend import create_keyed_backend, require_keyed
-from aioflow.state.operator_state import HeapOperatorStateBackend
+from aioflow.state.backend import require_keyed
+from aioflow.task.assembly import TaskAssembly, create_output
 from aioflow.task.blame import naming, uncancelled
 from aioflow.task.chain import ChainStatus, OperatorChain, Tap
-from aioflow.task.context import SourceTaskContext, SubtaskRuntimeContext, TaskOperatorContext
+from aioflow.task.closing import CLEANUP_TIMEOUT_S, close_user_code
 from aioflow.task.input import InputStatus, NetworkInput
-from aioflow.task.metrics import HARD, IDLE, SOFT, TaskMetrics, unique_names
-from aioflow.task.output import RecordWriter, TaskOutput, TravelCheck
-from aioflow.task.partitioners import create_partitioner
+from aioflow.task.metrics import HARD, IDLE, SOFT, TaskMetrics
 from aioflow.task.source_input import SourceInput
 
 if TYPE_CHECKING:
     from aioflow.core.functions import OutputTag
-    from aioflow.core.metrics import MetricGroup
-    from aioflow.graph.deployment import ResultPartitionDescriptor, TaskDeploymentDescriptor
-    from aioflow.graph.stream_graph import StreamNode
+    from aioflow.graph.deployment import TaskDeploymentDescriptor
     from aioflow.operators.operator import Operator
-    from aioflow.state.backend import KeyedStateBackend
+    from aioflow.task.context import TaskOperatorContext
     from aioflow.task.environment import TaskEnvironment
 
 __all__ = ["StreamTask"]
 
 logger = logging.getLogger(__name__)
-
-CLEANUP_TIMEOUT_S = 30.0
-"""How long closing user functions may take before the task gives up on them."""
-
-PERMITS_PER_SUBPARTITION = 2
-"""Sealed batches that may wait for a consumer: one being read, one ready. More bought nothing (credits 2 or 8: no difference)."""
 
 
 class StreamTask:
@@ -75,7 +63,7 @@ class StreamTask:
         vertex = descriptor.vertex
         first = environment.vertex_names.setdefault(vertex.name, vertex.id) == vertex.id
         self.metrics = environment.metrics.add_group(self.name if first else f"{self.name} #{vertex.id}")
-        self._output = TaskOutput()
+        self._output = create_output(descriptor, environment)
         self._contexts: list[TaskOperatorContext] = []
         self._operators: list[Operator] = []
         self._input: NetworkInput | SourceInput
@@ -99,8 +87,6 @@ class StreamTask:
         self._log_slow = SlowActions(self._processor.now)
         self._executor = self._processor.executor(-1)
         self._task_timers = ProcessingTimeService(self.host.clock.wall_ms, self._executor)
-        for partition in descriptor.outputs:
-            self._create_partition(partition)
 
     # The life of the task.
 
@@ -142,7 +128,7 @@ class StreamTask:
 
     async def _restore(self) -> None:
         """Build the chain and open it, tail first: an operator may emit as soon as it is open, so what follows must be."""
-        self._build_chain()
+        self._build()
         for operator in reversed(self._operators):
             self._scope.operator_context = operator.ctx
             with naming(operator, "initialize_state()"):
@@ -165,36 +151,21 @@ class StreamTask:
                 self._chain.set_taps(self._operator_index(index), taps)
         self._metrics.initialized()
 
-    def _build_chain(self) -> None:
-        vertex = self.descriptor.vertex
-        groups = [self.metrics.add_group(name) for name in unique_names([node.name for node in vertex.nodes])]
-        for node, uid, group in zip(vertex.nodes, vertex.uids, groups, strict=True):
-            context = self._create_context(len(self._contexts), node, uid, group)
+    def _build(self) -> None:
+        assembly = TaskAssembly(self.descriptor, self._environment, self, self._processor, self._scope, self.metrics)
+        for context, operator in assembly.create_operators():
             self._contexts.append(context)
-            if node.factory is not None:
-                operator = node.factory()
-                operator.setup(context)
+            if operator is not None:
                 self._operators.append(operator)
-        options = self._options
-        chain_type = OperatorChain
-        if options.debug:
-            from aioflow.task.mutation import CheckedOperatorChain
-
-            chain_type = CheckedOperatorChain
-        self._chain = chain_type(
-            self._operators,
-            self._output.emit,
-            self._output.availability,
-            self.host.clock.perf_ns,
-            slice_ns=options.slice_ns,
-            batch_records_max=options.batch_records_max,
-            scope=self._scope,
-        )
+        self._chain = assembly.create_chain(self._operators, self._output)
         self._makes_watermarks = any(isinstance(operator, TimestampsAndWatermarksOperator) for operator in self._operators)
-        self._input = self._create_source_input() if vertex.head.source is not None else self._create_network_input()
+        if self.descriptor.vertex.head.source is None:
+            self._input = assembly.create_network_input(self._operators[0])
+        else:
+            self._input = assembly.create_source_input(self._contexts[0])
         self._metrics = TaskMetrics(
             self.metrics,
-            groups[len(groups) - len(self._operators) :],
+            assembly.operator_groups,
             self._processor.now,
             self._processor.metrics,
             self._chain,
@@ -259,9 +230,12 @@ class StreamTask:
             self._input.close()
         if hasattr(self, "_metrics"):
             self._metrics.ended()
+        source = self._input if hasattr(self, "_input") and isinstance(self._input, SourceInput) else None
+        place = "" if source is None else self._source_place
         try:
             # Not interrupted by a second cancellation: files and connections of users are closed in here.
-            await close_within(self._close_all(errors), CLEANUP_TIMEOUT_S, what=self.name)
+            closing = close_user_code(source, place, self._operators, self._scope, errors)
+            await close_within(closing, CLEANUP_TIMEOUT_S, what=self.name)
         finally:
             for context in self._contexts:
                 if context.keyed_state is not None:
@@ -270,27 +244,6 @@ class StreamTask:
             logger.warning("%s: closing failed too, after %r: %r", self.name, failure or errors[0], error)
         if failure is None and errors:
             raise errors[0]
-
-    async def _close_all(self, errors: list[Exception]) -> None:
-        """Close the reader and the operators, tail first; what fails does not keep the others from being closed."""
-        if hasattr(self, "_input") and isinstance(self._input, SourceInput):
-            try:
-                await self._input.close_reader()
-            except Exception as error:  # noqa: BLE001  # Closing goes on; raised by the caller.
-                note_once(error, f"in close() of {self._source_place}")
-                errors.append(error)
-            except asyncio.CancelledError as cancel:
-                errors.append(uncancelled(cancel))
-        for operator in reversed(self._operators):
-            self._scope.operator_context = operator.ctx
-            try:
-                await operator.close()
-            except Exception as error:  # noqa: BLE001  # As above.
-                note_once(error, f"in close() of {describe_place(operator.ctx)}")
-                errors.append(error)
-            except asyncio.CancelledError as cancel:
-                errors.append(uncancelled(cancel))
-                note_once(errors[-1], f"in close() of {describe_place(operator.ctx)}")
 
     # The default action.
 
@@ -495,80 +448,3 @@ class StreamTask:
     def _contexts_of_operators(self) -> list[TaskOperatorContext]:
         offset = len(self._contexts) - len(self._operators)
         return self._contexts[offset:]
-
-    def _create_context(self, index: int, node: StreamNode, uid: str, metrics: MetricGroup) -> TaskOperatorContext:
-        descriptor = self.descriptor
-        vertex, attempt = descriptor.vertex, descriptor.attempt
-        keyed_state: KeyedStateBackend | None = None
-        if node.keyed:
-            keyed_state = create_keyed_backend(
-                self._options.state_backend,
-                max_parallelism=vertex.max_parallelism,
-                key_group_range=range_for_subtask(attempt.subtask_index, vertex.parallelism, vertex.max_parallelism),
-                now_ms=self.host.clock.wall_ms,
-            )
-        runtime = SubtaskRuntimeContext(
-            job_name=descriptor.job_name,
-            operator_name=node.name,
-            task_name=self.name,
-            subtask_index=attempt.subtask_index,
-            parallelism=vertex.parallelism,
-            max_parallelism=vertex.max_parallelism,
-            attempt=attempt.attempt,
-            metrics=metrics,
-            keyed_state=keyed_state,
-            operator_state=HeapOperatorStateBackend(),
-        )
-        return TaskOperatorContext(
-            self,
-            self._operator_index(index),
-            node.name,
-            uid,
-            runtime,
-            self._processor.executor(index),
-            self._scope,
-            has_event_time=node.event_time,
-            checkpointing=self._options.checkpointing,
-            debug=self._options.debug,
-        )
-
-    def _create_partition(self, descriptor: ResultPartitionDescriptor) -> None:
-        consumers = len(descriptor.consumers)
-        name = self.descriptor.vertex.nodes[descriptor.operator_index].name
-        pool = self._environment.pool.create_buffer_pool(consumers, PERMITS_PER_SUBPARTITION * consumers)
-        partition = ResultPartition(str(descriptor.partition), consumers, pool, self._options.batch_records_max, owner=name)
-        self._environment.partitions.register(descriptor.partition, partition)
-        partitioner = create_partitioner(
-            descriptor.partitioning,
-            consumers,
-            max_parallelism=self.descriptor.vertex.max_parallelism,
-            subtask_index=self.descriptor.attempt.subtask_index,
-            rng=self.host.rng,
-            place=f"operator {name!r}, subtask {self.descriptor.attempt.subtask_index + 1}/{self.descriptor.vertex.parallelism}",
-        )
-        check = TravelCheck(f"output of {name!r}", descriptor.partition.edge_id, self._environment.checked_edges, self._options.strict)
-        side = None if descriptor.side is None else (descriptor.operator_index, descriptor.side)
-        self._output.add(RecordWriter(partition, partitioner, check), side)
-
-    def _create_network_input(self) -> NetworkInput:
-        open_channel = self._environment.partitions.open_channel
-        edges = []
-        for gate in self.descriptor.inputs:
-            channels = [open_channel(i, channel) for i, channel in enumerate(gate.channels)]
-            edges.append((channels, gate.input_index))
-        return NetworkInput(edges, self, self._operators[0])
-
-    def _create_source_input(self) -> SourceInput:
-        node = self.descriptor.vertex.head
-        assert node.source is not None
-        return SourceInput(
-            node.source.reader(SourceTaskContext(self, self._contexts[0].runtime, replays=self._options.replays)),
-            self.descriptor.splits,
-            node.watermarks,
-            self,
-            self._contexts[0].spawn,
-            self._contexts[0].register_processing_timer,
-            self.host.clock.wall_ms,
-            self.host.clock.perf_ns,
-            self._options.slice_ns,
-        )

@@ -412,7 +412,7 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "one failure to close leaves the others open",
-        "aioflow/task/stream_task.py",
+        "aioflow/task/closing.py",
         "                note_once(error, f\"in close() of {describe_place(operator.ctx)}\")\n                errors.append(error)\n"
         "            except asyncio.CancelledError as cancel:\n",
         "                note_once(error, f\"in close() of {describe_place(operator.ctx)}\")\n                raise\n"

@@ -1,0 +1,192 @@
+"""What a task is made of, and in which order the parts are made: output, contexts and operators, chain, input.
+
+The output comes first, with the task itself: consumers may ask for its partitions before the task runs. The rest is made when the task
+begins. Nothing here runs user code but the factories of operators, sources' `reader()` and backends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Protocol
+
+from aioflow.core.keygroups import range_for_subtask
+from aioflow.network.partition import ResultPartition
+from aioflow.state.backend import create_keyed_backend
+from aioflow.state.operator_state import HeapOperatorStateBackend
+from aioflow.task.chain import OperatorChain
+from aioflow.task.context import SourceServices, SourceTaskContext, SubtaskRuntimeContext, TaskOperatorContext
+from aioflow.task.input import InputConsumer, NetworkInput
+from aioflow.task.metrics import unique_names
+from aioflow.task.output import RecordWriter, TaskOutput, TravelCheck
+from aioflow.task.partitioners import create_partitioner
+from aioflow.task.source_input import SourceInput
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from aioflow.core.metrics import MetricGroup
+    from aioflow.core.scope import Scope
+    from aioflow.graph.deployment import ResultPartitionDescriptor, TaskDeploymentDescriptor
+    from aioflow.graph.stream_graph import StreamNode
+    from aioflow.mailbox.processor import MailboxProcessor
+    from aioflow.operators.operator import Operator
+    from aioflow.state.backend import KeyedStateBackend
+    from aioflow.task.environment import TaskEnvironment
+
+__all__ = ["PERMITS_PER_SUBPARTITION", "AssembledTask", "TaskAssembly", "create_output"]
+
+PERMITS_PER_SUBPARTITION = 2
+"""Sealed batches that may wait for a consumer: one being read, one ready. More bought nothing (credits 2 or 8: no difference)."""
+
+
+class AssembledTask(SourceServices, InputConsumer, Protocol):
+    """What the parts need of the task that they belong to."""
+
+
+def create_output(descriptor: TaskDeploymentDescriptor, environment: TaskEnvironment) -> TaskOutput:
+    """The output, its partitions registered where consumers find them."""
+    output = TaskOutput()
+    for partition in descriptor.outputs:
+        _add_writer(output, partition, descriptor, environment)
+    return output
+
+
+def _add_writer(
+    output: TaskOutput, made: ResultPartitionDescriptor, descriptor: TaskDeploymentDescriptor, environment: TaskEnvironment
+) -> None:
+    vertex, subtask = descriptor.vertex, descriptor.attempt.subtask_index
+    options = environment.options
+    consumers = len(made.consumers)
+    name = vertex.nodes[made.operator_index].name
+    pool = environment.pool.create_buffer_pool(consumers, PERMITS_PER_SUBPARTITION * consumers)
+    partition = ResultPartition(str(made.partition), consumers, pool, options.batch_records_max, owner=name)
+    environment.partitions.register(made.partition, partition)
+    partitioner = create_partitioner(
+        made.partitioning,
+        consumers,
+        max_parallelism=vertex.max_parallelism,
+        subtask_index=subtask,
+        rng=environment.host.rng,
+        place=f"operator {name!r}, subtask {subtask + 1}/{vertex.parallelism}",
+    )
+    check = TravelCheck(f"output of {name!r}", made.partition.edge_id, environment.checked_edges, options.strict)
+    side = None if made.side is None else (made.operator_index, made.side)
+    output.add(RecordWriter(partition, partitioner, check), side)
+
+
+class TaskAssembly:
+    """Makes the parts of the task `owner` for one descriptor."""
+
+    def __init__(
+        self,
+        descriptor: TaskDeploymentDescriptor,
+        environment: TaskEnvironment,
+        owner: AssembledTask,
+        processor: MailboxProcessor,
+        scope: Scope,
+        metrics: MetricGroup,
+    ) -> None:
+        """`metrics` is the task's group; each operator gets one in it."""
+        self._descriptor = descriptor
+        self._environment = environment
+        self._options = environment.options
+        self._owner = owner
+        self._processor = processor
+        self._scope = scope
+        nodes = descriptor.vertex.nodes
+        self._groups = [metrics.add_group(name) for name in unique_names([node.name for node in nodes])]
+
+    @property
+    def operator_groups(self) -> list[MetricGroup]:
+        """The metric groups of the operators: a source node has none."""
+        return self._groups if self._descriptor.vertex.head.source is None else self._groups[1:]
+
+    def create_operators(self) -> Iterator[tuple[TaskOperatorContext, Operator | None]]:
+        """Context and operator of each node, head first; a source node has no operator. Keep each at once: the next may fail."""
+        vertex = self._descriptor.vertex
+        for index, (node, uid, group) in enumerate(zip(vertex.nodes, vertex.uids, self._groups, strict=True)):
+            context = self._create_context(index, node, uid, group)
+            operator = None
+            if node.factory is not None:
+                operator = node.factory()
+                operator.setup(context)
+            yield context, operator
+
+    def create_chain(self, operators: Sequence[Operator], output: TaskOutput) -> OperatorChain:
+        """The chain of `operators` in front of `output`; in debug mode one that looks for functions that change shared values."""
+        options = self._options
+        chain_type = OperatorChain
+        if options.debug:
+            from aioflow.task.mutation import CheckedOperatorChain
+
+            chain_type = CheckedOperatorChain
+        return chain_type(
+            operators,
+            output.emit,
+            output.availability,
+            self._environment.host.clock.perf_ns,
+            slice_ns=options.slice_ns,
+            batch_records_max=options.batch_records_max,
+            scope=self._scope,
+        )
+
+    def create_network_input(self, head: Operator) -> NetworkInput:
+        """The gates of all edges; `head` is asked which input it wants."""
+        open_channel = self._environment.partitions.open_channel
+        edges = []
+        for gate in self._descriptor.inputs:
+            channels = [open_channel(i, channel) for i, channel in enumerate(gate.channels)]
+            edges.append((channels, gate.input_index))
+        return NetworkInput(edges, self._owner, head)
+
+    def create_source_input(self, context: TaskOperatorContext) -> SourceInput:
+        """The reader of the source whose `context` this is, on this subtask's splits."""
+        node, clock = self._descriptor.vertex.head, self._environment.host.clock
+        assert node.source is not None
+        return SourceInput(
+            node.source.reader(SourceTaskContext(self._owner, context.runtime, replays=self._options.replays)),
+            self._descriptor.splits,
+            node.watermarks,
+            self._owner,
+            context.spawn,
+            context.register_processing_timer,
+            clock.wall_ms,
+            clock.perf_ns,
+            self._options.slice_ns,
+        )
+
+    def _create_context(self, index: int, node: StreamNode, uid: str, metrics: MetricGroup) -> TaskOperatorContext:
+        descriptor, options = self._descriptor, self._options
+        vertex, attempt = descriptor.vertex, descriptor.attempt
+        keyed_state: KeyedStateBackend | None = None
+        if node.keyed:
+            keyed_state = create_keyed_backend(
+                options.state_backend,
+                max_parallelism=vertex.max_parallelism,
+                key_group_range=range_for_subtask(attempt.subtask_index, vertex.parallelism, vertex.max_parallelism),
+                now_ms=self._environment.host.clock.wall_ms,
+            )
+        runtime = SubtaskRuntimeContext(
+            job_name=descriptor.job_name,
+            operator_name=node.name,
+            task_name=descriptor.task_name,
+            subtask_index=attempt.subtask_index,
+            parallelism=vertex.parallelism,
+            max_parallelism=vertex.max_parallelism,
+            attempt=attempt.attempt,
+            metrics=metrics,
+            keyed_state=keyed_state,
+            operator_state=HeapOperatorStateBackend(),
+        )
+        return TaskOperatorContext(
+            self._owner,
+            index if vertex.head.source is None else index - 1,
+            node.name,
+            uid,
+            runtime,
+            self._processor.executor(index),
+            self._scope,
+            has_event_time=node.event_time,
+            checkpointing=options.checkpointing,
+            debug=options.debug,
+        )
