@@ -413,10 +413,10 @@ MUTANTS: list[Mutant] = [
     Mutant(
         "one failure to close leaves the others open",
         "aioflow/task/closing.py",
-        "                note_once(error, f\"in close() of {describe_place(operator.ctx)}\")\n                errors.append(error)\n"
-        "            except asyncio.CancelledError as cancel:\n",
-        "                note_once(error, f\"in close() of {describe_place(operator.ctx)}\")\n                raise\n"
-        "            except asyncio.CancelledError as cancel:\n",
+        "            note_once(error, f\"in close() of {describe_place(operator.ctx)}\")\n            errors.append(error)\n"
+        "        except asyncio.CancelledError as cancel:\n",
+        "            note_once(error, f\"in close() of {describe_place(operator.ctx)}\")\n            raise\n"
+        "        except asyncio.CancelledError as cancel:\n",
         (
             "tests/task/test_stream_task.py::test_the_first_error_is_kept_when_closing_fails_as_well",
         ),
