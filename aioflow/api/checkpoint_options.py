@@ -8,7 +8,7 @@ from datetime import timedelta
 from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from aioflow.cluster.checkpoint_settings import LATEST, CheckpointSettings
 from aioflow.core.timeunits import to_ms
@@ -16,7 +16,7 @@ from aioflow.core.timeunits import to_ms
 if TYPE_CHECKING:
     from aioflow.api.options import RunOptions
 
-__all__ = ["check_checkpoint_options", "checkpoint_settings", "store_url"]
+__all__ = ["check_checkpoint_options", "checkpoint_settings", "shown_path", "store_url"]
 
 NEED_CHECKPOINTS = ("every", "unaligned", "timeout", "min_pause", "retain", "tolerable_failures", "fresh")
 """They say how checkpoints are taken, or what becomes of those that are there."""
@@ -85,6 +85,11 @@ def store_url(where: str | PathLike[str], option: str) -> str:
     if not rest.strip("/"):
         raise ValueError(f"{option} is {text!r}: a store needs a {'name' if scheme == 'memory' else 'place'} after the scheme")
     return text.rstrip("/")
+
+
+def shown_path(url: str) -> str:
+    """A URL as users take it further: of a directory of this machine its path, otherwise the URL itself."""
+    return unquote(url.removeprefix("file://")) if url.startswith("file:///") else url
 
 
 def _check_extra(url: str) -> None:

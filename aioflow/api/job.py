@@ -6,14 +6,16 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from os import PathLike
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from aioflow.api.checkpoint_options import shown_path, store_url
 from aioflow.api.queryable import StateReader
 from aioflow.api.subscription import Subscription
 from aioflow.cluster.execution_graph import JobStatus
 from aioflow.cluster.local import LocalCluster
 from aioflow.core.aio import close_within, wait_first
-from aioflow.core.errors import GraphError, JobCanceled, JobFailed, JobNotRunning
+from aioflow.core.errors import CheckpointError, GraphError, JobCanceled, JobFailed, JobNotRunning
 from aioflow.core.host import SystemHost
 from aioflow.io.pushing import PushInlet, PushSource
 
@@ -176,18 +178,44 @@ class Job:
         self._cluster.job_master.cancel()
         await self._ended()
 
-    async def stop(self, *, drain: bool = False) -> None:
+    async def stop(self, savepoint: str | PathLike[str] | Literal[False] | None = None, drain: bool = False) -> str | None:
         """End the sources where they are and let what is under way reach the sinks; cancelled after `stop_timeout`.
 
-        With `drain`, event time ends too: open windows fire and functions finish.
+        With checkpoints a savepoint is the last thing that is done, and its path is returned: under the store, or in the directory
+        `savepoint`; False: none, the job goes on from its last checkpoint then. With `drain`, event time ends too: open windows fire and
+        functions finish. Raises what the job failed with, if it could not be stopped that way.
         """
         assert self._runner is not None
-        self._cluster.job_master.stop(drain=drain)
+        directory = self._directory(savepoint, "savepoint") if savepoint else None
+        self._cluster.job_master.stop(drain=drain, savepoint=savepoint is not False, directory=directory)
         await wait_first([self._runner], timeout_s=self._options.stop_timeout_s)
         if not self._runner.done():
             logger.warning("job %s did not stop within %s, it is cancelled", self.name, self._options.stop_timeout)
             self._cluster.job_master.cancel()
         await self._ended()
+        made = self._cluster.job_master.stopped_with
+        return None if made is None else shown_path(made)
+
+    async def savepoint(self, directory: str | PathLike[str] | None = None) -> str:
+        """Write all state where it stays until somebody deletes it, while the job goes on. Returns the path of the savepoint.
+
+        Under the store, or in `directory`. Raises CheckpointError when it cannot be made, JobNotRunning when the job is over before.
+        """
+        where = None if directory is None else self._directory(directory, "directory")
+        return shown_path(await self._cluster.job_master.savepoint(where))
+
+    async def savepoints(self) -> list[str]:
+        """Paths of the savepoints of this flow that are under the store, oldest first."""
+        return [shown_path(url) for url in await self._cluster.job_master.savepoints()]
+
+    async def checkpoint(self) -> int:
+        """Take a checkpoint now and wait until it is completed. Returns its number. Raises as `savepoint` does."""
+        return await self._cluster.job_master.checkpoint()
+
+    def _directory(self, given: str | PathLike[str], option: str) -> str:
+        if self._options.checkpoints is None:
+            raise CheckpointError(f"job {self.name!r} has no checkpoints, so no savepoint can be made of it: run it with checkpoints=URL")
+        return store_url(given, option)
 
     def metrics(self) -> dict[str, float]:
         """All metrics now, by dotted name: task, operator, metric."""

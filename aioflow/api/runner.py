@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -55,13 +55,14 @@ async def stopping_on_signals(job: Job, on_stop: Callable[[], None] | None = Non
     `on_stop` is called once, at the first signal: stopping may take a while, and who sent it should know that it was heard.
     """
     loop = asyncio.get_running_loop()
-    tasks: list[asyncio.Task[None]] = []
+    tasks: list[asyncio.Task[object]] = []
 
     def on_signal() -> None:
         if not tasks and on_stop is not None:
             on_stop()
         if len(tasks) < 2:
-            tasks.append(loop.create_task(job.cancel() if tasks else job.stop(), name="stop on signal"))
+            ending: Coroutine[Any, Any, object] = job.cancel() if tasks else job.stop()
+            tasks.append(loop.create_task(ending, name="stop on signal"))
 
     installed = []
     for number in SIGNALS:

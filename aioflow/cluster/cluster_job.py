@@ -141,8 +141,12 @@ class ClusterJob:
         self.job_master.cancel()
         self._publish()
 
-    def stop(self, *, drain: bool) -> None:
-        self.job_master.stop(drain=drain)
+    def stop(self, *, drain: bool, savepoint: bool, directory: str | None) -> None:
+        self.job_master.stop(drain=drain, savepoint=savepoint, directory=directory)
+
+    @property
+    def stopped_with(self) -> str | None:
+        return self.job_master.stopped_with
 
     # TaskExecutorGateway, for the JobMaster.
 

@@ -52,12 +52,16 @@ class JobRunner(Protocol):
     def error(self) -> BaseException | None:
         """Why it failed."""
 
+    @property
+    def stopped_with(self) -> str | None:
+        """URL of the savepoint that it ended with."""
+
     async def run(self) -> JobStatus:
         """Run to a terminal status. Cancelled: end all tasks and leave the job as it is, for the next leader."""
 
     def cancel(self) -> None: ...
 
-    def stop(self, *, drain: bool) -> None: ...
+    def stop(self, *, drain: bool, savepoint: bool, directory: str | None) -> None: ...
 
 
 JobMasterFactory = Callable[[PersistedJob, int, bool], Awaitable[JobRunner]]
@@ -82,6 +86,7 @@ class JobView:
     submitted_ms: int
     ended_ms: int | None = None
     error: str = ""
+    savepoint: str = ""
     cause: BaseException | None = None
 
 
@@ -92,8 +97,8 @@ class _Managed:
     over: asyncio.Future[JobView]
     runner: JobRunner | None = None
     cancelled: bool = False
-    stop: bool | None = None
-    """Asked to stop before it had a runner; whether to drain."""
+    stop: Callable[[JobRunner], None] | None = None
+    """Asked to stop before it had a runner."""
 
     @property
     def status(self) -> JobStatus:
@@ -212,15 +217,19 @@ class Dispatcher:
         if managed.runner is not None:
             managed.runner.cancel()
 
-    def stop(self, job_id: str, *, drain: bool = False) -> None:
-        """End the sources of a job where they are; with `drain` event time ends too. Raises UnknownJob."""
+    def stop(self, job_id: str, *, drain: bool = False, savepoint: bool = True, directory: str | None = None) -> None:
+        """End the sources of a job where they are; with `drain` event time ends too. See `JobMaster.stop`. Raises UnknownJob."""
+
+        def stop(runner: JobRunner) -> None:
+            runner.stop(drain=drain, savepoint=savepoint, directory=directory)
+
         managed = self._jobs.get(job_id)
         if managed is None:
             self.job(job_id)
         elif managed.runner is None:
-            managed.stop = drain
+            managed.stop = stop
         else:
-            managed.runner.stop(drain=drain)
+            stop(managed.runner)
 
     # One job.
 
@@ -254,6 +263,7 @@ class Dispatcher:
                 submitted_ms=managed.job.submitted_ms,
                 ended_ms=self.host.clock.wall_ms(),
                 error="" if cause is None else f"{type(cause).__name__}: {cause}",
+                savepoint=(managed.runner.stopped_with or "") if managed.runner is not None else "",
             )
             await self._stored(lambda: self.store.end(job), f"the end of job {job.job_id}")
             logger.info("job %s (%s) has ended as %s", job.name, job.job_id, status.value)
@@ -273,7 +283,7 @@ class Dispatcher:
                 return JobStatus.CANCELED, None
             managed.runner = runner
             if managed.stop is not None:
-                runner.stop(drain=managed.stop)
+                managed.stop(runner)
             status = await runner.run()
         except StaleLeader:
             raise
@@ -327,5 +337,6 @@ def _view(job: EndedJob, cause: BaseException | None) -> JobView:
         submitted_ms=job.submitted_ms,
         ended_ms=job.ended_ms,
         error=job.error,
+        savepoint=job.savepoint,
         cause=cause,
     )

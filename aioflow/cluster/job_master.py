@@ -19,7 +19,7 @@ from aioflow.cluster.execution_graph import (
     JobStatus,
     ScheduleRestart,
 )
-from aioflow.core.errors import note_once
+from aioflow.core.errors import CheckpointError, note_once
 from aioflow.graph.deployment import ExecutionAttemptId, ExecutionState, TaskDeploymentDescriptor
 from aioflow.task.blame import uncancelled
 
@@ -102,10 +102,33 @@ class JobMaster:
         """End the job as failed, without a retry."""
         self._carry_out(self.executions.fail(error))
 
-    def stop(self, *, drain: bool = False) -> None:
-        """End the sources where they are; what is under way reaches the sinks. With `drain` event time ends too."""
+    def stop(self, *, drain: bool = False, savepoint: bool = True, directory: str | None = None) -> None:
+        """End the sources where they are; what is under way reaches the sinks. With `drain` event time ends too.
+
+        With checkpoints the last one is a savepoint, if `savepoint`: under the store, or at the URL `directory`.
+        """
         if self._workers is not None:
             self._workers.stop_sources(self.executions.job_id, drain=drain)
+
+    async def savepoint(self, directory: str | None = None) -> str:
+        """Make a savepoint under the store, or at the URL `directory`. Returns its URL."""
+        raise self._no_checkpoints()
+
+    async def savepoints(self) -> list[str]:
+        """URLs of the savepoints under the store."""
+        raise self._no_checkpoints()
+
+    async def checkpoint(self) -> int:
+        """Take a checkpoint now. Returns its number once it is completed."""
+        raise self._no_checkpoints()
+
+    @property
+    def stopped_with(self) -> str | None:
+        """URL of the savepoint that the job ended with."""
+        return None
+
+    def _no_checkpoints(self) -> CheckpointError:
+        return CheckpointError(f"job {self.executions.graph.name!r} has no checkpoints: run it with checkpoints=URL")
 
     # JobMasterGateway.
 

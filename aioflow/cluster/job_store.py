@@ -60,6 +60,8 @@ class EndedJob:
     submitted_ms: int
     ended_ms: int
     error: str = ""
+    savepoint: str = ""
+    """URL of the savepoint that it was stopped with, if it was."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,14 +216,20 @@ def _decode_job(body: bytes, path: str) -> PersistedJob:
 
 
 def _encode_ended(job: EndedJob) -> bytes:
-    return _seal([job.job_id, job.name, job.status.value, job.submitted_ms, job.ended_ms, job.error])
+    return _seal([job.job_id, job.name, job.status.value, job.submitted_ms, job.ended_ms, job.error, job.savepoint])
 
 
 def _decode_ended(body: bytes, path: str) -> EndedJob:
     try:
-        job_id, name, status, submitted_ms, ended_ms, error = msgpack.unpackb(body)
+        job_id, name, status, submitted_ms, ended_ms, error, savepoint = msgpack.unpackb(body)
         return EndedJob(
-            job_id=job_id, name=name, status=JobStatus(status), submitted_ms=submitted_ms, ended_ms=ended_ms, error=error
+            job_id=job_id,
+            name=name,
+            status=JobStatus(status),
+            submitted_ms=submitted_ms,
+            ended_ms=ended_ms,
+            error=error,
+            savepoint=savepoint,
         )
     except (ValueError, TypeError, msgpack.UnpackException) as error:
         raise _unreadable(path, f"another format: {error}") from error

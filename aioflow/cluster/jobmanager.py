@@ -34,6 +34,7 @@ from aioflow.protocol.handshake import PeerRole
 
 if TYPE_CHECKING:
     from aioflow.cluster.dispatcher import JobRunner
+    from aioflow.cluster.job_master import JobMaster
     from aioflow.core.host import Host
 
 __all__ = ["JobManager", "JobManagerOptions", "check_bind"]
@@ -156,6 +157,9 @@ class JobManager:
             "wait": self._wait,
             "cancel": self._cancel,
             "stop": self._stop,
+            "savepoint": self._savepoint,
+            "savepoints": self._savepoints,
+            "checkpoint": self._checkpoint,
             "overview": self._overview,
             "shutdown": self._shutdown,
             "add_tap": lambda job_id, *tap: self._tap(job_id, ClusterJob.add_remote_tap, *tap),
@@ -267,7 +271,7 @@ class JobManager:
             return  # Leadership is lost; the connection ends with it.
         self._submitters.pop(job_id, None)
         if connection is not None:
-            connection.notify("ended", view.status.value, pack_error(view.cause, Codec()))
+            connection.notify("ended", view.status.value, pack_error(view.cause, Codec()), view.savepoint)
 
     async def _list_jobs(self) -> list[tuple[Any, ...]]:
         return [_packed(view) for view in (await self._leader()).dispatcher.jobs()]
@@ -278,8 +282,21 @@ class JobManager:
     async def _cancel(self, job_id: str) -> None:
         await (await self._leader()).dispatcher.cancel(job_id)
 
-    async def _stop(self, job_id: str, drain: bool) -> None:
-        (await self._leader()).dispatcher.stop(job_id, drain=drain)
+    async def _stop(self, job_id: str, drain: bool, savepoint: bool, directory: str | None) -> None:
+        (await self._leader()).dispatcher.stop(job_id, drain=drain, savepoint=savepoint, directory=directory)
+
+    async def _savepoint(self, job_id: str, directory: str | None) -> str:
+        return await (await self._running(job_id)).savepoint(directory)
+
+    async def _savepoints(self, job_id: str) -> list[str]:
+        return await (await self._running(job_id)).savepoints()
+
+    async def _checkpoint(self, job_id: str) -> int:
+        return await (await self._running(job_id)).checkpoint()
+
+    async def _running(self, job_id: str) -> JobMaster:
+        (await self._leader()).dispatcher.job(job_id)
+        return self._job(job_id).job_master
 
     async def _overview(self) -> dict[str, Any]:
         leading = await self._leader()
@@ -301,4 +318,4 @@ def check_bind(address: str, secret_given: bool) -> None:
 
 
 def _packed(view: JobView) -> tuple[Any, ...]:
-    return tuple(dataclasses.asdict(dataclasses.replace(view, cause=None)).values())[:6]
+    return tuple(dataclasses.asdict(dataclasses.replace(view, cause=None)).values())[:7]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,7 @@ from aioflow.cluster.shipping import local_job
 from aioflow.cluster.submission import ClusterClient, submission_of
 from aioflow.core.aio import wait_first
 from aioflow.core.batch_codec import decode_batch
-from aioflow.core.errors import AioflowError, Broken, TypeNotSupported
+from aioflow.core.errors import AioflowError, Broken, JobNotRunning, TypeNotSupported
 from aioflow.core.serializers import Codec
 from aioflow.graph.deployment import ExecutionAttemptId, ExecutionState
 
@@ -85,8 +85,12 @@ class RemoteJobMaster:
         self.timestamps_ms: dict[JobStatus, int] = {}
         self.ask: Callable[..., None] | None = None
         """Sends a request, once the job is submitted."""
+        self.call: Callable[..., Awaitable[Any]] | None = None
+        """Sends one whose answer is awaited, likewise."""
         self.cancel_asked = False
-        self._stop: bool | None = None
+        self._stop: tuple[bool, bool, str | None] | None = None
+        self.stopped_with: str | None = None
+        """URL of the savepoint that the job ended with."""
         self.set_status(JobStatus.CREATED)
 
     @property
@@ -99,19 +103,36 @@ class RemoteJobMaster:
         if self.ask is not None:
             self.ask("cancel", self.executions.job_id)
 
-    def stop(self, *, drain: bool = False) -> None:
+    def stop(self, *, drain: bool = False, savepoint: bool = True, directory: str | None = None) -> None:
         """End the sources of the job."""
-        self._stop = drain
+        self._stop = drain, savepoint, directory
         if self.ask is not None:
-            self.ask("stop", self.executions.job_id, drain)
+            self.ask("stop", self.executions.job_id, *self._stop)
 
-    def submitted(self, ask: Callable[..., None]) -> None:
+    async def savepoint(self, directory: str | None = None) -> str:
+        """Make a savepoint under the store, or at the URL `directory`. Returns its URL."""
+        return str(await self._called("savepoint", directory))
+
+    async def savepoints(self) -> list[str]:
+        """URLs of the savepoints under the store."""
+        return list(await self._called("savepoints"))
+
+    async def checkpoint(self) -> int:
+        """Take a checkpoint now. Returns its number once it is completed."""
+        return int(await self._called("checkpoint"))
+
+    async def _called(self, method: str, *args: Any) -> Any:
+        if self.call is None:
+            raise JobNotRunning(f"job {self.executions.job_id} is not submitted yet, it cannot be asked for a {method}")
+        return await self.call(method, self.executions.job_id, *args)
+
+    def submitted(self, ask: Callable[..., None], call: Callable[..., Awaitable[Any]]) -> None:
         """From now on there is somebody to ask."""
-        self.ask = ask
+        self.ask, self.call = ask, call
         if self.cancel_asked:
             self.cancel()
         elif self._stop is not None:
-            self.stop(drain=self._stop)
+            ask("stop", self.executions.job_id, *self._stop)
 
     def set_status(self, status: JobStatus) -> None:
         self.executions.status = status
@@ -172,7 +193,7 @@ class RemoteRun:
                 taps = {tap_id: (tap.node_id, tap.on_missed is not None) for tap_id, tap in self._taps.items()}
                 await self._client.submit(self.job_id, self._submission, attach=True, location=location, taps=taps)
                 self._submitted = True
-                self.job_master.submitted(self._ask)
+                self.job_master.submitted(self._ask, self._client.connection.call)
                 logger.info("job %s (%s) is submitted to %s", self._submission.name, self.job_id, self._where)
                 return await asyncio.shield(self._ended)
             except asyncio.CancelledError:
@@ -242,7 +263,8 @@ class RemoteRun:
         if started and not JobStatus(status).is_terminal and not self.job_master.started.done():
             self.job_master.started.set_result(None)
 
-    def _on_ended(self, status: str, error: bytes) -> None:
+    def _on_ended(self, status: str, error: bytes, savepoint: str) -> None:
+        self.job_master.stopped_with = savepoint or None
         if JobStatus(status) is JobStatus.FAILED:
             self.job_master.error = self.job_master.error or unpack_error(error, self._codec)
         self._end(JobStatus(status))

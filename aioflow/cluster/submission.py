@@ -57,6 +57,8 @@ class JobLine:
     submitted_ms: int
     ended_ms: int | None
     error: str
+    savepoint: str
+    """URL of the savepoint that it was stopped with; empty if there is none."""
 
 
 def submission_of(graph: JobGraph, restart: RestartPolicy, options: TaskOptions) -> Submission:
@@ -116,9 +118,13 @@ class ClusterClient:
         """End a job without a result."""
         await self.connection.call("cancel", job_id)
 
-    async def stop(self, job_id: str, *, drain: bool = False) -> None:
-        """End the sources of a job."""
-        await self.connection.call("stop", job_id, drain)
+    async def stop(self, job_id: str, *, drain: bool = False, savepoint: bool = True, directory: str | None = None) -> None:
+        """End the sources of a job; with checkpoints by a savepoint under the store, or at the URL `directory`."""
+        await self.connection.call("stop", job_id, drain, savepoint, directory)
+
+    async def savepoint(self, job_id: str, directory: str | None = None) -> str:
+        """Make a savepoint under the store, or at the URL `directory`. Returns its URL."""
+        return str(await self.connection.call("savepoint", job_id, directory))
 
     async def taskmanagers(self) -> list[tuple[str, int, int]]:
         """(id, slots, free slots) of each."""
@@ -130,8 +136,8 @@ class ClusterClient:
 
 
 def _line(packed: tuple[Any, ...]) -> JobLine:
-    job_id, name, status, submitted_ms, ended_ms, error = packed
-    return JobLine(job_id, name, JobStatus(status), submitted_ms, ended_ms, error)
+    job_id, name, status, submitted_ms, ended_ms, error, savepoint = packed
+    return JobLine(job_id, name, JobStatus(status), submitted_ms, ended_ms, error, savepoint)
 
 
 @contextmanager

@@ -47,7 +47,9 @@ class Scripted:
     def cancel(self) -> None:
         self.end(JobStatus.CANCELED)
 
-    def stop(self, *, drain: bool) -> None:
+    stopped_with: str | None = None
+
+    def stop(self, *, drain: bool, savepoint: bool, directory: str | None) -> None:
         self.stopped.append(drain)
 
 
@@ -424,7 +426,9 @@ def test_under_kills_pauses_and_a_failing_disk_every_acknowledged_job_ends_once(
 
         def cancel(self) -> None: ...
 
-        def stop(self, *, drain: bool) -> None: ...
+        stopped_with = None
+
+        def stop(self, *, drain: bool, savepoint: bool, directory: str | None) -> None: ...
 
     async def contender(host: SimulatedHost) -> None:
         async def make(persisted: PersistedJob, token: int, recovered: bool) -> JobRunner:
