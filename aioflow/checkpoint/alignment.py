@@ -1,0 +1,362 @@
+"""Where in its inputs a task takes a checkpoint: barriers of all channels in, verdicts out. Decides, does nothing, awaits nothing.
+
+A barrier cuts a channel: what came before belongs to the checkpoint, what comes after does not. Aligned, a channel that delivered its
+barrier stands still until all others have delivered theirs; then the task takes its checkpoint, and nothing is in flight. Overtaking
+(unaligned), the task takes it at once, and what the other channels bring before their barriers is kept with it, as channel state.
+
+    IDLE --first barrier of a newer id, or the announcement of one--> ALIGNING --last barrier--> Take --> IDLE
+                                                                      ALIGNING --timeout, or an unaligned barrier--> Take --> OVERTAKING
+                                                                      OVERTAKING --last barrier--> CaptureComplete --> IDLE
+    ALIGNING | OVERTAKING --newer barrier, cancel marker, notice of the coordinator--> Abort --> IDLE
+
+Ids only rise, and may jump. Whatever comes for an id that is over is swallowed, and its channel goes on: an id is taken at most once,
+aborted at most once. Verdicts are carried out in their order; what follows a `Take` waits for the task's synchronous part.
+After Flink's SingleCheckpointBarrierHandler and its states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from aioflow.checkpoint.failure import CheckpointFailureReason
+from aioflow.core.elements import CancelCheckpointMarker, CheckpointBarrier
+from aioflow.core.errors import RemoteProtocolError
+
+__all__ = [
+    "Abort",
+    "AlignmentPhase",
+    "BarrierAlignment",
+    "Block",
+    "CaptureComplete",
+    "Captured",
+    "Resume",
+    "Take",
+    "Verdict",
+    "WaitUntil",
+]
+
+_EARLY_ABORTS_MAX = 64
+"""Notices about checkpoints whose barriers have not come; more than that never come, and the oldest is forgotten."""
+
+
+class AlignmentPhase(Enum):
+    """Where the current checkpoint stands."""
+
+    IDLE = "no checkpoint is under way"
+    ALIGNING = "waits for barriers, channels that delivered theirs stand still"
+    OVERTAKING = "was taken; waits for the barriers that it overtook"
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Take nothing more from `channel` until it is resumed."""
+
+    channel: int
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Let these channels go on: they were blocked, or stand still behind a barrier that has no effect."""
+
+    channels: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Take:
+    """Take the checkpoint here and now, and send `barrier` on."""
+
+    barrier: CheckpointBarrier
+    unaligned: bool = False
+    """Whether what is in flight is part of it: what waits in the output, and the data of `overtaken`."""
+    overtaken: tuple[int, ...] = ()
+    """Channels whose barrier is still to come: what they bring until `Captured` is processed as usual, and kept with the checkpoint."""
+    start_delay_ms: int = 0
+    """From the trigger to the first barrier here."""
+    alignment_ms: int = 0
+    """So far. For an unaligned one `CaptureComplete` tells the whole."""
+    alignment_processed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """`channel` has delivered the barrier that was overtaken, or ended: what it brings from here on is no part of the checkpoint."""
+
+    checkpoint_id: int
+    channel: int
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureComplete:
+    """All channels are captured: the channel state of this checkpoint is complete."""
+
+    checkpoint_id: int
+    alignment_ms: int
+    alignment_processed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """The checkpoint will not complete: decline it, tell everybody downstream, drop what was written for it. Once for an id."""
+
+    checkpoint_id: int
+    reason: CheckpointFailureReason
+
+
+@dataclass(frozen=True, slots=True)
+class WaitUntil:
+    """Call `tick` at this wall-clock time: the alignment has timed out then, unless it is over. A tick too many does nothing."""
+
+    at_ms: int
+
+
+Verdict = Block | Resume | Take | Captured | CaptureComplete | Abort | WaitUntil
+
+
+class BarrierAlignment:
+    """Aligns the barriers of `channels` channels of one task, all of its gates counted through.
+
+    `never_overtaken`: channels whose data cannot be kept (pointwise and broadcast exchanges); an unaligned checkpoint waits for their
+    barriers. `after_finish=False`: an input that ends aborts the checkpoint that is under way, instead of counting as aligned.
+    """
+
+    def __init__(self, channels: int, *, never_overtaken: Collection[int] = (), after_finish: bool = True) -> None:
+        self._channels = channels
+        self._never_overtaken = tuple(sorted(never_overtaken))
+        self._after_finish = after_finish
+        self._closed = [False] * channels
+        self._highest = -1
+        """The largest id seen; without a pending barrier it is over, like every smaller one."""
+        self._pending: CheckpointBarrier | None = None
+        self._phase = AlignmentPhase.IDLE
+        self._arrived: dict[int, None] = {}
+        """Channels that delivered the pending barrier, in the order in which they did."""
+        self._blocked: dict[int, None] = {}
+        self._early_aborts: dict[int, None] = {}
+        """Ids of the coordinator's notices that came before the barriers."""
+        self._unaligned = False
+        """Whether the pending one overtakes what it may: from the start, or since an upstream task or the timeout made it."""
+        self._due_ms: int | None = None
+        self._first_ms = 0
+        self._processed = 0
+
+    @property
+    def phase(self) -> AlignmentPhase:
+        return self._phase
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether a checkpoint is under way: records that are processed now are counted by `processed`."""
+        return self._pending is not None
+
+    @property
+    def pending_id(self) -> int | None:
+        """The checkpoint that is under way."""
+        return None if self._pending is None else self._pending.checkpoint_id
+
+    @property
+    def blocked(self) -> tuple[int, ...]:
+        """Channels that stand still, in ascending order."""
+        return tuple(sorted(self._blocked))
+
+    # Stimuli.
+
+    def barrier(self, channel: int, barrier: CheckpointBarrier, now_ms: int) -> list[Verdict]:
+        """`channel` delivered `barrier`. Raises RemoteProtocolError if it has delivered the same one before."""
+        stands_still = barrier.savepoint or not barrier.unaligned
+        verdicts = self._begin(barrier, now_ms)
+        if barrier.checkpoint_id != self.pending_id:
+            return [*verdicts, Resume((channel,))] if stands_still else verdicts
+        if channel in self._arrived:
+            raise RemoteProtocolError(
+                f"input channel {channel} delivered barrier {barrier.checkpoint_id} twice, expected once: "
+                "its producer sent a corrupt stream, or the task read a channel that it was told to block"
+            )
+        if not self._arrived and self._phase is AlignmentPhase.ALIGNING:
+            self._first_ms = now_ms
+        self._arrived[channel] = None
+        if self._phase is AlignmentPhase.OVERTAKING:
+            resume = [Resume((channel,))] if stands_still else []
+            return [*verdicts, *resume, *self._captured(channel, now_ms)]
+        self._unaligned = self._unaligned or not stands_still
+        complete = not self._missing()
+        if stands_still or not (complete or self._may_overtake(now_ms)):
+            self._blocked[channel] = None
+        if complete:
+            return verdicts + self._take(now_ms)
+        if self._may_overtake(now_ms):
+            return verdicts + self._overtake(now_ms)
+        return [*verdicts, Block(channel), *self._wait(first=len(self._arrived) == 1, now_ms=now_ms)]
+
+    def announce(self, channel: int, barrier: CheckpointBarrier, now_ms: int) -> list[Verdict]:
+        """`barrier` has arrived in `channel`, behind data that is not processed yet: its timeout runs from now on at the latest."""
+        before = self._highest
+        verdicts = self._begin(barrier, now_ms)
+        if barrier.checkpoint_id != self.pending_id or self._phase is AlignmentPhase.OVERTAKING or channel in self._arrived:
+            return verdicts
+        if self._may_overtake(now_ms):
+            return verdicts + self._overtake(now_ms)
+        return verdicts + self._wait(first=self._highest > before, now_ms=now_ms)
+
+    def trigger(self, barrier: CheckpointBarrier, now_ms: int) -> list[Verdict]:
+        """The coordinator triggers `barrier` here, because no task upstream is left to send it: it counts for every open channel."""
+        verdicts = self._begin(barrier, now_ms)
+        if barrier.checkpoint_id != self.pending_id:
+            return verdicts
+        missing = self._missing()
+        for channel in missing:
+            self._arrived[channel] = None
+        if self._phase is AlignmentPhase.ALIGNING:
+            return verdicts + self._take(now_ms)
+        verdicts += [Captured(barrier.checkpoint_id, channel) for channel in missing]
+        return verdicts + self._complete_capture(now_ms)
+
+    def cancel(self, channel: int, marker: CancelCheckpointMarker) -> list[Verdict]:
+        """`channel` says that a checkpoint will not complete; one word is enough. Without effect for one that is over here."""
+        cancelled = marker.checkpoint_id
+        if cancelled == self.pending_id:
+            return self._abort(CheckpointFailureReason.CANCELLATION_BARRIER)
+        if cancelled <= self._highest:
+            return []
+        verdicts = self._abort(CheckpointFailureReason.DECLINED_SUBSUMED)
+        self._raise_highest(cancelled)
+        return [*verdicts, Abort(cancelled, CheckpointFailureReason.CANCELLATION_BARRIER)]
+
+    def abort(self, checkpoint_id: int) -> list[Verdict]:
+        """The coordinator has aborted a checkpoint. If its barriers are still to come, they will find it aborted."""
+        if checkpoint_id == self.pending_id:
+            return self._abort(CheckpointFailureReason.ABORT_NOTIFIED)
+        if checkpoint_id > self._highest:
+            self._early_aborts[checkpoint_id] = None
+            if len(self._early_aborts) > _EARLY_ABORTS_MAX:
+                del self._early_aborts[min(self._early_aborts)]
+        return []
+
+    def end_of_partition(self, channel: int, now_ms: int) -> list[Verdict]:
+        """`channel` has ended: it counts as aligned, for the checkpoint under way and for every later one."""
+        if self._closed[channel]:
+            return []
+        self._closed[channel] = True
+        self._blocked.pop(channel, None)
+        if self._pending is None:
+            return []
+        if not self._after_finish:
+            return self._abort(CheckpointFailureReason.INPUT_END_OF_STREAM)
+        if channel in self._arrived:
+            return []
+        if self._phase is AlignmentPhase.OVERTAKING:
+            return self._captured(channel, now_ms)
+        if not self._missing():
+            return self._take(now_ms)
+        return self.tick(now_ms)
+
+    def tick(self, now_ms: int) -> list[Verdict]:
+        """Time has passed: what has not aligned in time overtakes."""
+        if self._phase is AlignmentPhase.ALIGNING and self._may_overtake(now_ms):
+            return self._overtake(now_ms)
+        return []
+
+    def processed(self, records: int) -> None:
+        """So many records were processed while `is_pending`."""
+        if self._pending is not None:
+            self._processed += records
+
+    # What follows.
+
+    def _begin(self, barrier: CheckpointBarrier, now_ms: int) -> list[Verdict]:
+        """Make `barrier` the one under way if it is newer than all seen; what it leaves behind is subsumed."""
+        checkpoint_id = barrier.checkpoint_id
+        if checkpoint_id <= self._highest:
+            return []
+        verdicts = self._abort(CheckpointFailureReason.DECLINED_SUBSUMED)
+        aborted_early = checkpoint_id in self._early_aborts
+        self._raise_highest(checkpoint_id)
+        if aborted_early:
+            return [*verdicts, Abort(checkpoint_id, CheckpointFailureReason.ABORT_NOTIFIED)]
+        self._pending = barrier
+        self._phase = AlignmentPhase.ALIGNING
+        timeout = barrier.aligned_timeout_ms
+        self._unaligned = not barrier.savepoint and (barrier.unaligned or (timeout is not None and timeout <= 0))
+        self._due_ms = None if barrier.savepoint or timeout is None else barrier.timestamp_ms + timeout + 1
+        self._first_ms = now_ms
+        self._processed = 0
+        return verdicts
+
+    def _wait(self, *, first: bool, now_ms: int) -> list[Verdict]:
+        """The timer of a checkpoint that has just become known here."""
+        return [WaitUntil(self._due_ms)] if first and self._due_ms is not None and self._due_ms > now_ms else []
+
+    def _missing(self) -> list[int]:
+        """Open channels whose barrier has not come."""
+        return [c for c in range(self._channels) if not self._closed[c] and c not in self._arrived]
+
+    def _may_overtake(self, now_ms: int) -> bool:
+        if not self._unaligned and (self._due_ms is None or now_ms < self._due_ms):
+            return False
+        return all(self._closed[c] or c in self._arrived for c in self._never_overtaken)
+
+    def _take(self, now_ms: int) -> list[Verdict]:
+        """Every channel is aligned."""
+        barrier, resume = self._sent_on(), self._resume_blocked()
+        take = Take(barrier, self._unaligned, (), self._start_delay_ms(), self._alignment_ms(now_ms), self._processed)
+        self._reset()
+        return [take, *resume]
+
+    def _overtake(self, now_ms: int) -> list[Verdict]:
+        self._unaligned = True
+        self._phase = AlignmentPhase.OVERTAKING
+        self._pending = barrier = self._sent_on()
+        overtaken = tuple(self._missing())
+        take = Take(barrier, True, overtaken, self._start_delay_ms(), self._alignment_ms(now_ms), self._processed)
+        return [take, *self._resume_blocked()]
+
+    def _sent_on(self) -> CheckpointBarrier:
+        barrier = self._pending
+        assert barrier is not None
+        return barrier if barrier.unaligned is self._unaligned else replace(barrier, unaligned=self._unaligned)
+
+    def _captured(self, channel: int, now_ms: int) -> list[Verdict]:
+        assert self._pending is not None
+        verdicts: list[Verdict] = [Captured(self._pending.checkpoint_id, channel)]
+        return verdicts if self._missing() else verdicts + self._complete_capture(now_ms)
+
+    def _complete_capture(self, now_ms: int) -> list[Verdict]:
+        assert self._pending is not None
+        complete = CaptureComplete(self._pending.checkpoint_id, self._alignment_ms(now_ms), self._processed)
+        self._reset()
+        return [complete]
+
+    def _abort(self, reason: CheckpointFailureReason) -> list[Verdict]:
+        """End the checkpoint under way, if there is one."""
+        if self._pending is None:
+            return []
+        aborted = Abort(self._pending.checkpoint_id, reason)
+        resume = self._resume_blocked()
+        self._reset()
+        return [*resume, aborted]
+
+    def _resume_blocked(self) -> list[Verdict]:
+        if not self._blocked:
+            return []
+        resume = Resume(self.blocked)
+        self._blocked.clear()
+        return [resume]
+
+    def _reset(self) -> None:
+        self._pending = None
+        self._phase = AlignmentPhase.IDLE
+        self._arrived.clear()
+
+    def _raise_highest(self, checkpoint_id: int) -> None:
+        self._highest = checkpoint_id
+        self._early_aborts = {early: None for early in self._early_aborts if early > checkpoint_id}
+
+    # Wall clocks of several machines differ, and may be set back: no duration is negative.
+
+    def _start_delay_ms(self) -> int:
+        assert self._pending is not None
+        return max(self._first_ms - self._pending.timestamp_ms, 0)
+
+    def _alignment_ms(self, now_ms: int) -> int:
+        return max(now_ms - self._first_ms, 0)
