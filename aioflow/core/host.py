@@ -129,6 +129,10 @@ class FileSystem(Protocol):
         """Move a file or directory, replacing a target file: whoever looks sees the old one or the new one."""
         ...
 
+    async def rename_new(self, source: str, target: str) -> bool:
+        """Move a file to a name that nothing has; False, with nothing changed, if something has it. Of several movers one wins."""
+        ...
+
     async def delete(self, path: str, *, recursive: bool = False) -> bool:
         """Remove a file or an empty directory, or a whole tree if `recursive`; False if nothing was there."""
         ...
@@ -145,8 +149,12 @@ class FileSystem(Protocol):
         """Tell whether a file or directory has this path."""
         ...
 
-    async def mkdirs(self, path: str) -> None:
-        """Make a directory and its parents; nothing happens if it exists."""
+    async def mkdirs(self, path: str, *, private: bool = False) -> None:
+        """Make a directory and its parents; nothing happens if it exists. `private`: what it makes, only its owner may enter."""
+        ...
+
+    async def real_path(self, path: str) -> str:
+        """Return the absolute path with all symbolic links followed; what does not exist is taken as it is."""
         ...
 
     def open_read(self, path: str) -> BinaryIO:
@@ -448,6 +456,9 @@ class _SystemFileSystem:
     async def rename(self, source: str, target: str) -> None:
         await self._host.blocking(os.replace, source, target)
 
+    async def rename_new(self, source: str, target: str) -> bool:
+        return await self._host.blocking(_rename_new, source, target)
+
     async def delete(self, path: str, *, recursive: bool = False) -> bool:
         return await self._host.blocking(_delete, path, recursive)
 
@@ -464,8 +475,11 @@ class _SystemFileSystem:
     async def exists(self, path: str) -> bool:
         return await self._host.blocking(os.path.exists, path)
 
-    async def mkdirs(self, path: str) -> None:
-        await self._host.blocking(lambda: os.makedirs(path, exist_ok=True))
+    async def mkdirs(self, path: str, *, private: bool = False) -> None:
+        await self._host.blocking(_mkdirs, path, 0o700 if private else 0o777)
+
+    async def real_path(self, path: str) -> str:
+        return await self._host.blocking(os.path.realpath, path)
 
     def open_read(self, path: str) -> BinaryIO:
         return open(path, "rb")
@@ -488,6 +502,31 @@ def _fsync(path: str) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _rename_new(source: str, target: str) -> bool:
+    # A link is the one portable call that makes a name only if nothing has it. A crash before the old name is gone
+    # leaves two names of one whole file.
+    try:
+        os.link(source, target, follow_symlinks=False)
+    except FileExistsError:
+        return False
+    os.unlink(source)
+    return True
+
+
+def _mkdirs(path: str, mode: int) -> None:
+    # Not os.makedirs, whose mode is for the last directory only.
+    missing = []
+    while path and not os.path.isdir(path):
+        missing.append(path)
+        path = os.path.dirname(path)
+    for made in reversed(missing):
+        try:
+            os.mkdir(made, mode)
+        except FileExistsError:
+            if not os.path.isdir(made):
+                raise
 
 
 def _delete(path: str, recursive: bool) -> bool:

@@ -293,6 +293,16 @@ class SimFileSystem:
     async def rename(self, source: str, target: str) -> None:
         await self._do("rename", source, lambda full: self._disk.rename(self._process.machine, full, _normal(target)))
 
+    async def rename_new(self, source: str, target: str) -> bool:
+        def call(full: str) -> bool:
+            self._disk.file(full)
+            if self._disk.exists(_normal(target)):
+                return False
+            self._disk.rename(self._process.machine, full, _normal(target))
+            return True
+
+        return await self._do("rename_new", source, call)
+
     async def delete(self, path: str, *, recursive: bool = False) -> bool:
         return await self._do(
             "delete", path, lambda full: self._disk.delete(self._process.machine, full, recursive=recursive)
@@ -307,7 +317,10 @@ class SimFileSystem:
     async def exists(self, path: str) -> bool:
         return await self._do("exists", path, self._disk.exists)
 
-    async def mkdirs(self, path: str) -> None:
+    async def real_path(self, path: str) -> str:
+        return await self._do("real_path", path, lambda full: full)
+
+    async def mkdirs(self, path: str, *, private: bool = False) -> None:
         await self._do("mkdirs", path, self._disk.mkdirs)
 
     def open_read(self, path: str) -> BinaryIO:
