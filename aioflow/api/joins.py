@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from aioflow.api.build import OperatorOptions, Upstream, add_operator, fresh
 from aioflow.api.keyed import KeyedStream
@@ -32,7 +32,7 @@ R = TypeVar("R")
 
 
 class _TwoStreams(Generic[T, U]):
-    """Collects keys and window of a two-stream operation, step by step; each step gives a new object."""
+    """Keys and window of a two-stream operation, said step by step."""
 
     kind = ""
     operator: type[CoGroupOperator]
@@ -44,17 +44,27 @@ class _TwoStreams(Generic[T, U]):
         self._right_key: Any = None
         self._window: tuple[WindowAssigner, Trigger[Any] | None, Evictor[Any] | None, int] | None = None
 
-    def _where(self, key: Any) -> None:
+    def where(self, key: Callable[[T], Any] | Expr[Any]) -> Self:
+        """Key of the left elements."""
         self._left_key = key
+        return self
 
-    def _equal_to(self, key: Any) -> None:
+    def equal_to(self, key: Callable[[U], Any] | Expr[Any]) -> Self:
+        """Key of the right elements."""
         if self._left_key is None:
             raise GraphError(f"{self.kind}: where(key of the left) comes before equal_to(key of the right)")
         self._right_key = key
+        return self
 
-    def _in_window(
-        self, assigner: WindowAssigner, trigger: Trigger[Any] | None, evictor: Evictor[Any] | None, lateness: str | timedelta
-    ) -> None:
+    def window(
+        self,
+        assigner: WindowAssigner,
+        *,
+        trigger: Trigger[Any] | None = None,
+        evictor: Evictor[Any] | None = None,
+        lateness: str | timedelta = "0s",
+    ) -> Self:
+        """Elements meet within one window; in a co-group, a key of only one side makes a group too."""
         if self._right_key is None:
             raise GraphError(f"{self.kind}: where(...).equal_to(...) come before window(...)")
         lateness_ms = to_ms(lateness, "lateness")
@@ -62,6 +72,7 @@ class _TwoStreams(Generic[T, U]):
         for stream in (self._left.key_by(self._left_key), self._right.key_by(self._right_key)):
             require_event_time(stream, assigner)
         self._window = (assigner, trigger, evictor, lateness_ms)
+        return self
 
     def _apply(self, fn: Any, options: OperatorOptions) -> DataStream[Any]:
         if self._window is None:
@@ -92,28 +103,6 @@ class JoinedStreams(_TwoStreams[T, U]):
     kind = "join"
     operator = WindowJoinOperator
 
-    def where(self, key: Callable[[T], Any] | Expr[Any]) -> JoinedStreams[T, U]:
-        """Key of the left elements."""
-        self._where(key)
-        return self
-
-    def equal_to(self, key: Callable[[U], Any] | Expr[Any]) -> JoinedStreams[T, U]:
-        """Key of the right elements."""
-        self._equal_to(key)
-        return self
-
-    def window(
-        self,
-        assigner: WindowAssigner,
-        *,
-        trigger: Trigger[Any] | None = None,
-        evictor: Evictor[Any] | None = None,
-        lateness: str | timedelta = "0s",
-    ) -> JoinedStreams[T, U]:
-        """Pairs are made within one window."""
-        self._in_window(assigner, trigger, evictor, lateness)
-        return self
-
     def apply(
         self, fn: Callable[[T, U], R], *, name: str | None = None, uid: str | None = None, parallelism: int | None = None
     ) -> DataStream[R]:
@@ -126,28 +115,6 @@ class CoGroupedStreams(_TwoStreams[T, U]):
 
     kind = "co_group"
     operator = CoGroupOperator
-
-    def where(self, key: Callable[[T], Any] | Expr[Any]) -> CoGroupedStreams[T, U]:
-        """Key of the left elements."""
-        self._where(key)
-        return self
-
-    def equal_to(self, key: Callable[[U], Any] | Expr[Any]) -> CoGroupedStreams[T, U]:
-        """Key of the right elements."""
-        self._equal_to(key)
-        return self
-
-    def window(
-        self,
-        assigner: WindowAssigner,
-        *,
-        trigger: Trigger[Any] | None = None,
-        evictor: Evictor[Any] | None = None,
-        lateness: str | timedelta = "0s",
-    ) -> CoGroupedStreams[T, U]:
-        """Groups are made within one window; a key of only one side makes a group too."""
-        self._in_window(assigner, trigger, evictor, lateness)
-        return self
 
     def apply(
         self,
