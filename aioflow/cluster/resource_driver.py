@@ -37,8 +37,6 @@ logger = logging.getLogger(__name__)
 class _TaskManager:
     connection: RpcConnection
     registration: int
-    slots: int
-    free: int
 
 
 class ResourceManager:
@@ -73,8 +71,8 @@ class ResourceManager:
         await self._group.__aexit__(None, None, None)
 
     def overview(self) -> list[tuple[str, int, int]]:
-        """(id, slots, free ones) of each TaskManager."""
-        return [(worker_id, worker.slots, worker.free) for worker_id, worker in self._workers.items()]
+        """(id, slots, free ones) of each TaskManager, as slots are given out: no heartbeat has to come first."""
+        return self._slots.overview()
 
     # TaskManagers.
 
@@ -83,7 +81,7 @@ class ResourceManager:
         if worker_id in self._workers:
             self._lost(worker_id, "it registers again")
         registration, instructions = self._slots.register_worker(self._token, worker_id, report, self._host.clock.monotonic())
-        self._workers[worker_id] = _TaskManager(connection, registration, len(report), _free(report))
+        self._workers[worker_id] = _TaskManager(connection, registration)
         self._monitor.monitor(worker_id, self._host.clock.monotonic())
         logger.info("taskmanager %s is registered with %d slots", worker_id, len(report))
         self._carry_out(instructions)
@@ -91,9 +89,6 @@ class ResourceManager:
 
     def heartbeat(self, worker_id: str, registration: int, report: Sequence[SlotStatus]) -> None:
         self._monitor.received(worker_id, self._host.clock.monotonic())
-        worker = self._workers.get(worker_id)
-        if worker is not None and worker.registration == registration:
-            worker.free = _free(report)
         self._carry_out(self._slots.slot_report(self._token, worker_id, registration, report, self._host.clock.monotonic()))
 
     def slot_freed(self, worker_id: str, registration: int, allocation_id: str) -> None:
@@ -182,7 +177,3 @@ class ResourceManager:
                         connection = self._workers[worker_id].connection
                         self._lost(worker_id, reason.value)
                         await connection.close()
-
-
-def _free(report: Sequence[SlotStatus]) -> int:
-    return sum(1 for status in report if status.allocation_id is None)

@@ -182,9 +182,13 @@ class SlotManager:
             if slot.job_id == job_id and slot.allocation_id is not None
         ]
 
+    def overview(self) -> list[tuple[str, int, int]]:
+        """(id, slots, free ones) of each worker. What was asked for is not free, whether the worker has answered or not."""
+        return [(worker.worker_id, len(worker.slots), len(worker.slots) - worker.taken) for worker in self._workers.values()]
+
     @property
     def slots_free(self) -> int:
-        return sum(len(worker.slots) - worker.taken for worker in self._workers.values())
+        return sum(free for _, _, free in self.overview())
 
     # From workers.
 
