@@ -22,10 +22,10 @@ ROOT = Path(__file__).parents[2]
 FLOWS = Path(__file__).parent / "cluster_flows.py"
 WORDCOUNT = f"{ROOT / 'examples' / 'wordcount.py'}:flow"
 
-pytestmark = [pytest.mark.timeout(90)]
+pytestmark = [pytest.mark.timeout(300)]
 
 
-def aioflow(*argv: str | Path, timeout: float = 45) -> subprocess.CompletedProcess[str]:
+def aioflow(*argv: str | Path, timeout: float = 100) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "aioflow", *map(str, argv)]
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout, cwd=ROOT, check=False)
 
@@ -37,10 +37,10 @@ def listening(*argv: str | Path) -> tuple[int, str]:
         assert process.stdout is not None
         said = process.stdout.readline()
         process.terminate()
-        return process.wait(15), said
+        return process.wait(60), said
 
 
-def until(condition: Callable[[], bool], what: str, timeout: float = 30) -> None:
+def until(condition: Callable[[], bool], what: str, timeout: float = 60) -> None:
     deadline = time.monotonic() + timeout
     while not condition():
         assert time.monotonic() < deadline, f"{what}: not within {timeout} s"
@@ -199,21 +199,26 @@ def test_a_job_manager_says_why_it_cannot_listen(tmp_path: Path) -> None:
     assert "no jobmanager listens" in nobody.stderr
 
 
-def test_a_job_without_slots_waits_for_them_and_fails_when_none_come(cluster: Cluster) -> None:
-    """I2: unfulfillable requirements end as NoResourceAvailable, later slots fulfil them."""
-    cluster.start(workers=1, slots=2, request_timeout="8s")
+def test_a_job_without_slots_waits_until_more_come(cluster: Cluster) -> None:
+    """I2: later slots fulfil the requirements of a job that waits."""
+    cluster.start(workers=1, slots=2, request_timeout="10m")
     waits = cluster.submit("wide")
     joined = cluster.spawn("taskmanager", "--jobmanager", cluster.address, "--slots", "2", "--secret-file", str(cluster.secret))
     until(lambda: cluster.job(waits) == "FINISHED", "the job has got its slots")
     joined.terminate()
-    assert joined.wait(10) == 0
+    assert joined.wait(60) == 0
+    never = cluster.submit("wide")
+    assert cluster.ask("cancel", never).stdout == f"{never}  CANCELED\n"
+    until(lambda: "2 slots, 2 free" in aioflow("cluster", "status", "--data", cluster.data).stdout, "the slots are free again")
+
+
+def test_a_job_that_gets_no_slots_in_time_fails_and_says_how_many_it_has_got(cluster: Cluster) -> None:
+    """I2: unfulfillable requirements end as NoResourceAvailable."""
+    cluster.start(workers=1, slots=2, request_timeout="2s")
     short = cluster.ask("submit", f"{FLOWS}:wide")
     assert short.returncode == 1
     assert "NoResourceAvailable" in short.stderr
     assert "needs 4 slots and got 2" in short.stderr
-    never = cluster.submit("wide")
-    assert cluster.ask("cancel", never).stdout == f"{never}  CANCELED\n"
-    until(lambda: "2 slots, 2 free" in aioflow("cluster", "status", "--data", cluster.data).stdout, "the slots are free again")
 
 
 def test_a_job_outlives_its_job_manager(cluster: Cluster) -> None:
@@ -319,12 +324,13 @@ async def test_a_job_restarts_on_another_task_manager_when_its_own_is_killed(clu
         async with job.subscribe(counts) as rows:
             assert await anext(aiter(rows)) is not None
         assert await job.state(counts).get(0) is not None
+        # What runs has its slot: no heartbeat has to come before that is shown.
         status = await asyncio.to_thread(aioflow, "cluster", "status", "--data", cluster.data)
         busy = re.search(r"taskmanager  (\w+)  1 slots, 0 free", status.stdout)
-        assert busy is not None, status.stdout
+        assert busy is not None, status.stdout + status.stderr
         number = next(n for n in (1, 2) if f"taskmanager {busy[1]} " in cluster.log(f"taskmanager-{n}"))
         os.kill(cluster.pids()[number], signal.SIGKILL)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while job._cluster.job_master.executions.restarts == 0 or job.status != "RUNNING":
                 await asyncio.sleep(0.02)
         async with job.subscribe(counts) as rows:

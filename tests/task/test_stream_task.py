@@ -476,17 +476,17 @@ async def test_cancel_while_closing_lets_the_close_end() -> None:
 
 async def test_metrics_of_time_add_up_and_stand_still_after_the_end() -> None:
     bench = Bench([lambda: Logged("a", [])])
-    runner = bench.start(bench.task)
-    await until(lambda: bench.task._suspension is not None)
-    bench.feed.give(None)
-    await runner
     group = bench.environment.metrics
 
     def times() -> dict[str, float]:
         return {name.rsplit(".", 1)[1]: value for name, value in group.snapshot().items() if "accumulate" in name}
 
-    before = times()
-    await asyncio.sleep(0.005)
+    runner = bench.start(bench.task)
+    await until(lambda: times().get("accumulateIdleTimeMs", 0.0) > 0)
+    bench.feed.give(None)
+    await runner
+    before, ended_at = times(), bench.host.clock.monotonic()
+    await until(lambda: bench.host.clock.monotonic() > ended_at)
     assert times() == before
     assert before["accumulateIdleTimeMs"] > 0
 
