@@ -21,6 +21,7 @@ from aioflow.cluster.execution_graph import (
 )
 from aioflow.core.errors import CheckpointError, note_once
 from aioflow.graph.deployment import ExecutionAttemptId, ExecutionState, TaskDeploymentDescriptor
+from aioflow.operators.source import discover_splits
 from aioflow.task.blame import uncancelled
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ class JobMaster:
             for vertex in self.executions.graph.vertices:
                 if vertex.head.source is not None:
                     what = f"in discover() of source {vertex.head.name!r}"
-                    splits[vertex.id] = await vertex.head.source.discover()
+                    splits[vertex.id] = await discover_splits(vertex.head.source, self._host)
         except (Exception, asyncio.CancelledError) as caught:  # noqa: BLE001  # A source that cannot be read fails the job like a task would.
             error = uncancelled(caught) if isinstance(caught, asyncio.CancelledError) else caught
             note_once(error, what)

@@ -7,9 +7,11 @@ never waits. Three things may happen outside of that call, and all go through th
 * side outputs go by tag to the task's output through `ctx.side_output`;
 * an operator that cannot take more for now lowers `room()`; the chain keeps the rest of the batch and waits on `availability`.
 
-Life cycle (after Flink): `setup -> initialize_state -> open -> (process_batch | process_input)* -> end_input -> finish -> close`.
+Life cycle (after Flink): `setup -> initialize_state -> open -> (process_batch | process_input)* -> end_input -> finish -> end_of_data
+-> close`.
 `initialize_state` and `open` run from the tail of a chain to its head, `finish` from head to tail, `close` and `snapshot_state` from
-tail to head. `close` is called exactly once after `setup`, whatever happened; `finish` only at a normal end.
+tail to head. `close` is called exactly once after `setup`, whatever happened; `finish` only at a normal end, `end_of_data` also when the
+job is stopped.
 """
 
 from __future__ import annotations
@@ -177,6 +179,12 @@ class Operator:
     def finish(self) -> RecordBatch:
         """All inputs ended normally: the last chance to emit."""
         return empty_batch()
+
+    def end_of_data(self) -> None:
+        """Nothing comes any more, be it that the input ended (after `finish`) or that the job is stopped where it is.
+
+        What was taken must get to where it belongs; `busy` until it is there.
+        """
 
     def prepare_snapshot_pre_barrier(self, checkpoint_id: int) -> RecordBatch:
         """A checkpoint is about to be taken: what is given here, and what follows from it, still goes before its barrier."""

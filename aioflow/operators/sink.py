@@ -1,16 +1,29 @@
 """What a sink is, and the operator that writes to it. Two phases: prepare at the barrier, commit when the checkpoint is complete.
 
-Without checkpoints everything that was prepared is committed when the input ends (and when the writer rolls by itself).
+    barrier n        flush, prepare(n): the committables of n go into operator state, beside those not confirmed yet
+    n is complete    commit everything prepared up to n, in order, with retries; what is committed leaves the state
+    restore of n     commit what the state of n holds, before the writer opens: n is complete, and committing again does nothing
+
+A completed checkpoint subsumes those before it: if the metadata of n was never written and n + 1 is complete, what was prepared for n is
+part of n + 1. Nothing is committed for a checkpoint that is not complete.
+
+Without checkpoints everything that was prepared is committed when the input ends (and when the writer rolls by itself). With them the
+last checkpoint does it, which the task waits for.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
+from aioflow.core.aio import wait_all
 from aioflow.core.availability import Availability
 from aioflow.core.elements import RecordBatch
+from aioflow.core.errors import AioflowError, RestoreError, note_once
+from aioflow.core.optional_arguments import call_with
+from aioflow.core.retry import Retry
 from aioflow.operators.operator import UNBOUNDED_ROOM, Operator
 
 if TYPE_CHECKING:
@@ -20,12 +33,26 @@ __all__ = ["Committer", "Sink", "SinkOperator", "SinkWriter"]
 
 T_contra = TypeVar("T_contra", contravariant=True)
 
+logger = logging.getLogger(__name__)
+
+COMMIT_RETRY = Retry(8, backoff="100ms", max_backoff="5s")
+"""About 11 seconds: a database that restarts, a file server that fails over. Then the task fails, and its restart tries again."""
+
+COMMITTABLES = "committables"
+"""List state: pairs of the checkpoint that something was prepared for, and what was prepared."""
+
+PREPARED = "prepared"
+"""Union list state: the checkpoint itself, so that every subtask knows after a restore which one it was."""
+
 
 class SinkWriter(Protocol[T_contra]):
     """Writes the records of one subtask.
 
     Optional: `full` (bool): set by the writer when it wants `flush` to be awaited before it takes more; `async open()`;
-    `async close()` (also after a failure); `restore(committables)`.
+    `async close()` (also after a failure); `restored(checkpoint_id)`, before `open` after a restore.
+
+    What was prepared up to the restored checkpoint is committed, by this subtask or by another. What this subtask began after it, in
+    an attempt that is gone, belongs to nobody: `open` removes it, and nothing that a later attempt may have begun.
     """
 
     def write_batch(self, values: Sequence[T_contra], timestamps: Sequence[int] | None) -> None:
@@ -35,11 +62,14 @@ class SinkWriter(Protocol[T_contra]):
         """Bring what is buffered to the outside, as far as that is visible without a commit."""
 
     async def prepare(self, checkpoint_id: int) -> list[Any]:
-        """Everything written so far becomes committables: plain data that survive this process."""
+        """Everything written so far becomes committables: plain data that survive this process, and so does what they stand for."""
 
 
 class Committer(Protocol):
-    """Makes prepared data visible. Both calls are idempotent."""
+    """Makes prepared data visible. Both calls are idempotent, and a copy of them that comes late changes nothing.
+
+    Optional: `async close()`.
+    """
 
     async def commit(self, committables: Sequence[Any]) -> None: ...
     async def abort(self, committables: Sequence[Any]) -> None: ...
@@ -51,31 +81,65 @@ class Sink(Protocol[T_contra]):
 
     def writer(self, ctx: OperatorContext) -> SinkWriter[T_contra]: ...
     def committer(self) -> Committer | None:
-        """None when `flush` is all there is (at-least-once)."""
+        """None when `flush` is all there is (at-least-once). A `committer(ctx)` gets the operator's context: its host, its name."""
 
 
 class SinkOperator(Operator):
-    """Drives one `SinkWriter`. Takes no more while a flush is under way; emits nothing but the watermark."""
+    """Drives one `SinkWriter` and its `Committer`. Takes no more while a flush is under way; emits nothing but the watermark.
 
-    def __init__(self, sink: Sink[Any]) -> None:
+    Commits run beside the records, in a helper task: a slow commit holds back neither them nor the next checkpoint, only the end.
+    """
+
+    def __init__(self, sink: Sink[Any], commit_retry: Retry = COMMIT_RETRY) -> None:
         self._sink = sink
+        self._commit_retry = commit_retry
         self._writer: SinkWriter[Any] | None = None
+        self._committer: Committer | None = None
+        # By checkpoint id, ascending: prepared and not known to be committed.
+        self._prepared: dict[int, list[Any]] = {}
+        self._confirmed = 0
         self._flushing = False
+        self._committing = False
+        self._flush_failure: BaseException | None = None
         self._work: asyncio.Task[None] | None = None
         self.availability = Availability(available=True)
 
+    # Restoring.
+
+    def initialize_state(self) -> None:
+        self._committer = call_with(self._sink.committer, self.ctx)
+        state = self.ctx.operator_state
+        restored = state.get_list_state(COMMITTABLES).get() if state.is_restored else []
+        if restored and self._committer is None:
+            raise RestoreError(
+                f"sink {self.ctx.name!r} commits nothing, but its restored state holds {len(restored)} prepared writes that are not "
+                "committed yet: restore with the sink that prepared them, or give this one another uid and allow_non_restored=True"
+            )
+        for checkpoint_id, committable in sorted(restored, key=lambda pair: int(pair[0])):
+            self._prepared.setdefault(checkpoint_id, []).append(committable)
+
     async def open(self) -> None:
+        if self._prepared:
+            # What another subtask had prepared may be among them: only the checkpoint decides, not who wrote.
+            logger.info("%s: commits what was prepared up to the restored checkpoint %d", self.ctx.name, max(self._prepared))
+            self._confirmed = max(self._prepared)
+            await self._commit_confirmed()
         self._writer = writer = self._sink.writer(self.ctx)
-        opener = getattr(writer, "open", None)
+        ids = self.ctx.operator_state.get_union_list_state(PREPARED).get() if self._committer is not None else []
+        restored, opener = getattr(writer, "restored", None), getattr(writer, "open", None)
+        if ids and restored is not None:
+            restored(max(ids))
         if opener is not None:
             await opener()
+
+    # Records.
 
     def room(self) -> int:
         return 0 if self._flushing else UNBOUNDED_ROOM
 
     @property
     def busy(self) -> bool:
-        return self._flushing
+        return self._flushing or self._committing
 
     def process_batch(self, batch: RecordBatch) -> RecordBatch:
         writer = self._writer
@@ -83,42 +147,131 @@ class SinkOperator(Operator):
         if batch.values:
             writer.write_batch(batch.values, batch.timestamps)
             if getattr(writer, "full", False):
-                self._begin(self._flush, "flush")
+                self._begin_flush(writer.flush, "flush")
         return RecordBatch([], None, None, None, batch.watermark)
 
-    def finish(self) -> RecordBatch:
-        """End of input: what is left becomes visible now, without a checkpoint to wait for."""
-        self._begin(self._commit_rest, "commit")
-        return RecordBatch([])
+    def end_of_data(self) -> None:
+        """No more records: without checkpoints what is left becomes visible now, otherwise the last checkpoint takes it."""
+        assert self._writer is not None
+        if self.ctx.checkpointing and self._committer is not None:
+            self._begin_flush(self._writer.flush, "flush")
+        else:
+            self._begin_flush(self._commit_rest, "commit")
 
-    def _begin(self, work: Callable[[], Awaitable[None]], what: str) -> None:
+    def _begin_flush(self, work: Callable[[], Awaitable[None]], what: str) -> None:
         self._flushing = True
         self.availability.set_unavailable()
-        self._work = self.ctx.spawn(self._guarded(work), f"{self.ctx.name}-{what}")
+        self._work = self.ctx.spawn(self._flush(work), f"{self.ctx.name}-{what}")
 
-    async def _guarded(self, work: Callable[[], Awaitable[None]]) -> None:
+    async def _flush(self, work: Callable[[], Awaitable[None]]) -> None:
         try:
             await work()  # Called only here: a task that is cancelled before it began must not leave a coroutine behind.
+        except BaseException as error:
+            self._flush_failure = error
+            raise
         finally:
             self._flushing = False
-            self.availability.set_available()
+            self._show_state()
 
-    async def _flush(self) -> None:
-        assert self._writer is not None
-        await self._writer.flush()
+    def _show_state(self) -> None:
+        """Wake who waits for room or for the end; those who wait for the end alone go on waiting."""
+        self.availability.set_available()
+        if self.busy:
+            self.availability.set_unavailable()
 
     async def _commit_rest(self) -> None:
-        writer, committer = self._writer, self._sink.committer()
+        writer, committer = self._writer, self._committer
         assert writer is not None
         await writer.flush()
-        if committer is not None:
-            await committer.commit(await writer.prepare(FINAL_COMMIT))
+        committables = await writer.prepare(FINAL_COMMIT)
+        if committer is not None and committables:
+            await self._commit(committables)
+
+    # Checkpoints.
+
+    def snapshot_state(self, checkpoint_id: int) -> Awaitable[None]:
+        return self._prepare(checkpoint_id)
+
+    async def _prepare(self, checkpoint_id: int) -> None:
+        """Everything up to the barrier goes out and is prepared; nothing else of this task runs meanwhile."""
+        writer = self._writer
+        assert writer is not None, "open() comes before the first checkpoint"
+        if self._work is not None:
+            await wait_all([self._work])
+        if self._flush_failure is not None:
+            raise self._flush_failure  # It fails the task too, but must not be overtaken by an acknowledgement.
+        await writer.flush()
+        committables = await writer.prepare(checkpoint_id)
+        if self._committer is None:
+            return
+        if committables:
+            self._prepared[checkpoint_id] = committables
+        state = self.ctx.operator_state
+        state.get_list_state(COMMITTABLES).update([[id_, one] for id_, prepared in self._prepared.items() for one in prepared])
+        state.get_union_list_state(PREPARED).update([checkpoint_id])
+
+    def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
+        self._confirmed = max(self._confirmed, checkpoint_id)
+        if not self._committing and self._first_confirmed() is not None:
+            self._committing = True
+            if not self._flushing:
+                self.availability.set_unavailable()
+            _ = self.ctx.spawn(self._commit_beside(), f"{self.ctx.name}-commit")
+
+    def _first_confirmed(self) -> int | None:
+        first = next(iter(self._prepared), None)
+        return first if first is not None and first <= self._confirmed else None
+
+    async def _commit_beside(self) -> None:
+        try:
+            await self._commit_confirmed()
+        finally:
+            self._committing = False
+            self._show_state()
+
+    async def _commit_confirmed(self) -> None:
+        """In order; also what is confirmed meanwhile. What fails stays prepared."""
+        while (first := self._first_confirmed()) is not None:
+            try:
+                await self._commit(self._prepared[first])
+            except Exception as error:
+                note_once(error, f"in commit of checkpoint {first} by sink {self.ctx.name!r}")
+                raise
+            del self._prepared[first]
+
+    async def _commit(self, committables: list[Any]) -> None:
+        committer, retry = self._committer, self._commit_retry
+        assert committer is not None, "only a committer's sink has committables"
+        tries = 0
+        while True:
+            try:
+                await committer.commit(committables)
+                return
+            except AioflowError:
+                raise  # It says what to do; another try is not it.
+            except Exception as error:
+                tries += 1
+                if tries == retry.attempts:
+                    raise
+                delay_s = retry.delay_s(tries) * self.ctx.host.rng.uniform(0.5, 1.0)
+                logger.warning(
+                    "%s: commit failed, try %d of %d follows in %.1f s: %r", self.ctx.name, tries + 1, retry.attempts, delay_s, error
+                )
+                await asyncio.sleep(delay_s)
 
     async def close(self) -> None:
         writer, self._writer = self._writer, None
-        closer = getattr(writer, "close", None)
-        if closer is not None:
-            await closer()
+        committer, self._committer = self._committer, None
+        try:
+            await _close(writer)
+        finally:
+            await _close(committer)
+
+
+async def _close(what: object) -> None:
+    closer = getattr(what, "close", None)
+    if closer is not None:
+        await closer()
 
 
 FINAL_COMMIT = 0

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 from aioflow.core.elements import MIN_WATERMARK
+from aioflow.core.optional_arguments import call_with
 
 if TYPE_CHECKING:
     from aioflow.core.functions import OutputTag, RuntimeContext
     from aioflow.core.host import Host
 
-__all__ = ["Source", "SourceContext", "SourceReader", "Split"]
+__all__ = ["Source", "SourceContext", "SourceReader", "Split", "discover_splits"]
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -59,6 +60,11 @@ class SourceReader(Protocol[T_co]):
 
     Optional: `stop()`, for a reader that has promised to deliver what it accepted: it accepts no more, and is read until `finished`
     although the job stops.
+
+    Optional, for a reader that holds things until a checkpoint covers them (it acknowledges messages, or answers whoever sent them):
+    `checkpoint(checkpoint_id)`, called when the positions for that checkpoint have been taken, between two polls, and
+    `checkpoint_completed(checkpoint_id)`, called once that checkpoint is durable. The second covers every earlier checkpoint; it is not
+    called for one that is aborted, and may come after later calls of the first. Neither may block.
     """
 
     async def open(self, splits: Sequence[Split]) -> None:
@@ -90,7 +96,16 @@ class Source(Protocol[T_co]):
         """Whether it ends by itself."""
 
     async def discover(self) -> list[Split]:
-        """The splits there are now. Runs on the coordinator; again every `discover_every` (an optional attribute) if unbounded."""
+        """The splits there are now. Runs on the coordinator; again every `discover_every` (an optional attribute) if unbounded.
+
+        A `discover(host)` gets the coordinator's host: whoever looks at files or the network does it through that.
+        """
 
     def reader(self, ctx: SourceContext) -> SourceReader[T_co]:
         """A reader for one subtask."""
+
+
+async def discover_splits(source: Source[Any], host: Host) -> list[Split]:
+    """What `source.discover` finds; it may want the host."""
+    splits: list[Split] = await call_with(source.discover, host)
+    return splits

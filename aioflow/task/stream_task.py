@@ -188,6 +188,10 @@ class StreamTask:
         await self._task_timers.quiesce()
         # Mail that was written since has its say, and what it emits goes out before the end does.
         await self._settle()
+        for operator in self._operators:
+            with naming(operator, "end_of_data()"):
+                operator.end_of_data()
+        await self._settle()
         self._processor.prepare_close()
         await self._processor.drain()
         self._output.end_of_data(drain=drain)

@@ -265,6 +265,9 @@ class HarnessTask:
             await self.contexts[place].processing_timers.quiesce()
             self._chain.emit_from(place, operator.finish())
             await self._settle()
+        for operator in self.operators:
+            operator.end_of_data()
+        await self._settle()
 
     async def _settle(self) -> None:
         """Run mail and the chain until no operator has results to come."""

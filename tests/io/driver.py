@@ -11,6 +11,7 @@ from typing import Any
 from aioflow.core.functions import OutputTag
 from aioflow.core.host import Host, SystemHost
 from aioflow.operators.source import Source, SourceReader, Split
+from aioflow.state.operator_state import HeapOperatorStateBackend
 
 PATIENCE_S = 10.0
 """Far more than anything here takes: a reader that never wakes fails its test instead of hanging the run."""
@@ -38,6 +39,7 @@ class Context:
     runtime: Any = field(default_factory=Runtime)
     sides: list[tuple[OutputTag[Any], Any]] = field(default_factory=list)
     name: str = "operator"
+    uid: str = "operator"
     replays: bool = False
 
     def side_output(self, tag: OutputTag[Any], value: Any) -> None:
@@ -62,6 +64,8 @@ class SinkContext(Context):
     now_ms: int = 1_000_000
     timers: list[Timer] = field(default_factory=list)
     tasks: list[asyncio.Task[Any]] = field(default_factory=list)
+    failures: list[BaseException] = field(default_factory=list)
+    operator_state: HeapOperatorStateBackend = field(default_factory=HeapOperatorStateBackend)
 
     def processing_time(self) -> int:
         return self.now_ms
@@ -71,8 +75,25 @@ class SinkContext(Context):
         return self.timers[-1]
 
     def spawn(self, coroutine: Any, name: str) -> asyncio.Task[Any]:
-        self.tasks.append(asyncio.get_running_loop().create_task(coroutine, name=name))
+        self.tasks.append(asyncio.get_running_loop().create_task(self._supervised(coroutine), name=name))
         return self.tasks[-1]
+
+    async def _supervised(self, coroutine: Any) -> None:
+        """An error of a helper fails the task: here it is kept."""
+        try:
+            await coroutine
+        except Exception as error:
+            self.failures.append(error)
+
+    def blocking(self, function: Callable[..., Any], *args: Any) -> Any:
+        return self.host.blocking(function, *args)
+
+    async def settled(self) -> None:
+        """Returns when every helper task has ended; raises what failed one."""
+        while unfinished := [task for task in self.tasks if not task.done()]:
+            await asyncio.wait(unfinished)
+        if self.failures:
+            raise self.failures[0]
 
     async def advance(self, ms: int) -> None:
         """Move the clock; run what became due to its end."""

@@ -1,0 +1,25 @@
+"""Arguments that a protocol offers and an implementation may do without: `committer()` or `committer(ctx)`, both are right."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["call_with", "takes_argument"]
+
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+
+
+def takes_argument(function: Callable[..., Any]) -> bool:
+    """Whether `function` can be called with one positional argument. What has no readable signature takes none."""
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return False
+    return any(parameter.kind in _POSITIONAL for parameter in parameters.values())
+
+
+def call_with(function: Callable[..., Any], argument: object) -> Any:
+    """`function(argument)`, or `function()` if it takes none."""
+    return function(argument) if takes_argument(function) else function()
