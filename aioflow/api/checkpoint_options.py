@@ -31,8 +31,10 @@ def check_checkpoint_options(given: Mapping[str, Any], options: RunOptions) -> N
         for name in NEED_CHECKPOINTS:
             if name in given:
                 raise ValueError(f"{name}= is about checkpoints, and there are none: give checkpoints=URL too, like \"file:///var/lib/app\"")
-        if given.get("restore") == LATEST:
-            raise ValueError('restore="latest" looks into the store of checkpoints: give checkpoints=URL too, or the path of a savepoint')
+        if given.get("restore") is not None:
+            raise ValueError(
+                f"restore={given['restore']!r} goes on where a job stopped, which has to be kept again: give checkpoints=URL too"
+            )
     if options.fresh and options.restore is not None:
         raise ValueError(f"fresh=True begins without state, restore={options.restore!r} with some: give restore=None with it")
     settings = checkpoint_settings(options)
@@ -44,17 +46,17 @@ def check_checkpoint_options(given: Mapping[str, Any], options: RunOptions) -> N
 
 def checkpoint_settings(options: RunOptions) -> CheckpointSettings | None:
     """What `options` say about checkpoints. None: none are taken, and nothing is restored."""
-    restore = options.restore
-    if options.checkpoints is None and restore in (None, LATEST):
+    if options.checkpoints is None:
         return None
     if not isinstance(options.retain, int) or options.retain < 1:
         raise ValueError(f"retain is {options.retain!r}, expected how many completed checkpoints are kept, at least 1")
     tolerable = options.tolerable_failures
     if tolerable is not None and (not isinstance(tolerable, int) or tolerable < 0):
         raise ValueError(f"tolerable_failures is {tolerable!r}, expected how many in a row are borne, or None for any number")
+    restore = options.restore
     aligned_timeout_ms = None if isinstance(options.unaligned, bool) else _positive_ms(options.unaligned, "unaligned")
     return CheckpointSettings(
-        store="" if options.checkpoints is None else store_url(options.checkpoints, "checkpoints"),
+        store=store_url(options.checkpoints, "checkpoints"),
         every_ms=_positive_ms(options.every, "every"),
         unaligned=options.unaligned is True,
         aligned_timeout_ms=aligned_timeout_ms,

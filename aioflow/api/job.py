@@ -301,9 +301,9 @@ class Job:
 
 def _cluster(host: Host, graph: JobGraph, options: RunOptions) -> LocalCluster | WorkersCluster | RemoteRun:
     if options.on is not None:
-        return options.on.start(host, graph, options.restart, options.task_options())
+        return options.on.start(host, graph, options.restart, options.task_options(graph.name), options.checkpoint_settings())
     if not options.workers:
-        return LocalCluster(host, graph, options.restart, options.task_options())
+        return LocalCluster(host, graph, options.restart, options.task_options(graph.name))
     from aioflow.cluster.workers import WorkersCluster  # Loads what only processes need.
 
-    return WorkersCluster(host, graph, options.restart, options.task_options(), options.workers, options.heartbeat)
+    return WorkersCluster(host, graph, options.restart, options.task_options(graph.name), options.workers, options.heartbeat)

@@ -11,9 +11,10 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any, Protocol
 
 from aioflow.api.checkpoint_options import check_checkpoint_options, checkpoint_settings
+from aioflow.checkpoint.urls import flow_url
 from aioflow.cluster.restart import RestartPolicy, exponential_delay, no_restart
 from aioflow.core.timeunits import to_seconds
-from aioflow.task.environment import TaskOptions
+from aioflow.task.environment import CheckpointTaskOptions, TaskOptions
 
 if TYPE_CHECKING:
     from aioflow.cluster.checkpoint_settings import CheckpointSettings
@@ -28,7 +29,9 @@ __all__ = ["RunOptions", "Runner", "parse_options"]
 class Runner(Protocol):
     """A place where flows run."""
 
-    def start(self, host: Host, graph: JobGraph, restart: RestartPolicy, options: TaskOptions) -> RemoteRun: ...
+    def start(
+        self, host: Host, graph: JobGraph, restart: RestartPolicy, options: TaskOptions, checkpoints: CheckpointSettings | None
+    ) -> RemoteRun: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,14 +82,21 @@ class RunOptions:
     """Batch and slice sizes."""
 
     def checkpoint_settings(self) -> CheckpointSettings | None:
-        """What these options say about checkpoints. None: there are none, and nothing is restored."""
+        """What these options say about checkpoints. None: there are none."""
         return checkpoint_settings(self)
 
-    def task_options(self) -> TaskOptions:
-        """What each task is told. Called on the loop that will run them."""
+    def task_options(self, flow: str) -> TaskOptions:
+        """What each task of `flow` is told. Called on the loop that will run them."""
+        settings = self.checkpoint_settings()
+        checkpoints = None if settings is None else CheckpointTaskOptions(store=flow_url(settings.store, flow))
         debug = self.tasks.debug or asyncio.get_running_loop().get_debug() if self.debug is None else self.debug
         return replace(
-            self.tasks, state_backend=self.state, debug=debug, replays=self.restart.retries, strict=self.strict or self.tasks.strict
+            self.tasks,
+            state_backend=self.state,
+            checkpoints=checkpoints,
+            debug=debug,
+            replays=self.restart.retries,
+            strict=self.strict or self.tasks.strict,
         )
 
     @property

@@ -12,11 +12,15 @@ import subprocess
 import sys
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from aioflow.api.checkpoint_options import shown_path, store_url
+from aioflow.api.options import parse_options
 from aioflow.api.runner import new_event_loop
+from aioflow.cli.checkpoints import add_checkpoint_options, checkpoint_options
 from aioflow.cli.target import UsageError, load_flow
 from aioflow.cluster.execution_graph import JobStatus
 from aioflow.cluster.jobmanager import JobManager, JobManagerOptions, check_bind
@@ -25,11 +29,10 @@ from aioflow.cluster.restart import fixed_delay, no_restart
 from aioflow.cluster.secret_file import create_secret, read_secret
 from aioflow.cluster.submission import ClusterClient, JobLine, submission_of
 from aioflow.cluster.taskmanager import TaskManager, TaskManagerOptions
-from aioflow.core.errors import AioflowError, GraphError, NotAuthenticated
+from aioflow.core.errors import AioflowError, CheckpointError, GraphError, NotAuthenticated
 from aioflow.core.host import SystemHost
 from aioflow.core.timeunits import to_seconds
 from aioflow.graph.job_graph import build_job_graph
-from aioflow.task.environment import TaskOptions
 
 __all__ = ["add_commands", "remote_cluster"]
 
@@ -78,7 +81,8 @@ def add_commands(commands: Any) -> None:
     submit = commands.add_parser("submit", help="run a flow on a cluster", description="Run a flow on a cluster and wait for its end.")
     submit.add_argument("target", metavar="TARGET", help="MODULE:FLOW or PATH.py:FLOW, where FLOW is a Flow or a function that returns one")
     submit.add_argument("-d", "--detach", action="store_true", help="do not wait: print the job's id")
-    submit.add_argument("--restarts", type=int, default=0, metavar="N", help="try again so often when a task fails (0)")
+    submit.add_argument("--restarts", type=int, metavar="N", help="try again so often when a task fails (0; with --checkpoints always)")
+    add_checkpoint_options(submit)
     submit.set_defaults(carry_out=_submit)
     listing = commands.add_parser("list", help="list the jobs of a cluster")
     listing.set_defaults(carry_out=_list)
@@ -86,10 +90,16 @@ def add_commands(commands: Any) -> None:
     cancel.set_defaults(carry_out=_cancel)
     stop_job = commands.add_parser("stop", help="end the sources of a job; what is under way reaches the sinks")
     stop_job.add_argument("--drain", action="store_true", help="end event time too: open windows fire")
+    how = stop_job.add_mutually_exclusive_group()
+    how.add_argument("--savepoint", metavar="DIR", help="where the savepoint goes that a job with checkpoints ends with (its store)")
+    how.add_argument("--no-savepoint", action="store_true", help="make none: the job goes on from its last checkpoint")
     stop_job.set_defaults(carry_out=_stop_job)
-    for command in (cancel, stop_job):
+    savepoint = commands.add_parser("savepoint", help="write the state of a job, which goes on, where it stays until you delete it")
+    savepoint.set_defaults(carry_out=_savepoint)
+    for command in (cancel, stop_job, savepoint):
         command.add_argument("job", metavar="JOB", help="id of the job, or its beginning")
-    for command in (submit, listing, cancel, stop_job):
+    savepoint.add_argument("directory", metavar="DIR", nargs="?", help="where it goes (the store of the job's checkpoints)")
+    for command in (submit, listing, cancel, stop_job, savepoint):
         command.add_argument("--at", type=_address, default=("127.0.0.1", PORT), metavar="HOST:PORT", help="the JobManager")
         command.add_argument("--secret-file", type=Path, default=DATA / "secret", metavar="FILE", help=f"the shared secret ({DATA}/secret)")
 
@@ -344,19 +354,22 @@ def remote_cluster(arguments: argparse.Namespace) -> RemoteCluster:
 
 
 def _submit(arguments: argparse.Namespace) -> int:
+    given = checkpoint_options(arguments)
+    if arguments.restarts is not None:
+        given["restart"] = fixed_delay(arguments.restarts, "1s") if arguments.restarts else no_restart()
     flow = load_flow(arguments.target)
-    restart = fixed_delay(arguments.restarts, "1s") if arguments.restarts else no_restart()
+    options = replace(parse_options(given), debug=False)
     try:
         graph = build_job_graph(flow.graph, apart=True)
         at_home = [node.name for vertex in graph.vertices for node in vertex.nodes if node.stays_here]
         if at_home and arguments.detach:
             raise UsageError(f"{', '.join(at_home)} runs in the submitting process, which has to stay: leave out --detach")
-        job = submission_of(graph, restart, TaskOptions(replays=restart.retries))
-    except GraphError as error:
+        job = submission_of(graph, options.restart, options.task_options(flow.name), options.checkpoint_settings())
+    except (GraphError, CheckpointError) as error:
         raise UsageError(str(error)) from error
     if not at_home:
         return _asking(arguments, partial(_submit_and_wait, job=job, detach=arguments.detach))
-    return _run(arguments, partial(_execute, flow=flow, cluster=remote_cluster(arguments), restart=restart))
+    return _run(arguments, partial(_execute, flow=flow, cluster=remote_cluster(arguments), given=given))
 
 
 async def _submit_and_wait(client: ClusterClient, job: Any, detach: bool) -> int:
@@ -366,8 +379,8 @@ async def _submit_and_wait(client: ClusterClient, job: Any, detach: bool) -> int
     return FINISHED if detach else _ended(await client.wait(job_id))
 
 
-async def _execute(host: SystemHost, flow: Any, cluster: RemoteCluster, restart: Any) -> int:
-    async with flow.run(on=cluster, restart=restart) as job:
+async def _execute(host: SystemHost, flow: Any, cluster: RemoteCluster, given: dict[str, Any]) -> int:
+    async with flow.run(on=cluster, **given) as job:
         print(job.id, flush=True)
         result = await job.wait()
     print(f"{result.name}: {result.status}", file=sys.stderr)
@@ -376,6 +389,8 @@ async def _execute(host: SystemHost, flow: Any, cluster: RemoteCluster, restart:
 
 def _ended(line: JobLine) -> int:
     print(f"{line.name}: {line.status.value}{': ' + line.error if line.error else ''}", file=sys.stderr)
+    if line.savepoint:
+        print(shown_path(line.savepoint))
     return FINISHED if line.status is JobStatus.FINISHED else FAILED
 
 
@@ -408,10 +423,28 @@ def _cancel(arguments: argparse.Namespace) -> int:
 def _stop_job(arguments: argparse.Namespace) -> int:
     async def stop(client: ClusterClient) -> int:
         job_id = await _job_id(client, arguments.job)
-        await client.stop(job_id, drain=arguments.drain)
+        await client.stop(job_id, drain=arguments.drain, savepoint=not arguments.no_savepoint, directory=directory)
         return _ended(await client.wait(job_id))
 
+    directory = _directory(arguments.savepoint)
     return _asking(arguments, stop)
+
+
+def _savepoint(arguments: argparse.Namespace) -> int:
+    async def savepoint(client: ClusterClient) -> int:
+        print(shown_path(await client.savepoint(await _job_id(client, arguments.job), directory)))
+        return FINISHED
+
+    directory = _directory(arguments.directory)
+    return _asking(arguments, savepoint)
+
+
+def _directory(given: str | None) -> str | None:
+    """The URL of a directory as it was given."""
+    try:
+        return None if given is None else store_url(given, "the directory")
+    except ValueError as error:
+        raise UsageError(str(error)) from error
 
 
 async def _job_id(client: ClusterClient, beginning: str) -> str:

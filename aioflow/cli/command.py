@@ -13,6 +13,7 @@ from pathlib import Path
 
 import aioflow
 from aioflow.cli import cluster, graph_text
+from aioflow.cli.checkpoints import add_checkpoint_options, checkpoint_options
 from aioflow.cli.failure import describe
 from aioflow.cli.running import Watcher, run_flow, watcher_for
 from aioflow.cli.svg import svg
@@ -52,6 +53,7 @@ def _parser() -> argparse.ArgumentParser:
     run = commands.add_parser("run", help="run a flow", description="Run a flow to its end. Ctrl-C stops it, a second one at once.")
     run.add_argument("target", metavar="TARGET", help=TARGET_HELP)
     _add_run_options(run)
+    add_checkpoint_options(run)
     run.set_defaults(carry_out=_run)
 
     graph = commands.add_parser("graph", help="show how a flow will run", description="Show the tasks of a flow without running it.")
@@ -88,9 +90,10 @@ def _watcher(arguments: argparse.Namespace) -> Watcher:
 
 
 def _run(arguments: argparse.Namespace) -> int:
+    options = checkpoint_options(arguments)
     flow = load_flow(arguments.target)
     try:
-        result = run_flow(flow, _watcher(arguments), workers=arguments.workers)
+        result = run_flow(flow, _watcher(arguments), workers=arguments.workers, **options)
     except GraphError as error:
         raise UsageError(str(error)) from error
     except Exception as error:  # noqa: BLE001  # The job's own error, of any type: it becomes the exit code.

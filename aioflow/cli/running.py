@@ -6,7 +6,7 @@ import asyncio
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from aioflow.api.runner import new_event_loop, stopping_on_signals
 from aioflow.cli.progress import one_line, table, task_rows
@@ -81,20 +81,19 @@ def watcher_for(stream: TextIO) -> Watcher:
     return Live(stream) if is_live(stream) else Lines(stream)
 
 
-def run_flow(flow: Flow, watcher: Watcher, *, workers: int = 0) -> JobResult:
-    """Run `flow` to its end, in a loop of its own, over so many worker processes. The first Ctrl-C stops it gracefully, the second at once,
-    with KeyboardInterrupt.
+def run_flow(flow: Flow, watcher: Watcher, **options: Any) -> JobResult:
+    """Run `flow` to its end, in a loop of its own. The first Ctrl-C stops it gracefully, the second at once, with KeyboardInterrupt.
 
     Raises what the job failed with.
     """
     with asyncio.Runner(loop_factory=new_event_loop) as runner, watcher.shown():
-        return runner.run(_run(flow, watcher, workers))
+        return runner.run(_run(flow, watcher, options))
 
 
-async def _run(flow: Flow, watcher: Watcher, workers: int) -> JobResult:
+async def _run(flow: Flow, watcher: Watcher, options: dict[str, Any]) -> JobResult:
     loop = asyncio.get_running_loop()
     begin = loop.time()
-    async with flow.run(workers=workers) as job, stopping_on_signals(job, _say_stopping) as was_forced:
+    async with flow.run(**options) as job, stopping_on_signals(job, _say_stopping) as was_forced:
         ticker = loop.create_task(_follow(job, watcher, begin), name="progress")
         try:
             return await job.wait()

@@ -15,7 +15,7 @@ class CheckpointSettings:
     """Times in ms. URLs are whole: a directory of this machine is `file:///...`."""
 
     store: str
-    """URL of the store. Empty: no checkpoints are taken, the job is only restored."""
+    """URL of the store, which holds many flows."""
     every_ms: int = 10_000
     unaligned: bool = False
     """From the start of each checkpoint."""

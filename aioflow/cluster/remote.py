@@ -26,6 +26,7 @@ from aioflow.core.serializers import Codec
 from aioflow.graph.deployment import ExecutionAttemptId, ExecutionState
 
 if TYPE_CHECKING:
+    from aioflow.cluster.checkpoint_settings import CheckpointSettings
     from aioflow.cluster.gateways import OnMissed
     from aioflow.cluster.restart import RestartPolicy
     from aioflow.core.elements import RecordBatch
@@ -56,14 +57,16 @@ class RemoteCluster:
     def __post_init__(self) -> None:
         parse_address(self.address)
 
-    def start(self, host: Host, graph: JobGraph, restart: RestartPolicy, options: TaskOptions) -> RemoteRun:
-        """The run of one job. Raises GraphError if the flow cannot travel."""
+    def start(
+        self, host: Host, graph: JobGraph, restart: RestartPolicy, options: TaskOptions, checkpoints: CheckpointSettings | None = None
+    ) -> RemoteRun:
+        """The run of one job. Raises GraphError if the flow cannot travel, CheckpointError for a store that others cannot reach."""
         secret = self.secret
         if isinstance(secret, Path):
             secret = read_secret(str(secret))
         elif isinstance(secret, str):
             secret = secret.encode()
-        return RemoteRun(host, graph, restart, options, parse_address(self.address), secret, self.bind)
+        return RemoteRun(host, graph, restart, options, checkpoints, parse_address(self.address), secret, self.bind)
 
 
 def parse_address(text: str) -> tuple[str, int]:
@@ -157,6 +160,7 @@ class RemoteRun:
         graph: JobGraph,
         restart: RestartPolicy,
         options: TaskOptions,
+        checkpoints: CheckpointSettings | None,
         address: tuple[str, int],
         secret: bytes,
         bind: str,
@@ -166,7 +170,7 @@ class RemoteRun:
         self.job_master = RemoteJobMaster(host, self.job_id, graph)
         self.metrics = self
         self.task_executor = self
-        self._submission = submission_of(graph, restart, options)
+        self._submission = submission_of(graph, restart, options, checkpoints)
         self._job = local_job(graph, options)
         self._codec = Codec(self._job.types)
         self._secret = secret
@@ -243,6 +247,9 @@ class RemoteRun:
             "submit_task": self._on_submit_task,
             "cancel_task": self._on_cancel_task,
             "stop_sources": self._on_stop_sources,
+            "trigger_checkpoint": lambda key, barrier: self._open().trigger_checkpoint(ExecutionAttemptId(*key), barrier),
+            "notify_checkpoint_complete": self._on_checkpoint_complete,
+            "notify_checkpoint_aborted": self._on_checkpoint_aborted,
             "job_over": self._on_job_over,
             "query_state": self._on_query_state,
         }
@@ -310,6 +317,14 @@ class RemoteRun:
     def _on_stop_sources(self, job_id: str, drain: bool) -> None:
         if self._session is not None:
             self._session.stop_sources(drain)
+
+    def _on_checkpoint_complete(self, job_id: str, checkpoint_id: int) -> None:
+        if self._session is not None:
+            self._session.notify_checkpoint_complete(checkpoint_id)
+
+    def _on_checkpoint_aborted(self, job_id: str, checkpoint_id: int, latest_completed: int | None) -> None:
+        if self._session is not None:
+            self._session.notify_checkpoint_aborted(checkpoint_id, latest_completed)
 
     def _on_job_over(self, job_id: str, token: int) -> None:
         if self._session is not None:

@@ -10,7 +10,7 @@ import sys
 import sysconfig
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Self
@@ -20,11 +20,12 @@ import cloudpickle
 from aioflow.cluster.execution_graph import JobStatus
 from aioflow.cluster.rpc import RpcConnection, connect_rpc
 from aioflow.cluster.shipping import ship_job
-from aioflow.core.errors import Broken, NotAuthenticated
+from aioflow.core.errors import Broken, CheckpointError, NotAuthenticated
 from aioflow.core.serializers import Codec
 from aioflow.protocol.handshake import PeerRole
 
 if TYPE_CHECKING:
+    from aioflow.cluster.checkpoint_settings import CheckpointSettings
     from aioflow.cluster.restart import RestartPolicy
     from aioflow.core.host import Host
     from aioflow.graph.job_graph import JobGraph
@@ -44,7 +45,8 @@ class Submission:
 
     name: str
     content: bytes
-    restart: bytes
+    config: dict[str, Any]
+    """What its JobMaster is told: plain data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +63,18 @@ class JobLine:
     """URL of the savepoint that it was stopped with; empty if there is none."""
 
 
-def submission_of(graph: JobGraph, restart: RestartPolicy, options: TaskOptions) -> Submission:
-    """The job as bytes. Raises GraphError naming the operator that cannot travel."""
+def submission_of(
+    graph: JobGraph, restart: RestartPolicy, options: TaskOptions, checkpoints: CheckpointSettings | None = None
+) -> Submission:
+    """The job as bytes. Raises GraphError naming the operator that cannot travel, CheckpointError for a store that others cannot reach."""
+    if checkpoints is not None and checkpoints.store.startswith("memory:"):
+        raise CheckpointError(
+            f"{checkpoints.store} is the memory of one process, and a cluster has many: give checkpoints= a directory or an object store "
+            "that all of them reach"
+        )
     with _own_modules_by_value():
-        return Submission(graph.name, ship_job(graph, options), cloudpickle.dumps(restart))
+        config = {"restart": cloudpickle.dumps(restart), "checkpoints": None if checkpoints is None else asdict(checkpoints)}
+        return Submission(graph.name, ship_job(graph, options), config)
 
 
 class ClusterClient:
@@ -103,7 +113,7 @@ class ClusterClient:
         self, job_id: str, job: Submission, *, attach: bool = False, location: str = "", taps: dict[int, tuple[int, bool]] | None = None
     ) -> int:
         """On return the job is stored, and runs. Returns the token of its JobMaster."""
-        answer = self.connection.call("submit", job_id, job.name, job.content, job.restart, attach, location, taps or {})
+        answer = self.connection.call("submit", job_id, job.name, job.content, job.config, attach, location, taps or {})
         return int(await answer)
 
     async def jobs(self) -> list[JobLine]:

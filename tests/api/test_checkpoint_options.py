@@ -54,9 +54,9 @@ def test_barriers_overtake_at_once_or_after_a_while(unaligned, expected):
     assert (settings.unaligned, settings.aligned_timeout_ms) == expected
 
 
-def test_a_savepoint_is_restored_without_a_store():
-    settings = parse_options({"restore": "/somewhere/savepoint"}).checkpoint_settings()
-    assert (settings.store, settings.restore) == ("", "file:///somewhere/savepoint")
+def test_a_savepoint_is_a_url_or_a_directory():
+    settings = parse_options({"checkpoints": "memory://a", "restore": "/somewhere/savepoint"}).checkpoint_settings()
+    assert settings.restore == "file:///somewhere/savepoint"
 
 
 @pytest.mark.parametrize("name", ["every", "timeout", "min_pause"])
@@ -68,7 +68,8 @@ def test_times_of_checkpoints_need_checkpoints(name):
 @pytest.mark.parametrize(
     "given, message",
     [
-        ({"restore": "latest"}, r'restore="latest" looks into the store of checkpoints: give checkpoints=URL too'),
+        ({"restore": "latest"}, r"restore='latest' goes on where a job stopped, .* give checkpoints=URL too"),
+        ({"restore": "/a/savepoint"}, r"restore='/a/savepoint' goes on where a job stopped, .* give checkpoints=URL too"),
         ({"checkpoints": "memory://a", "fresh": True}, r"fresh=True begins without state, restore='latest' with some"),
         ({"checkpoints": "ftp://a/b"}, r"stores have the schemes file://, memory://, s3://, gs://, az://"),
         ({"checkpoints": "file://a/b"}, r"a file URL has three slashes"),
