@@ -8,28 +8,32 @@ __all__ = ["CheckpointFailureReason"]
 
 
 class CheckpointFailureReason(StrEnum):
-    """The name travels in a decline, the value is the sentence that people read. Equal to its value as a plain string."""
+    """Its value, which is its name, travels in a decline; `sentence` is what people read."""
 
     # Told by tasks.
-    DECLINED = "the task could not take its snapshot"
-    ASYNC_EXCEPTION = "the task could not write its snapshot"
-    TASK_NOT_READY = "the task was not running yet"
-    TASK_CLOSING = "the task was ending"
-    DECLINED_SUBSUMED = "the barrier of a newer checkpoint arrived before all of its own had"
-    CANCELLATION_BARRIER = "a task upstream cancelled it"
-    INPUT_END_OF_STREAM = "an input ended during the alignment"
-    ABORT_NOTIFIED = "the coordinator had aborted it"
+    DECLINED = "DECLINED"
+    ASYNC_EXCEPTION = "ASYNC_EXCEPTION"
+    TASK_NOT_READY = "TASK_NOT_READY"
+    TASK_CLOSING = "TASK_CLOSING"
+    DECLINED_SUBSUMED = "DECLINED_SUBSUMED"
+    CANCELLATION_BARRIER = "CANCELLATION_BARRIER"
+    INPUT_END_OF_STREAM = "INPUT_END_OF_STREAM"
+    ABORT_NOTIFIED = "ABORT_NOTIFIED"
 
     # Found by the coordinator.
-    EXPIRED = "it was not complete within the timeout"
-    IO_EXCEPTION = "it could not be stored"
-    SUBSUMED = "a newer one completed first"
-    TASK_FAILURE = "a task that it needs failed, or was cancelled"
-    NOT_ALL_TASKS_RUNNING = "not all tasks that it needs are running"
-    ALL_TASKS_FINISHED = "all tasks have finished: there is nothing left to take a checkpoint of"
-    TOO_MANY_REQUESTS = "too many checkpoints and savepoints were asked for already"
-    COORDINATOR_SHUTDOWN = "the job is over"
-    COORDINATOR_SUSPENDED = "the leader of the job changed"
+    EXPIRED = "EXPIRED"
+    IO_EXCEPTION = "IO_EXCEPTION"
+    SUBSUMED = "SUBSUMED"
+    TASK_FAILURE = "TASK_FAILURE"
+    NOT_ALL_TASKS_RUNNING = "NOT_ALL_TASKS_RUNNING"
+    ALL_TASKS_FINISHED = "ALL_TASKS_FINISHED"
+    TOO_MANY_REQUESTS = "TOO_MANY_REQUESTS"
+    SHUTDOWN = "SHUTDOWN"
+
+    @property
+    def sentence(self) -> str:
+        """What happened, without a subject's name."""
+        return _SENTENCES[self]
 
     @property
     def counts(self) -> bool:
@@ -45,3 +49,22 @@ _COUNTED = frozenset(
         CheckpointFailureReason.IO_EXCEPTION,
     }
 )
+
+_SENTENCES = {
+    CheckpointFailureReason.DECLINED: "a task could not take its snapshot",
+    CheckpointFailureReason.ASYNC_EXCEPTION: "a task could not write its snapshot",
+    CheckpointFailureReason.TASK_NOT_READY: "a task was not running yet",
+    CheckpointFailureReason.TASK_CLOSING: "a task was ending",
+    CheckpointFailureReason.DECLINED_SUBSUMED: "the barrier of a newer checkpoint came before all of its own had",
+    CheckpointFailureReason.CANCELLATION_BARRIER: "a task upstream cancelled it",
+    CheckpointFailureReason.INPUT_END_OF_STREAM: "an input ended during the alignment",
+    CheckpointFailureReason.ABORT_NOTIFIED: "the coordinator had aborted it",
+    CheckpointFailureReason.EXPIRED: "it was not complete within the timeout",
+    CheckpointFailureReason.IO_EXCEPTION: "it could not be stored",
+    CheckpointFailureReason.SUBSUMED: "a newer one completed first",
+    CheckpointFailureReason.TASK_FAILURE: "a task failed or was cancelled, and the job goes back to its last checkpoint",
+    CheckpointFailureReason.NOT_ALL_TASKS_RUNNING: "not all tasks that it needs are running",
+    CheckpointFailureReason.ALL_TASKS_FINISHED: "all tasks have finished, so nothing is left to take one of",
+    CheckpointFailureReason.TOO_MANY_REQUESTS: "too many checkpoints and savepoints were asked for before",
+    CheckpointFailureReason.SHUTDOWN: "the job is over",
+}

@@ -1,0 +1,212 @@
+"""Completed checkpoints as plain data, how many of them are kept, and which files may be deleted.
+
+A file belongs to every checkpoint that refers to it: increments share what has not changed. It is deleted when no completed checkpoint
+that is kept and no pending one refers to it any more. Savepoints belong to the user: nothing here deletes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from aioflow.checkpoint.subtask import SubtaskState
+from aioflow.state.handles import StateFile
+
+__all__ = ["CheckpointKind", "CheckpointRetention", "CheckpointedOperator", "CompletedCheckpoint", "Discard", "files_of"]
+
+
+class CheckpointKind(StrEnum):
+    """What it was made for."""
+
+    CHECKPOINT = "CHECKPOINT"
+    """For the engine: restarts begin here; deleted once newer ones are complete."""
+    SAVEPOINT = "SAVEPOINT"
+    """For the user, while the job goes on: nobody restarts from it unasked, and sinks commit nothing on it."""
+    SYNC_SAVEPOINT = "SYNC_SAVEPOINT"
+    """The last act of a job that is stopped: sinks commit on it."""
+
+    @property
+    def is_savepoint(self) -> bool:
+        return self is not CheckpointKind.CHECKPOINT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointedOperator:
+    """One operator of the job that the checkpoint was taken of, whether it has state or not."""
+
+    uid: str
+    name: str
+    parallelism: int
+    max_parallelism: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletedCheckpoint:
+    """A consistent cut through the whole job: what its metadata says. Times are wall-clock ms."""
+
+    checkpoint_id: int
+    kind: CheckpointKind = CheckpointKind.CHECKPOINT
+    flow: str = ""
+    job_id: str = ""
+    triggered_ms: int = 0
+    completed_ms: int = 0
+    """When the last subtask acknowledged it."""
+    operators: tuple[CheckpointedOperator, ...] = ()
+    subtasks: Mapping[tuple[str, int], SubtaskState] = field(default_factory=dict)
+    """By uid of the head of its chain, and index. Finished ones are here with what they had when they finished."""
+    directory: str = ""
+    """Of a savepoint: the URL that was asked for; empty: under the flow's store."""
+    location: str = ""
+    """URL of what was stored, known once it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Discard:
+    """Delete the metadata of `checkpoints`, if there is any, and only when that is gone `files`. Repeating it does no harm.
+
+    In this order and no other: metadata must never be left that refers to a file that is gone.
+    """
+
+    checkpoints: tuple[CompletedCheckpoint, ...] = ()
+    files: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.checkpoints or self.files)
+
+
+def files_of(states: Iterable[SubtaskState]) -> list[str]:
+    """Names of all files that `states` refer to, each once, in order; content that travels in its handle has none."""
+    names: dict[str, None] = {}
+    for state in states:
+        for file in _files(state):
+            if file.name:
+                names[file.name] = None
+    return list(names)
+
+
+def _files(state: SubtaskState) -> Iterable[StateFile]:
+    for operator in state.operators:
+        if operator.keyed is not None:
+            yield from operator.keyed.files
+        if operator.operator is not None:
+            yield operator.operator
+        if operator.source is not None:
+            yield operator.source
+    for channel in state.channels:
+        yield channel.file
+
+
+@dataclass(slots=True)
+class _Dropped:
+    """A checkpoint that is kept no more, but may be what a pending one builds on."""
+
+    checkpoint: CompletedCheckpoint
+    waits_for: set[int]
+
+
+class CheckpointRetention:
+    """Keeps the `retain` newest completed checkpoints, and counts who refers to which file.
+
+    The owner of a reference is a checkpoint, by its id, pending or completed.
+    """
+
+    def __init__(self, retain: int) -> None:
+        if retain < 1:
+            raise ValueError(f"retain is {retain}, expected at least 1: a job without a completed checkpoint has nothing to restart from")
+        self._retain = retain
+        self._kept: list[CompletedCheckpoint] = []
+        self._not_ours: set[int] = set()
+        """Ids of what is never deleted: savepoints, and what was restored without a claim on it."""
+        self._dropped: list[_Dropped] = []
+        self._owned: dict[int, dict[str, None]] = {}
+        self._references: dict[str, int] = {}
+
+    @property
+    def checkpoints(self) -> tuple[CompletedCheckpoint, ...]:
+        """What is kept, oldest first."""
+        return tuple(self._kept)
+
+    @property
+    def latest(self) -> CompletedCheckpoint | None:
+        """What a restart begins with."""
+        return self._kept[-1] if self._kept else None
+
+    def restored(self, checkpoint: CompletedCheckpoint, *, claim: bool) -> None:
+        """The job begins with `checkpoint`. With `claim` it is ours, and deleted like our own; otherwise it is never deleted."""
+        self.refer(checkpoint.checkpoint_id, checkpoint.subtasks.values())
+        self._kept.append(checkpoint)
+        if not claim or checkpoint.kind.is_savepoint:
+            self._not_ours.add(checkpoint.checkpoint_id)
+
+    def refer(self, owner: int, states: Iterable[SubtaskState]) -> None:
+        """Checkpoint `owner` refers to the files of `states`. Repeating it changes nothing."""
+        owned = self._owned.setdefault(owner, {})
+        for name in files_of(states):
+            if name not in owned:
+                owned[name] = None
+                self._references[name] = self._references.get(name, 0) + 1
+
+    def completed(self, checkpoint: CompletedCheckpoint, pending: Collection[int]) -> Discard:
+        """`checkpoint` is durable, and the newest one. `pending` are those under way that may build on an older one."""
+        self._kept.append(checkpoint)
+        if checkpoint.kind.is_savepoint:
+            self._not_ours.add(checkpoint.checkpoint_id)
+        excess = len([c for c in self._kept if not c.kind.is_savepoint]) - self._retain
+        for old in self._kept[:-1]:
+            # Whatever was restored is followed by the first completed one, whosever it is.
+            if old.checkpoint_id in self._not_ours or excess > 0:
+                excess -= not old.kind.is_savepoint
+                self._kept.remove(old)
+                self._dropped.append(_Dropped(old, set(pending)))
+        return self._settle()
+
+    def ended(self, checkpoint_id: int) -> Discard:
+        """A pending checkpoint or savepoint completed: nothing waits for it any more. The references of a savepoint stay for ever."""
+        for dropped in self._dropped:
+            dropped.waits_for.discard(checkpoint_id)
+        return self._settle()
+
+    def failed(self, checkpoint_id: int, metadata: CompletedCheckpoint | None = None) -> Discard:
+        """A pending checkpoint failed: what only it refers to goes. `metadata`: of it something may have been stored."""
+        files = self._forget(checkpoint_id)
+        rest = self.ended(checkpoint_id)
+        return Discard((*(() if metadata is None else (metadata,)), *rest.checkpoints), (*files, *rest.files))
+
+    def unreferenced(self, state: SubtaskState) -> Discard:
+        """What may be deleted of a state that came too late: what nobody else refers to."""
+        return Discard((), tuple(name for name in files_of([state]) if name not in self._references))
+
+    def all_ours(self) -> Discard:
+        """Everything that is kept and ours, for a job that leaves nothing to resume."""
+        for checkpoint in self._kept:
+            self._dropped.append(_Dropped(checkpoint, set()))
+        self._kept.clear()
+        for dropped in self._dropped:
+            dropped.waits_for.clear()
+        return self._settle()
+
+    def _settle(self) -> Discard:
+        """Delete what was dropped and is waited for by nothing."""
+        checkpoints: list[CompletedCheckpoint] = []
+        files: list[str] = []
+        for dropped in [d for d in self._dropped if not d.waits_for]:
+            self._dropped.remove(dropped)
+            checkpoint = dropped.checkpoint
+            if checkpoint.checkpoint_id in self._not_ours:
+                continue  # Its references stay for ever: what still builds on its files must not delete them either.
+            checkpoints.append(checkpoint)
+            files += self._forget(checkpoint.checkpoint_id)
+        return Discard(tuple(checkpoints), tuple(files))
+
+    def _forget(self, owner: int) -> list[str]:
+        """Drop the references of `owner`; the names of files that nobody refers to any more."""
+        free: list[str] = []
+        for name in self._owned.pop(owner, {}):
+            count = self._references[name] - 1
+            if count:
+                self._references[name] = count
+            else:
+                del self._references[name]
+                free.append(name)
+        return free
