@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+from aioflow.core.ids import ExecutionAttemptId
+
 if TYPE_CHECKING:
     from aioflow.core.functions import OutputTag
     from aioflow.graph.job_graph import JobVertex
@@ -39,19 +41,6 @@ class ExecutionState(Enum):
     @property
     def is_terminal(self) -> bool:
         return self in (ExecutionState.FINISHED, ExecutionState.CANCELED, ExecutionState.FAILED)
-
-
-@dataclass(frozen=True, slots=True)
-class ExecutionAttemptId:
-    """One try to run one subtask. `job_id` is 32 hex digits, `attempt` counts from 0."""
-
-    job_id: str
-    vertex_id: int
-    subtask_index: int
-    attempt: int
-
-    def __str__(self) -> str:
-        return f"{self.job_id[:8]}-{self.vertex_id}-{self.subtask_index}#{self.attempt}"
 
 
 @dataclass(frozen=True, slots=True)
