@@ -1,21 +1,27 @@
 """Objects in an object store: S3 and what speaks its protocol, Google Cloud Storage, Azure. Needs the extra `[s3]` (obstore).
 
 Credentials, region and endpoint come from the environment, as for that store's own tools (`AWS_ACCESS_KEY_ID`, `AWS_ENDPOINT_URL` ...).
-The requests are made by threads of obstore, out of sight of `Host`: this is the one store that cannot be simulated.
+The requests are obstore's own, out of sight of `Host`: this is the one store that cannot be simulated. Its blocking calls are used, in
+threads of the host: with the awaitable ones processes crashed at their end, as obstore's threads call back into an interpreter that is gone.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError
 from obstore.store import from_url
 
-from aioflow.checkpoint.objects import Chunks, check_name
+from aioflow.checkpoint.objects import Chunks, check_name, to_the_end
+
+if TYPE_CHECKING:
+    from aioflow.core.host import Host
 
 __all__ = ["RemoteObjects"]
+
+T = TypeVar("T")
 
 PART_BYTES = 8 << 20
 """Content up to here is one conditional request; above it is sent in parts of this size, as it comes."""
@@ -30,7 +36,8 @@ class RemoteObjects:
 
     shared = True
 
-    def __init__(self, url: str, store: Any = None) -> None:  # Any: obstore's stores share no class.
+    def __init__(self, host: Host, url: str, store: Any = None) -> None:  # Any: obstore's stores share no class.
+        self._host = host
         self.url = url.rstrip("/")
         self._store = from_url(self.url) if store is None else store
 
@@ -42,89 +49,80 @@ class RemoteObjects:
             head.append(chunk)
             size += len(chunk)
             if size > PART_BYTES:
-                return await self._create_large(name, head, chunks)
-        try:
-            await obstore.put_async(self._store, name, b"".join(head), mode="create", use_multipart=False)
-        except AlreadyExistsError:
-            return False
-        except BaseError as error:
-            raise self._refused("create", name, error) from error
-        return True
+                return await self._create_large(name, b"".join(head), chunks)
+        return await to_the_end(self._call("create", name, self._put_new, name, b"".join(head)))
 
     async def read(self, name: str) -> bytes:
-        try:
-            found = await obstore.get_async(self._store, check_name(name))
-            return bytes(await found.bytes_async())
-        except FileNotFoundError as error:
-            raise FileNotFoundError(f"there is no {name} in {self.url}") from error
-        except BaseError as error:
-            raise self._refused("read", name, error) from error
+        return await self._call("read", name, self._get, check_name(name))
 
     async def delete(self, names: Iterable[str]) -> None:
         doomed = [check_name(name) for name in names]
-        if not doomed:
-            return
-        try:
-            await obstore.delete_async(self._store, doomed)
-        except FileNotFoundError:
-            # Some stores say so, and then they may have stopped there.
-            for name in doomed:
-                await self._delete_one(name)
-        except BaseError as error:
-            raise self._refused("delete", f"{len(doomed)} objects, the first {doomed[0]}", error) from error
+        if doomed:
+            await self._call("delete", ", ".join(doomed[:3]), self._delete, doomed)
 
     async def names(self, prefix: str = "") -> list[str]:
-        found: list[str] = []
-        try:
-            async for metas in obstore.list(self._store, prefix.rstrip("/") or None, chunk_size=1000):
-                found += [meta["path"] for meta in metas]
-        except BaseError as error:
-            raise self._refused("list", prefix or "all", error) from error
-        return sorted(found)
+        return sorted(await self._call("list", prefix or "everything", self._list, prefix.rstrip("/") or None))
 
     async def modified_ms(self, name: str) -> int:
-        try:
-            meta = await obstore.head_async(self._store, check_name(name))
-        except FileNotFoundError as error:
-            raise FileNotFoundError(f"there is no {name} in {self.url}") from error
-        except BaseError as error:
-            raise self._refused("look at", name, error) from error
+        meta = await self._call("look at", name, self._head, check_name(name))
         return int(meta["last_modified"].timestamp() * 1000)
 
     async def sweep(self, before_ms: int) -> None:
         """Parts of what was never finished are not visible here; a rule of the bucket removes them."""
 
-    async def _create_large(self, name: str, head: list[bytes], rest: Chunks) -> bool:
-        async def stream() -> AsyncGenerator[bytes, None]:
-            yield b"".join(head)
-            async for chunk in rest:
-                yield chunk
-
-        content = stream()
+    async def _create_large(self, name: str, head: bytes, rest: Chunks) -> bool:
         try:
-            await obstore.head_async(self._store, name)
+            await self._call("look at", name, self._head, name)
             return False
         except FileNotFoundError:
             pass
-        except BaseError as error:
-            raise self._refused("look at", name, error) from error
-        try:
-            await obstore.put_async(self._store, name, content, use_multipart=True, chunk_size=PART_BYTES)
-        except BaseError as error:
-            raise self._refused("create", name, error) from error
-        finally:
-            await content.aclose()
+        writer = await self._call("create", name, self._open, name)
+        await self._call("create", name, writer.write, head)
+        async for chunk in rest:
+            await self._call("create", name, writer.write, chunk)
+        # Whoever does not get here leaves parts that nobody sees.
+        await self._call("create", name, writer.close)
         return True
 
-    async def _delete_one(self, name: str) -> None:
-        try:
-            await obstore.delete_async(self._store, name)
-        except FileNotFoundError:
-            pass
-        except BaseError as error:
-            raise self._refused("delete", name, error) from error
+    # Each blocks, and runs in a thread.
 
-    def _refused(self, what: str, name: str, error: BaseError) -> OSError:
-        # The rest of the text is the debug output of another language.
-        first = str(error).partition("\n")[0]
-        return OSError(f"{self.url} did not {what} {name}: {first}")
+    def _put_new(self, name: str, data: bytes) -> bool:
+        try:
+            obstore.put(self._store, name, data, mode="create", use_multipart=False)
+        except AlreadyExistsError:
+            return False
+        return True
+
+    def _open(self, name: str) -> Any:
+        return obstore.open_writer(self._store, name, buffer_size=PART_BYTES)
+
+    def _get(self, name: str) -> bytes:
+        return bytes(obstore.get(self._store, name).bytes())
+
+    def _head(self, name: str) -> Any:
+        return obstore.head(self._store, name)
+
+    def _list(self, prefix: str | None) -> list[str]:
+        return [meta["path"] for metas in obstore.list(self._store, prefix, chunk_size=1000) for meta in metas]
+
+    def _delete(self, names: list[str]) -> None:
+        # One by one where the store says that one was missing: it may have stopped there.
+        try:
+            obstore.delete(self._store, names)
+        except FileNotFoundError:
+            for name in names:
+                try:
+                    obstore.delete(self._store, name)
+                except FileNotFoundError:
+                    pass
+
+    async def _call(self, what: str, name: str, call: Callable[..., T], *args: Any) -> T:
+        """Run `call` in a thread. What the store refuses becomes an OSError that says which store, and what was asked."""
+        try:
+            return await self._host.blocking(call, *args)
+        except FileNotFoundError as error:
+            raise FileNotFoundError(f"there is no {name} in {self.url}") from error
+        except BaseError as error:
+            # The rest of the text is the debug output of another language.
+            first = str(error).partition("\n")[0]
+            raise OSError(f"{self.url} did not {what} {name}: {first}") from error

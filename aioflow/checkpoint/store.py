@@ -1,36 +1,71 @@
-"""What is kept of a flow: the files of its state, its completed checkpoints, its savepoints.
+"""What is kept of a flow: the files of its state, its completed checkpoints, its savepoints, and whether its job is over.
 
-    state/<id>                          one file of state
-    checkpoints/<number>/metadata       a completed checkpoint; without metadata there is none
-    savepoints/<number>-<id>/metadata   a savepoint under the store, complete in itself with state/<id> beside
+    state/<id>                      one file of state
+    checkpoints/<number>/metadata   a completed checkpoint: written last; without it there is none
+    savepoints/<id>/...             a savepoint: a directory complete in itself, `metadata` beside `state/<id>`; it may be anywhere else too
+    taken/<number>                  says where savepoint <number> is: written after its metadata; without it the savepoint was not completed
+    finished/<number>               up to that number there is nothing to resume: the job had come to its end, or was given up
+
+Numbers grow over the whole life of a flow. Names of state files are relative to the root of the flow in the metadata of a checkpoint,
+relative to its own directory in that of a savepoint, which can therefore be moved; in memory, files of savepoints are named by URL.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from aioflow.checkpoint.objects import ObjectStore
-from aioflow.checkpoint.state_files import FileInput, FileOutput
-from aioflow.checkpoint.urls import open_objects
+from aioflow.checkpoint.metadata import CheckpointMetadata, decode_metadata, encode_metadata, rename_files, seal, unseal
+from aioflow.checkpoint.objects import ObjectStore, whole
+from aioflow.checkpoint.state_files import FileInput, FileOutput, place_of
+from aioflow.checkpoint.urls import join_url, open_objects
+from aioflow.core.errors import CheckpointError, RestoreError
 from aioflow.state.handles import StateInput, StateOutput
 
 if TYPE_CHECKING:
     from aioflow.core.host import Host
 
-__all__ = ["FlowStore", "open_store"]
+__all__ = ["FlowStore", "StoredCheckpoint", "open_store", "read_checkpoint"]
+
+logger = logging.getLogger(__name__)
+
+METADATA = "metadata"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredCheckpoint:
+    """A completed checkpoint or savepoint as it was read back. `url`: of its directory, what `restore=` takes."""
+
+    url: str
+    metadata: CheckpointMetadata
 
 
 class FlowStore:
-    """The store of one flow, for the processes that write and read its state, and for the one that completes its checkpoints."""
+    """The store of one flow: for the processes that write and read its state, and for the one that completes its checkpoints.
 
-    def __init__(self, host: Host, objects: ObjectStore) -> None:
+    What cannot be written is a CheckpointError, what cannot be read a RestoreError; both name the flow, the checkpoint and the place.
+    """
+
+    def __init__(self, host: Host, objects: ObjectStore, key: bytes | None = None) -> None:
         self._host = host
         self._objects = objects
+        self._key = key
+        self._in_doubt: list[tuple[ObjectStore, str, bytes]] = []
 
     @property
     def url(self) -> str:
         """Of the root of the flow."""
         return self._objects.url
+
+    @property
+    def objects(self) -> ObjectStore:
+        """What lies under the root."""
+        return self._objects
+
+    # Subtasks.
 
     def output(self, directory: str = "") -> StateOutput:
         """Where a subtask writes its state: below the root, or below the directory (URL) of a savepoint, as its barrier says."""
@@ -42,7 +77,245 @@ class FlowStore:
         """Where state is read from, wherever its handles say that it is."""
         return FileInput(self._host, self._objects)
 
+    # Completing.
 
-def open_store(url: str, host: Host) -> FlowStore:
-    """The store of the flow whose root is `url`, as `urls.flow_url(store, flow)` gives it. Does no I/O."""
-    return FlowStore(host, open_objects(url, host))
+    def savepoint_url(self, directory: str | None = None) -> str:
+        """A new place for a savepoint: under the root, or in a directory (URL)."""
+        drawn = self._host.ids.new("savepoint")
+        if directory is None:
+            return join_url(self.url, f"savepoints/{drawn}")
+        return join_url(open_objects(directory, self._host).url, f"savepoint-{drawn}")
+
+    async def complete(self, metadata: CheckpointMetadata, directory: str = "") -> str:
+        """Make a checkpoint, or the savepoint at `directory`, the newest one. Durable when this returns its URL.
+
+        After a CheckpointError it is not there, and will not be; where that cannot be made sure now, because the store does not answer,
+        `settle` makes sure of it later.
+        """
+        await self.settle()
+        if not directory:
+            own = rename_files(metadata, lambda name: self._own_name(metadata, name))
+            name = f"checkpoints/{metadata.number}/{METADATA}"
+            await self._put(metadata, self._objects, name, encode_metadata(own, self._key))
+            return join_url(self.url, f"checkpoints/{metadata.number}")
+        saved = open_objects(directory, self._host)
+        own = rename_files(metadata, lambda name: _relative_name(metadata, name, saved.url))
+        data = encode_metadata(own, self._key)
+        await self._put(metadata, saved, METADATA, data)
+        try:
+            await self._put(metadata, self._objects, f"taken/{metadata.number}", seal(self._location(saved.url), self._key))
+        except (CheckpointError, asyncio.CancelledError):
+            await self._withdraw(saved, METADATA, data)
+            raise
+        return saved.url
+
+    async def settle(self) -> None:
+        """Remove what failed writes may have left. Call before a job goes back to an older checkpoint. Raises CheckpointError."""
+        while self._in_doubt:
+            objects, name, data = self._in_doubt[-1]
+            try:
+                await _remove_own(objects, name, data)
+            except OSError as error:
+                raise CheckpointError(
+                    f"{join_url(objects.url, name)} may hold a checkpoint that was given up, and cannot be removed: {error}"
+                ) from error
+            self._in_doubt.pop()
+
+    async def discard(self, names: Iterable[str]) -> None:
+        """Remove files of state that no checkpoint refers to. What the store refuses stays, for `sweep`."""
+        try:
+            by_place: dict[str, tuple[ObjectStore, list[str]]] = {}
+            for name in names:
+                objects, inner = place_of(name, self._objects, self._host)
+                by_place.setdefault(objects.url, (objects, []))[1].append(inner)
+            for objects, inners in by_place.values():
+                await objects.delete(inners)
+        except OSError as error:
+            logger.warning("files of state in %s stay behind: %s", self.url, error)
+
+    async def remove(self, number: int) -> bool:
+        """Remove a completed checkpoint, before its files of state. False: the store refused, so it and they must stay."""
+        try:
+            await self._objects.delete([f"checkpoints/{number}/{METADATA}"])
+        except OSError as error:
+            logger.warning("checkpoint %d in %s stays behind: %s", number, self.url, error)
+            return False
+        return True
+
+    async def finish(self, number: int) -> None:
+        """Leave nothing to resume of what has a number up to `number`: the job is finished, or begins anew."""
+        try:
+            if number not in await self._numbers("finished"):
+                await self._objects.create(f"finished/{number}", whole(b""))
+            await self._objects.delete([f"finished/{older}" for older in await self._numbers("finished") if older < number])
+        except OSError as error:
+            raise CheckpointError(f"{self.url} cannot keep that its job is finished: {error}") from error
+
+    # Finding.
+
+    async def newest(self, *, fall_back: bool = False) -> StoredCheckpoint | None:
+        """The completed checkpoint or savepoint with the largest number; None if there is none, or its job is finished.
+
+        One that cannot be read is refused with a RestoreError, and only with `fall_back` passed over for an older one, with a warning: what
+        sinks committed since then would be committed again.
+        """
+        try:
+            finished = max(await self._numbers("finished"), default=0)
+            savepoints = await self._numbers("taken")
+            numbers = sorted({*savepoints, *await self._numbers("checkpoints")}, reverse=True)
+        except OSError as error:
+            raise RestoreError(f"{self.url} cannot be searched for checkpoints: {error}") from error
+        for number in numbers:
+            if number <= finished:
+                return None
+            try:
+                url = await self._taken(number) if number in savepoints else join_url(self.url, f"checkpoints/{number}")
+                return await self._read(url, number)
+            except RestoreError as error:
+                if not fall_back:
+                    raise RestoreError(
+                        f"the newest checkpoint in {self.url} cannot be restored, and no older one is taken in its place by itself: {error}"
+                    ) from error
+                logger.warning("an older checkpoint is taken: %s", error)
+        if numbers:
+            raise RestoreError(f"of the {len(numbers)} checkpoints in {self.url} none can be restored, see the log for each")
+        return None
+
+    async def highest(self) -> int:
+        """The largest number that was ever completed or finished, 0 if there is none: those of a new job begin above it."""
+        try:
+            return max([0, *await self._numbers("finished"), *await self._numbers("taken"), *await self._numbers("checkpoints")])
+        except OSError as error:
+            raise RestoreError(f"{self.url} cannot be searched for checkpoints: {error}") from error
+
+    async def checkpoints(self) -> list[int]:
+        """Numbers of the completed checkpoints, savepoints not among them, ascending."""
+        try:
+            return await self._numbers("checkpoints")
+        except OSError as error:
+            raise RestoreError(f"{self.url} cannot be searched for checkpoints: {error}") from error
+
+    async def checkpoint(self, number: int) -> StoredCheckpoint:
+        """One of `checkpoints`."""
+        return await self._read(join_url(self.url, f"checkpoints/{number}"), number)
+
+    async def savepoints(self) -> list[str]:
+        """URLs of the savepoints that were completed, oldest first; of those under the root only what is still there."""
+        try:
+            present = set(await self._objects.names("savepoints"))
+            found = []
+            for number in await self._numbers("taken"):
+                url = await self._taken(number)
+                if not url.startswith(f"{self.url}/") or f"{url[len(self.url) + 1 :]}/{METADATA}" in present:
+                    found.append(url)
+            return found
+        except OSError as error:
+            raise RestoreError(f"{self.url} cannot be searched for savepoints: {error}") from error
+
+    async def _numbers(self, kind: str) -> list[int]:
+        """Numbers in the names `<kind>/<number>` or `<kind>/<number>/metadata`, ascending."""
+        found = [name.split("/") for name in await self._objects.names(kind)]
+        return sorted(int(parts[1]) for parts in found if len(parts) > 1 and parts[1].isdecimal() and parts[2:] in ([], [METADATA]))
+
+    async def _read(self, url: str, number: int) -> StoredCheckpoint:
+        stored = await read_checkpoint(url, self._host, self._key, root=self._objects)
+        if stored.metadata.number != number:
+            raise RestoreError(f"{url} holds {stored.metadata}, expected number {number}: files were moved")
+        return stored
+
+    async def _taken(self, number: int) -> str:
+        """Where savepoint `number` is."""
+        name = f"taken/{number}"
+        where = join_url(self.url, name)
+        try:
+            content = unseal(await self._objects.read(name), where, self._key)
+        except OSError as error:
+            raise RestoreError(f"{where} cannot be read: {error}") from error
+        if type(content) is not str or not content:
+            raise RestoreError(f"{where} does not say where a savepoint is: it is damaged, restore it from a copy")
+        return content if "://" in content else join_url(self.url, content)
+
+    def _location(self, directory: str) -> str:
+        """Relative to the root where it is below, so that a whole store can be moved."""
+        return directory[len(self.url) + 1 :] if directory.startswith(f"{self.url}/") else directory
+
+    def _own_name(self, metadata: CheckpointMetadata, name: str) -> str:
+        own = name[len(self.url) + 1 :] if name.startswith(f"{self.url}/state/") else name
+        if "://" in own:
+            raise CheckpointError(
+                f"{metadata} refers to {name}, which is not in {self.url}: the first checkpoint after a savepoint was restored must be full"
+            )
+        return own
+
+    # Writing.
+
+    async def _put(self, metadata: CheckpointMetadata, objects: ObjectStore, name: str, data: bytes) -> None:
+        """Create an object, or make sure that it is not there."""
+        where = join_url(objects.url, name)
+        try:
+            if await objects.create(name, whole(data)):
+                return
+            # Ours all the same if a reply was lost and the request repeated.
+            if await objects.read(name) == data:
+                return
+        except (OSError, asyncio.CancelledError) as error:
+            await self._withdraw(objects, name, data)
+            if isinstance(error, OSError):
+                raise CheckpointError(f"{metadata} could not be stored at {where}: {error}") from error
+            raise
+        raise CheckpointError(f"{metadata} could not be stored: {where} exists, expected a new number: does another job write there?")
+
+    async def _withdraw(self, objects: ObjectStore, name: str, data: bytes) -> None:
+        """Make sure, now if that is possible, that an object is not there."""
+        self._in_doubt.append((objects, name, data))
+        try:
+            await self.settle()
+        except CheckpointError as error:
+            logger.warning("%s", error)
+
+
+async def _remove_own(objects: ObjectStore, name: str, data: bytes) -> None:
+    """Remove an object if it has this content: another may have made it meanwhile."""
+    try:
+        if await objects.read(name) == data:
+            await objects.delete([name])
+    except FileNotFoundError:
+        pass
+
+
+def open_store(url: str, host: Host, key: bytes | None = None) -> FlowStore:
+    """The store of the flow whose root is `url`, as `urls.flow_url(store, flow)` gives it. Does no I/O.
+
+    With a `key`, metadata carries a MAC made with it, and what has another or none is refused.
+    """
+    return FlowStore(host, open_objects(url, host), key)
+
+
+async def read_checkpoint(url: str, host: Host, key: bytes | None = None, *, root: ObjectStore | None = None) -> StoredCheckpoint:
+    """The checkpoint or savepoint whose directory is `url`, or a path. Raises RestoreError.
+
+    Its state files are named by URL, but those below `root`, if given, relative to it.
+    """
+    objects = open_objects(url, host)
+    where = join_url(objects.url, METADATA)
+    try:
+        data = await objects.read(METADATA)
+    except FileNotFoundError as error:
+        raise RestoreError(f"{objects.url} is no checkpoint or savepoint: it has no file {METADATA!r}") from error
+    except OSError as error:
+        raise RestoreError(f"{where} cannot be read: {error}") from error
+    metadata = decode_metadata(data, where, key)
+    base = objects.url
+    if not metadata.savepoint:
+        base, found, _ = objects.url.rpartition("/checkpoints/")
+        if not found:
+            raise RestoreError(f"{where} is of a checkpoint, which cannot be moved away from its store: take a savepoint for that")
+    if root is None or base != root.url:
+        metadata = rename_files(metadata, lambda name: join_url(base, name))
+    return StoredCheckpoint(objects.url, metadata)
+
+
+def _relative_name(metadata: CheckpointMetadata, name: str, directory: str) -> str:
+    if not name.startswith(f"{directory}/state/"):
+        raise CheckpointError(f"{metadata} refers to {name}, which is not in {directory}: a savepoint must be complete in itself")
+    return name[len(directory) + 1 :]

@@ -55,7 +55,8 @@ def open_objects(url: str, host: Host) -> ObjectStore:
             from aioflow.checkpoint.remote import RemoteObjects  # Its package is an extra.
         except ModuleNotFoundError as error:
             raise CheckpointError(f"store {url} needs the package obstore, which is not installed: pip install 'aioflow[s3]'") from error
-        return RemoteObjects(url)
+
+        return RemoteObjects(host, url)
     known = ", ".join(f"{known}://" for known in SCHEMES)
     raise CheckpointError(f"store {url} has the scheme {scheme!r}, expected one of {known}, or a path")
 

@@ -1,0 +1,256 @@
+"""What stands in the metadata of a checkpoint, and how it becomes bytes: msgpack with a version, sealed by a digest; no code is ever in it.
+
+    magic (8)  digest (16)  version (1)  length of the MAC (1: 0 or 32)  MAC  body (msgpack)
+
+The digest is over all that follows it, so damage is found at every byte. The MAC, keyed BLAKE2b over version and body, is there when the
+store has a key: then only what was written with that key is read. Magic, digest and version stay where they are in every later version.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, NoReturn, TypeVar
+
+import msgpack
+
+from aioflow.checkpoint.subtask import ChannelStateHandle, OperatorStateHandle, SubtaskState
+from aioflow.core.errors import RestoreError
+from aioflow.state.handles import KeyedStateHandle, StateFile
+
+__all__ = [
+    "CheckpointMetadata", "OperatorInfo", "decode_metadata", "decode_subtask", "encode_metadata", "encode_subtask", "rename_files",
+    "seal", "state_files", "unseal",
+]  # fmt: skip
+
+T = TypeVar("T")
+
+MAGIC = b"AIOFCKPT"
+VERSION = 1
+DIGEST_BYTES = 16
+MAC_BYTES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorInfo:
+    """One operator of the job, as the next job finds it again."""
+
+    uid: str
+    name: str
+    parallelism: int
+    max_parallelism: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointMetadata:
+    """A completed checkpoint or savepoint. Times are wall clock, ms."""
+
+    flow: str
+    job_id: str
+    number: int
+    savepoint: bool = False
+    triggered_ms: int = 0
+    completed_ms: int = 0
+    operators: tuple[OperatorInfo, ...] = ()
+    subtasks: Mapping[tuple[str, int], SubtaskState] = field(default_factory=dict)
+    """By uid of the task's first operator, and index."""
+
+    def __str__(self) -> str:
+        return f"{'savepoint' if self.savepoint else 'checkpoint'} {self.number} of flow {self.flow!r}"
+
+
+def encode_metadata(metadata: CheckpointMetadata, key: bytes | None = None) -> bytes:
+    """The file."""
+    body = [
+        metadata.flow,
+        metadata.job_id,
+        metadata.number,
+        metadata.savepoint,
+        metadata.triggered_ms,
+        metadata.completed_ms,
+        [[info.uid, info.name, info.parallelism, info.max_parallelism] for info in metadata.operators],
+        [[uid, index, encode_subtask(state)] for (uid, index), state in metadata.subtasks.items()],
+    ]
+    return seal(body, key)
+
+
+def decode_metadata(data: bytes, where: str, key: bytes | None = None) -> CheckpointMetadata:
+    """The content of the file `where`. Raises RestoreError, naming it, for whatever was not written by `encode_metadata`."""
+    flow, job_id, number, savepoint, triggered_ms, completed_ms, operators, subtasks = _parse(unseal(data, where, key), where, _BODY)
+    return CheckpointMetadata(
+        flow=flow,
+        job_id=job_id,
+        number=number,
+        savepoint=savepoint,
+        triggered_ms=triggered_ms,
+        completed_ms=completed_ms,
+        operators=tuple(OperatorInfo(*_parse(info, where, _OPERATOR)) for info in operators),
+        subtasks=dict(_subtask_entry(entry, where) for entry in subtasks),
+    )
+
+
+def encode_subtask(state: SubtaskState) -> list[Any]:
+    """As plain data, for msgpack: metadata and acknowledgements carry it so."""
+    return [
+        [
+            [operator.uid, None if operator.keyed is None else _keyed(operator.keyed), _file(operator.operator), _file(operator.source)]
+            for operator in state.operators
+        ],
+        [[channel.edge_id, channel.side, channel.index, _file(channel.file)] for channel in state.channels],
+        state.finished,
+    ]
+
+
+def decode_subtask(data: Any, where: str) -> SubtaskState:
+    """What `encode_subtask` made. Raises RestoreError, naming `where` it came from, for anything else."""
+    operators, channels, finished = _parse(data, where, (list, list, bool))
+    return SubtaskState(
+        tuple(_operator_from(entry, where) for entry in operators),
+        tuple(_channel_from(entry, where) for entry in channels),
+        finished,
+    )
+
+
+def state_files(metadata: CheckpointMetadata) -> list[StateFile]:
+    """Every file that it refers to, those whose content it holds itself included, in order."""
+    found: list[StateFile] = []
+
+    def keep(file: StateFile) -> StateFile:
+        found.append(file)
+        return file
+
+    _map_files(metadata, keep)
+    return found
+
+
+def rename_files(metadata: CheckpointMetadata, rename: Callable[[str], str]) -> CheckpointMetadata:
+    """The same with other names of files. Content that the metadata holds itself has none."""
+    return _map_files(metadata, lambda file: file if file.content is not None else replace(file, name=rename(file.name)))
+
+
+def seal(body: Any, key: bytes | None = None) -> bytes:
+    """Bytes of plain data that show when they were changed; with a `key`, also by somebody who did not have it."""
+    packed: bytes = msgpack.packb(body, unicode_errors="surrogatepass")
+    version = bytes([VERSION])
+    mac = b"" if key is None else _mac(version + packed, key)
+    rest = version + bytes([len(mac)]) + mac + packed
+    return MAGIC + _digest(rest) + rest
+
+
+def unseal(data: bytes, where: str, key: bytes | None = None) -> Any:
+    """What was sealed. Raises RestoreError, naming `where` it was."""
+    if data[: len(MAGIC)] != MAGIC:
+        _refuse(where, "it does not begin as such a file does")
+    digest, rest = data[len(MAGIC) : len(MAGIC) + DIGEST_BYTES], data[len(MAGIC) + DIGEST_BYTES :]
+    if digest != _digest(rest) or len(rest) < 2:
+        _refuse(where, f"its {len(data)} bytes do not match their digest")
+    if rest[0] != VERSION:
+        raise RestoreError(f"{where} has version {rest[0]}, this aioflow reads {VERSION}: use the one that wrote it, or a newer one")
+    mac, packed = rest[2 : 2 + rest[1]], rest[2 + rest[1] :]
+    if key is not None and not hmac.compare_digest(mac, _mac(rest[:1] + packed, key)):
+        raise RestoreError(f"{where} was not written with the key of this store{'' if mac else ', and with none'}: it is not trusted")
+    try:
+        return msgpack.unpackb(packed, strict_map_key=False, unicode_errors="surrogatepass")
+    except (ValueError, TypeError, OverflowError, RecursionError, msgpack.UnpackException) as error:
+        _refuse(where, f"another format: {error}")
+
+
+def _digest(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=DIGEST_BYTES).digest()
+
+
+def _mac(data: bytes, key: bytes) -> bytes:
+    # A key of any length: BLAKE2b itself takes 64 bytes at most.
+    return hashlib.blake2b(data, digest_size=MAC_BYTES, key=hashlib.blake2b(key).digest()).digest()
+
+
+def _refuse(where: str, why: str) -> NoReturn:
+    raise RestoreError(f"{where} cannot be read: {why}. It is damaged: restore it from a copy")
+
+
+# To plain data.
+
+
+def _file(file: StateFile | None) -> list[Any] | None:
+    return None if file is None else [file.name, file.size, file.digest, file.content]
+
+
+def _keyed(handle: KeyedStateHandle) -> list[Any]:
+    files = [_file(file) for file in handle.files]
+    return [handle.format, handle.max_parallelism, handle.first_group, handle.last_group, files, handle.meta]
+
+
+# From plain data: types are checked one by one, so that whatever stands there ends in one kind of error.
+
+_Shape = tuple[type | tuple[type, ...], ...]
+_NONE = type(None)
+
+_BODY: _Shape = (str, str, int, bool, int, int, list, list)
+_OPERATOR: _Shape = (str, str, int, int)
+_FILE: _Shape = (str, int, bytes, (bytes, _NONE))
+_KEYED: _Shape = (str, int, int, int, list, dict)
+
+
+def _parse(data: Any, where: str, shape: _Shape) -> list[Any]:
+    if type(data) is not list or len(data) != len(shape):
+        _refuse(where, f"expected {len(shape)} fields, found {type(data).__name__}")
+    for value, expected in zip(data, shape, strict=True):
+        # By exact type: True is no number here.
+        if type(value) not in (expected if isinstance(expected, tuple) else (expected,)):
+            _refuse(where, f"a field is {type(value).__name__}")
+        if type(value) is int and value < 0:
+            _refuse(where, f"a field is {value}")
+    return data
+
+
+def _subtask_entry(data: Any, where: str) -> tuple[tuple[str, int], SubtaskState]:
+    uid, index, state = _parse(data, where, (str, int, list))
+    return (uid, index), decode_subtask(state, where)
+
+
+def _operator_from(data: Any, where: str) -> OperatorStateHandle:
+    uid, keyed, operator, source = _parse(data, where, (str, (list, _NONE), (list, _NONE), (list, _NONE)))
+    return OperatorStateHandle(
+        uid,
+        None if keyed is None else _keyed_from(keyed, where),
+        None if operator is None else _file_from(operator, where),
+        None if source is None else _file_from(source, where),
+    )
+
+
+def _channel_from(data: Any, where: str) -> ChannelStateHandle:
+    edge_id, side, index, file = _parse(data, where, (int, str, int, list))
+    return ChannelStateHandle(edge_id, side, index, _file_from(file, where))
+
+
+def _keyed_from(data: list[Any], where: str) -> KeyedStateHandle:
+    form, max_parallelism, first, last, files, meta = _parse(data, where, _KEYED)
+    if not first <= last < max_parallelism:
+        _refuse(where, f"key groups from {first} to {last} of {max_parallelism}")
+    return KeyedStateHandle(form, max_parallelism, first, last, tuple(_file_from(file, where) for file in files), meta)
+
+
+def _file_from(data: Any, where: str) -> StateFile:
+    name, size, digest, content = _parse(data, where, _FILE)
+    if len(digest) != DIGEST_BYTES or (content is not None) != (name == ""):
+        _refuse(where, "a state file has neither a name nor its content")
+    return StateFile(name, size, digest, content)
+
+
+def _map_files(metadata: CheckpointMetadata, change: Callable[[StateFile], StateFile]) -> CheckpointMetadata:
+    def maybe(file: StateFile | None) -> StateFile | None:
+        return None if file is None else change(file)
+
+    def operator(handle: OperatorStateHandle) -> OperatorStateHandle:
+        keyed = handle.keyed
+        if keyed is not None:
+            keyed = replace(keyed, files=tuple(change(file) for file in keyed.files))
+        return replace(handle, keyed=keyed, operator=maybe(handle.operator), source=maybe(handle.source))
+
+    def subtask(state: SubtaskState) -> SubtaskState:
+        channels = tuple(replace(channel, file=change(channel.file)) for channel in state.channels)
+        return replace(state, operators=tuple(operator(handle) for handle in state.operators), channels=channels)
+
+    return replace(metadata, subtasks={place: subtask(state) for place, state in metadata.subtasks.items()})
