@@ -75,7 +75,7 @@ class ResultPartition:
             subpartition.add_event(event, blocking, priority)
 
     def flush(self) -> None:
-        """Make what was appended to the builders visible."""
+        """Make what was appended to the builders visible; what cannot be read yet goes on growing."""
         for subpartition in self.subpartitions:
             subpartition.flush()
 

@@ -1,10 +1,14 @@
 """The queue between one producing subtask and one consuming subtask; read once, in order, by one reader.
 
 Queued are sealed batches, each with one permit of the partition's pool, and events, without. The open batch (`builder`)
-is not queued: it is sealed by `flush`, and before any event, so an event never overtakes records that were written
-before it. Invariants: the reader is notified only when the queue turns from empty to not empty (or unblocked, failed,
-released), so one notification stands for all that follows until the queue was drained; after a blocking event nothing
-more comes out until `resume_consumption`; every permit goes back exactly once, when its batch is polled or dropped.
+is not queued: it is sealed when it is full, before any event, so that none overtakes records that were written before
+it, and when the reader is to have it: `flush` makes it visible, which means at once if nothing is queued, and otherwise
+when the reader has taken all that is. Until then it grows: a reader that is behind gets large batches, one that waits
+gets each record as it comes, and nobody has to choose between the two.
+
+Invariants: the reader is notified only when the queue turns from empty to not empty (or unblocked, failed, released),
+so one notification stands for all that follows until the queue was drained; after a blocking event nothing more comes
+out until `resume_consumption`; every permit goes back exactly once, when its batch is polled or dropped.
 After Flink's PipelinedSubpartition; what an event means is not known here.
 """
 
@@ -42,6 +46,7 @@ class PipelinedSubpartition:
         "_backlog",
         "_blocked",
         "_error",
+        "_flush_when_drained",
         "_notify",
         "_on_all_processed",
         "_on_released",
@@ -77,6 +82,8 @@ class PipelinedSubpartition:
         self._priority_events = 0
         """How many elements at the head of the queue are priority events."""
         self._blocked = False
+        self._flush_when_drained = False
+        """`flush` was asked for while something was queued: the open batch is the reader's next."""
         self._sequence_number = 0
         self._error: BaseException | None = None
         self._notify: Callable[[bool], None] | None = None
@@ -87,6 +94,8 @@ class PipelinedSubpartition:
         """Queue a sealed batch; the consumer owns it from here on. False, without a permit, after finish or release."""
         if self.is_finished or self.is_released:
             return False
+        if self._flush_when_drained:
+            self.seal()
         self._take_permit(self.index)
         queue = self._queue
         queue.append((batch, NO_EVENT))
@@ -111,14 +120,25 @@ class PipelinedSubpartition:
             if not self._blocked:
                 self._tell_reader(priority=True)
             return True
-        self.flush()
+        self.seal()
         queue.append(entry)
         if len(queue) == 1 and not self._blocked:
             self._tell_reader()
         return True
 
     def flush(self) -> bool:
-        """Seal and queue the open batch; a watermark without records goes as an event. Was there anything?"""
+        """Make the open batch visible, a watermark without records too. Was there anything?
+
+        While something is queued before it, it stays open: the reader would not get it earlier, only smaller.
+        """
+        if not self._queue:
+            return self.seal()
+        self._flush_when_drained = self.builder.has_news and not self.is_finished
+        return self._flush_when_drained
+
+    def seal(self) -> bool:
+        """Queue the open batch now; a watermark without records goes as an event. Was there anything?"""
+        self._flush_when_drained = False
         builder = self.builder
         if builder.values:
             return self.add(builder.seal())
@@ -130,7 +150,7 @@ class PipelinedSubpartition:
         return False
 
     def finish(self) -> None:
-        """Flush, then EndOfPartition; everything later is refused. Idempotent."""
+        """Seal, then EndOfPartition; everything later is refused. Idempotent."""
         self.add_event(EndOfPartition())
         self.builder.finish()
         self.is_finished = True
@@ -185,6 +205,9 @@ class PipelinedSubpartition:
         element, kind = queue.popleft()
         number = self._sequence_number
         self._sequence_number = number + 1
+        if self._flush_when_drained and not queue and kind != BLOCKING_EVENT:
+            # Before the permit goes back: a pool that is used up must not look free in between.
+            self._seal_quietly()
         if kind == NO_EVENT:
             self._backlog = backlog = self._backlog - 1
             self._recycle(self.index)
@@ -202,6 +225,8 @@ class PipelinedSubpartition:
             self._blocked = False
             if self._queue:
                 self._tell_reader(self._priority_events > 0)
+            elif self._flush_when_drained:
+                self.seal()
 
     def acknowledge_all_records_processed(self) -> None:
         """The consumer has processed everything up to EndOfData."""
@@ -236,8 +261,15 @@ class PipelinedSubpartition:
         """Queued batches and events."""
         return len(self._queue)
 
+    def _seal_quietly(self) -> None:
+        """The reader is here and sees by itself that there is more."""
+        notify, self._notify = self._notify, None
+        self.seal()
+        self._notify = notify
+
     def _drop(self) -> None:
         backlog, self._backlog = self._backlog, 0
+        self._flush_when_drained = False
         self._queue.clear()
         self._priority_events = 0
         self._blocked = False

@@ -85,7 +85,7 @@ class RecordWriter:
                 while True:
                     written += builder.extend(part, written)
                     if written < count or builder.is_full:  # Full, or of another shape than what it holds.
-                        subpartition.flush()
+                        subpartition.seal()
                     if written == count or builder.is_closed:
                         break
         if batch.watermark != MIN_WATERMARK:
@@ -97,8 +97,8 @@ class RecordWriter:
         if batch.values:
             reached = batch.watermarks[-1] if batch.watermarks else MIN_WATERMARK
             self._write(RecordBatch(batch.values, batch.timestamps, batch.keys, batch.watermarks, reached))
-        self.flush()
         for subpartition in self._subpartitions:
+            subpartition.seal()
             subpartition.builder.advance_watermark(MAX_WATERMARK)
 
     @property
@@ -110,7 +110,7 @@ class RecordWriter:
         return False
 
     def flush(self) -> None:
-        """Seal what was gathered; tell the watermark to channels that had nothing."""
+        """Let consumers have what was gathered; tell the watermark to channels that had nothing."""
         self.partition.flush()
 
 

@@ -155,6 +155,58 @@ def test_flush_of_nothing_is_silent_and_two_flushes_are_one_notification(
     assert len(notices) == 1
 
 
+def test_what_is_flushed_behind_a_sealed_batch_grows_until_the_reader_comes_to_it(
+    subpartition: PipelinedSubpartition, notices: list[bool], pool: LocalBufferPool
+) -> None:
+    subpartition.add(batch(1))
+    for value in (2, 3, 4):
+        subpartition.builder.append(value)
+        assert subpartition.flush()
+    assert (len(subpartition), pool.in_use) == (1, 1)
+    first = subpartition.poll()
+    assert first is not None
+    assert first[1:3] == (1, True)
+    second = subpartition.poll()
+    assert second is not None
+    assert isinstance(second[0], RecordBatch)
+    assert second[0].values == [2, 3, 4]
+    assert second[1:3] == (0, False)
+    assert len(notices) == 1
+    subpartition.builder.append(5)
+    assert subpartition.poll() is None
+    assert subpartition.flush()
+    assert (len(notices), contents(subpartition)) == (2, [[5]])
+    assert pool.in_use == 0
+
+
+def test_a_batch_that_is_handed_over_whole_comes_behind_what_was_flushed(subpartition: PipelinedSubpartition) -> None:
+    subpartition.add(batch(1))
+    subpartition.builder.append(2)
+    subpartition.flush()
+    subpartition.add(batch(3))
+    assert contents(subpartition) == [[1], [2], [3]]
+
+
+def test_what_is_flushed_behind_a_blocking_event_comes_when_the_reader_resumes(
+    subpartition: PipelinedSubpartition, notices: list[bool]
+) -> None:
+    subpartition.add_event(BARRIER, blocking=True)
+    subpartition.builder.append(1)
+    subpartition.flush()
+    assert contents(subpartition) == [BARRIER]
+    assert len(notices) == 1
+    subpartition.resume_consumption()
+    assert len(notices) == 2
+    assert contents(subpartition) == [[1]]
+
+
+def test_a_watermark_flushed_behind_a_sealed_batch_comes_after_it(subpartition: PipelinedSubpartition) -> None:
+    subpartition.add(batch(1))
+    subpartition.builder.advance_watermark(5)
+    subpartition.flush()
+    assert contents(subpartition) == [[1], Watermark(5)]
+
+
 def test_a_watermark_without_records_goes_as_an_event_and_takes_no_permit(
     subpartition: PipelinedSubpartition, notices: list[bool], pool: LocalBufferPool
 ) -> None:
