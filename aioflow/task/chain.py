@@ -261,7 +261,7 @@ class OperatorChain:
             finished = perf_ns()
             if taken:
                 self._measure(stage, (finished - now) / taken, len(out.values) / taken)
-            if finished - now > SLOW_NS:
+            if finished - now > SLOW_NS and self.operators:  # Without any it is the source that was slow, or leaving.
                 self.slowest_operator = operator
             now = finished
             if now >= deadline or not self._output_availability.is_available:

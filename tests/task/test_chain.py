@@ -351,6 +351,19 @@ def test_an_operator_that_holds_the_loop_for_long_is_remembered() -> None:
     assert world.chain.slowest_operator is slow
 
 
+def test_nobody_is_blamed_when_leaving_a_task_without_operators_took_long() -> None:
+    world = World()
+
+    def leave(batch: RecordBatch) -> None:
+        world.clock.now += 200_000_000
+
+    world.chain = OperatorChain((), leave, world.available, world.clock)
+    world.chain.compile()
+    world.chain.push(RecordBatch([1]))
+    world.drain()
+    assert world.chain.slowest_operator is None
+
+
 def test_the_scope_follows_the_operator_that_runs() -> None:
     clock, scope, seen = Clock(), Scope("job"), []
 
