@@ -140,8 +140,8 @@ class Files(Generic[T]):
     def writer(self, ctx: OperatorContext) -> PartWriter:
         return PartWriter(ctx, str(self._path), self._extension, self._encoder(), self._roll)
 
-    def committer(self, host: Host | None = None) -> PartCommitter:
-        return PartCommitter(host)
+    def committer(self, ctx: OperatorContext | None = None) -> PartCommitter:
+        return PartCommitter(None if ctx is None else ctx.host)
 
 
 class LinesDecoder:

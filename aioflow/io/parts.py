@@ -1,11 +1,18 @@
 """The sink side of files: a directory of part files, each made visible by one rename.
 
-A part is written under a hidden name, `.part-<subtask>-<n>.<ext>.<token>`, and becomes `part-<subtask>-<n>.<ext>` when it is
-committed. With checkpoints a part is prepared at the barrier (synced and closed) and committed when the checkpoint is complete.
-Without, the writer commits its parts itself when they are full or old, and the rest at the end.
+A part is written under a hidden name, `.part-<subtask>-<n>.<ext>.<since>-<job>-<attempt>-<token>`, and becomes
+`part-<subtask>-<n>.<ext>` when it is committed. With checkpoints a part is prepared at the barrier (synced and closed) and committed
+when the checkpoint is complete. Without, the writer commits its parts itself when they are full or old, and the rest at the end.
 
-Invariants: a visible part is complete and never changes; committing and aborting again do nothing. A process that is killed leaves
-hidden files behind, which no reader looks at. Two sinks must not write to one directory.
+`since` is the checkpoint after whose barrier the part was begun, so its own barrier is that of a later one. An attempt that is killed
+leaves hidden files, which no reader looks at. The next attempt, restored from checkpoint r, tells them apart by their names alone:
+
+    since < r     prepared up to r: it is among the committables of r, this subtask's or another's, or was committed
+    since >= r    begun after r: nobody will ever commit it, its records are written again; deleted before the writer begins
+    newer         of a later attempt of this job: left alone; whoever sees it is the one that should be gone
+
+Invariants: a visible part is complete and never changes; committing and aborting again do nothing; no name is used twice, so a copy of
+a request that comes late finds nothing to act on. Two sinks must not write to one directory.
 """
 
 from __future__ import annotations
@@ -25,6 +32,12 @@ if TYPE_CHECKING:
     from aioflow.operators.operator import OperatorContext, ProcessingTimeTimer
 
 __all__ = ["PartCommitter", "PartWriter", "RollPolicy"]
+
+UNCHECKED = "none"
+"""Stands for `since` where nobody takes checkpoints."""
+
+_HIDDEN = re.compile(r"\.part-(\d+)-(\d+)\.[^.]+\.(\d+|none)-([0-9A-Za-z]*)-(\d+)-[0-9a-f]+")
+"""Groups: subtask, number, since, job, attempt."""
 
 BUFFER_BYTES = 1024 * 1024
 """The writer asks for a flush when it holds this much: one trip to the executor, one `write`."""
@@ -66,6 +79,9 @@ class PartWriter:
         self._roll = roll
         # Whoever takes checkpoints commits; when nobody does, the writer commits what it rolls.
         self._self_commit = not ctx.checkpointing
+        self._restored = 0
+        self._since = 0
+        self._job = ctx.job_id[:8]
         self._buffer: list[bytes] = []
         self._buffered = 0
         self._next = 0
@@ -78,12 +94,46 @@ class PartWriter:
         self._lock = asyncio.Lock()
         self.full = False
 
+    def restored(self, checkpoint_id: int) -> None:
+        """What was prepared up to `checkpoint_id` is committed, or will be by whoever has it."""
+        self._restored = self._since = checkpoint_id
+
     async def open(self) -> None:
-        """Make the directory, and go on counting where any earlier run ended."""
-        await self._fs.mkdirs(self._directory)
+        """Make the directory, remove what nobody will commit, and go on counting where any earlier run ended."""
+        await self._make_directory()
+        names = await self._fs.list(self._directory)
         pattern = re.compile(rf"\.?{re.escape(self._prefix)}(\d+)\.")
-        matches = [pattern.match(name) for name in await self._fs.list(self._directory)]
+        matches = [pattern.match(name) for name in names]
         self._next = max((int(match[1]) + 1 for match in matches if match), default=0)
+        for name in names:
+            if self._is_orphan(name):
+                await self._fs.delete(posixpath.join(self._directory, name))
+
+    async def _make_directory(self) -> None:
+        """A new directory is durable with the name that its parent has for it, and so on upwards."""
+        missing = []
+        path = self._directory
+        while path and not await self._fs.exists(path):
+            missing.append(path)
+            path = posixpath.dirname(path)
+        await self._fs.mkdirs(self._directory)
+        for made in reversed(missing):
+            await self._fs.fsync_dir(posixpath.dirname(made) or ".")
+
+    def _is_orphan(self, name: str) -> bool:
+        match = _HIDDEN.fullmatch(name)
+        if match is None:
+            return False
+        runtime = self._ctx.runtime
+        subtask, job, attempt = int(match[1]), match[4], int(match[5])
+        if subtask % runtime.parallelism != runtime.subtask_index:  # Subtasks that there are no more have one heir each.
+            return False
+        if job == self._job and attempt > runtime.attempt:
+            return False
+        if match[3] == UNCHECKED:
+            return True
+        # A run without checkpoints knows of none: what one with checkpoints left may still be wanted.
+        return not self._self_commit and int(match[3]) >= self._restored
 
     def write_batch(self, values: Sequence[Any], timestamps: Sequence[int] | None) -> None:
         if not values:
@@ -116,8 +166,9 @@ class PartWriter:
             buffer.insert(0, self._encoder.head)
             final = f"{self._prefix}{self._next}.{self._extension}"
             self._next += 1
-            # The token tells this attempt's file from one that an earlier attempt left under the same number.
-            hidden = f".{final}.{self._ctx.host.ids.new('part')[:12]}"
+            since = UNCHECKED if self._self_commit else self._since
+            token = self._ctx.host.ids.new("part")[:12]
+            hidden = f".{final}.{since}-{self._job}-{self._ctx.runtime.attempt}-{token}"
             self._part = (posixpath.join(self._directory, hidden), posixpath.join(self._directory, final))
         data = b"".join(buffer)
         await self._fs.append(self._part[0], data)
@@ -157,6 +208,7 @@ class PartWriter:
             rolled, self._rolled = self._rolled, []
             if rolled:
                 await self._fs.fsync_dir(self._directory)
+            self._since = max(self._since, checkpoint_id)
             return rolled
 
     async def close(self) -> None:
@@ -184,7 +236,6 @@ class PartCommitter:
             for hidden, final in committables:
                 try:
                     await host.fs.rename(hidden, final)
-                    directories[posixpath.dirname(final) or "."] = None
                 except FileNotFoundError:
                     if not await host.fs.exists(final):
                         logger.warning(
@@ -193,6 +244,9 @@ class PartCommitter:
                             final,
                             hidden,
                         )
+                        continue
+                # Also of a part that was visible: whoever renamed it may have been killed before its name was durable.
+                directories[posixpath.dirname(final) or "."] = None
             for directory in directories:
                 await host.fs.fsync_dir(directory)
 

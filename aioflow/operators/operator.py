@@ -56,6 +56,14 @@ class OperatorContext(Protocol):
         """Under which its state is found again."""
 
     @property
+    def flow_name(self) -> str:
+        """Together with `uid` it stands for this operator outside of the job, over all its runs."""
+
+    @property
+    def job_id(self) -> str:
+        """Of this run; attempts are numbered within it."""
+
+    @property
     def runtime(self) -> RuntimeContext: ...
     @property
     def host(self) -> Host: ...

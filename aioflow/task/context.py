@@ -76,6 +76,7 @@ class SubtaskRuntimeContext:
     metrics: MetricGroup
     keyed_state: KeyedStateBackend | None
     operator_state: OperatorStateBackend
+    job_id: str = ""
 
     def get_state(self, descriptor: StateDescriptor) -> Any:
         """State of the current key, of the kind that `descriptor` declares. Raises StateError without `key_by`."""
@@ -120,6 +121,14 @@ class TaskOperatorContext:
     @property
     def host(self) -> Host:
         return self._services.host
+
+    @property
+    def flow_name(self) -> str:
+        return self.runtime.job_name
+
+    @property
+    def job_id(self) -> str:
+        return self.runtime.job_id
 
     @property
     def keyed_state(self) -> KeyedStateBackend | None:

@@ -116,9 +116,10 @@ async def test_a_crash_between_the_steps_loses_and_repeats_nothing(case: Any, ct
         await sink.committer().commit(completed)
     # The process is gone: nobody closed the writer, and what it held in memory is lost.
 
-    again = sink.writer(ctx)
-    await again.open()
     await sink.committer().commit(completed)
+    again = sink.writer(ctx)
+    again.restored(1)
+    await again.open()
     again.write_batch([2], None)
     await sink.committer().commit(await again.prepare(2))
     await sink.committer().commit(completed)

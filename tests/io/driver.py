@@ -27,8 +27,6 @@ class Runtime:
     attempt: int = 0
     task_name: str = "task (1/1)#0"
     operator_name: str = "operator"
-    job_name: str = "job"
-    job_id: str = "job-1"
 
 
 @dataclass
@@ -40,6 +38,8 @@ class Context:
     sides: list[tuple[OutputTag[Any], Any]] = field(default_factory=list)
     name: str = "operator"
     uid: str = "operator"
+    flow_name: str = "flow"
+    job_id: str = "0123456789abcdef"
     replays: bool = False
 
     def side_output(self, tag: OutputTag[Any], value: Any) -> None:

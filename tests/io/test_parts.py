@@ -34,7 +34,7 @@ async def write(sink: Any, *batches: list[Any], checkpointing: bool = True) -> N
         for batch in batches:
             writer.write_batch(batch, None)
             await writer.flush()
-        await sink.committer(ctx.host).commit(await writer.prepare(0))
+        await sink.committer(ctx).commit(await writer.prepare(0))
         await writer.close()
 
 
@@ -86,7 +86,7 @@ async def test_with_checkpoints_a_full_part_waits_for_the_commit(tmp_path: Path)
             writer.write_batch([text], None)
             await writer.flush()
         assert all(name.startswith(".") for name in names(tmp_path))
-        await sink.committer(machine.host).commit(await writer.prepare(1))
+        await sink.committer().commit(await writer.prepare(1))
         assert names(tmp_path) == ["part-0-0.txt", "part-0-1.txt"]
         await writer.close()
 
