@@ -10,19 +10,19 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NoReturn, TypeVar
 
 import msgpack
 
+from aioflow.checkpoint.completed import CheckpointedOperator, CheckpointKind, CompletedCheckpoint
 from aioflow.checkpoint.subtask import ChannelStateHandle, OperatorStateHandle, SubtaskState
 from aioflow.core.errors import RestoreError
 from aioflow.state.handles import KeyedStateHandle, StateFile
 
 __all__ = [
-    "CheckpointMetadata", "OperatorInfo", "decode_metadata", "decode_subtask", "encode_metadata", "encode_subtask", "rename_files",
-    "seal", "state_files", "unseal",
+    "decode_metadata", "decode_subtask", "encode_metadata", "encode_subtask", "map_files", "rename_files", "seal", "shown", "unseal",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -33,60 +33,43 @@ DIGEST_BYTES = 16
 MAC_BYTES = 32
 
 
-@dataclass(frozen=True, slots=True)
-class OperatorInfo:
-    """One operator of the job, as the next job finds it again."""
-
-    uid: str
-    name: str
-    parallelism: int
-    max_parallelism: int
+def shown(checkpoint: CompletedCheckpoint) -> str:
+    """How messages call it."""
+    return f"{'savepoint' if checkpoint.kind.is_savepoint else 'checkpoint'} {checkpoint.checkpoint_id} of flow {checkpoint.flow!r}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointMetadata:
-    """A completed checkpoint or savepoint. Times are wall clock, ms."""
-
-    flow: str
-    job_id: str
-    number: int
-    savepoint: bool = False
-    triggered_ms: int = 0
-    completed_ms: int = 0
-    operators: tuple[OperatorInfo, ...] = ()
-    subtasks: Mapping[tuple[str, int], SubtaskState] = field(default_factory=dict)
-    """By uid of the task's first operator, and index."""
-
-    def __str__(self) -> str:
-        return f"{'savepoint' if self.savepoint else 'checkpoint'} {self.number} of flow {self.flow!r}"
-
-
-def encode_metadata(metadata: CheckpointMetadata, key: bytes | None = None) -> bytes:
-    """The file."""
+def encode_metadata(checkpoint: CompletedCheckpoint, key: bytes | None = None) -> bytes:
+    """The file. Where it is stored does not stand in it: it may be moved."""
     body = [
-        metadata.flow,
-        metadata.job_id,
-        metadata.number,
-        metadata.savepoint,
-        metadata.triggered_ms,
-        metadata.completed_ms,
-        [[info.uid, info.name, info.parallelism, info.max_parallelism] for info in metadata.operators],
-        [[uid, index, encode_subtask(state)] for (uid, index), state in metadata.subtasks.items()],
+        checkpoint.checkpoint_id,
+        checkpoint.kind.value,
+        checkpoint.flow,
+        checkpoint.job_id,
+        checkpoint.triggered_ms,
+        checkpoint.completed_ms,
+        [[operator.uid, operator.name, operator.parallelism, operator.max_parallelism] for operator in checkpoint.operators],
+        [[uid, index, encode_subtask(state)] for (uid, index), state in checkpoint.subtasks.items()],
     ]
     return seal(body, key)
 
 
-def decode_metadata(data: bytes, where: str, key: bytes | None = None) -> CheckpointMetadata:
+def decode_metadata(data: bytes, where: str, key: bytes | None = None) -> CompletedCheckpoint:
     """The content of the file `where`. Raises RestoreError, naming it, for whatever was not written by `encode_metadata`."""
-    flow, job_id, number, savepoint, triggered_ms, completed_ms, operators, subtasks = _parse(unseal(data, where, key), where, _BODY)
-    return CheckpointMetadata(
+    number, kind, flow, job_id, triggered_ms, completed_ms, operators, subtasks = _parse(unseal(data, where, key), where, _BODY)
+    if kind not in list(CheckpointKind):
+        _refuse(where, f"it is of the unknown kind {kind!r}")
+    found = []
+    for entry in operators:
+        uid, name, parallelism, max_parallelism = _parse(entry, where, _OPERATOR)
+        found.append(CheckpointedOperator(uid=uid, name=name, parallelism=parallelism, max_parallelism=max_parallelism))
+    return CompletedCheckpoint(
+        checkpoint_id=number,
+        kind=CheckpointKind(kind),
         flow=flow,
         job_id=job_id,
-        number=number,
-        savepoint=savepoint,
         triggered_ms=triggered_ms,
         completed_ms=completed_ms,
-        operators=tuple(OperatorInfo(*_parse(info, where, _OPERATOR)) for info in operators),
+        operators=tuple(found),
         subtasks=dict(_subtask_entry(entry, where) for entry in subtasks),
     )
 
@@ -113,21 +96,9 @@ def decode_subtask(data: Any, where: str) -> SubtaskState:
     )
 
 
-def state_files(metadata: CheckpointMetadata) -> list[StateFile]:
-    """Every file that it refers to, those whose content it holds itself included, in order."""
-    found: list[StateFile] = []
-
-    def keep(file: StateFile) -> StateFile:
-        found.append(file)
-        return file
-
-    _map_files(metadata, keep)
-    return found
-
-
-def rename_files(metadata: CheckpointMetadata, rename: Callable[[str], str]) -> CheckpointMetadata:
-    """The same with other names of files. Content that the metadata holds itself has none."""
-    return _map_files(metadata, lambda file: file if file.content is not None else replace(file, name=rename(file.name)))
+def rename_files(checkpoint: CompletedCheckpoint, rename: Callable[[str], str]) -> CompletedCheckpoint:
+    """The same with other names of files. Content that travels in its handle has none."""
+    return map_files(checkpoint, lambda file: file if file.content is not None else replace(file, name=rename(file.name)))
 
 
 def seal(body: Any, key: bytes | None = None) -> bytes:
@@ -187,7 +158,7 @@ def _keyed(handle: KeyedStateHandle) -> list[Any]:
 _Shape = tuple[type | tuple[type, ...], ...]
 _NONE = type(None)
 
-_BODY: _Shape = (str, str, int, bool, int, int, list, list)
+_BODY: _Shape = (int, str, str, str, int, int, list, list)
 _OPERATOR: _Shape = (str, str, int, int)
 _FILE: _Shape = (str, int, bytes, (bytes, _NONE))
 _KEYED: _Shape = (str, int, int, int, list, dict)
@@ -239,7 +210,9 @@ def _file_from(data: Any, where: str) -> StateFile:
     return StateFile(name, size, digest, content)
 
 
-def _map_files(metadata: CheckpointMetadata, change: Callable[[StateFile], StateFile]) -> CheckpointMetadata:
+def map_files(checkpoint: CompletedCheckpoint, change: Callable[[StateFile], StateFile]) -> CompletedCheckpoint:
+    """The same with every file that it refers to changed, in order."""
+
     def maybe(file: StateFile | None) -> StateFile | None:
         return None if file is None else change(file)
 
@@ -253,4 +226,4 @@ def _map_files(metadata: CheckpointMetadata, change: Callable[[StateFile], State
         channels = tuple(replace(channel, file=change(channel.file)) for channel in state.channels)
         return replace(state, operators=tuple(operator(handle) for handle in state.operators), channels=channels)
 
-    return replace(metadata, subtasks={place: subtask(state) for place, state in metadata.subtasks.items()})
+    return replace(checkpoint, subtasks={place: subtask(state) for place, state in checkpoint.subtasks.items()})

@@ -2,7 +2,7 @@
 
 Credentials, region and endpoint come from the environment, as for that store's own tools (`AWS_ACCESS_KEY_ID`, `AWS_ENDPOINT_URL` ...).
 The requests are obstore's own, out of sight of `Host`: this is the one store that cannot be simulated. Its blocking calls are used, in
-threads of the host: with the awaitable ones processes crashed at their end, as obstore's threads call back into an interpreter that is gone.
+threads of the host: with the awaitable ones processes crashed at their end, as its threads call back into an interpreter that is gone.
 """
 
 from __future__ import annotations

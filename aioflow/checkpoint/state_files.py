@@ -18,7 +18,7 @@ from aioflow.state.handles import StateFile
 if TYPE_CHECKING:
     from aioflow.core.host import Host
 
-__all__ = ["DIGEST_BYTES", "INLINE_BYTES", "FileInput", "FileOutput", "place_of"]
+__all__ = ["DIGEST_BYTES", "INLINE_BYTES", "FileInput", "FileOutput", "Places"]
 
 INLINE_BYTES = 16 * 1024
 """Up to so many bytes stay in the handle."""
@@ -70,13 +70,12 @@ class FileInput:
     """A `StateInput` over the root of a flow, `objects`; what handles name by URL is read from there."""
 
     def __init__(self, host: Host, objects: ObjectStore) -> None:
-        self._host = host
-        self._objects = objects
+        self._places = Places(host, objects)
 
     async def read(self, file: StateFile) -> bytes:
         content, where = file.content, "state inside the metadata"
         if content is None:
-            objects, name = place_of(file.name, self._objects, self._host)
+            objects, name = self._places.find(file.name)
             where = join_url(objects.url, name)
             try:
                 content = await objects.read(name)
@@ -91,15 +90,24 @@ class FileInput:
         return content
 
 
-def place_of(name: str, root: ObjectStore, host: Host) -> tuple[ObjectStore, str]:
-    """Where a file of that name is: below the root of its flow, or, named by URL, in the `state` directory that the URL ends with."""
-    objects, inner = root, name
-    if "://" in name:
-        base, _, last = name.rpartition("/state/")
-        objects, inner = open_objects(base, host), f"state/{last}"
-    if not is_name(inner):
-        raise RestoreError(f"a checkpoint names a state file {name!r}, which no file can be called: its metadata is damaged or forged")
-    return objects, inner
+class Places:
+    """Which store a file is in, by its name: that of its flow, or, named by URL, the one of its directory."""
+
+    def __init__(self, host: Host, root: ObjectStore) -> None:
+        self._host = host
+        self._root = root
+        self._others: dict[str, ObjectStore] = {}
+
+    def find(self, name: str) -> tuple[ObjectStore, str]:
+        """The store, and the name of the file there. Raises RestoreError for what no file can be called."""
+        objects, inner = self._root, name.removeprefix(f"{self._root.url}/")
+        if "://" in inner:
+            base, _, inner = inner.rpartition("/")
+            # Kept: opening may make connections.
+            objects = self._others[base] = self._others.get(base) or open_objects(base, self._host)
+        if not is_name(inner):
+            raise RestoreError(f"a checkpoint names a state file {name!r}, which no file can be called: its metadata is damaged or forged")
+        return objects, inner
 
 
 class _Digested:

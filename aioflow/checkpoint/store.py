@@ -3,7 +3,8 @@
     state/<id>                      one file of state
     checkpoints/<number>/metadata   a completed checkpoint: written last; without it there is none
     savepoints/<id>/...             a savepoint: a directory complete in itself, `metadata` beside `state/<id>`; it may be anywhere else too
-    taken/<number>                  says where savepoint <number> is: written after its metadata; without it the savepoint was not completed
+    taken/<number>                  says where savepoint <number> is, written after its metadata: of those under the root, and of each that
+                                    ended a job, wherever it is, as what is older than it must not be resumed
     finished/<number>               up to that number there is nothing to resume: the job had come to its end, or was given up
 
 Numbers grow over the whole life of a flow. Names of state files are relative to the root of the flow in the metadata of a checkpoint,
@@ -14,13 +15,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from aioflow.checkpoint.metadata import CheckpointMetadata, decode_metadata, encode_metadata, rename_files, seal, unseal
+from aioflow.checkpoint.completed import CheckpointKind, CompletedCheckpoint, Discard
+from aioflow.checkpoint.metadata import decode_metadata, encode_metadata, rename_files, seal, shown, unseal
 from aioflow.checkpoint.objects import ObjectStore, whole
-from aioflow.checkpoint.state_files import FileInput, FileOutput, place_of
+from aioflow.checkpoint.state_files import FileInput, FileOutput, Places
 from aioflow.checkpoint.urls import join_url, open_objects
 from aioflow.core.errors import CheckpointError, RestoreError
 from aioflow.state.handles import StateInput, StateOutput
@@ -28,19 +29,11 @@ from aioflow.state.handles import StateInput, StateOutput
 if TYPE_CHECKING:
     from aioflow.core.host import Host
 
-__all__ = ["FlowStore", "StoredCheckpoint", "open_store", "read_checkpoint"]
+__all__ = ["FlowStore", "open_store", "read_checkpoint"]
 
 logger = logging.getLogger(__name__)
 
 METADATA = "metadata"
-
-
-@dataclass(frozen=True, slots=True)
-class StoredCheckpoint:
-    """A completed checkpoint or savepoint as it was read back. `url`: of its directory, what `restore=` takes."""
-
-    url: str
-    metadata: CheckpointMetadata
 
 
 class FlowStore:
@@ -86,28 +79,33 @@ class FlowStore:
             return join_url(self.url, f"savepoints/{drawn}")
         return join_url(open_objects(directory, self._host).url, f"savepoint-{drawn}")
 
-    async def complete(self, metadata: CheckpointMetadata, directory: str = "") -> str:
-        """Make a checkpoint, or the savepoint at `directory`, the newest one. Durable when this returns its URL.
+    async def complete(self, checkpoint: CompletedCheckpoint) -> CompletedCheckpoint:
+        """Make a checkpoint, or the savepoint in `directory`, the newest one. Durable when this returns it with its `location`.
 
         After a CheckpointError it is not there, and will not be; where that cannot be made sure now, because the store does not answer,
         `settle` makes sure of it later.
         """
         await self.settle()
-        if not directory:
-            own = rename_files(metadata, lambda name: self._own_name(metadata, name))
-            name = f"checkpoints/{metadata.number}/{METADATA}"
-            await self._put(metadata, self._objects, name, encode_metadata(own, self._key))
-            return join_url(self.url, f"checkpoints/{metadata.number}")
-        saved = open_objects(directory, self._host)
-        own = rename_files(metadata, lambda name: _relative_name(metadata, name, saved.url))
+        if not checkpoint.kind.is_savepoint:
+            own = rename_files(checkpoint, lambda name: self._own_name(checkpoint, name))
+            name = f"checkpoints/{checkpoint.checkpoint_id}"
+            await self._put(checkpoint, self._objects, f"{name}/{METADATA}", encode_metadata(own, self._key))
+            return replace(checkpoint, location=join_url(self.url, name))
+        if not checkpoint.directory:
+            raise CheckpointError(f"{shown(checkpoint)} has no directory, expected a new one from savepoint_url")
+        saved = open_objects(checkpoint.directory, self._host)
+        own = rename_files(checkpoint, lambda name: _relative_name(checkpoint, name, saved.url))
         data = encode_metadata(own, self._key)
-        await self._put(metadata, saved, METADATA, data)
-        try:
-            await self._put(metadata, self._objects, f"taken/{metadata.number}", seal(self._location(saved.url), self._key))
-        except (CheckpointError, asyncio.CancelledError):
-            await self._withdraw(saved, METADATA, data)
-            raise
-        return saved.url
+        await self._put(checkpoint, saved, METADATA, data)
+        location = saved.url[len(self.url) + 1 :] if saved.url.startswith(f"{self.url}/") else saved.url
+        if location != saved.url or checkpoint.kind is CheckpointKind.SYNC_SAVEPOINT:
+            entry = seal([location, checkpoint.kind.value], self._key)
+            try:
+                await self._put(checkpoint, self._objects, f"taken/{checkpoint.checkpoint_id}", entry)
+            except (CheckpointError, asyncio.CancelledError):
+                await self._withdraw(saved, METADATA, data)
+                raise
+        return replace(checkpoint, location=saved.url)
 
     async def settle(self) -> None:
         """Remove what failed writes may have left. Call before a job goes back to an older checkpoint. Raises CheckpointError."""
@@ -121,26 +119,23 @@ class FlowStore:
                 ) from error
             self._in_doubt.pop()
 
-    async def discard(self, names: Iterable[str]) -> None:
-        """Remove files of state that no checkpoint refers to. What the store refuses stays, for `sweep`."""
+    async def discard(self, discard: Discard) -> None:
+        """Remove what is wanted no more, metadata first. What the store refuses stays, with all that it may refer to, for `sweep`."""
+        places = Places(self._host, self._objects)
         try:
+            await self.settle()
+            for checkpoint in discard.checkpoints:
+                if checkpoint.location:  # Otherwise nothing was stored, or `settle` has removed it.
+                    objects, name = places.find(join_url(checkpoint.location, METADATA))
+                    await objects.delete([name])
             by_place: dict[str, tuple[ObjectStore, list[str]]] = {}
-            for name in names:
-                objects, inner = place_of(name, self._objects, self._host)
+            for name in discard.files:
+                objects, inner = places.find(name)
                 by_place.setdefault(objects.url, (objects, []))[1].append(inner)
             for objects, inners in by_place.values():
                 await objects.delete(inners)
-        except OSError as error:
-            logger.warning("files of state in %s stay behind: %s", self.url, error)
-
-    async def remove(self, number: int) -> bool:
-        """Remove a completed checkpoint, before its files of state. False: the store refused, so it and they must stay."""
-        try:
-            await self._objects.delete([f"checkpoints/{number}/{METADATA}"])
-        except OSError as error:
-            logger.warning("checkpoint %d in %s stays behind: %s", number, self.url, error)
-            return False
-        return True
+        except (OSError, CheckpointError, RestoreError) as error:
+            logger.warning("what is wanted no more in %s stays behind: %s", self.url, error)
 
     async def finish(self, number: int) -> None:
         """Leave nothing to resume of what has a number up to `number`: the job is finished, or begins anew."""
@@ -153,23 +148,25 @@ class FlowStore:
 
     # Finding.
 
-    async def newest(self, *, fall_back: bool = False) -> StoredCheckpoint | None:
+    async def newest(self, *, fall_back: bool = False) -> CompletedCheckpoint | None:
         """The completed checkpoint or savepoint with the largest number; None if there is none, or its job is finished.
 
         One that cannot be read is refused with a RestoreError, and only with `fall_back` passed over for an older one, with a warning: what
-        sinks committed since then would be committed again.
+        sinks committed since then would be committed again. A savepoint that did not end its job committed nothing, so it may be gone.
         """
-        try:
-            finished = max(await self._numbers("finished"), default=0)
-            savepoints = await self._numbers("taken")
-            numbers = sorted({*savepoints, *await self._numbers("checkpoints")}, reverse=True)
-        except OSError as error:
-            raise RestoreError(f"{self.url} cannot be searched for checkpoints: {error}") from error
+        finished = max(await self._numbers("finished"), default=0)
+        savepoints = await self._numbers("taken")
+        numbers = sorted({*savepoints, *await self._numbers("checkpoints")}, reverse=True)
+        refused = False
         for number in numbers:
             if number <= finished:
-                return None
+                break
             try:
-                url = await self._taken(number) if number in savepoints else join_url(self.url, f"checkpoints/{number}")
+                if number not in savepoints:
+                    return await self.checkpoint(number)
+                url, kind = await self._taken(number)
+                if kind is CheckpointKind.SAVEPOINT and not await self._has_metadata(url):
+                    continue
                 return await self._read(url, number)
             except RestoreError as error:
                 if not fall_back:
@@ -177,79 +174,76 @@ class FlowStore:
                         f"the newest checkpoint in {self.url} cannot be restored, and no older one is taken in its place by itself: {error}"
                     ) from error
                 logger.warning("an older checkpoint is taken: %s", error)
-        if numbers:
-            raise RestoreError(f"of the {len(numbers)} checkpoints in {self.url} none can be restored, see the log for each")
+                refused = True
+        if refused:
+            raise RestoreError(f"no checkpoint in {self.url} can be restored: the log says why, of each")
         return None
 
     async def highest(self) -> int:
         """The largest number that was ever completed or finished, 0 if there is none: those of a new job begin above it."""
-        try:
-            return max([0, *await self._numbers("finished"), *await self._numbers("taken"), *await self._numbers("checkpoints")])
-        except OSError as error:
-            raise RestoreError(f"{self.url} cannot be searched for checkpoints: {error}") from error
+        return max([0, *await self._numbers("finished"), *await self._numbers("taken"), *await self._numbers("checkpoints")])
 
     async def checkpoints(self) -> list[int]:
         """Numbers of the completed checkpoints, savepoints not among them, ascending."""
-        try:
-            return await self._numbers("checkpoints")
-        except OSError as error:
-            raise RestoreError(f"{self.url} cannot be searched for checkpoints: {error}") from error
+        return await self._numbers("checkpoints")
 
-    async def checkpoint(self, number: int) -> StoredCheckpoint:
+    async def checkpoint(self, number: int) -> CompletedCheckpoint:
         """One of `checkpoints`."""
         return await self._read(join_url(self.url, f"checkpoints/{number}"), number)
 
     async def savepoints(self) -> list[str]:
-        """URLs of the savepoints that were completed, oldest first; of those under the root only what is still there."""
-        try:
-            present = set(await self._objects.names("savepoints"))
-            found = []
-            for number in await self._numbers("taken"):
-                url = await self._taken(number)
-                if not url.startswith(f"{self.url}/") or f"{url[len(self.url) + 1 :]}/{METADATA}" in present:
-                    found.append(url)
-            return found
-        except OSError as error:
-            raise RestoreError(f"{self.url} cannot be searched for savepoints: {error}") from error
+        """URLs of the savepoints that are under the root, oldest first."""
+        found = []
+        for number in await self._numbers("taken"):
+            url, _ = await self._taken(number)
+            if url.startswith(f"{self.url}/") and await self._has_metadata(url):
+                found.append(url)
+        return found
 
     async def _numbers(self, kind: str) -> list[int]:
         """Numbers in the names `<kind>/<number>` or `<kind>/<number>/metadata`, ascending."""
-        found = [name.split("/") for name in await self._objects.names(kind)]
-        return sorted(int(parts[1]) for parts in found if len(parts) > 1 and parts[1].isdecimal() and parts[2:] in ([], [METADATA]))
+        try:
+            names = [name.split("/") for name in await self._objects.names(kind)]
+        except OSError as error:
+            raise RestoreError(f"{self.url} cannot be searched for {kind}: {error}") from error
+        return sorted(int(parts[1]) for parts in names if len(parts) > 1 and parts[1].isdecimal() and parts[2:] in ([], [METADATA]))
 
-    async def _read(self, url: str, number: int) -> StoredCheckpoint:
+    async def _has_metadata(self, url: str) -> bool:
+        try:
+            return METADATA in await open_objects(url, self._host).names(METADATA)
+        except OSError as error:
+            raise RestoreError(f"{url} cannot be searched for a savepoint: {error}") from error
+
+    async def _read(self, url: str, number: int) -> CompletedCheckpoint:
         stored = await read_checkpoint(url, self._host, self._key, root=self._objects)
-        if stored.metadata.number != number:
-            raise RestoreError(f"{url} holds {stored.metadata}, expected number {number}: files were moved")
+        if stored.checkpoint_id != number:
+            raise RestoreError(f"{url} holds {shown(stored)}, expected number {number}: files were moved")
         return stored
 
-    async def _taken(self, number: int) -> str:
-        """Where savepoint `number` is."""
-        name = f"taken/{number}"
-        where = join_url(self.url, name)
+    async def _taken(self, number: int) -> tuple[str, CheckpointKind]:
+        """Where savepoint `number` is, and of which kind."""
+        where = join_url(self.url, f"taken/{number}")
         try:
-            content = unseal(await self._objects.read(name), where, self._key)
+            content = unseal(await self._objects.read(f"taken/{number}"), where, self._key)
         except OSError as error:
             raise RestoreError(f"{where} cannot be read: {error}") from error
-        if type(content) is not str or not content:
-            raise RestoreError(f"{where} does not say where a savepoint is: it is damaged, restore it from a copy")
-        return content if "://" in content else join_url(self.url, content)
+        match content:
+            case [str(location), CheckpointKind.SAVEPOINT | CheckpointKind.SYNC_SAVEPOINT as kind]:
+                return location if "://" in location else join_url(self.url, location), CheckpointKind(kind)
+            case _:
+                raise RestoreError(f"{where} does not say where a savepoint is: it is damaged, restore it from a copy")
 
-    def _location(self, directory: str) -> str:
-        """Relative to the root where it is below, so that a whole store can be moved."""
-        return directory[len(self.url) + 1 :] if directory.startswith(f"{self.url}/") else directory
-
-    def _own_name(self, metadata: CheckpointMetadata, name: str) -> str:
+    def _own_name(self, checkpoint: CompletedCheckpoint, name: str) -> str:
         own = name[len(self.url) + 1 :] if name.startswith(f"{self.url}/state/") else name
         if "://" in own:
             raise CheckpointError(
-                f"{metadata} refers to {name}, which is not in {self.url}: the first checkpoint after a savepoint was restored must be full"
+                f"{shown(checkpoint)} refers to {name}, which is not in {self.url}: the first after a restored savepoint must be full"
             )
         return own
 
     # Writing.
 
-    async def _put(self, metadata: CheckpointMetadata, objects: ObjectStore, name: str, data: bytes) -> None:
+    async def _put(self, checkpoint: CompletedCheckpoint, objects: ObjectStore, name: str, data: bytes) -> None:
         """Create an object, or make sure that it is not there."""
         where = join_url(objects.url, name)
         try:
@@ -261,9 +255,9 @@ class FlowStore:
         except (OSError, asyncio.CancelledError) as error:
             await self._withdraw(objects, name, data)
             if isinstance(error, OSError):
-                raise CheckpointError(f"{metadata} could not be stored at {where}: {error}") from error
+                raise CheckpointError(f"{shown(checkpoint)} could not be stored at {where}: {error}") from error
             raise
-        raise CheckpointError(f"{metadata} could not be stored: {where} exists, expected a new number: does another job write there?")
+        raise CheckpointError(f"{shown(checkpoint)} could not be stored: {where} exists, expected a new number: is another job there?")
 
     async def _withdraw(self, objects: ObjectStore, name: str, data: bytes) -> None:
         """Make sure, now if that is possible, that an object is not there."""
@@ -291,7 +285,7 @@ def open_store(url: str, host: Host, key: bytes | None = None) -> FlowStore:
     return FlowStore(host, open_objects(url, host), key)
 
 
-async def read_checkpoint(url: str, host: Host, key: bytes | None = None, *, root: ObjectStore | None = None) -> StoredCheckpoint:
+async def read_checkpoint(url: str, host: Host, key: bytes | None = None, *, root: ObjectStore | None = None) -> CompletedCheckpoint:
     """The checkpoint or savepoint whose directory is `url`, or a path. Raises RestoreError.
 
     Its state files are named by URL, but those below `root`, if given, relative to it.
@@ -304,18 +298,18 @@ async def read_checkpoint(url: str, host: Host, key: bytes | None = None, *, roo
         raise RestoreError(f"{objects.url} is no checkpoint or savepoint: it has no file {METADATA!r}") from error
     except OSError as error:
         raise RestoreError(f"{where} cannot be read: {error}") from error
-    metadata = decode_metadata(data, where, key)
+    checkpoint = decode_metadata(data, where, key)
     base = objects.url
-    if not metadata.savepoint:
+    if not checkpoint.kind.is_savepoint:
         base, found, _ = objects.url.rpartition("/checkpoints/")
         if not found:
             raise RestoreError(f"{where} is of a checkpoint, which cannot be moved away from its store: take a savepoint for that")
     if root is None or base != root.url:
-        metadata = rename_files(metadata, lambda name: join_url(base, name))
-    return StoredCheckpoint(objects.url, metadata)
+        checkpoint = rename_files(checkpoint, lambda name: join_url(base, name))
+    return replace(checkpoint, location=objects.url, directory=objects.url if checkpoint.kind.is_savepoint else "")
 
 
-def _relative_name(metadata: CheckpointMetadata, name: str, directory: str) -> str:
+def _relative_name(checkpoint: CompletedCheckpoint, name: str, directory: str) -> str:
     if not name.startswith(f"{directory}/state/"):
-        raise CheckpointError(f"{metadata} refers to {name}, which is not in {directory}: a savepoint must be complete in itself")
+        raise CheckpointError(f"{shown(checkpoint)} refers to {name}, which is not in {directory}: a savepoint must be complete in itself")
     return name[len(directory) + 1 :]

@@ -61,6 +61,36 @@ def test_files_are_written_read_in_parts_appended_and_measured(on_host: Runner) 
     on_host(contract)
 
 
+def test_a_file_takes_a_name_only_if_nothing_has_it(on_host: Runner) -> None:
+    async def contract(host: Host, root: str) -> None:
+        fs = host.fs
+        for name in ("one", "two"):
+            await fs.write(f"{root}/{name}", name.encode())
+        assert await fs.rename_new(f"{root}/one", f"{root}/target")
+        assert not await fs.rename_new(f"{root}/two", f"{root}/target")
+        await fs.mkdirs(f"{root}/directory")
+        assert not await fs.rename_new(f"{root}/two", f"{root}/directory")
+        assert await fs.list(root) == ["directory", "target", "two"]
+        assert await fs.read(f"{root}/target") == b"one"
+        with pytest.raises(FileNotFoundError):
+            await fs.rename_new(f"{root}/one", f"{root}/other")
+
+    on_host(contract)
+
+
+async def test_links_are_followed_and_private_directories_are_for_their_owner(tmp_path: Path) -> None:
+    host = SystemHost()
+    await host.fs.mkdirs(f"{tmp_path}/open/private/inner", private=True)
+    await host.fs.mkdirs(f"{tmp_path}/open/private/inner", private=True)
+    (tmp_path / "link").symlink_to(tmp_path / "open/private")
+    assert await host.fs.real_path(f"{tmp_path}/link/inner/none") == f"{tmp_path}/open/private/inner/none"
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "open").rglob("*")} == {0o700}
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(OSError, match="file"):
+        await host.fs.mkdirs(f"{tmp_path}/file/inner")
+    await host.close()
+
+
 def test_names_are_listed_in_order_renamed_over_and_deleted(on_host: Runner) -> None:
     async def contract(host: Host, root: str) -> None:
         fs = host.fs
