@@ -2,9 +2,9 @@
 
 Queued are sealed batches, each with one permit of the partition's pool, and events, without. The open batch (`builder`)
 is not queued: it is sealed when it is full, before any event, so that none overtakes records that were written before
-it, and when the reader is to have it: `flush` makes it visible, which means at once if nothing is queued, and otherwise
-when the reader has taken all that is. Until then it grows: a reader that is behind gets large batches, one that waits
-gets each record as it comes, and nobody has to choose between the two.
+it, and when the reader is to have it: `flush` makes it visible, which means at once if the reader has nothing else, and
+otherwise when it has taken all that it has, on the way to it too. Until then it grows: a reader that is behind gets
+large batches, one that waits gets each record as it comes, and nobody has to choose between the two.
 
 Invariants: the reader is notified only when the queue turns from empty to not empty (or unblocked, failed, released),
 so one notification stands for all that follows until the queue was drained; after a blocking event nothing more comes
@@ -43,6 +43,7 @@ class PipelinedSubpartition:
     """Subpartition `index`, whose batches take their permits from `permits`."""
 
     __slots__ = (
+        "_acknowledges",
         "_backlog",
         "_blocked",
         "_error",
@@ -55,6 +56,7 @@ class PipelinedSubpartition:
         "_recycle",
         "_sequence_number",
         "_take_permit",
+        "_unread",
         "builder",
         "index",
         "is_finished",
@@ -83,7 +85,10 @@ class PipelinedSubpartition:
         """How many elements at the head of the queue are priority events."""
         self._blocked = False
         self._flush_when_drained = False
-        """`flush` was asked for while something was queued: the open batch is the reader's next."""
+        """`flush` was asked for while the reader had something: the open batch is its next."""
+        self._unread = 0
+        """Batches that were polled for a consumer elsewhere, which has not taken them yet."""
+        self._acknowledges = False
         self._sequence_number = 0
         self._error: BaseException | None = None
         self._notify: Callable[[bool], None] | None = None
@@ -129,9 +134,9 @@ class PipelinedSubpartition:
     def flush(self) -> bool:
         """Make the open batch visible, a watermark without records too. Was there anything?
 
-        While something is queued before it, it stays open: the reader would not get it earlier, only smaller.
+        While the reader has something else, it stays open: it would not be read earlier, only smaller.
         """
-        if not self._queue:
+        if not self._queue and not self._unread:
             return self.seal()
         self._flush_when_drained = self.builder.has_news and not self.is_finished
         return self._flush_when_drained
@@ -177,17 +182,19 @@ class PipelinedSubpartition:
 
     # The consumer's side.
 
-    def create_read_view(self, on_data_available: Callable[[bool], None]) -> None:
+    def create_read_view(self, on_data_available: Callable[[bool], None], *, acknowledges: bool = False) -> None:
         """Become the reader; called back at once if there is something already. Closed for a second one: data is read
         once.
 
-        The callback gets True when a priority event arrived, which should be read before other channels.
+        The callback gets True when a priority event arrived, which should be read before other channels. A reader that
+        `acknowledges` polls for a consumer elsewhere, and calls `taken_over` for each batch.
         """
         if self._notify is not None:
             raise Closed(f"subpartition {self.index} has a reader already; what is pipelined can be read once")
         if self.is_released:
             raise Closed(f"subpartition {self.index} is released; its partition was consumed or dropped")
         self._notify = on_data_available
+        self._acknowledges = acknowledges
         if self._queue or self._error is not None:
             on_data_available(self._priority_events > 0)
 
@@ -205,7 +212,9 @@ class PipelinedSubpartition:
         element, kind = queue.popleft()
         number = self._sequence_number
         self._sequence_number = number + 1
-        if self._flush_when_drained and not queue and kind != BLOCKING_EVENT:
+        if self._acknowledges and kind == NO_EVENT:
+            self._unread += 1
+        if self._flush_when_drained and not queue and not self._unread and kind != BLOCKING_EVENT:
             # Before the permit goes back: a pool that is used up must not look free in between.
             self._seal_quietly()
         if kind == NO_EVENT:
@@ -219,13 +228,19 @@ class PipelinedSubpartition:
             return element, 0, False, number
         return element, self._backlog, bool(queue), number
 
+    def taken_over(self) -> None:
+        """The consumer has taken the oldest batch that was polled for it: only from a reader that `acknowledges`."""
+        self._unread -= 1
+        if self._flush_when_drained and not self._unread and not self._queue and not self._blocked:
+            self.seal()
+
     def resume_consumption(self) -> None:
         """Go on after a blocking event. Tells the reader if there is something."""
         if self._blocked:
             self._blocked = False
             if self._queue:
                 self._tell_reader(self._priority_events > 0)
-            elif self._flush_when_drained:
+            elif self._flush_when_drained and not self._unread:
                 self.seal()
 
     def acknowledge_all_records_processed(self) -> None:

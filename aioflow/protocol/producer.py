@@ -66,8 +66,11 @@ _DATA, _EVENT = FrameType.BUFFER_RESPONSE, FrameType.EVENT_RESPONSE
 class SubpartitionView(Protocol):
     """The queue that a channel reads: `network.subpartition.PipelinedSubpartition`, or batches that are encoded already."""
 
-    def create_read_view(self, on_data_available: Callable[[bool], None]) -> None:
-        """Call back when the queue turns from empty to not empty, fails, or is released. Closed for a second reader."""
+    def create_read_view(self, on_data_available: Callable[[bool], None], *, acknowledges: bool = False) -> None:
+        """Call back when the queue turns from empty to not empty, fails, or is released. Closed for a second reader.
+
+        `acknowledges`: `taken_over` is called for each batch.
+        """
 
     def poll(self) -> tuple[RecordBatch | bytes | Event, int, bool, int] | None:
         """(element, backlog behind it, is more available, its number) or None. Raises ProducerFailed."""
@@ -80,6 +83,9 @@ class SubpartitionView(Protocol):
     def is_blocked(self) -> bool: ...
     @property
     def is_released(self) -> bool: ...
+    def taken_over(self) -> None:
+        """The consumer took over the oldest batch that was polled."""
+
     def resume_consumption(self) -> None: ...
     def acknowledge_all_records_processed(self) -> None: ...
     def release(self) -> None: ...
@@ -291,7 +297,7 @@ class ProducerExchange:
         outlet = self._outlets[channel] = _Outlet(channel, request, view, encode, permits)
         outlet.credit.reset(request.credit, blocked=False)
         try:
-            view.create_read_view(lambda priority: self._on_data_available(outlet))
+            view.create_read_view(lambda priority: self._on_data_available(outlet), acknowledges=True)
         except Exception as error:  # noqa: BLE001 - whatever it is, it concerns this channel only.
             # Not released: it may well have another reader.
             del self._outlets[channel]
@@ -503,8 +509,10 @@ class ProducerExchange:
                 sent = frames.popleft()
                 if sent.type is _EVENT and frames is kept:
                     outlet.kept_events -= 1
-                if sent.ends_batch and permits is not None:
-                    permits.recycle(index)
+                if sent.ends_batch:
+                    if permits is not None:
+                        permits.recycle(index)
+                    outlet.view.taken_over()
 
     def _fail(self, outlet: _Outlet, error: BaseException) -> None:
         """Ends `outlet` with `error` for its consumer. The entry stays until the consumer has heard of it."""

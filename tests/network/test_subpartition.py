@@ -179,6 +179,35 @@ def test_what_is_flushed_behind_a_sealed_batch_grows_until_the_reader_comes_to_i
     assert pool.in_use == 0
 
 
+def test_what_is_on_its_way_to_a_consumer_elsewhere_lets_the_open_batch_grow_too(subpartition: PipelinedSubpartition) -> None:
+    told: list[bool] = []
+    subpartition.create_read_view(told.append, acknowledges=True)
+    subpartition.add(batch(1))
+    subpartition.add(batch(2))
+    assert contents(subpartition) == [[1], [2]]
+    for value in (3, 4):
+        subpartition.builder.append(value)
+        subpartition.flush()
+    subpartition.taken_over()
+    assert contents(subpartition) == []
+    assert len(told) == 1
+    subpartition.taken_over()
+    assert len(told) == 2
+    assert contents(subpartition) == [[3, 4]]
+
+
+def test_a_batch_that_is_full_is_queued_whatever_is_on_its_way(pool: LocalBufferPool) -> None:
+    subpartition = PipelinedSubpartition(0, pool, batch_records_max=2)
+    subpartition.create_read_view(lambda priority: None, acknowledges=True)
+    subpartition.add(batch(1))
+    assert contents(subpartition) == [[1]]
+    subpartition.builder.append(2)
+    subpartition.builder.append(3)
+    assert subpartition.builder.is_full
+    subpartition.seal()
+    assert contents(subpartition) == [[2, 3]]
+
+
 def test_a_batch_that_is_handed_over_whole_comes_behind_what_was_flushed(subpartition: PipelinedSubpartition) -> None:
     subpartition.add(batch(1))
     subpartition.builder.append(2)
