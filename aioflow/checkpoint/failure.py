@@ -1,10 +1,15 @@
-"""Why a checkpoint did not complete: one list for tasks, coordinator and statistics. After Flink's CheckpointFailureReason."""
+"""Why a checkpoint did not complete, and how often that is borne: one list of reasons for tasks, coordinator and statistics.
+
+After Flink's CheckpointFailureReason and CheckpointFailureManager.
+"""
 
 from __future__ import annotations
 
 from enum import StrEnum
 
-__all__ = ["CheckpointFailureReason"]
+from aioflow.core.errors import CheckpointError
+
+__all__ = ["CheckpointFailureReason", "FailureCounter"]
 
 
 class CheckpointFailureReason(StrEnum):
@@ -68,3 +73,31 @@ _SENTENCES = {
     CheckpointFailureReason.TOO_MANY_REQUESTS: "too many checkpoints and savepoints were asked for before",
     CheckpointFailureReason.SHUTDOWN: "the job is over",
 }
+
+
+class FailureCounter:
+    """Counts the failures since the last success, each checkpoint once; `tolerable` of them are borne, None: any number."""
+
+    def __init__(self, tolerable: int | None) -> None:
+        self._tolerable = tolerable
+        self._failed: dict[int, None] = {}
+        self._succeeded = 0
+
+    def failed(self, checkpoint_id: int, error: CheckpointError) -> CheckpointError | None:
+        """One of the failures that count. Returns the error that ends the job when they are too many."""
+        if self._tolerable is None or checkpoint_id <= self._succeeded:
+            return None
+        self._failed[checkpoint_id] = None
+        if len(self._failed) <= self._tolerable:
+            return None
+        count = len(self._failed)
+        self._failed.clear()
+        too_many = CheckpointError(f"{count} checkpoints failed in a row, {self._tolerable} are tolerated; the last one: {error}")
+        too_many.__cause__ = error
+        return too_many
+
+    def succeeded(self, checkpoint_id: int) -> None:
+        """It completed: what failed before it is forgiven."""
+        if checkpoint_id > self._succeeded:
+            self._succeeded = checkpoint_id
+            self._failed.clear()

@@ -1,0 +1,482 @@
+"""Coordinates the checkpoints of one job: when the next is due, who has acknowledged, what completed, what failed. Decides, does nothing.
+
+Stimuli in, instructions out; the JobMaster carries them out in their order. Time is an argument, and every message of a task names its
+attempt: what an older one says changes nothing.
+
+    requested --slot free, all tasks running--> PENDING --last acknowledgement--> STORING --stored--> completed
+              PENDING --declined, expired, subsumed, a task lost--> aborted
+              STORING --not stored, expired, subsumed, job restarted--> aborted, and what may have been stored is deleted
+
+A checkpoint is complete when its metadata is durable, not before: only then tasks are told, and sinks commit. It subsumes every earlier
+one that is under way, and what earlier ones left unconfirmed: a sink commits everything that was prepared up to it. Ids only rise, over
+restarts and restores too. A savepoint that is taken beside the job subsumes nothing, is told to nobody and never restarted from, so sinks
+commit nothing on it. After Flink's CheckpointCoordinator, CheckpointRequestDecider and CheckpointFailureManager.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from aioflow.checkpoint.completed import CheckpointKind, CheckpointRetention, CompletedCheckpoint, Discard
+from aioflow.checkpoint.failure import CheckpointFailureReason, FailureCounter
+from aioflow.checkpoint.instructions import (
+    Answer,
+    CoordinatorOptions,
+    FailJob,
+    Instruction,
+    Moment,
+    NotifyAborted,
+    NotifyComplete,
+    Store,
+    Trigger,
+    WakeAt,
+)
+from aioflow.checkpoint.plan import CheckpointedVertex, CheckpointPlan, CheckpointRefused, SubtaskTable
+from aioflow.checkpoint.requests import Request, RequestQueue
+from aioflow.checkpoint.statistics import CheckpointStatistics
+from aioflow.checkpoint.subtask import CheckpointStats, SubtaskState
+from aioflow.core.elements import CheckpointBarrier
+from aioflow.core.errors import CheckpointError
+from aioflow.core.ids import ExecutionAttemptId
+
+__all__ = ["CheckpointCoordinator"]
+
+FINAL_RETRY_S = 1.0
+"""A final checkpoint that failed is tried again after so long: the tasks wait for it, and a store that is full is not asked in a loop."""
+
+_ENDED_BADLY_MAX = 1000
+"""So many failed checkpoints are remembered; what is acknowledged for older ones is left to the sweep of orphans."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Pending:
+    barrier: CheckpointBarrier
+    request: Request
+    plan: CheckpointPlan
+    expires_s: float
+    waiting: dict[ExecutionAttemptId, None]
+    states: dict[tuple[str, int], SubtaskState] = field(default_factory=dict)
+    storing: CompletedCheckpoint | None = None
+
+    @property
+    def id(self) -> int:
+        return self.barrier.checkpoint_id
+
+
+class CheckpointCoordinator:
+    """`first_id` is above every id that the flow's store has seen. `vertices` stand in topological order."""
+
+    def __init__(
+        self, options: CoordinatorOptions, vertices: Sequence[CheckpointedVertex], *, flow: str = "", job_id: str = "", first_id: int = 1
+    ) -> None:
+        self.options = options
+        self.statistics = CheckpointStatistics(vertices)
+        self._flow = flow
+        self._job_id = job_id
+        self._next_id = first_id
+        self._subtasks = SubtaskTable(vertices)
+        self._operators = tuple(operator for vertex in vertices for operator in vertex.operators)
+        self._uids = {vertex.vertex_id: vertex.uid for vertex in vertices}
+        self._order = [(vertex.uid, index) for vertex in vertices for index in range(vertex.parallelism)]
+        self._retention = CheckpointRetention(options.retain)
+        self._requests = RequestQueue()
+        self._failures = FailureCounter(options.tolerable_failures)
+        self._pending: dict[int, _Pending] = {}
+        """In the order of their ids, with those that are being stored."""
+        self._doomed: dict[int, CompletedCheckpoint] = {}
+        """Aborted while they were being stored: whether that worked is not known yet."""
+        self._ended_badly: dict[int, None] = {}
+        self._finished_states: dict[tuple[str, int], SubtaskState] = {}
+        self._needs_full = False
+        """Nothing was completed since a restore without claim: whatever is taken refers to no file of what was restored."""
+        self._stop: Request | None = None
+        """The user stops the job: the final checkpoint is made for this request."""
+        self._final_done = False
+        self._final_at_s = 0.0
+        self._periodic_at_s: float | None = None
+        self._last_completion_s: float | None = None
+        self._wake_at_s: float | None = None
+        self._is_over = False
+
+    @property
+    def latest(self) -> CompletedCheckpoint | None:
+        """What a restart begins with: the newest one that tasks were told of, or what was restored."""
+        return self._retention.latest
+
+    @property
+    def retained(self) -> tuple[CompletedCheckpoint, ...]:
+        """What is kept, oldest first."""
+        return self._retention.checkpoints
+
+    @property
+    def pending_ids(self) -> tuple[int, ...]:
+        """What is under way, being stored included."""
+        return tuple(self._pending)
+
+    @property
+    def next_id(self) -> int:
+        return self._next_id
+
+    # Stimuli of the job's life.
+
+    def restored(self, checkpoint: CompletedCheckpoint, now: Moment, *, claim: bool) -> None:
+        """The job begins with `checkpoint`, before tasks are deployed. With `claim` it is ours, and goes when newer ones are complete."""
+        self._next_id = max(self._next_id, checkpoint.checkpoint_id + 1)
+        self._retention.restored(checkpoint, claim=claim)
+        self._needs_full = not claim
+        self.statistics.restored(checkpoint.checkpoint_id, checkpoint.kind, checkpoint.location, now.ms)
+
+    def restart(self, subtasks: Iterable[tuple[int, int]], now: Moment) -> list[Instruction]:
+        """These, by vertex id and index, are about to be deployed again, from `latest`: what is under way is of a past that is given up."""
+        for vertex_id, index in subtasks:
+            self._subtasks.reset(vertex_id, index)
+            self._finished_states.pop((self._uids[vertex_id], index), None)
+        instructions = self._abort_all(CheckpointFailureReason.TASK_FAILURE, "the job restarts", now)
+        self._final_done = False
+        latest = self.latest
+        if latest is not None:
+            self.statistics.restored(latest.checkpoint_id, latest.kind, latest.location, now.ms)
+        return self._after(instructions, now)
+
+    def shutdown(self, now: Moment, *, discard: bool = False) -> list[Instruction]:
+        """The job is over. With `discard` it leaves nothing to resume: every checkpoint that is ours goes."""
+        instructions = self._abort_all(CheckpointFailureReason.SHUTDOWN, "", now)
+        waiting = self._requests.clear()
+        if self._stop is not None:
+            waiting.append(self._stop)
+            self._stop = None
+        for request in waiting:
+            instructions += self._refuse(request, CheckpointFailureReason.SHUTDOWN, "")
+        self._is_over = True
+        if discard:
+            instructions += self._discard(self._retention.all_ours())
+        return self._after(instructions, now)
+
+    def tick(self, now: Moment) -> list[Instruction]:
+        """Time has passed."""
+        instructions: list[Instruction] = []
+        for pending in list(self._pending.values()):
+            if now.s >= pending.expires_s and pending.id in self._pending:
+                instructions += self._abort(pending, CheckpointFailureReason.EXPIRED, self._missing(pending), now)
+        return self._after(instructions, now)
+
+    # Stimuli of tasks.
+
+    def task_running(self, attempt: ExecutionAttemptId, now: Moment) -> list[Instruction]:
+        self._subtasks.running(attempt)
+        return self._after([], now)
+
+    def task_finished(self, attempt: ExecutionAttemptId, now: Moment) -> list[Instruction]:
+        """It has nothing left to process: later checkpoints hold what the last one held of it."""
+        if not self._subtasks.finished(attempt):
+            return []
+        subtask = (self._uids[attempt.vertex_id], attempt.subtask_index)
+        last = None if self.latest is None else self.latest.subtasks.get(subtask)
+        self._finished_states[subtask] = SubtaskState(finished=True) if last is None else replace(last, finished=True)
+        instructions: list[Instruction] = []
+        for pending in list(self._pending.values()):
+            if attempt in pending.waiting:
+                detail = f"{self._subtasks.name_of(attempt)} has finished"
+                instructions += self._abort(pending, CheckpointFailureReason.TASK_CLOSING, detail, now)
+        return self._after(instructions, now)
+
+    def task_lost(self, attempt: ExecutionAttemptId, now: Moment) -> list[Instruction]:
+        """It has failed, was cancelled, or is being cancelled. What is acknowledged by all, and being stored, is still worth having."""
+        if not self._subtasks.lost(attempt):
+            return []
+        instructions: list[Instruction] = []
+        for pending in list(self._pending.values()):
+            if pending.storing is None:
+                detail = f"{self._subtasks.name_of(attempt)} is gone"
+                instructions += self._abort(pending, CheckpointFailureReason.TASK_FAILURE, detail, now)
+        return self._after(instructions, now)
+
+    def end_of_data_reached(self, attempt: ExecutionAttemptId, now: Moment) -> list[Instruction]:
+        """It is through with its data, and waits for the final checkpoint."""
+        self._subtasks.end_of_data(attempt)
+        return self._after([], now)
+
+    def acknowledge(
+        self, attempt: ExecutionAttemptId, checkpoint_id: int, state: SubtaskState, stats: CheckpointStats, now: Moment
+    ) -> list[Instruction]:
+        """A subtask has written its part. What comes too late, or from an attempt that is no part of it, is deleted."""
+        pending = self._pending.get(checkpoint_id)
+        if pending is None or attempt not in pending.waiting:
+            is_strange = pending is not None and attempt not in pending.plan.acknowledging
+            if is_strange or checkpoint_id in self._ended_badly:
+                return self._discard(self._retention.unreferenced(state))
+            return []  # Said twice, or unknown: deleting what somebody may refer to would be worse than an orphan.
+        del pending.waiting[attempt]
+        pending.states[self._uids[attempt.vertex_id], attempt.subtask_index] = state
+        self._retention.refer(checkpoint_id, [state])
+        self.statistics.acknowledged(checkpoint_id, attempt.vertex_id, attempt.subtask_index, stats, now.ms)
+        if pending.waiting:
+            return []
+        pending.storing = checkpoint = CompletedCheckpoint(
+            checkpoint_id=checkpoint_id,
+            kind=pending.request.kind,
+            flow=self._flow,
+            job_id=self._job_id,
+            triggered_ms=pending.barrier.timestamp_ms,
+            completed_ms=now.ms,
+            operators=self._operators,
+            subtasks={subtask: pending.states[subtask] for subtask in self._order},
+            directory=pending.request.directory,
+        )
+        return [Store(checkpoint)]
+
+    def decline(
+        self, attempt: ExecutionAttemptId, checkpoint_id: int, reason: str, now: Moment, error: BaseException | None = None
+    ) -> list[Instruction]:
+        """A subtask will not acknowledge. `reason` is the name of a CheckpointFailureReason; an unknown one counts as DECLINED."""
+        pending = self._pending.get(checkpoint_id)
+        if pending is None or pending.storing is not None or attempt not in pending.plan.acknowledging:
+            return []
+        known = CheckpointFailureReason.__members__.get(reason, CheckpointFailureReason.DECLINED)
+        detail = f"by {self._subtasks.name_of(attempt)}" + ("" if error is None else f": {type(error).__name__}: {error}")
+        return self._after(self._abort(pending, known, detail, now, error), now)
+
+    # Stimuli of the store.
+
+    def stored(self, checkpoint_id: int, location: str, now: Moment) -> list[Instruction]:
+        """It is durable, at the URL `location`."""
+        doomed = self._doomed.pop(checkpoint_id, None)
+        if doomed is not None:
+            return self._discard(self._retention.failed(checkpoint_id, doomed))
+        pending = self._pending.pop(checkpoint_id)
+        assert pending.storing is not None, f"checkpoint {checkpoint_id} was stored before it was acknowledged"
+        checkpoint = replace(pending.storing, location=location)
+        self._last_completion_s = now.s
+        self._failures.succeeded(checkpoint_id)
+        self.statistics.completed(checkpoint_id, location)
+        instructions: list[Instruction] = []
+        discard = self._retention.ended(checkpoint_id)
+        if checkpoint.kind is not CheckpointKind.SAVEPOINT:
+            self._needs_full = False
+            self._final_done = self._final_done or pending.request.final
+            instructions.append(NotifyComplete(checkpoint_id, self._subtasks.running_attempts))
+            builds_on_older = [p.id for p in self._pending.values() if not p.barrier.full]
+            older = self._retention.completed(checkpoint, builds_on_older)
+            discard = Discard((*discard.checkpoints, *older.checkpoints), (*discard.files, *older.files))
+            for other in list(self._pending.values()):
+                if other.id < checkpoint_id and not other.request.kind.is_savepoint:
+                    detail = f"checkpoint {checkpoint_id} is complete"
+                    instructions += self._abort(other, CheckpointFailureReason.SUBSUMED, detail, now)
+        if pending.request.number is not None:
+            instructions.append(Answer(pending.request.number, checkpoint))
+        if self._final_done:
+            instructions += self._answer_the_rest(checkpoint)
+        return self._after(instructions + self._discard(discard), now)
+
+    def not_stored(self, checkpoint_id: int, error: BaseException, now: Moment) -> list[Instruction]:
+        """It could not be stored, or nobody knows whether it is."""
+        doomed = self._doomed.pop(checkpoint_id, None)
+        if doomed is not None:
+            return self._discard(self._retention.failed(checkpoint_id, doomed))
+        pending = self._pending[checkpoint_id]
+        detail = f"{type(error).__name__}: {error}"
+        return self._after(self._abort(pending, CheckpointFailureReason.IO_EXCEPTION, detail, now, error, is_known=True), now)
+
+    # Stimuli of users. `number` is theirs to choose, an `Answer` goes by it.
+
+    def request_checkpoint(self, number: int, now: Moment) -> list[Instruction]:
+        """Take a checkpoint now, whatever the interval says."""
+        return self._request(Request(kind=CheckpointKind.CHECKPOINT, number=number), now)
+
+    def request_savepoint(self, number: int, directory: str, now: Moment) -> list[Instruction]:
+        """Take a savepoint beside the job, in files below the URL `directory`."""
+        return self._request(Request(kind=CheckpointKind.SAVEPOINT, number=number, directory=directory), now)
+
+    def request_stop(self, number: int, now: Moment, *, savepoint: bool = True, directory: str = "") -> list[Instruction]:
+        """The sources are being stopped: the final checkpoint answers this request, as a savepoint or as a plain one."""
+        if self._is_over or self._stop is not None:
+            refused = Request(kind=CheckpointKind.SYNC_SAVEPOINT, number=number)
+            if self._is_over:
+                return self._refuse(refused, CheckpointFailureReason.SHUTDOWN, "")
+            return self._refuse(refused, CheckpointFailureReason.TOO_MANY_REQUESTS, "the job is being stopped already")
+        kind = CheckpointKind.SYNC_SAVEPOINT if savepoint else CheckpointKind.CHECKPOINT
+        self._stop = Request(kind=kind, number=number, directory=directory, final=True)
+        return self._after([], now)
+
+    # What follows.
+
+    def _request(self, request: Request, now: Moment) -> list[Instruction]:
+        if self._is_over:
+            return self._refuse(request, CheckpointFailureReason.SHUTDOWN, "")
+        turned_away = self._requests.add(request)
+        instructions: list[Instruction] = []
+        if turned_away is not None:
+            instructions += self._refuse(turned_away, CheckpointFailureReason.TOO_MANY_REQUESTS, "")
+        return self._after(instructions, now)
+
+    def _after(self, instructions: list[Instruction], now: Moment) -> list[Instruction]:
+        """Every stimulus ends here: take what can be taken now, and say when time alone will change something."""
+        while not self._is_over and len(self._pending) < self.options.max_concurrent:
+            request = self._next_request(now)
+            if request is None:
+                break
+            instructions += self._trigger(request, now)
+        due = self._next_due()
+        if due != self._wake_at_s:
+            self._wake_at_s = due
+            instructions.append(WakeAt(due))
+        return instructions
+
+    def _next_request(self, now: Moment) -> Request | None:
+        """What goes next: savepoints, the final one, checkpoints that were asked for, what the clock asks for."""
+        if any(pending.request.final for pending in self._pending.values()) or self._final_done:
+            return None  # The tasks are ending: nothing can be taken behind it.
+        first = self._requests.first
+        if first is not None and first.kind.is_savepoint:
+            return self._requests.take()
+        if self._subtasks.all_at_end:
+            return self._final_request() if now.s >= self._final_at_s else None
+        if first is not None:
+            return self._requests.take()
+        due = self._periodic_due(now)
+        return Request(kind=CheckpointKind.CHECKPOINT) if due is not None and now.s >= due else None
+
+    def _final_request(self) -> Request:
+        if self._stop is None:
+            return Request(kind=CheckpointKind.CHECKPOINT, final=True)
+        request, self._stop = self._stop, None
+        return request
+
+    def _periodic_due(self, now: Moment | None) -> float | None:
+        """When the interval asks for the next one: first an interval after all tasks run. None: never, or they do not run."""
+        interval_ms = self.options.interval_ms
+        if interval_ms is None or isinstance(self._plan(), CheckpointRefused):
+            return None
+        if self._periodic_at_s is None:
+            if now is None:
+                return None
+            self._periodic_at_s = now.s + interval_ms / 1000
+        if self._last_completion_s is None:
+            return self._periodic_at_s
+        return max(self._periodic_at_s, self._last_completion_s + self.options.min_pause_ms / 1000)
+
+    def _next_due(self) -> float | None:
+        times = [pending.expires_s for pending in self._pending.values()]
+        has_slot = not self._is_over and not self._final_done and len(self._pending) < self.options.max_concurrent
+        if has_slot and not any(pending.request.final for pending in self._pending.values()):
+            due = self._final_at_s if self._subtasks.all_at_end else self._periodic_due(None)
+            if due is not None:
+                times.append(due)
+        return min(times, default=None)
+
+    def _plan(self) -> CheckpointPlan | CheckpointRefused:
+        return self._subtasks.plan()
+
+    def _trigger(self, request: Request, now: Moment) -> list[Instruction]:
+        plan = self._plan()
+        if isinstance(plan, CheckpointRefused):
+            return self._refuse(request, plan.reason, plan.detail)
+        options, is_savepoint = self.options, request.kind.is_savepoint
+        may_overtake = not is_savepoint and not request.final
+        aligned_timeout_ms = options.aligned_timeout_ms if may_overtake else None
+        barrier = CheckpointBarrier(
+            self._next_id,
+            now.ms,
+            savepoint=is_savepoint,
+            unaligned=may_overtake and (options.unaligned or aligned_timeout_ms == 0),
+            aligned_timeout_ms=None if options.unaligned else aligned_timeout_ms,
+            full=is_savepoint or self._needs_full,
+            directory=request.directory,
+        )
+        self._next_id += 1
+        self._pending[barrier.checkpoint_id] = _Pending(
+            barrier=barrier,
+            request=request,
+            plan=plan,
+            expires_s=now.s + options.timeout_ms / 1000,
+            waiting=dict.fromkeys(plan.acknowledging),
+            states=dict(self._finished_states),
+        )
+        self._retention.refer(barrier.checkpoint_id, self._finished_states.values())
+        if options.interval_ms is not None and not is_savepoint:
+            self._periodic_at_s = now.s + options.interval_ms / 1000
+        self.statistics.triggered(barrier.checkpoint_id, request.kind, now.ms, plan.finished)
+        return [Trigger(barrier, plan.triggered)]
+
+    def _abort_all(self, reason: CheckpointFailureReason, detail: str, now: Moment) -> list[Instruction]:
+        return [i for pending in list(self._pending.values()) for i in self._abort(pending, reason, detail, now)]
+
+    def _abort(
+        self,
+        pending: _Pending,
+        reason: CheckpointFailureReason,
+        detail: str,
+        now: Moment,
+        cause: BaseException | None = None,
+        *,
+        is_known: bool = False,
+    ) -> list[Instruction]:
+        """`is_known`: what was being stored is not any more."""
+        del self._pending[pending.id]
+        self._ended_badly[pending.id] = None
+        if len(self._ended_badly) > _ENDED_BADLY_MAX:
+            del self._ended_badly[min(self._ended_badly)]
+        error = _failed(f"{'savepoint' if pending.request.kind.is_savepoint else 'checkpoint'} {pending.id}", reason, detail)
+        error.__cause__ = cause
+        self.statistics.failed(pending.id, reason, str(error), now.ms)
+        latest = 0 if self.latest is None else self.latest.checkpoint_id
+        instructions: list[Instruction] = [NotifyAborted(pending.id, latest, self._subtasks.running_attempts, reason)]
+        instructions += self._consequences(pending, reason, error, now)
+        if pending.storing is None or is_known:
+            return instructions + self._discard(self._retention.failed(pending.id, pending.storing))
+        # Deleting it now could be overtaken by the write that is still on its way.
+        self._doomed[pending.id] = pending.storing
+        return instructions
+
+    def _consequences(
+        self, pending: _Pending, reason: CheckpointFailureReason, error: CheckpointError, now: Moment
+    ) -> list[Instruction]:
+        request = pending.request
+        if request.final:
+            self._final_at_s = now.s + FINAL_RETRY_S
+        if request.final and request.number is not None and reason is CheckpointFailureReason.TASK_FAILURE:
+            self._stop = request  # The job comes back and is still to be stopped.
+            return []
+        instructions: list[Instruction] = [] if request.number is None else [Answer(request.number, None, error)]
+        if request.kind is CheckpointKind.SYNC_SAVEPOINT and reason is not CheckpointFailureReason.SHUTDOWN:
+            # The sources are stopped, so it cannot go on as if nothing had been asked.
+            return [*instructions, FailJob(error)]
+        if not request.kind.is_savepoint and reason.counts:
+            too_many = self._failures.failed(pending.id, error)
+            if too_many is not None:
+                instructions.append(FailJob(too_many))
+        return instructions
+
+    def _answer_the_rest(self, final: CompletedCheckpoint) -> list[Instruction]:
+        """Nothing is taken behind the final one, which is as good as any checkpoint that was asked for."""
+        instructions: list[Instruction] = []
+        for request in self._requests.clear():
+            if request.kind.is_savepoint or request.number is None:
+                instructions += self._refuse(request, CheckpointFailureReason.SHUTDOWN, "")
+            else:
+                instructions.append(Answer(request.number, final))
+        return instructions
+
+    def _refuse(self, request: Request, reason: CheckpointFailureReason, detail: str) -> list[Instruction]:
+        if request.number is None:
+            return []
+        what = "a savepoint" if request.kind.is_savepoint else "a checkpoint"
+        return [Answer(request.number, None, _failed(f"{what} of {self._flow or 'the job'}", reason, detail))]
+
+    def _discard(self, discard: Discard) -> list[Instruction]:
+        for checkpoint in discard.checkpoints:
+            self.statistics.discarded(checkpoint.checkpoint_id)
+        return [discard] if discard else []
+
+    def _missing(self, pending: _Pending) -> str:
+        """Whom an expired checkpoint waited for."""
+        if pending.storing is not None:
+            return f"{self.options.timeout_ms} ms have passed, and it is still being stored"
+        first = self._subtasks.name_of(next(iter(pending.waiting)))
+        rest = len(pending.waiting) - 1
+        return f"{self.options.timeout_ms} ms have passed without a word of {first}" + (f" and {rest} more" if rest else "")
+
+
+def _failed(what: str, reason: CheckpointFailureReason, detail: str) -> CheckpointError:
+    return CheckpointError(f"{what} failed: {reason.sentence}" + (f" ({detail})" if detail else ""))

@@ -1,0 +1,182 @@
+"""Which subtasks a checkpoint needs: who is triggered, who has to acknowledge, who has finished already (FLIP-147).
+
+Only tasks that nobody upstream can send a barrier to are triggered: sources, and tasks all of whose producers have finished. Every
+running one acknowledges. Reports of an attempt that is not the newest of its subtask are ignored. After Flink's
+DefaultCheckpointPlanCalculator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from aioflow.checkpoint.completed import CheckpointedOperator
+from aioflow.checkpoint.failure import CheckpointFailureReason
+from aioflow.core.ids import ExecutionAttemptId
+
+__all__ = ["CheckpointPlan", "CheckpointRefused", "CheckpointedVertex", "SubtaskTable", "VertexInput"]
+
+_NAMED_MAX = 3
+"""So many of the subtasks that are not there are named; the others are counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class VertexInput:
+    """An exchange that a vertex reads."""
+
+    vertex_id: int
+    producers: tuple[Sequence[int], ...] | None = None
+    """Of a pointwise exchange: for each subtask the producers it reads. None: every subtask reads all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointedVertex:
+    """A chain of operators, as far as checkpoints are concerned. Its operators stand head first, and share their parallelism."""
+
+    vertex_id: int
+    name: str
+    operators: tuple[CheckpointedOperator, ...]
+    inputs: tuple[VertexInput, ...] = ()
+
+    @property
+    def uid(self) -> str:
+        """Of its head: the name of its subtasks in a checkpoint."""
+        return self.operators[0].uid
+
+    @property
+    def parallelism(self) -> int:
+        return self.operators[0].parallelism
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointPlan:
+    """Attempts in the order of the vertices, producers first."""
+
+    triggered: tuple[ExecutionAttemptId, ...]
+    acknowledging: tuple[ExecutionAttemptId, ...]
+    finished: tuple[tuple[int, int], ...]
+    """(vertex id, index) of subtasks that have nothing left to process."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointRefused:
+    """No checkpoint can be taken now."""
+
+    reason: CheckpointFailureReason
+    detail: str
+
+
+class _Phase(Enum):
+    DOWN = "not running: not yet, no more, or being restarted"
+    RUNNING = "running"
+    AT_END = "running, and through with its data: it waits for the final checkpoint"
+    FINISHED = "finished"
+
+
+@dataclass(slots=True)
+class _Subtask:
+    name: str
+    phase: _Phase = _Phase.DOWN
+    attempt: ExecutionAttemptId | None = None
+
+
+class SubtaskTable:
+    """Where the subtasks of a job are, as far as they said. `vertices` stand in topological order."""
+
+    def __init__(self, vertices: Sequence[CheckpointedVertex]) -> None:
+        self.vertices = tuple(vertices)
+        self._subtasks = {
+            (vertex.vertex_id, index): _Subtask(f"{vertex.name} ({index + 1}/{vertex.parallelism})")
+            for vertex in vertices
+            for index in range(vertex.parallelism)
+        }
+
+    def running(self, attempt: ExecutionAttemptId) -> None:
+        """It has begun to run. A newer attempt takes the place of an older one."""
+        known = self._subtasks[attempt.vertex_id, attempt.subtask_index]
+        if known.attempt is None or attempt.attempt > known.attempt.attempt:
+            known.attempt, known.phase = attempt, _Phase.RUNNING
+
+    def end_of_data(self, attempt: ExecutionAttemptId) -> None:
+        """It is through with its data."""
+        known = self._current(attempt)
+        if known is not None and known.phase is _Phase.RUNNING:
+            known.phase = _Phase.AT_END
+
+    def finished(self, attempt: ExecutionAttemptId) -> bool:
+        """It has finished. False if that is no news."""
+        known = self._current(attempt)
+        if known is None or known.phase not in (_Phase.RUNNING, _Phase.AT_END):
+            return False
+        known.phase = _Phase.FINISHED
+        return True
+
+    def lost(self, attempt: ExecutionAttemptId) -> bool:
+        """It has failed, or was cancelled. False if that is no news."""
+        known = self._current(attempt)
+        if known is None or known.phase is _Phase.DOWN:
+            return False
+        known.phase = _Phase.DOWN
+        return True
+
+    def reset(self, vertex_id: int, index: int) -> None:
+        """It will be deployed anew: nothing that its last attempt said holds any more."""
+        self._subtasks[vertex_id, index].phase = _Phase.DOWN
+
+    def name_of(self, attempt: ExecutionAttemptId) -> str:
+        """As people know it."""
+        return f"{self._subtasks[attempt.vertex_id, attempt.subtask_index].name}, attempt {attempt.attempt}"
+
+    @property
+    def running_attempts(self) -> tuple[ExecutionAttemptId, ...]:
+        return tuple(
+            subtask.attempt
+            for subtask in self._subtasks.values()
+            if subtask.attempt is not None and subtask.phase in (_Phase.RUNNING, _Phase.AT_END)
+        )
+
+    @property
+    def all_at_end(self) -> bool:
+        """Whether every subtask that has not finished is through with its data, and there is at least one."""
+        phases = {subtask.phase for subtask in self._subtasks.values()}
+        return _Phase.AT_END in phases and phases <= {_Phase.AT_END, _Phase.FINISHED}
+
+    def plan(self) -> CheckpointPlan | CheckpointRefused:
+        """Who takes part in a checkpoint that is triggered now."""
+        missing = [s.name for s in self._subtasks.values() if s.phase is _Phase.DOWN]
+        if missing:
+            return CheckpointRefused(CheckpointFailureReason.NOT_ALL_TASKS_RUNNING, f"missing are {_named(missing)}")
+        finished = tuple(key for key, s in self._subtasks.items() if s.phase is _Phase.FINISHED)
+        if len(finished) == len(self._subtasks):
+            return CheckpointRefused(CheckpointFailureReason.ALL_TASKS_FINISHED, "the job ends")
+        gone = dict.fromkeys(finished)
+        triggered: list[ExecutionAttemptId] = []
+        for vertex in self.vertices:
+            for index in range(vertex.parallelism):
+                attempt = self._subtasks[vertex.vertex_id, index].attempt
+                assert attempt is not None
+                if (vertex.vertex_id, index) not in gone and self._has_no_producer(vertex, index, gone):
+                    triggered.append(attempt)
+        return CheckpointPlan(tuple(triggered), self.running_attempts, finished)
+
+    def _has_no_producer(self, vertex: CheckpointedVertex, index: int, gone: dict[tuple[int, int], None]) -> bool:
+        if not gone:
+            return not vertex.inputs
+        for read in vertex.inputs:
+            producers = range(self._parallelism(read.vertex_id)) if read.producers is None else read.producers[index]
+            if any((read.vertex_id, producer) not in gone for producer in producers):
+                return False
+        return True
+
+    def _parallelism(self, vertex_id: int) -> int:
+        return next(vertex.parallelism for vertex in self.vertices if vertex.vertex_id == vertex_id)
+
+    def _current(self, attempt: ExecutionAttemptId) -> _Subtask | None:
+        known = self._subtasks.get((attempt.vertex_id, attempt.subtask_index))
+        return known if known is not None and known.attempt == attempt else None
+
+
+def _named(names: Sequence[str]) -> str:
+    rest = len(names) - _NAMED_MAX
+    return ", ".join(names[:_NAMED_MAX]) + (f" and {rest} more" if rest > 0 else "")
