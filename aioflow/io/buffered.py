@@ -7,6 +7,7 @@ element is in exactly one polled batch, together with the position after it.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,9 @@ from aioflow.core.aio import cancel_and_wait
 if TYPE_CHECKING:
     from aioflow.operators.source import SourceContext, Split
 
-__all__ = ["BUFFER_RECORDS", "BufferedReader"]
+__all__ = ["BUFFER_RECORDS", "BufferedReader", "say_at_most_once"]
+
+logger = logging.getLogger(__name__)
 
 BUFFER_RECORDS = 4096
 """Capacity of the buffer: two polls of the largest batch, so that the pump fills one while the other is processed."""
@@ -26,6 +29,9 @@ class BufferedReader:
 
     `run` is one asyncio task from beginning to end, so it may hold timeouts, task groups and connections over its elements.
     """
+
+    at_most_once = ""
+    """What becomes of elements that no checkpoint covers, where nobody can be asked for them again; said once a run."""
 
     def __init__(self, ctx: SourceContext, *, capacity: int = BUFFER_RECORDS) -> None:
         self.ctx = ctx
@@ -78,6 +84,8 @@ class BufferedReader:
         self._split = splits[0]
         self._position = splits[0].position
         self._ended = False
+        if self.at_most_once and self.ctx.replays and self.ctx.runtime.attempt == 0:
+            say_at_most_once(self.ctx, self.at_most_once)
         # Owned by this reader: close() cancels it and waits for its end.
         self._pump = asyncio.get_running_loop().create_task(self._guarded(splits[0]), name=f"{type(self).__name__}-{splits[0].id}")
 
@@ -131,3 +139,10 @@ class BufferedReader:
         pump, self._pump = self._pump, None
         if pump is not None:
             await cancel_and_wait([pump])
+
+
+def say_at_most_once(ctx: SourceContext, what: str) -> None:
+    """Tell once a run what a restart costs with this source."""
+    logger.warning(
+        "source of %s: %s, so after a restart elements that no checkpoint covers are lost (at most once)", ctx.runtime.task_name, what
+    )

@@ -114,6 +114,8 @@ class EventParser:
 
 
 class _SseReader(BufferedReader):
+    at_most_once = "a server sends again only what has an id and what it still keeps"
+
     def __init__(self, ctx: SourceContext, config: SseSource) -> None:
         super().__init__(ctx)
         self._config = config

@@ -138,6 +138,8 @@ def _worth_another_try(status: int) -> bool:
 
 
 class _HttpReader(BufferedReader):
+    at_most_once = "an answer cannot be asked for again"
+
     def __init__(self, ctx: SourceContext, config: HttpConnector) -> None:
         super().__init__(ctx)
         self._config = config

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from aioflow.core.errors import Closed, GraphError, JobNotRunning
+from aioflow.core.errors import CheckpointError, Closed, GraphError, JobNotRunning
 from aioflow.operators.source import Split
 
 if TYPE_CHECKING:
@@ -25,6 +25,8 @@ __all__ = ["PushInlet", "PushSource", "push"]
 T = TypeVar("T")
 
 CAPACITY = 1024
+
+NOT_DURABLE = "put(durable=True) waits for a checkpoint, and this job takes none: run the flow with checkpoints=, or put without durable"
 
 
 def push(capacity: int = CAPACITY) -> PushSource[Any]:
@@ -61,7 +63,7 @@ class PushSource(Generic[T]):
     def reader(self, ctx: SourceContext) -> SourceReader[T]:
         if self.inlet is None:
             raise GraphError("push source has no inlet: it is read through the copy that for_run() makes for each run")
-        return _PushReader(self.inlet, keep=ctx.replays)
+        return _PushReader(self.inlet, ctx)
 
 
 class PushInlet(Generic[T]):
@@ -76,6 +78,8 @@ class PushInlet(Generic[T]):
         self._read = 0
         self._attached = False
         self._keep = True
+        self._checkpointing: bool | None = None
+        """None until the first reader has told."""
         self._timed: bool | None = None
         self._closed = False
         self._over: JobNotRunning | None = None
@@ -86,8 +90,12 @@ class PushInlet(Generic[T]):
     async def put(self, value: T, timestamp: int | None = None, *, durable: bool = False) -> None:
         """Returns when `value` was accepted; with `durable` when a completed checkpoint covers it.
 
-        Timestamps are ms, given for all elements or for none. Raises Closed after `close`, JobNotRunning after the job's end.
+        Timestamps are ms, given for all elements or for none. Raises Closed after `close`, JobNotRunning after the job's end, and
+        CheckpointError for `durable` in a job that takes no checkpoints. An element whose `durable` put was cancelled, or ended with
+        JobNotRunning, may have been processed all the same.
         """
+        if durable:
+            self._check_durable()
         while self._check() and self._end - self._read >= self._capacity:
             await self._wait_for_room()
         self._append(value, timestamp)
@@ -96,6 +104,8 @@ class PushInlet(Generic[T]):
 
     async def put_many(self, values: Iterable[T], timestamps: Iterable[int] | None = None, *, durable: bool = False) -> None:
         """As `put` for each of `values` in order; others may put in between."""
+        if durable:
+            self._check_durable()
         left = iter(values)
         times = None if timestamps is None else iter(timestamps)
         while True:
@@ -122,7 +132,7 @@ class PushInlet(Generic[T]):
         durable, self._durable = self._durable, []
         for _, future in durable:
             if not future.done():
-                future.set_exception(JobNotRunning(reason))
+                future.set_exception(JobNotRunning(f"{reason}; no completed checkpoint covers what put(durable=True) waits for"))
 
     @property
     def _end(self) -> int:
@@ -134,6 +144,10 @@ class PushInlet(Generic[T]):
         if self._closed:
             raise Closed("push input is closed: put() after close()")
         return True
+
+    def _check_durable(self) -> None:
+        if self._checkpointing is False:
+            raise CheckpointError(NOT_DURABLE)
 
     def _append(self, value: T, timestamp: int | None) -> None:
         if self._timed is None:
@@ -157,15 +171,28 @@ class PushInlet(Generic[T]):
 
     # The reader's end.
 
-    def attach(self, position: int | None, keep: bool) -> None:
+    def attach(self, position: int | None, keep: bool, checkpointing: bool) -> None:
         """A reader begins at `position`: the first one of a run, or the next after a restart."""
+        start = position or 0
         if not self._attached:
             # What came in before the first reader follows what an earlier run had read.
             self._attached = True
-            self._base = self._read = position or 0
+            self._base = self._read = start
+            self._durable = [(number + start, future) for number, future in self._durable]
+            self._checkpointing = checkpointing
+            if not checkpointing:
+                self._refuse_durable()
         elif keep:
-            self._read = max(self._base, position or 0)
+            self._read = max(self._base, start)
+            # The checkpoint that was restored is complete, although nobody may have lived to be told.
+            self.covered(start)
         self._keep = keep
+
+    def _refuse_durable(self) -> None:
+        durable, self._durable = self._durable, []
+        for _, future in durable:
+            if not future.done():
+                future.set_exception(CheckpointError(NOT_DURABLE))
 
     def poll(self, max_records: int) -> tuple[list[T], list[int] | None]:
         """Up to `max_records` elements that were not polled yet."""
@@ -229,16 +256,19 @@ class PushInlet(Generic[T]):
 
 
 class _PushReader:
-    def __init__(self, inlet: PushInlet[Any], *, keep: bool) -> None:
+    def __init__(self, inlet: PushInlet[Any], ctx: SourceContext) -> None:
         self._inlet = inlet
-        self._keep = keep
+        self._keep = ctx.replays
+        self._checkpointing = ctx.checkpointing
+        # Position by checkpoint, of those that may still complete.
+        self._taken: dict[int, int] = {}
         self._open = False
         self.timestamps: list[int] | None = None
 
     async def open(self, splits: Sequence[Split]) -> None:
         for split in splits:
             self._open = True
-            self._inlet.attach(split.position, self._keep)
+            self._inlet.attach(split.position, self._keep, self._checkpointing)
 
     def poll_batch(self, max_records: int) -> list[Any] | None:
         if not self._open:
@@ -261,9 +291,18 @@ class _PushReader:
     def position(self, split_id: str) -> int:
         return self._inlet.read
 
-    def position_committed(self, split_id: str, position: Any) -> None:
-        """A completed checkpoint holds `position`."""
-        self._inlet.covered(position)
+    def checkpoint(self, checkpoint_id: int) -> None:
+        """Checkpoint `checkpoint_id` holds everything that was polled so far."""
+        if self._open:
+            self._taken[checkpoint_id] = self._inlet.read
+
+    def checkpoint_completed(self, checkpoint_id: int) -> None:
+        """What that checkpoint and those before it hold is never asked for again."""
+        completed = [taken for taken in self._taken if taken <= checkpoint_id]
+        if completed:
+            self._inlet.covered(self._taken[completed[-1]])
+        for taken in completed:
+            del self._taken[taken]
 
     async def close(self) -> None:
         """The inlet stays: a restart attaches to it again."""

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from aioflow.core.errors import GraphError
+from aioflow.io.buffered import say_at_most_once
 from aioflow.operators.source import Split
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ class QueueConnector(Generic[T]):
         return [Split("0")]
 
     def reader(self, ctx: SourceContext) -> SourceReader[T]:
-        return _QueueReader(self._queue, self._end)
+        return _QueueReader(ctx, self._queue, self._end)
 
     def writer(self, ctx: OperatorContext) -> QueueWriter:
         return QueueWriter(self._queue)
@@ -64,7 +65,8 @@ class QueueConnector(Generic[T]):
 
 
 class _QueueReader:
-    def __init__(self, source: asyncio.Queue[Any], end: Any) -> None:
+    def __init__(self, ctx: SourceContext, source: asyncio.Queue[Any], end: Any) -> None:
+        self._ctx = ctx
         self._queue = source
         self._end = end
         self._held: list[Any] = []
@@ -73,6 +75,8 @@ class _QueueReader:
     async def open(self, splits: Sequence[Split]) -> None:
         if splits:
             self.finished = False
+            if self._ctx.replays and self._ctx.runtime.attempt == 0:
+                say_at_most_once(self._ctx, "what was taken out of a queue is not in it any more")
 
     def poll_batch(self, max_records: int) -> list[Any] | None:
         if self.finished:

@@ -79,6 +79,8 @@ class SocketConnector:
 
 
 class _SocketReader(BufferedReader):
+    at_most_once = "a socket cannot be asked again for what it gave"
+
     def __init__(self, ctx: SourceContext, config: SocketConnector) -> None:
         super().__init__(ctx)
         self._config = config

@@ -105,6 +105,8 @@ class WebhookSource:
 class WebhookReader(BufferedReader):
     """The server, while the source runs."""
 
+    at_most_once = "whoever called has had the answer and will not call again"
+
     def __init__(self, ctx: SourceContext, config: WebhookSource) -> None:
         super().__init__(ctx, capacity=config.capacity)
         self._config = config

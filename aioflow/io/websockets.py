@@ -87,6 +87,8 @@ async def _send(connection: aiohttp.ClientWebSocketResponse, value: Any) -> None
 
 
 class _WebSocketReader(BufferedReader):
+    at_most_once = "a WebSocket cannot be asked again for what it gave"
+
     def __init__(self, ctx: SourceContext, config: WebSocketConnector) -> None:
         super().__init__(ctx)
         self._config = config

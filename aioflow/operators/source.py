@@ -51,6 +51,10 @@ class SourceContext(Protocol):
     def replays(self) -> bool:
         """Whether a reader of the same source may be opened again at an earlier position: then nothing accepted may be forgotten."""
 
+    @property
+    def checkpointing(self) -> bool:
+        """Whether checkpoints are taken: only then `checkpoint_completed` is ever called."""
+
     def side_output(self, tag: OutputTag[Any], value: Any) -> None:
         """Send a malformed element to the side output that `on_error=` names."""
 

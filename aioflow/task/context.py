@@ -207,10 +207,11 @@ class TaskOperatorContext:
 class SourceTaskContext:
     """The `SourceContext` of a task."""
 
-    def __init__(self, services: SourceServices, runtime: SubtaskRuntimeContext, *, replays: bool) -> None:
+    def __init__(self, services: SourceServices, runtime: SubtaskRuntimeContext, *, replays: bool, checkpointing: bool = False) -> None:
         self._services = services
         self.runtime = runtime
         self.replays = replays
+        self.checkpointing = checkpointing
 
     @property
     def host(self) -> Host:

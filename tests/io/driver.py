@@ -41,6 +41,7 @@ class Context:
     flow_name: str = "flow"
     job_id: str = "0123456789abcdef"
     replays: bool = False
+    checkpointing: bool = True
 
     def side_output(self, tag: OutputTag[Any], value: Any) -> None:
         self.sides.append((tag, value))
@@ -60,7 +61,6 @@ class Timer:
 class SinkContext(Context):
     """The part of an OperatorContext that writers use. Time moves when a test says so."""
 
-    checkpointing: bool = True
     now_ms: int = 1_000_000
     timers: list[Timer] = field(default_factory=list)
     tasks: list[asyncio.Task[Any]] = field(default_factory=list)

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from aioflow.core.errors import Closed, GraphError, JobNotRunning
+from aioflow.core.errors import CheckpointError, Closed, GraphError, JobNotRunning
 from aioflow.io.generating import datagen
 from aioflow.io.pushing import PushInlet, PushSource, push
 from aioflow.io.queues import queue
 from aioflow.operators.source import Split
-from tests.io.driver import next_batch, read_all, system_context, take
+from tests.io.driver import Runtime, next_batch, read_all, system_context, take
 
 
 async def settle() -> None:
@@ -152,8 +152,10 @@ async def test_what_no_checkpoint_covers_is_replayed_and_what_it_covers_is_forgo
         await inlet.put_many("abcdef")
         assert await take(reader, 2) == ["a", "b"]
         position = reader.position("0")
+        reader.checkpoint(1)
         assert await take(reader, 2) == ["c", "d"]
-        reader.position_committed("0", position)
+        reader.checkpoint(2)
+        reader.checkpoint_completed(1)
         assert len(inlet._values) == 4
         await reader.close()
 
@@ -185,10 +187,81 @@ async def test_a_durable_put_returns_when_a_checkpoint_covers_it() -> None:
         second = asyncio.ensure_future(inlet.put("b", durable=True))
         await settle()
         assert await take(reader, 1) == ["a"]
-        reader.position_committed("0", reader.position("0"))
+        reader.checkpoint(1)
+        assert await take(reader, 1) == ["b"]
+        assert not first.done()
+        reader.checkpoint_completed(1)
+        await first
+        reader.checkpoint(2)  # Aborted: the next one covers what it held.
+        reader.checkpoint(3)
+        assert not second.done()
+        reader.checkpoint_completed(3)
+        await second
+
+
+async def test_a_restored_checkpoint_covers_what_it_holds_although_nobody_lived_to_be_told() -> None:
+    source = push().for_run()
+    inlet = inlet_of(source)
+    async with system_context() as ctx:
+        ctx.replays = True
+        reader: Any = source.reader(ctx)
+        await reader.open(await source.discover())
+        durable = asyncio.ensure_future(inlet.put("a", durable=True))
         await settle()
-        assert (first.done(), second.done()) == (True, False)
-        second.cancel()
+        await inlet.put("b")
+        assert await next_batch(reader, 1) == ["a"]
+        reader.checkpoint(1)
+        await reader.close()
+
+        reader = source.reader(ctx)
+        await reader.open([Split("0", 1)])
+        await durable
+        assert await take(reader, 1) == ["b"]
+
+
+async def test_a_durable_put_before_the_first_reader_counts_from_where_an_earlier_run_had_ended() -> None:
+    source = push().for_run()
+    inlet = inlet_of(source)
+    durable = asyncio.ensure_future(inlet.put("early", durable=True))
+    await settle()
+    async with system_context() as ctx:
+        reader: Any = source.reader(ctx)
+        await reader.open([Split("0", 40)])
+        reader.checkpoint(7)
+        reader.checkpoint_completed(7)
+        assert not durable.done()
+        assert await take(reader, 1) == ["early"]
+        reader.checkpoint(8)
+        reader.checkpoint_completed(8)
+        await durable
+
+
+async def test_a_durable_put_is_refused_where_no_checkpoints_are_taken() -> None:
+    source = push().for_run()
+    inlet = inlet_of(source)
+    early = asyncio.ensure_future(inlet.put("early", durable=True))
+    await settle()
+    async with system_context() as ctx:
+        ctx.checkpointing = False
+        reader: Any = source.reader(ctx)
+        await reader.open(await source.discover())
+        with pytest.raises(CheckpointError, match="this job takes none: run the flow with checkpoints="):
+            await early
+        with pytest.raises(CheckpointError, match="this job takes none"):
+            await inlet.put_many(["a", "b"], durable=True)
+        await inlet.put("c")
+        assert await take(reader, 2) == ["early", "c"]
+
+
+async def test_what_no_restart_can_ask_for_again_is_said_once_a_run(caplog: pytest.LogCaptureFixture) -> None:
+    async with system_context() as ctx:
+        ctx.replays = True
+        for attempt in range(3):
+            ctx.runtime = Runtime(attempt=attempt)
+            reader = queue(asyncio.Queue[int]()).reader(ctx)
+            await reader.open([Split("0")])
+            await reader.close()
+    assert caplog.text.count("at most once") == 1
 
 
 async def test_a_restored_job_numbers_on() -> None:
