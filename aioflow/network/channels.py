@@ -61,6 +61,11 @@ class LocalInputChannel:
         if self._subpartition is not None:
             self._subpartition.acknowledge_all_records_processed()
 
+    def announce_batch_size(self, records: int) -> None:
+        """Ask the producer for batches of up to so many records."""
+        if self._subpartition is not None:
+            self._subpartition.resize(records)
+
     @property
     def has_priority_event(self) -> bool:
         """Is the next element a priority event?"""

@@ -21,6 +21,7 @@ from typing import Protocol
 from aioflow.core.availability import Availability
 from aioflow.core.elements import EndOfData, EndOfPartition, Event, RecordBatch
 from aioflow.core.errors import Broken, Closed
+from aioflow.network.debloat import BufferDebloater
 from aioflow.network.subpartition import Polled
 
 __all__ = ["EndOfDataStatus", "InputChannel", "InputGate", "SharedAvailability"]
@@ -47,6 +48,10 @@ class InputChannel(Protocol):
 
     def acknowledge_all_records_processed(self) -> None:
         """Tell the producer that everything up to EndOfData was processed."""
+        ...
+
+    def announce_batch_size(self, records: int) -> None:
+        """Ask the producer for batches of up to so many records."""
         ...
 
     @property
@@ -107,11 +112,13 @@ class InputGate:
     __slots__ = (
         "_blocked",
         "_channels",
+        "_debloater",
         "_end_of_data",
         "_finished",
         "_held",
         "_is_up",
         "_lower",
+        "_now_s",
         "_priority_count",
         "_queued",
         "_raise",
@@ -135,6 +142,8 @@ class InputGate:
         self._end_of_data: dict[int, bool] = {}
         self._unfinished = count
         self._priority_count = 0
+        self._debloater: BufferDebloater | None = None
+        self._now_s: Callable[[], float] = float
         self.is_closed = False
         self._is_up = False
         self._shared = availability is not None
@@ -180,15 +189,25 @@ class InputGate:
                 self._lower()
             # One comparison of types a batch; isinstance would cost twice as much and narrow the same.
             if type(element) is RecordBatch:
+                debloater = self._debloater
+                if debloater is not None and (size := debloater.took(self._now_s(), len(element.values))) is not None:
+                    self._announce(size)
                 return index, element
             self._on_event(index, element)
             return index, element
         if self.is_closed:
             raise Closed("input gate was polled after it was closed; its task is over")
+        if self._debloater is not None and self._debloater.is_active:
+            self._debloater.idle(self._now_s())
         if self._is_up:
             self._is_up = False
             self._lower()
         return None
+
+    def debloat(self, records_max: int, now_s: Callable[[], float]) -> None:
+        """From now on keep asking the producers, whose batches have up to `records_max`, for the size that suits this task."""
+        self._debloater = BufferDebloater(len(self._channels), records_max)
+        self._now_s = now_s
 
     def block(self, index: int) -> None:
         """Poll nothing more from channel `index` until `resume`."""
@@ -274,6 +293,11 @@ class InputGate:
         if not self._is_up:
             self._is_up = True
             self._raise()
+
+    def _announce(self, records: int) -> None:
+        for index, channel in enumerate(self._channels):
+            if not self._finished[index]:
+                channel.announce_batch_size(records)
 
     def _to_front(self, index: int) -> None:
         """Behind the other channels with priority events, before all others."""

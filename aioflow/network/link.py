@@ -190,7 +190,7 @@ class Link:
                         channel.on_delivered(stimulus)  # type: ignore[arg-type]  # By the type of its frame.
                 elif type(stimulus) is PartitionRequest:
                     self._on_request(number, stimulus)
-                # Else a TaskEvent or NewBufferSize, which no task here takes, or CloseRequest, which the end of the connection follows.
+                # Else a TaskEvent, which no task here takes, or CloseRequest, which the end of the connection follows.
 
     def on_writable(self, connection: AuthenticatedConnection) -> None:
         if connection is self._connection:

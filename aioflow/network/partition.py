@@ -8,6 +8,8 @@ Flink's PipelinedResultPartition.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from aioflow.core.availability import Availability
 from aioflow.core.elements import Event, RecordBatch
 from aioflow.network.builder import BATCH_RECORDS_MAX
@@ -26,6 +28,7 @@ class ResultPartition:
         "all_data_processed",
         "is_finished",
         "is_released",
+        "on_resized",
         "owner",
         "partition_id",
         "pool",
@@ -47,8 +50,10 @@ class ResultPartition:
         self.pool = pool
         self.is_finished = False
         self.is_released = False
+        self.on_resized: Callable[[], None] | None = None
+        """Called when a consumer has asked for batches of another size."""
         self.subpartitions = [
-            PipelinedSubpartition(i, pool, batch_records_max, self._on_processed, self._on_released)
+            PipelinedSubpartition(i, pool, batch_records_max, self._on_processed, self._on_released, self._on_resized)
             for i in range(subpartition_count)
         ]
         self._unreleased = subpartition_count
@@ -117,6 +122,15 @@ class ResultPartition:
     def pool_usage(self) -> float:
         """Permits in use over the size of the pool: above 1 with overdraft."""
         return self.pool.in_use / self.pool.size if self.pool.size else 0.0
+
+    @property
+    def slice_records(self) -> int:
+        """Records that make about one batch for each consumer: more at a time would fill the queues beyond what they asked for."""
+        return sum(subpartition.builder.batch_records_max for subpartition in self.subpartitions)
+
+    def _on_resized(self) -> None:
+        if self.on_resized is not None:
+            self.on_resized()
 
     def _on_processed(self, index: int) -> None:
         self._unprocessed.pop(index, None)

@@ -93,6 +93,10 @@ class RemoteInputChannel:
         if self._number is not None:
             self._link.consumer.acknowledge_all_records_processed(self._number)
 
+    def announce_batch_size(self, records: int) -> None:
+        if self._number is not None:
+            self._link.consumer.announce_batch_size(self._number, records)
+
     @property
     def has_priority_event(self) -> bool:
         """Priority events are not sent over a connection."""

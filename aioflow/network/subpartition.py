@@ -45,12 +45,14 @@ class PipelinedSubpartition:
     __slots__ = (
         "_acknowledges",
         "_backlog",
+        "_batch_records_max",
         "_blocked",
         "_error",
         "_flush_when_drained",
         "_notify",
         "_on_all_processed",
         "_on_released",
+        "_on_resized",
         "_priority_events",
         "_queue",
         "_recycle",
@@ -70,9 +72,12 @@ class PipelinedSubpartition:
         batch_records_max: int = BATCH_RECORDS_MAX,
         on_all_records_processed: Callable[[int], None] | None = None,
         on_released: Callable[[int], None] | None = None,
+        on_resized: Callable[[], None] | None = None,
     ) -> None:
         self.index = index
         self.builder = BatchBuilder(batch_records_max)
+        self._batch_records_max = batch_records_max
+        self._on_resized = on_resized
         self.is_finished = False
         self.is_released = False
         self._take_permit = permits.take_permit
@@ -242,6 +247,12 @@ class PipelinedSubpartition:
                 self._tell_reader(self._priority_events > 0)
             elif self._flush_when_drained and not self._unread:
                 self.seal()
+
+    def resize(self, records: int) -> None:
+        """The consumer wants batches of up to so many records: taken as far as the producer's own limit allows."""
+        self.builder.batch_records_max = max(1, min(records, self._batch_records_max))
+        if self._on_resized is not None:
+            self._on_resized()
 
     def acknowledge_all_records_processed(self) -> None:
         """The consumer has processed everything up to EndOfData."""

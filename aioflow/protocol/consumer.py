@@ -75,7 +75,7 @@ class _Inlet:
 
     __slots__ = (
         "backlog",
-        "buffer_size",
+        "batch_records",
         "channel",
         "credit",
         "expected",
@@ -111,7 +111,8 @@ class _Inlet:
         self.is_blocked = False
         self.is_acknowledged = False
         self.has_ended = False
-        self.buffer_size: int | None = None
+        self.batch_records: int | None = None
+        """The size of batches that was asked for."""
 
     def __str__(self) -> str:
         return f"channel {self.channel} (subpartition {self.subpartition_index} of {self.partition_id})"
@@ -227,12 +228,12 @@ class ConsumerExchange:
             inlet.is_acknowledged = True
             self._post(channel, AckAllUserRecordsProcessed())
 
-    def announce_buffer_size(self, channel: int, size_bytes: int) -> None:
-        """Ask the producer for batches of about so many bytes."""
+    def announce_batch_size(self, channel: int, records: int) -> None:
+        """Ask the producer for batches of up to so many records, also after a reset."""
         inlet = self._inlets.get(channel)
         if inlet is not None:
-            inlet.buffer_size = size_bytes
-            self._post(channel, NewBufferSize(size_bytes))
+            inlet.batch_records = records
+            self._post(channel, NewBufferSize(records))
 
     def send_task_event(self, channel: int, payload: bytes) -> None:
         """Send `payload` to the producing task: at most once, lost with the connection."""
@@ -424,8 +425,8 @@ class ConsumerExchange:
         self._post(inlet.channel, inlet.request())
         if inlet.is_acknowledged:
             self._post(inlet.channel, AckAllUserRecordsProcessed())
-        if inlet.buffer_size is not None:
-            self._post(inlet.channel, NewBufferSize(inlet.buffer_size))
+        if inlet.batch_records is not None:
+            self._post(inlet.channel, NewBufferSize(inlet.batch_records))
 
     def _settle(self, inlet: _Inlet) -> None:
         if self._encoder is not None and inlet.channel not in self._credit_due and inlet.is_due():

@@ -12,12 +12,12 @@ from aioflow.core.errors import RemoteProtocolError
 from aioflow.core.serializers import Codec
 from aioflow.protocol.consumer import RECORD_BYTES_MAX, ConsumerExchange, Delivered
 from aioflow.protocol.framing import NO_CHANNEL, Frame, FrameEncoder, FrameType
-from aioflow.protocol.messages import CloseRequest, NewBufferSize, PartitionRequest, TaskEvent
+from aioflow.protocol.messages import CloseRequest, PartitionRequest, TaskEvent
 from aioflow.protocol.producer import ProducerExchange
 
 __all__ = ["Exchange", "Stimulus"]
 
-Stimulus = Delivered | PartitionRequest | TaskEvent | NewBufferSize | CloseRequest
+Stimulus = Delivered | PartitionRequest | TaskEvent | CloseRequest
 """Bytes, events and errors are for a channel that is read here; messages are about one that the peer reads."""
 
 _FOR_THE_CONSUMER = frozenset(

@@ -117,9 +117,9 @@ class BacklogAnnouncement:
 
 @dataclass(frozen=True, slots=True)
 class NewBufferSize:
-    """The consumer would like batches of about so many bytes, to bound what is on the way."""
+    """The consumer would like batches of up to so many records, to bound the time that what is on the way takes it."""
 
-    bytes: int
+    records: int
 
 
 Message = (
@@ -235,7 +235,7 @@ _SCHEMAS: Final[dict[FrameType, tuple[type[Any], tuple[_Field, ...]]]] = {
     FrameType.RESUME_CONSUMPTION: (ResumeConsumption, ()),
     FrameType.ACK_ALL_USER_RECORDS_PROCESSED: (AckAllUserRecordsProcessed, ()),
     FrameType.BACKLOG_ANNOUNCEMENT: (BacklogAnnouncement, (_int("backlog", 1, CREDIT_MAX),)),
-    FrameType.NEW_BUFFER_SIZE: (NewBufferSize, (_int("bytes", 1, 2**31 - 1),)),
+    FrameType.NEW_BUFFER_SIZE: (NewBufferSize, (_int("records", 1, 2**31 - 1),)),
     # An error of a call looks the same; its frame type says whom it concerns.
     FrameType.RPC_ERROR: (ErrorResponse, _ERROR_FIELDS),
 }

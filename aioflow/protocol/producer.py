@@ -86,6 +86,9 @@ class SubpartitionView(Protocol):
     def taken_over(self) -> None:
         """The consumer took over the oldest batch that was polled."""
 
+    def resize(self, records: int) -> None:
+        """Batches of up to so many records from now on."""
+
     def resume_consumption(self) -> None: ...
     def acknowledge_all_records_processed(self) -> None: ...
     def release(self) -> None: ...
@@ -236,7 +239,7 @@ class ProducerExchange:
 
     # What arrives.
 
-    def receive(self, frame: Frame) -> list[tuple[int, PartitionRequest | TaskEvent | NewBufferSize | CloseRequest]]:
+    def receive(self, frame: Frame) -> list[tuple[int, PartitionRequest | TaskEvent | CloseRequest]]:
         """Returns what is for the owner: a request for a channel that is new here (answer it with `on_partition_request`,
         `partition_not_found` or `refuse`), or a message for the producing task.
 
@@ -268,7 +271,9 @@ class ProducerExchange:
                     outlet.view.acknowledge_all_records_processed()
                 case CancelPartitionRequest():
                     self._close(outlet)
-                case TaskEvent() | NewBufferSize():
+                case NewBufferSize():
+                    outlet.view.resize(message.records)
+                case TaskEvent():
                     return [(channel, message)]
                 case _:
                     raise RemoteProtocolError(f"a {type(message).__name__} is nothing that a consumer sends")

@@ -116,6 +116,7 @@ class OperatorChain:
         self._perf_ns = perf_ns
         self._slice_ns = slice_ns
         self._batch_records_max = batch_records_max
+        self._slice_records_max = batch_records_max
         self._taps: dict[int, tuple[Tap, ...]] = {}
         self._stages: list[_Stage] = []
         self._blocked_on: Availability | None = None
@@ -196,10 +197,14 @@ class OperatorChain:
         """After `run` returned BLOCKED: what to wait for."""
         return self._blocked_on
 
+    def limit_slice(self, records: int) -> None:
+        """Take no more than so many records at a time: those who read the output want small batches. At most the usual number."""
+        self._slice_records_max = min(records, self._batch_records_max)
+
     @property
     def room(self) -> int:
         """Records that the head takes in one slice now; at least 1, so that a source asks for something."""
-        least = self._batch_records_max
+        least = self._slice_records_max
         for stage in self._stages:
             if stage.limit < least:
                 least = stage.limit
@@ -317,7 +322,7 @@ class OperatorChain:
         stage.ns_per_record = ns = ns_per_record if ns_per_record > 4 * old else old + (ns_per_record - old) / 8
         stage.fan_out = width = fan_out if fan_out > widest else widest + (fan_out - widest) / 8
         # Comparisons instead of min and max: this runs for each batch of each stage.
-        limit = self._batch_records_max
+        limit = self._slice_records_max
         if width > 1.0:
             limit = int(limit / width)
         if ns * limit > self._slice_ns:

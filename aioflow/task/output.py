@@ -8,13 +8,14 @@ The watermark rides in the batches; a channel that got no record learns it as an
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from aioflow.core.availability import AVAILABLE, Availability, all_of
 from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK, EndOfData, Event, RecordBatch
 from aioflow.core.errors import TypeNotSupported
 from aioflow.core.serializers import Codec
+from aioflow.task.partitioners import BroadcastPartitioner
 
 if TYPE_CHECKING:
     from aioflow.core.functions import OutputTag
@@ -102,6 +103,12 @@ class RecordWriter:
             subpartition.builder.advance_watermark(MAX_WATERMARK)
 
     @property
+    def slice_records(self) -> int:
+        """Records at a time that make no more than about one batch for each consumer."""
+        total = self.partition.slice_records
+        return total // len(self._subpartitions) if isinstance(self._partitioner, BroadcastPartitioner) else total
+
+    @property
     def has_gathered(self) -> bool:
         """Whether records wait to be sealed."""
         for subpartition in self._subpartitions:  # noqa: SIM110  # Asked after each slice: `any` over a generator costs twice as much.
@@ -122,6 +129,8 @@ class TaskOutput:
         self._side: dict[tuple[int, OutputTag[Any]], list[RecordWriter]] = {}
         self._all: list[RecordWriter] = []
         self.availability: Availability = AVAILABLE
+        self.on_slice_records: Callable[[int], None] | None = None
+        """Called with the records that the task should emit at a time, when consumers have asked for other batches."""
         self.watermark = MIN_WATERMARK
         """The last one that went out."""
         self.records_out = 0
@@ -130,6 +139,7 @@ class TaskOutput:
     def add(self, writer: RecordWriter, side: tuple[int, OutputTag[Any]] | None = None) -> None:
         """Register the writer of an edge; `side` is (index of the node in the chain, tag). Without edges it is always available."""
         self._all.append(writer)
+        writer.partition.on_resized = self._on_resized
         if side is None:
             self._main.append(writer)
         else:
@@ -168,6 +178,10 @@ class TaskOutput:
         for writer in writers:
             writer.emit(batch)
         return True
+
+    def _on_resized(self) -> None:
+        if self.on_slice_records is not None:
+            self.on_slice_records(min(writer.slice_records for writer in self._all if writer.partition.subpartitions))
 
     def flush(self) -> None:
         for writer in self._all:

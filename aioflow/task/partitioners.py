@@ -20,7 +20,7 @@ from aioflow.operators.userfunction import UserFunction, describe_record
 if TYPE_CHECKING:
     from aioflow.core.host import Rng
 
-__all__ = ["Partitioner", "create_partitioner"]
+__all__ = ["BroadcastPartitioner", "Partitioner", "create_partitioner"]
 
 PLAIN_KEY_TYPES = frozenset((str, bytes, int, bool))
 """Keys of these exact types need no look: they are never None or NaN and always hashable."""
@@ -48,7 +48,7 @@ def create_partitioner(
     if consumers == 1 or strategy is ShipStrategy.GLOBAL:
         return _ToFirst()
     if strategy is ShipStrategy.BROADCAST:
-        return _Broadcast(consumers)
+        return BroadcastPartitioner(consumers)
     if strategy is ShipStrategy.SHUFFLE:
         return _Shuffle(consumers, rng)
     # Rebalance and rescale; the start differs by subtask, so that many producers do not all begin with the first consumer.
@@ -60,7 +60,9 @@ class _ToFirst:
         return [(0, batch)]
 
 
-class _Broadcast:
+class BroadcastPartitioner:
+    """Every record to every consumer; the batch is shared, not copied."""
+
     def __init__(self, consumers: int) -> None:
         self._consumers = range(consumers)
 

@@ -264,3 +264,16 @@ def test_acknowledging_end_of_data_reaches_the_producer(wire: Wire) -> None:
     wire.channel.acknowledge_all_records_processed()
     wire.settle()
     assert wire.partition.all_data_processed.is_available
+
+
+def test_the_size_of_batches_that_a_channel_asks_for_reaches_the_producer_within_its_own_limit(wire: Wire) -> None:
+    """D6.1"""
+    wire.connect()
+    builder = wire.partition.subpartitions[0].builder
+    most = builder.batch_records_max
+    wire.channel.announce_batch_size(20)
+    wire.settle()
+    assert builder.batch_records_max == 20
+    wire.channel.announce_batch_size(2 * most)
+    wire.settle()
+    assert builder.batch_records_max == most

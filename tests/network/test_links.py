@@ -480,7 +480,7 @@ def test_a_mistake_of_this_side_fails_the_link_and_is_told(caplog: pytest.LogCap
         reader = Reader(planes.channel())
         await until(lambda: planes.link.connection is not None)
         monkeypatch.setattr(ConsumerExchange, "data_to_send", mistaken)
-        planes.link.consumer.announce_buffer_size(0, 1000)
+        planes.link.consumer.announce_batch_size(0, 1000)
         await until(lambda: reader.error is not None)
         assert isinstance(reader.error, LocalProtocolError)
         monkeypatch.undo()

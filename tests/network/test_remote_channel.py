@@ -271,13 +271,12 @@ def test_a_batch_larger_than_the_window_arrives_whole() -> None:
     on_sockets(main)
 
 
-def test_messages_for_the_producing_task_are_taken_and_change_nothing() -> None:
-    """TaskEvent and NewBufferSize: no task here listens to them, and a peer that sends them does nothing wrong."""
+def test_an_event_for_the_producing_task_is_taken_and_changes_nothing() -> None:
+    """No task here listens to a TaskEvent, and a peer that sends one does nothing wrong."""
 
     async def main(planes: Planes) -> None:
         partition = planes.partition()
         reader = Reader(planes.channel())
-        planes.link.consumer.announce_buffer_size(0, 4096)
         planes.link.consumer.send_task_event(0, b"whatever")
         partition.add_batch(0, RecordBatch([1]))
         await until(lambda: reader.records == [1])

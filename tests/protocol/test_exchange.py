@@ -9,6 +9,7 @@ import pytest
 from aioflow.core.batch_codec import encode_event
 from aioflow.core.elements import CheckpointBarrier, EndOfData, EndOfPartition, RecordBatch, Watermark
 from aioflow.core.errors import LocalProtocolError, ProducerFailed, RemoteError, RemoteProtocolError, TypeNotSupported
+from aioflow.network.builder import BATCH_RECORDS_MAX
 from aioflow.network.subpartition import PipelinedSubpartition
 from aioflow.protocol.consumer import partition_request_backoff
 from aioflow.protocol.errors import BufferReordering, PartitionNotFound
@@ -18,7 +19,6 @@ from aioflow.protocol.messages import (
     BacklogAnnouncement,
     CloseRequest,
     ErrorResponse,
-    NewBufferSize,
     PartitionRequest,
     TaskEvent,
     decode_message,
@@ -375,7 +375,7 @@ def test_a_message_that_a_reset_swallowed_is_made_up_for(link: Link, message: st
             link.exchange()
             link.take(0, 1)
         case "buffer size":
-            consumer.announce_buffer_size(0, 4096)
+            consumer.announce_batch_size(0, 40)
     link.flush_downstream()
     assert link.up_wire
     link.connect()
@@ -385,7 +385,7 @@ def test_a_message_that_a_reset_swallowed_is_made_up_for(link: Link, message: st
     else:
         assert link.taken[0] == [1, 2, 3, CheckpointBarrier(1, 0), EndOfPartition()]
     assert processed == ([0] if message == "acknowledge" else [])
-    assert (0, NewBufferSize(4096)) in link.told or message != "buffer size"
+    assert subpartition.builder.batch_records_max == (40 if message == "buffer size" else BATCH_RECORDS_MAX)
     assert link.upstream.producer.channels == []
     assert subpartition.is_released
     assert link.pool.in_use == 0
@@ -703,12 +703,13 @@ def test_nothing_comes_behind_a_blocking_event_until_the_consumer_resumes(link: 
 
 
 def test_events_for_the_task_upstream_are_handed_to_its_owner(link: Link) -> None:
-    link.open(0)
+    subpartition = link.open(0)
     link.exchange()
     link.downstream.consumer.send_task_event(0, b"hello")
-    link.downstream.consumer.announce_buffer_size(0, 8192)
+    link.downstream.consumer.announce_batch_size(0, 81)
     link.exchange()
-    assert link.told == [(0, TaskEvent(b"hello")), (0, NewBufferSize(8192))]
+    assert link.told == [(0, TaskEvent(b"hello"))]
+    assert subpartition.builder.batch_records_max == 81
 
 
 def test_a_peer_that_closes_releases_all_that_it_reads(link: Link) -> None:

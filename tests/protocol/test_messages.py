@@ -101,7 +101,7 @@ def test_a_wrong_field_is_refused_by_name(index: int, value: Any, expected: str)
         (FrameType.ADD_CREDIT, (2**31, 0), "AddCredit.credit is 2147483648"),
         (FrameType.ADD_CREDIT, (1, -1), "AddCredit.taken_over is -1"),
         (FrameType.BACKLOG_ANNOUNCEMENT, (0,), "BacklogAnnouncement.backlog is 0"),
-        (FrameType.NEW_BUFFER_SIZE, (0,), "NewBufferSize.bytes is 0"),
+        (FrameType.NEW_BUFFER_SIZE, (0,), "NewBufferSize.records is 0"),
         (FrameType.TASK_EVENT, ("text",), "TaskEvent.payload is a str"),
         (FrameType.ERROR_RESPONSE, ("x", 1, "", None, []), "ErrorResponse.message is 1"),
         (FrameType.ERROR_RESPONSE, ("x", "", "", "", []), "ErrorResponse.arguments is a str"),

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from aioflow.core.availability import Availability
 from aioflow.core.elements import RecordBatch, empty_batch
 from aioflow.core.scope import Scope
+from aioflow.network.builder import BATCH_RECORDS_MAX
 from aioflow.operators.operator import Operator
 from aioflow.operators.stateless import StatelessKind, StatelessOperator, StatelessStep
 from aioflow.task.chain import ChainStatus, OperatorChain
@@ -362,6 +363,31 @@ def test_nobody_is_blamed_when_leaving_a_task_without_operators_took_long() -> N
     world.chain.push(RecordBatch([1]))
     world.drain()
     assert world.chain.slowest_operator is None
+
+
+def test_a_slice_takes_no_more_than_readers_of_the_output_want_and_the_usual_number_again_later() -> None:
+    clock, sizes = Clock(), []
+
+    def note(values: list[Any]) -> list[Any]:
+        sizes.append(len(values))
+        return values
+
+    world = World(Step("note", clock, 0, note), clock=clock)
+    world.chain.push(RecordBatch(list(range(200))))
+    world.drain()
+    assert world.chain.room == BATCH_RECORDS_MAX
+    world.chain.limit_slice(40)
+    assert world.chain.room == 40
+    for _ in range(2):
+        world.chain.push(RecordBatch(list(range(40))))
+        world.drain()
+    world.chain.push(RecordBatch(list(range(100))))
+    world.drain()
+    assert sizes[-3:] == [40, 40, 20]
+    world.chain.limit_slice(1 << 20)
+    world.chain.push(RecordBatch([1]))
+    world.drain()
+    assert world.chain.room == BATCH_RECORDS_MAX
 
 
 def test_the_scope_follows_the_operator_that_runs() -> None:

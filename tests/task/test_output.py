@@ -256,3 +256,17 @@ def test_strict_refuses_before_anything_is_written() -> None:
         one.emit(RecordBatch([threading.Lock()]))
     one.flush()
     assert read(one, 0) == []
+
+
+def test_the_task_is_told_what_makes_about_one_batch_for_each_consumer_of_its_narrowest_edge() -> None:
+    spread, everywhere = writer(channels=3, size=100), writer(ShipStrategy.BROADCAST, channels=3, size=100)
+    output, told = task_output(spread, everywhere), []
+    output.on_slice_records = told.append
+    spread.partition.subpartitions[0].resize(10)
+    for subpartition in everywhere.partition.subpartitions:
+        subpartition.resize(20)
+    assert told[0] == 100  # Each of these records goes to all three consumers of the other edge.
+    assert told[-1] == 20
+    spread.partition.subpartitions[1].resize(1)
+    spread.partition.subpartitions[2].resize(1)
+    assert told[-1] == 12
