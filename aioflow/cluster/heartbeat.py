@@ -131,6 +131,12 @@ class HeartbeatMonitor:
         known.suspect_until = None
         return True
 
+    def lives(self, peer: str, at: float) -> None:
+        """The process of `peer` was alive `at` that time, as another way than its connection tells: a suspicion stays."""
+        known = self._peers.get(peer)
+        if known is not None:
+            known.deadline = max(known.deadline, at + self.options.timeout_s)
+
     def send_succeeded(self, peer: str) -> None:
         """A heartbeat was answered at the transport. It proves that the peer can be reached, not that its loop runs."""
         known = self._peers.get(peer)

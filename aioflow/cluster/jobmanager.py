@@ -144,6 +144,7 @@ class JobManager:
             # TaskManagers.
             "register": partial(self._register, connection),
             "heartbeat": self._on_heartbeat,
+            "alive": self._on_alive,
             "open_job": self._open_job,
             "offer_slots": partial(self._offer_slots, connection),
             "job_not_opened": self._job_not_opened,
@@ -194,6 +195,13 @@ class JobManager:
         leading = self._now_leading()
         if leading is not None:
             leading.resources.heartbeat(worker_id, registration, [SlotStatus(*line) for line in report])
+
+    def _on_alive(self, worker_id: str, registration: int, held_s: float) -> None:
+        """From a thread of the TaskManager, on a connection of its own."""
+        leading = self._now_leading()
+        if leading is None:
+            raise StaleLeader(f"taskmanager {worker_id} says that it lives to a jobmanager that does not lead")
+        leading.resources.alive(worker_id, registration)
 
     def _open_job(self, worker_id: str, job_id: str) -> tuple[int, bytes]:
         job = self._job(job_id)

@@ -91,6 +91,12 @@ class ResourceManager:
         self._monitor.received(worker_id, self._host.clock.monotonic())
         self._carry_out(self._slots.slot_report(self._token, worker_id, registration, report, self._host.clock.monotonic()))
 
+    def alive(self, worker_id: str, registration: int) -> None:
+        """The process lives, though its loop may be held and send no slot report."""
+        worker = self._workers.get(worker_id)
+        if worker is not None and worker.registration == registration:
+            self._monitor.lives(worker_id, self._host.clock.monotonic())
+
     def slot_freed(self, worker_id: str, registration: int, allocation_id: str) -> None:
         self._carry_out(self._slots.slot_freed(self._token, worker_id, registration, allocation_id, self._host.clock.monotonic()))
 

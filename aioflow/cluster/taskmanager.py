@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from aioflow.cluster.heartbeat import HeartbeatMonitor, HeartbeatOptions, OwnPauses, SendHeartbeat, TimedOut
 from aioflow.cluster.job_session import AttemptKey, JobSession, pack_error
+from aioflow.cluster.pulse import Pulse
 from aioflow.cluster.rpc import RpcConnection, connect_rpc
 from aioflow.cluster.shipping import load_job
 from aioflow.cluster.slots import ConnectToJobMaster, FailTasks, Instruction, OfferSlots, SlotFreed, SlotOccupied, TaskSlotTable
@@ -68,6 +69,7 @@ class TaskManager:
         self._connection: RpcConnection | None = None
         self._registration = 0
         self._monitor = HeartbeatMonitor(options.heartbeat, lambda _: self._report())
+        self._pulse: Pulse | None = None
         self._disconnected = asyncio.Event()
         self._released = False
 
@@ -116,8 +118,12 @@ class TaskManager:
             self._monitor.monitor(PEER, self._host.clock.monotonic())
             for job_id in dict.fromkeys(status.job_id for status in self._table.report() if status.job_id is not None):
                 self._look_for_job_master(job_id)
-            await self._disconnected.wait()
+            who = (self.id, self._registration)
+            interval_s = self._options.heartbeat.interval_s
+            async with Pulse(self._host, self._secret, PeerRole.TASKMANAGER, self._options.jobmanager, interval_s, who) as self._pulse:
+                await self._disconnected.wait()
         finally:
+            self._pulse = None
             self._monitor.unmonitor(PEER)
             self._connection = None
             await connection.close()
@@ -331,6 +337,9 @@ class TaskManager:
             await asyncio.sleep(self._options.heartbeat.interval_s / 4)
             now = self._host.clock.monotonic()
             self._carry_out(self._table.tick(now))
+            if self._pulse is not None:
+                # The thread heard the JobManager while a function held this loop: that was no silence.
+                self._monitor.lives(PEER, self._pulse.heard_at)
             for instruction in self._monitor.tick(now):
                 match instruction:
                     case SendHeartbeat(_, payload):

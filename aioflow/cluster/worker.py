@@ -21,6 +21,7 @@ from collections.abc import Callable
 from typing import Any
 
 from aioflow.cluster.heartbeat import HeartbeatMonitor, HeartbeatOptions, SendHeartbeat, TimedOut
+from aioflow.cluster.pulse import Pulse
 from aioflow.cluster.rpc import RpcConnection, connect_rpc
 from aioflow.cluster.shipping import ShippedJob, load_job
 from aioflow.cluster.task_executor import TaskExecutor
@@ -42,7 +43,7 @@ __all__ = ["Worker", "main"]
 logger = logging.getLogger(__name__)
 
 REPORT_S = 0.5
-"""How often a worker sends its metrics at least, which is also its sign of life."""
+"""How often a worker sends its metrics at least. Its sign of life comes from a thread: see `pulse`."""
 
 MASTER = "job master"
 
@@ -71,6 +72,8 @@ class Worker:
         self._metrics = MetricGroup(host.clock.monotonic)
         self._monitor = HeartbeatMonitor()
         self._reporting: asyncio.Task[None] | None = None
+        self._address = ("", 0)
+        self._pulse: Pulse | None = None
         self.closed: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
     async def run(self, address: tuple[str, int]) -> int:
@@ -89,12 +92,15 @@ class Worker:
         self._connection = await connect_rpc(
             self._host, self._secret, Codec(), PeerRole.TASKMANAGER, address, handlers, self._on_closed
         )
+        self._address = address
         self._connection.notify("hello", self._worker_id)
         try:
             return await self.closed
         finally:
             if self._reporting is not None:
                 await cancel_and_wait([self._reporting])
+            if self._pulse is not None:
+                await self._pulse.__aexit__(None, None, None)
             if self._executor is not None:
                 self._executor.cancel_all()
                 await self.close_job()
@@ -119,6 +125,9 @@ class Worker:
         self._monitor = HeartbeatMonitor(HeartbeatOptions(interval_s=min(REPORT_S, interval_s), timeout_s=timeout_s))
         self._monitor.monitor(MASTER, self._host.clock.monotonic())
         self._reporting = asyncio.get_running_loop().create_task(self._report(), name="report")
+        who = (self._worker_id,)
+        pulse = Pulse(self._host, self._secret, PeerRole.TASKMANAGER, self._address, min(REPORT_S, interval_s), who)
+        self._pulse = await pulse.__aenter__()
         return location
 
     async def close_job(self) -> None:

@@ -246,7 +246,14 @@ class WorkerPool:
     # What workers tell.
 
     def _on_peer(self, connection: RpcConnection) -> Handlers:
-        return {"hello": partial(self._on_hello, connection)}
+        return {"hello": partial(self._on_hello, connection), "alive": self._on_alive}
+
+    def _on_alive(self, worker_id: str, held_s: float) -> None:
+        """From a thread of the worker, on a connection of its own: the process lives, also while a function holds its loop."""
+        worker = self._workers.get(worker_id)
+        if worker is None or worker.state is WorkerState.LOST:
+            raise Closed(f"{worker_id!r} is none of the workers here any more")
+        self._monitor.lives(worker_id, self._host.clock.monotonic())
 
     def _on_hello(self, connection: RpcConnection, worker_id: str) -> None:
         worker = self._workers.get(worker_id)

@@ -287,3 +287,17 @@ class Machine(RuleBasedStateMachine):
 
 TestMachine = Machine.TestCase
 TestMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+def test_a_sign_of_life_by_another_way_puts_off_silence_and_leaves_a_suspicion() -> None:
+    """R25: the thread of a process whose loop is held says that it lives; that its connection ended counts all the same."""
+    monitor = HeartbeatMonitor(HeartbeatOptions(interval_s=1.0, timeout_s=10.0, suspicion_s=2.0, own_pauses=OwnPauses.COUNTED))
+    monitor.monitor("held", 0.0)
+    monitor.monitor("cut off", 0.0)
+    assert monitor.connection_ended("cut off", 8.0) == [Suspected("cut off")]
+    for peer in ("held", "cut off", "unknown"):
+        monitor.lives(peer, 9.0)
+    assert TimedOut("cut off", Reason.CONNECTION_ENDED) in monitor.tick(11.0)
+    monitor.lives("held", 3.0)  # Told late: it changes nothing.
+    assert [i for i in monitor.tick(18.9) if isinstance(i, TimedOut)] == []
+    assert [i for i in monitor.tick(19.0) if isinstance(i, TimedOut)] == [TimedOut("held", Reason.SILENCE)]

@@ -10,24 +10,19 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 import aioflow as af
+from aioflow.cluster.heartbeat import HeartbeatOptions
+from tests.integration.clusters import FLOWS, ROOT, Cluster, aioflow, until
 
-ROOT = Path(__file__).parents[2]
-FLOWS = Path(__file__).parent / "cluster_flows.py"
 WORDCOUNT = f"{ROOT / 'examples' / 'wordcount.py'}:flow"
 
 pytestmark = [pytest.mark.timeout(300)]
-
-
-def aioflow(*argv: str | Path, timeout: float = 100) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "aioflow", *map(str, argv)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, cwd=ROOT, check=False)
 
 
 def listening(*argv: str | Path) -> tuple[int, str]:
@@ -38,73 +33,6 @@ def listening(*argv: str | Path) -> tuple[int, str]:
         said = process.stdout.readline()
         process.terminate()
         return process.wait(60), said
-
-
-def until(condition: Callable[[], bool], what: str, timeout: float = 60) -> None:
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline, f"{what}: not within {timeout} s"
-        time.sleep(0.05)
-
-
-class Cluster:
-    """A cluster in a directory, driven by the command line. Whatever is left of it at the end is killed."""
-
-    def __init__(self, data: Path) -> None:
-        self.data = data
-        self.extra: list[subprocess.Popen[bytes]] = []
-
-    def start(self, *, workers: int = 2, slots: int = 2, request_timeout: str = "30s") -> str:
-        options = ["--workers", str(workers), "--slots", str(slots), "--port", "0", "--request-timeout", request_timeout]
-        started = aioflow("cluster", "start", "--data", self.data, *options)
-        assert started.returncode == 0, started.stderr
-        return started.stdout
-
-    @property
-    def address(self) -> str:
-        return (self.data / "address").read_text().strip()
-
-    @property
-    def secret(self) -> Path:
-        return self.data / "secret"
-
-    def pids(self) -> list[int]:
-        return [int(line) for line in (self.data / "pids").read_text().split()]
-
-    def ask(self, command: str, *argv: str) -> subprocess.CompletedProcess[str]:
-        return aioflow(command, *argv, "--at", self.address, "--secret-file", self.secret)
-
-    def job(self, job_id: str) -> str:
-        """The status of a job."""
-        for line in self.ask("list").stdout.splitlines():
-            if line.startswith(job_id):
-                return line.split()[1]
-        return "unknown"
-
-    def submit(self, flow: str, *argv: str) -> str:
-        done = self.ask("submit", f"{FLOWS}:{flow}", "--detach", *argv)
-        assert done.returncode == 0, done.stderr
-        return done.stdout.strip()
-
-    def spawn(self, *argv: str) -> subprocess.Popen[bytes]:
-        with (self.data / "extra.log").open("ab") as log:
-            process = subprocess.Popen([sys.executable, "-m", "aioflow", *argv], stdout=log, stderr=log, cwd=ROOT)
-        self.extra.append(process)
-        return process
-
-    def log(self, name: str) -> str:
-        return (self.data / f"{name}.log").read_text()
-
-    def close(self) -> None:
-        for process in self.extra:
-            process.kill()
-            process.wait()
-        if (self.data / "pids").exists():
-            for pid in self.pids():
-                try:
-                    os.kill(pid, signal.SIGKILL)
-                except ProcessLookupError:
-                    pass
 
 
 @pytest.fixture
@@ -148,6 +76,7 @@ def test_jobs_are_listed_cancelled_and_stopped_by_the_beginning_of_their_id(clus
     cluster.start(workers=1, slots=2)
     first, second = cluster.submit("endless"), cluster.submit("endless")
     until(lambda: cluster.job(first) == cluster.job(second) == "RUNNING", "both run")
+    assert [line.split()[:2] for line in cluster.ask("list").stdout.splitlines()] == [[first, "RUNNING"], [second, "RUNNING"]]
     cancelled = cluster.ask("cancel", first[:12])
     assert (cancelled.returncode, cancelled.stdout) == (0, f"{first}  CANCELED\n"), cancelled.stderr
     stopped = cluster.ask("stop", second)
@@ -209,7 +138,7 @@ def test_a_job_without_slots_waits_until_more_come(cluster: Cluster) -> None:
     assert joined.wait(60) == 0
     never = cluster.submit("wide")
     assert cluster.ask("cancel", never).stdout == f"{never}  CANCELED\n"
-    until(lambda: "2 slots, 2 free" in aioflow("cluster", "status", "--data", cluster.data).stdout, "the slots are free again")
+    until(lambda: cluster.slots() == [(2, 2)], "the slots are free again")
 
 
 def test_a_job_that_gets_no_slots_in_time_fails_and_says_how_many_it_has_got(cluster: Cluster) -> None:
@@ -231,7 +160,7 @@ def test_a_job_outlives_its_job_manager(cluster: Cluster) -> None:
     cluster.spawn("jobmanager", "--data", str(cluster.data), "--port", address.rpartition(":")[2])
     until(lambda: cluster.job(job) == "RUNNING", "it runs again")
     until(lambda: cluster.log("taskmanager-1").count("is registered with 1 slots") == 2, "the taskmanager is back")
-    until(lambda: "1 slots, 0 free" in aioflow("cluster", "status", "--data", cluster.data).stdout, "its slot is taken again")
+    until(lambda: cluster.slots() == [(1, 0)], "its slot is taken again")
     stopped = cluster.ask("stop", job)
     assert (stopped.returncode, "FINISHED" in stopped.stderr) == (0, True), stopped.stderr
 
@@ -246,7 +175,7 @@ def test_a_job_ends_with_the_process_that_runs_a_part_of_it(cluster: Cluster) ->
     assert cluster.job(job) == "RUNNING"
     submitter.kill()
     until(lambda: cluster.job(job) == "CANCELED", "the job is cancelled")
-    until(lambda: "1 slots, 1 free" in aioflow("cluster", "status", "--data", cluster.data).stdout, "its slot is free")
+    until(lambda: cluster.slots() == [(1, 1)], "its slot is free")
 
 
 async def test_a_program_pushes_into_a_job_on_a_cluster_and_hears_when_the_cluster_is_gone(cluster: Cluster) -> None:
@@ -304,6 +233,22 @@ async def test_a_program_collects_what_a_cluster_computes(cluster: Cluster) -> N
 
 def refuse(n: int) -> int:
     raise ValueError(f"no {n}")
+
+
+def hold(n: int) -> int:
+    time.sleep(HeartbeatOptions().timeout_s + 2.0)
+    return n
+
+
+async def test_a_task_manager_whose_function_blocks_is_not_given_up_and_says_where_it_blocks(cluster: Cluster) -> None:
+    """R25: its heartbeats come from a thread, on a connection of their own, in both directions."""
+    await asyncio.to_thread(cluster.start, workers=1, slots=1)
+    on = af.RemoteCluster(cluster.address, secret=cluster.secret)
+    assert await af.Flow("blocks").source([1]).map(hold).collect(on=on) == [1]
+    log = cluster.log("taskmanager-1")
+    assert "the event loop has been held for" in log
+    assert "time.sleep(HeartbeatOptions().timeout_s + 2.0)" in log
+    assert log.count("is registered") == 1
 
 
 async def slow_ticks() -> AsyncIterator[int]:

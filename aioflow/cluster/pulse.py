@@ -1,0 +1,148 @@
+"""The sign of life of a process whose loop may be held: it comes from a thread, and the thread watches the loop.
+
+A function that blocks (loading a model, a `time.sleep`) stops everything on the loop of its process, its heartbeats too: from outside it
+looks like a process that is dead. So this heartbeat comes from a thread that has a loop and a connection of its own, and tells how long
+the main loop has been held. Who is silent now is dead, stopped or cut off. A loop that was held for longer than a second is logged once,
+with the line that holds it.
+
+The rest of such a process still waits for its loop: nothing is deployed, cancelled or sent meanwhile. And what holds the lock of the
+interpreter itself stops the thread as well; that is silence, as before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import sys
+import threading
+import traceback
+from typing import TYPE_CHECKING, Any, Self
+
+from aioflow.cluster.rpc import RpcConnection, connect_rpc
+from aioflow.core.errors import AioflowError, Closed
+from aioflow.core.serializers import Codec
+
+if TYPE_CHECKING:
+    from aioflow.core.host import Host
+    from aioflow.protocol.handshake import PeerRole
+
+__all__ = ["HELD_S", "Pulse"]
+
+logger = logging.getLogger(__name__)
+
+HELD_S = 1.0
+"""A loop that was not seen for so long is held by something that should not be there."""
+
+LOOK_S = 0.25
+"""How often the loop shows itself, and the thread looks."""
+
+ANSWER_S = 5.0
+"""An answer that takes longer will not come: connect again."""
+
+
+class Pulse:
+    """As `async with`: calls `alive(*who, held_s)` at `address` every `interval_s`. `who` names this process there."""
+
+    def __init__(
+        self, host: Host, secret: bytes, role: PeerRole, address: tuple[str, int], interval_s: float, who: tuple[Any, ...]
+    ) -> None:
+        self._host = host
+        self._secret = secret
+        self._role = role
+        self._address = address
+        self._interval_s = interval_s
+        self._who = who
+        self._seen_at = host.clock.monotonic()
+        """When the loop was last seen. Written by the loop, read by the thread; so is the answer's time, the other way round."""
+        self.heard_at = self._seen_at
+        """When the peer last answered."""
+        self._loop_thread = threading.get_ident()
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_over = False
+        self._wake: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
+        """What ends the thread's waiting, once it runs."""
+        self._thread: asyncio.Future[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        self._show()
+        self._thread = self._host.blocking(self._run, dedicated=True, name="aioflow-pulse")
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        assert self._thread is not None
+        if self._timer is not None:
+            self._timer.cancel()
+        self._is_over = True
+        if self._wake is not None:
+            loop, over = self._wake
+            with contextlib.suppress(RuntimeError):  # The thread has just ended.
+                loop.call_soon_threadsafe(over.set)
+        await asyncio.shield(self._thread)
+
+    def _show(self) -> None:
+        self._seen_at = self._host.clock.monotonic()
+        self._timer = asyncio.get_running_loop().call_later(LOOK_S, self._show)
+
+    # In the thread.
+
+    def _run(self) -> None:
+        asyncio.run(self._live())
+
+    async def _live(self) -> None:
+        over = asyncio.Event()
+        self._wake = asyncio.get_running_loop(), over
+        if self._is_over:
+            return
+        beating = asyncio.get_running_loop().create_task(self._beat(), name="heartbeat")
+        looks_held = 0
+        try:
+            while not over.is_set():
+                # Seen twice: on a machine that starves this process, the thread wakes late too, and the loop right behind it.
+                looks_held = looks_held + 1 if self._held_s() > HELD_S else 0
+                if looks_held == 2:
+                    self._warn()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(LOOK_S):
+                        await over.wait()
+        finally:
+            beating.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await beating
+
+    def _held_s(self) -> float:
+        return self._host.clock.monotonic() - self._seen_at
+
+    def _warn(self) -> None:
+        frame = sys._current_frames().get(self._loop_thread)
+        stack = "" if frame is None else "".join(traceback.format_stack(frame))
+        logger.warning(
+            "the event loop has been held for %.1f s, expected less than 0.1: everything on it waits; "
+            "make this function async, or blocking=True. It is at\n%s",
+            self._held_s(),
+            stack,
+        )
+
+    async def _beat(self) -> None:
+        connection: RpcConnection | None = None
+        try:
+            while True:
+                try:
+                    async with asyncio.timeout(ANSWER_S):
+                        if connection is None or not connection.is_open:
+                            connection = await self._connect()
+                        await connection.call("alive", *self._who, self._held_s())
+                    self.heard_at = self._host.clock.monotonic()
+                except (AioflowError, OSError, TimeoutError) as error:
+                    # Whether this process still belongs to its peer is decided on the main connection.
+                    logger.debug("a heartbeat was not heard: %r", error)
+                    if connection is not None:
+                        connection.abort(error)
+                        connection = None
+                await asyncio.sleep(self._interval_s)
+        finally:
+            if connection is not None:
+                connection.abort(Closed("this process needs no heartbeat any more"))
+
+    async def _connect(self) -> RpcConnection:
+        return await connect_rpc(self._host, self._secret, Codec(), self._role, self._address, {}, lambda _: None)
