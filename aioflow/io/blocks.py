@@ -9,8 +9,11 @@ import bz2
 import gzip
 import importlib
 import lzma
+import os
 import zipfile
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple, cast
+
+from aioflow.core.errors import RestoreError
 
 if TYPE_CHECKING:
     from aioflow.core.host import FileSystem
@@ -126,7 +129,12 @@ class BlockFile:
 
     def _open(self) -> None:
         path = self._part.path
-        raw = self._fs.open_read(path)
+        try:
+            raw = self._fs.open_read(path)
+        except FileNotFoundError:
+            if self._offset and not self._skip_first:
+                raise RestoreError(f"{self._gone_on('is not there any more')}: put it back") from None
+            raise
         self._files.append(raw)
         opened: BinaryIO = raw
         if self._part.member is not None:
@@ -144,8 +152,15 @@ class BlockFile:
         if opened is not raw:
             self._files.append(opened)
         if self._offset:
-            opened.seek(self._offset)  # A decompressor reads its way there.
+            # A decompressor reads its way there, and stops at its end; a plain file would jump over its own.
+            end = opened.seek(self._offset) if opened is not raw else raw.seek(0, os.SEEK_END)
+            if end < self._offset:
+                raise RestoreError(f"{self._gone_on(f'has only {end} bytes now')}: it must not be shortened or replaced while it is read")
+            opened.seek(self._offset)
         self._file = opened
+
+    def _gone_on(self, what: str) -> str:
+        return f"{self._part.path} was read up to byte {self._offset}, and {what}"
 
     def close(self) -> None:
         """Release the handles; also those of an `_open` that failed half-way."""
