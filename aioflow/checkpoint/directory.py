@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from aioflow.checkpoint.objects import Chunks, check_name, is_name, to_the_end
+from aioflow.checkpoint.objects import Chunks, check_name, is_name
 
 if TYPE_CHECKING:
     from aioflow.core.host import Host
@@ -39,18 +39,23 @@ class DirectoryObjects:
         self._fs = host.fs
         self._root = os.path.abspath(path)
         self._real_root: str | None = None
+        self._made: set[str] = set()
+        """Directories that were there when we looked."""
         self.url = "file://" + quote(self._root)
 
     async def create(self, name: str, chunks: Chunks) -> bool:
         target = self._path(name)
         directory = posixpath.dirname(target)
         aside = f"{target}{ASIDE}{self._host.ids.new('file')}"
-        await self._make(directory)
+        if directory in self._made:
+            await self._check_inside(directory)
+        else:
+            await self._make(directory)
         if await self._fs.exists(target):
             return False
         try:
             await self._write(aside, chunks)
-            created = await to_the_end(self._fs.rename_new(aside, target))
+            created = await self._fs.rename_new(aside, target)
         except BaseException:
             await self._discard(aside)
             raise
@@ -69,9 +74,11 @@ class DirectoryObjects:
         emptied: dict[str, None] = {}
         for name in names:
             path = self._path(name)
-            await self._check_inside(path)
+            directory = posixpath.dirname(path)
+            if directory not in emptied:
+                await self._check_inside(directory)
             if await self._fs.delete(path):
-                emptied[posixpath.dirname(path)] = None
+                emptied[directory] = None
         for directory in emptied:
             await self._fs.fsync_dir(directory)
         for directory in emptied:
@@ -106,6 +113,7 @@ class DirectoryObjects:
             for made in reversed(missing):
                 await self._fs.fsync_dir(posixpath.dirname(made))
         await self._check_inside(directory)
+        self._made.add(directory)
 
     async def _write(self, path: str, chunks: Chunks) -> None:
         pending: list[bytes] = []
@@ -114,10 +122,18 @@ class DirectoryObjects:
             pending.append(chunk)
             size += len(chunk)
             if size >= WRITE_BYTES:
-                await self._fs.append(path, b"".join(pending))
+                await self._append(path, b"".join(pending))
                 pending, size = [], 0
         # Also when nothing is left: an empty object is a file too.
-        await self._fs.append(path, b"".join(pending), sync=True)
+        await self._append(path, b"".join(pending), sync=True)
+
+    async def _append(self, path: str, data: bytes, *, sync: bool = False) -> None:
+        try:
+            await self._fs.append(path, data, sync=sync)
+        except FileNotFoundError:
+            # Whoever deleted the last object of a directory removed it too. From now on it has one.
+            await self._make(posixpath.dirname(path))
+            await self._fs.append(path, data, sync=sync)
 
     async def _walk(self, below: str) -> list[str]:
         """Names of all files at or below a directory, relative to the root."""

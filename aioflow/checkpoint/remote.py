@@ -14,7 +14,7 @@ import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError
 from obstore.store import from_url
 
-from aioflow.checkpoint.objects import Chunks, check_name, to_the_end
+from aioflow.checkpoint.objects import Chunks, check_name
 
 if TYPE_CHECKING:
     from aioflow.core.host import Host
@@ -50,7 +50,7 @@ class RemoteObjects:
             size += len(chunk)
             if size > PART_BYTES:
                 return await self._create_large(name, b"".join(head), chunks)
-        return await to_the_end(self._call("create", name, self._put_new, name, b"".join(head)))
+        return await self._call("create", name, self._put_new, name, b"".join(head))
 
     async def read(self, name: str) -> bytes:
         return await self._call("read", name, self._get, check_name(name))

@@ -5,6 +5,7 @@
     savepoints/<id>/...             a savepoint: a directory complete in itself, `metadata` beside `state/<id>`; it may be anywhere else too
     taken/<number>                  says where savepoint <number> is, written after its metadata: of those under the root, and of each that
                                     ended a job, wherever it is, as what is older than it must not be resumed
+    lease/<number>                  whose job it is (`lease`)
     finished/<number>               up to that number there is nothing to resume: the job had come to its end, or was given up
 
 Numbers grow over the whole life of a flow. Names of state files are relative to the root of the flow in the metadata of a checkpoint,
@@ -15,12 +16,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from aioflow.checkpoint.completed import CheckpointKind, CompletedCheckpoint, Discard
+from aioflow.checkpoint.flow_lease import FlowLease
+from aioflow.checkpoint.lease import LeaseOptions, ObjectLeases
 from aioflow.checkpoint.metadata import decode_metadata, encode_metadata, rename_files, seal, shown, unseal
-from aioflow.checkpoint.objects import ObjectStore, whole
+from aioflow.checkpoint.objects import ObjectStore, to_the_end, whole
 from aioflow.checkpoint.state_files import FileInput, FileOutput, Places
 from aioflow.checkpoint.urls import join_url, open_objects
 from aioflow.core.errors import CheckpointError, RestoreError
@@ -35,6 +39,9 @@ logger = logging.getLogger(__name__)
 
 METADATA = "metadata"
 
+REMOTE_LEASE = LeaseOptions(lease_s=60.0, renew_s=15.0, stop_s=10.0)
+"""Of an object store, where each request costs time and money."""
+
 
 class FlowStore:
     """The store of one flow: for the processes that write and read its state, and for the one that completes its checkpoints.
@@ -47,6 +54,7 @@ class FlowStore:
         self._objects = objects
         self._key = key
         self._in_doubt: list[tuple[ObjectStore, str, bytes]] = []
+        self._lease: FlowLease | None = None
 
     @property
     def url(self) -> str:
@@ -72,6 +80,18 @@ class FlowStore:
 
     # Completing.
 
+    async def hold(self, on_lost: Callable[[CheckpointError], None], options: LeaseOptions | None = None) -> FlowLease:
+        """Take the lease of this flow, and complete checkpoints only while it is held; whoever called releases it.
+
+        Raises CheckpointError, naming the holder, if another job has it. `on_lost` is called when it could not be renewed: then stop.
+        """
+        if options is None:
+            options = LeaseOptions() if self.url.startswith(("file://", "memory://")) else REMOTE_LEASE
+        lease = FlowLease(self._host, ObjectLeases(self._objects, "lease"), f"the flow at {self.url}", on_lost, options)
+        await lease.acquire()
+        self._lease = lease
+        return lease
+
     def savepoint_url(self, directory: str | None = None) -> str:
         """A new place for a savepoint: under the root, or in a directory (URL)."""
         drawn = self._host.ids.new("savepoint")
@@ -83,8 +103,9 @@ class FlowStore:
         """Make a checkpoint, or the savepoint in `directory`, the newest one. Durable when this returns it with its `location`.
 
         After a CheckpointError it is not there, and will not be; where that cannot be made sure now, because the store does not answer,
-        `settle` makes sure of it later.
+        `settle` makes sure of it later. Only when the lease was lost meanwhile it may be there: whoever holds it now decides.
         """
+        self._check_lease()
         await self.settle()
         if not checkpoint.kind.is_savepoint:
             own = rename_files(checkpoint, lambda name: self._own_name(checkpoint, name))
@@ -247,17 +268,21 @@ class FlowStore:
         """Create an object, or make sure that it is not there."""
         where = join_url(objects.url, name)
         try:
-            if await objects.create(name, whole(data)):
-                return
-            # Ours all the same if a reply was lost and the request repeated.
-            if await objects.read(name) == data:
-                return
+            # False, and yet ours, if a reply was lost and the request repeated.
+            created = await to_the_end(objects.create(name, whole(data))) or await objects.read(name) == data
         except (OSError, asyncio.CancelledError) as error:
             await self._withdraw(objects, name, data)
             if isinstance(error, OSError):
                 raise CheckpointError(f"{shown(checkpoint)} could not be stored at {where}: {error}") from error
             raise
-        raise CheckpointError(f"{shown(checkpoint)} could not be stored: {where} exists, expected a new number: is another job there?")
+        # The time that it took may have been too long: then whoever leads now has not seen it, and nobody may act on it.
+        self._check_lease()
+        if not created:
+            raise CheckpointError(f"{shown(checkpoint)} could not be stored: {where} exists, expected a new number: is another job there?")
+
+    def _check_lease(self) -> None:
+        if self._lease is not None:
+            self._lease.check()
 
     async def _withdraw(self, objects: ObjectStore, name: str, data: bytes) -> None:
         """Make sure, now if that is possible, that an object is not there."""

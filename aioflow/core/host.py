@@ -18,6 +18,7 @@ import random
 import secrets
 import shutil
 import signal
+import socket
 import ssl as ssl_module
 import threading
 import time
@@ -28,7 +29,7 @@ from typing import BinaryIO, Protocol, TypeVar, TypeVarTuple
 
 __all__ = [
     "SECRET_FD_ENV", "Clock", "FileStat", "FileSystem", "Host", "Ids", "Listener", "Network", "Process", "Processes",
-    "ProtocolFactory", "Rng", "SystemHost",
+    "ProcessIdentity", "ProtocolFactory", "Rng", "SystemHost",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -232,8 +233,29 @@ class Process(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class ProcessIdentity:
+    """Which process of all that ever ran, as another one on the same machine can find out."""
+
+    host: str
+    """Name of the machine, for people."""
+    pid: int
+    machine: str
+    """Tells one boot of one machine from all others; "" where that cannot be known."""
+    started: str
+    """Tells this life of the number `pid` from others on that machine."""
+
+
 class Processes(Protocol):
     """Starts processes by exec, never by fork."""
+
+    def identity(self) -> ProcessIdentity:
+        """Return who this process is."""
+        ...
+
+    def has_ended(self, process: ProcessIdentity) -> bool:
+        """Tell whether a process is known to run no more. False: it runs, or nobody here can know."""
+        ...
 
     async def exec(
         self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, secret: bytes | None = None
@@ -613,6 +635,16 @@ class _SystemProcess:
 class _SystemProcesses:
     __slots__ = ()
 
+    def identity(self) -> ProcessIdentity:
+        pid = os.getpid()
+        return ProcessIdentity(socket.gethostname(), pid, _machine(), _start_time(pid) or "")
+
+    def has_ended(self, process: ProcessIdentity) -> bool:
+        # Another boot, another machine or another container: its numbers mean nothing here.
+        if not process.machine or process.machine != _machine():
+            return False
+        return _start_time(process.pid) != process.started
+
     async def exec(
         self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, secret: bytes | None = None
     ) -> Process:
@@ -637,3 +669,23 @@ class _SystemProcesses:
             return None
         with open(int(number), "rb") as pipe:
             return pipe.read()
+
+
+def _machine() -> str:
+    """Boot of the machine and name space of its process numbers; "" where the system does not tell."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return ""
+
+
+def _start_time(pid: int) -> str | None:
+    """When a process that runs began, in ticks since boot; None if there is none, or only its parent has not noticed yet."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            # The name of the program comes first and may hold spaces and parentheses.
+            fields = file.read().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in "ZX" else fields[19]

@@ -8,11 +8,12 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from aioflow.checkpoint.lease import LeaseInfo, LeaseOptions
 from aioflow.cluster.dispatcher import Dispatcher, DispatcherOptions, DuplicateJobSubmission, JobRunner, UnknownJob
 from aioflow.cluster.execution_graph import JobStatus
 from aioflow.cluster.fencing import StaleLeader
 from aioflow.cluster.job_store import EndedJob, JobStore, PersistedJob
-from aioflow.cluster.leadership import DirectoryLeases, LeaderElection, LeaderInfo, Leadership, LeaseOptions
+from aioflow.cluster.leadership import DirectoryLeases, LeaderElection, Leadership
 from aioflow.core.aio import cancel_and_wait
 from aioflow.core.errors import GraphError
 from aioflow.testing import simulate
@@ -63,7 +64,7 @@ class Cluster:
         self.cleaned: list[str] = []
         self.clean_up_fails = False
         self.gate: asyncio.Event | None = None
-        self.leadership = Leadership(host, LeaderInfo(token, token, "x", "y"), host.clock.monotonic(), host.clock.wall_ms(), 1e9)
+        self.leadership = Leadership(host, LeaseInfo(token, token, "x", "y"), host.clock.monotonic(), host.clock.wall_ms(), 1e9)
         self.store = JobStore(host, ROOT, self.leadership)
         self.dispatcher = Dispatcher(
             host, self.store, self.leadership, self.make, self.clean_up, DispatcherOptions(**options)  # type: ignore[arg-type]

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from aioflow.checkpoint.lease import LeaseInfo
 from aioflow.cluster.execution_graph import JobStatus
 from aioflow.cluster.fencing import StaleLeader
 from aioflow.cluster.job_store import EndedJob, JobStore, PersistedJob, Recovered
-from aioflow.cluster.leadership import LeaderInfo, Leadership
+from aioflow.cluster.leadership import Leadership
 from aioflow.core.errors import RestoreError
 from aioflow.core.host import Host, SystemHost
 from aioflow.testing import simulate
@@ -24,7 +25,7 @@ ENDED = EndedJob(job_id="job-1", name="wordcount", status=JobStatus.FAILED, subm
 
 
 def leader(host: Host, token: int) -> Leadership:
-    return Leadership(host, LeaderInfo(token, token, f"leader {token}", "there"), host.clock.monotonic(), host.clock.wall_ms(), 1e9)
+    return Leadership(host, LeaseInfo(token, token, f"leader {token}", "there"), host.clock.monotonic(), host.clock.wall_ms(), 1e9)
 
 
 async def opened(host: Host, token: int, root: str = ROOT) -> tuple[JobStore, Recovered]:

@@ -9,16 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from aioflow.checkpoint.lease import KEPT, LeaseInfo, LeaseOptions, current_holder
 from aioflow.cluster.fencing import StaleLeader
-from aioflow.cluster.leadership import (
-    KEPT,
-    DirectoryLeases,
-    LeaderElection,
-    LeaderInfo,
-    Leadership,
-    LeaseOptions,
-    current_leader,
-)
+from aioflow.cluster.leadership import DirectoryLeases, LeaderElection, Leadership
 from aioflow.core.aio import cancel_and_wait
 from aioflow.core.errors import RestoreError
 from aioflow.core.host import Host, SystemHost
@@ -222,7 +215,7 @@ def test_a_leader_that_finds_another_stops_and_does_not_renew_on_top_of_it() -> 
         task = asyncio.get_running_loop().create_task(LeaderElection(host, leases, "me", OPTIONS).run(lead))
         await until(lambda: led)
         other = max(leases.objects) + 1
-        leases.objects[other] = LeaderInfo(other, other, "other", "there").encode()
+        leases.objects[other] = LeaseInfo(other, other, "other", "there").encode()
         await asyncio.sleep(3.0)
         assert not led[0].is_valid
         assert max(leases.objects) == other
@@ -261,7 +254,7 @@ def test_who_ends_or_is_cancelled_lets_the_next_one_lead_at_once() -> None:
             leadership.check()
 
         await LeaderElection(host, leases, "first", OPTIONS).run(once)
-        info = await current_leader(leases)
+        info = await current_holder(leases)
         assert info is not None
         assert info.address is None
         before = host.clock.monotonic()
@@ -293,7 +286,7 @@ def test_a_candidate_that_slept_and_creates_a_deleted_number_does_not_lead() -> 
 
     async def main(host: SimulatedHost) -> None:
         leases = MemoryLeases()
-        leases.objects = {n: LeaderInfo(n, 1, "holder", "there").encode() for n in range(20, 36)}
+        leases.objects = {n: LeaseInfo(n, 1, "holder", "there").encode() for n in range(20, 36)}
 
         class Asleep(MemoryLeases):
             """The first look shows what was there long ago."""
@@ -303,7 +296,7 @@ def test_a_candidate_that_slept_and_creates_a_deleted_number_does_not_lead() -> 
                 return [3]
 
             async def read(self, number: int) -> bytes | None:
-                return LeaderInfo(3, 1, "holder", None).encode() if number == 3 else await super().read(number)
+                return LeaseInfo(3, 1, "holder", None).encode() if number == 3 else await super().read(number)
 
         sleeper = Asleep()
         sleeper.objects = leases.objects
@@ -350,11 +343,11 @@ def test_a_suspended_machine_does_not_trust_its_monotonic_clock() -> None:
         clock = Clock()
 
     host = Suspended()
-    leadership = Leadership(host, LeaderInfo(1, 1, "x", "y"), 100.0, 1_000_000, 4.0)  # type: ignore[arg-type]
+    leadership = Leadership(host, LeaseInfo(1, 1, "x", "y"), 100.0, 1_000_000, 4.0)  # type: ignore[arg-type]
     leadership.check()
     host.clock.wall += 4_000
     assert not leadership.is_valid
-    leadership.extend(LeaderInfo(2, 1, "x", "y"), 100.0, host.clock.wall)
+    leadership.extend(LeaseInfo(2, 1, "x", "y"), 100.0, host.clock.wall)
     assert leadership.is_valid
     host.clock.now += 4.0
     assert not leadership.is_valid
@@ -433,13 +426,13 @@ def test_a_created_number_survives_loss_of_power() -> None:
 
 
 @pytest.mark.parametrize(
-    "garbage", [b"", b"\xc1", b"\x01", LeaderInfo(1, 1, "a", "b").encode()[:-1], b"\x94\x02\x01\xa1a\xa1b", b"\x94\x01\x02\x03\x04"]
+    "garbage", [b"", b"\xc1", b"\x01", LeaseInfo(1, 1, "a", "b").encode()[:-1], b"\x94\x02\x01\xa1a\xa1b", b"\x94\x01\x02\x03\x04"]
 )
 async def test_a_lease_that_cannot_be_read_stops_the_election_loudly(garbage: bytes) -> None:
     leases = MemoryLeases()
     leases.objects[7] = garbage
     with pytest.raises(RestoreError, match="lease 7 cannot be read"):
-        await current_leader(leases)
+        await current_holder(leases)
 
 
 @pytest.mark.parametrize("wrong", [{"renew_s": 8.0}, {"stop_s": -1.0}, {"renew_s": 0.0}, {"clock_drift": 0.6}])

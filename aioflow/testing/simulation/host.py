@@ -13,7 +13,7 @@ import ssl as ssl_module
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar, TypeVarTuple
 
-from aioflow.core.host import Listener, Process, ProtocolFactory
+from aioflow.core.host import Listener, Process, ProcessIdentity, ProtocolFactory
 from aioflow.testing.simulation.disk import SimDisk, SimFileSystem
 from aioflow.testing.simulation.loop import SimLoop
 from aioflow.testing.simulation.network import SimNetwork
@@ -325,6 +325,17 @@ class _SimProcesses:
         self._sim = sim
         self._process = process
         self._secret = secret
+
+    def identity(self) -> ProcessIdentity:
+        process = self._process
+        return ProcessIdentity(process.machine.name, process.index, process.machine.name, f"{process.name}/{process.generation}")
+
+    def has_ended(self, process: ProcessIdentity) -> bool:
+        if process.machine != self._process.machine.name:
+            return False
+        name, _, generation = process.started.rpartition("/")
+        found = self._sim.loop.processes.get(name)
+        return found is None or not found.alive or found.generation != int(generation)
 
     async def exec(
         self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, secret: bytes | None = None

@@ -1,0 +1,138 @@
+"""One job per flow and store: whoever runs a flow holds the lease of its place, and says who it is.
+
+Another start waits no longer than it must to know whether the holder lives: not at all when it has resigned, or is a process of this
+machine that is known to have ended; until it renews, which refuses the start; or until it has not renewed for as long as a lease lasts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+from aioflow.checkpoint.lease import Lease, LeaseInfo, LeaseKeeper, LeaseOptions, LeaseStore, current_holder
+from aioflow.core.aio import cancel_and_wait
+from aioflow.core.errors import CheckpointError
+from aioflow.core.host import ProcessIdentity
+
+if TYPE_CHECKING:
+    from aioflow.core.host import Host
+
+__all__ = ["FlowLease", "Holder"]
+
+logger = logging.getLogger(__name__)
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Who holds the lease of a flow, and since when."""
+
+    process: ProcessIdentity
+    since_ms: int
+
+    def encode(self) -> str:
+        """As it stands in the lease."""
+        who = self.process
+        return "\n".join([who.host, str(who.pid), who.machine, who.started, str(self.since_ms)])
+
+    @staticmethod
+    def decode(text: str) -> Holder | None:
+        """None if it says something else."""
+        match text.split("\n"):
+            case [host, pid, machine, started, since_ms] if pid.isdecimal() and since_ms.isdecimal():
+                return Holder(ProcessIdentity(host, int(pid), machine, started), int(since_ms))
+        return None
+
+    def __str__(self) -> str:
+        since = (EPOCH + timedelta(milliseconds=self.since_ms)).strftime("%Y-%m-%d %H:%M:%S")
+        return f"process {self.process.pid} on {self.process.host}, since {since} UTC"
+
+
+class FlowLease:
+    """The lease of one flow, kept until `release`. What it guards is done only while `check` does not raise."""
+
+    def __init__(
+        self, host: Host, leases: LeaseStore, what: str, on_lost: Callable[[CheckpointError], None], options: LeaseOptions | None = None
+    ) -> None:
+        self._host = host
+        self._leases = leases
+        self._what = what
+        self._on_lost = on_lost
+        self._options = options or LeaseOptions()
+        self.holder = Holder(host.procs.identity(), host.clock.wall_ms())
+        self._keeper = LeaseKeeper(host, leases, self.holder.encode(), what, self._options)
+        self._lease: Lease | None = None
+        self._keeping: asyncio.Task[None] | None = None
+
+    @property
+    def token(self) -> int:
+        """Fencing number: larger than those of all holders before. Of a lease that was acquired."""
+        assert self._lease is not None, "the lease was not acquired"
+        return self._lease.token
+
+    async def acquire(self) -> None:
+        """Take the lease and begin to renew it. Raises CheckpointError, naming the holder, if another job has it."""
+        try:
+            self._lease = await self._win()
+        except OSError as error:
+            raise CheckpointError(f"the lease of {self._what} cannot be taken: {error}") from error
+        logger.info("%s is held with fencing token %d", self._what, self.token)
+        self._keeping = asyncio.get_running_loop().create_task(self._keep(self._lease), name=f"lease of {self._what}")
+
+    def check(self) -> None:
+        """Raise CheckpointError unless the lease is held at this moment."""
+        if self._lease is None or not self._lease.is_valid:
+            raise CheckpointError(f"the lease of {self._what} is not held any more: another job may have it, so this one must stop")
+
+    async def release(self) -> None:
+        """Give the lease back, so that the next job can start at once; nothing if it is not held. `on_lost` is not called any more."""
+        lease, keeping = self._lease, self._keeping
+        if lease is None or keeping is None:
+            return
+        self._keeping = None
+        errors = await cancel_and_wait([keeping])
+        await self._keeper.resign(lease)
+        if errors:
+            raise errors[0]
+
+    async def _win(self) -> Lease:
+        options, clock = self._options, self._host.clock
+        seen: LeaseInfo | None = None
+        since = 0.0
+        while True:
+            head = await current_holder(self._leases)
+            now = clock.monotonic()
+            if head is None or self._is_free(head) or (seen == head and now - since >= options.take_over_s):
+                lease = await self._keeper.take(1 if head is None else head.number + 1, Lease)
+                if lease is not None:
+                    return lease
+                seen = None
+            elif seen is None:
+                seen, since = head, now
+                logger.info("%s has a holder, %s: waiting whether it renews its lease", self._what, _shown(head))
+            elif seen != head:
+                raise CheckpointError(
+                    f"{self._what} is running already: {_shown(head)}. Stop that job first, or give this one another store or flow name"
+                )
+            await asyncio.sleep(options.renew_s * self._host.rng.uniform(0.1, 0.2))
+
+    def _is_free(self, head: LeaseInfo) -> bool:
+        if head.address is None:
+            return True
+        holder = Holder.decode(head.address)
+        return holder is not None and self._host.procs.has_ended(holder.process)
+
+    async def _keep(self, lease: Lease) -> None:
+        await self._keeper.keep(lease)
+        lease.revoke()
+        logger.error("the lease of %s is lost", self._what)
+        self._on_lost(CheckpointError(f"the lease of {self._what} could not be renewed: another job may take it, so this one must stop"))
+
+
+def _shown(head: LeaseInfo) -> str:
+    return str((head.address and Holder.decode(head.address)) or head.holder)

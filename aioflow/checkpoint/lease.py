@@ -1,0 +1,266 @@
+"""A lease: one holder at a time, of several that share nothing but a store, and for how long.
+
+The lease is a sequence of numbered objects that are created once and never changed. Whoever creates number n+1 after n has the lease: the
+holder to renew it, another to take it over. Creation is the only thing that must be atomic, so a local directory or an object store with
+conditional puts will do. The number of a take-over is the fencing token of that holder: of two, the larger is the newer.
+
+Why two never act at once. A holder acts until `lease_s` after the moment *before* it began to create its newest number. A candidate takes
+over when it has seen the same newest number for `lease_s`, stretched by twice the drift that clocks may have; it cannot have seen the
+number before it was created. So no wall clock is compared, and however long a write, a read or a process hangs, the old holder's time is up
+first. What it has sent before is fenced by its token. A holder that could not renew is told to stop `stop_s` before its time is up.
+
+Old numbers are deleted, a good while later. A candidate that slept may therefore create one of them again: nobody holds the lease before
+it has looked and found its own number to be the newest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+import msgpack
+
+from aioflow.checkpoint.objects import ObjectStore, whole
+from aioflow.core.errors import RestoreError
+
+if TYPE_CHECKING:
+    from aioflow.core.host import Host
+
+__all__ = ["KEPT", "Lease", "LeaseInfo", "LeaseKeeper", "LeaseOptions", "LeaseStore", "ObjectLeases", "current_holder"]
+
+logger = logging.getLogger(__name__)
+
+KEPT = 16
+"""Newest numbers that are not deleted: a listing that races with deletions still shows one that matters."""
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseOptions:
+    """Times in seconds."""
+
+    lease_s: float = 10.0
+    """How long a leader acts on one renewal, and a dead one is waited for."""
+    renew_s: float = 2.0
+    """Between renewals."""
+    stop_s: float = 2.0
+    """A leader that could not renew is cancelled so long before its lease ends."""
+    clock_drift: float = 0.01
+    """How much faster or slower than time a machine's monotonic clock may run, as a share."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.renew_s < self.lease_s - self.stop_s or self.stop_s < 0:
+            raise ValueError(
+                f"renew_s is {self.renew_s}, stop_s {self.stop_s}, lease_s {self.lease_s}: expected 0 < renew_s < lease_s - stop_s"
+            )
+        if not 0 <= self.clock_drift < 0.5:
+            raise ValueError(f"clock_drift is {self.clock_drift}, expected a share from 0 to below 0.5")
+
+    @property
+    def take_over_s(self) -> float:
+        """How long a candidate must have seen the same number."""
+        return self.lease_s * (1 + self.clock_drift) / (1 - self.clock_drift)
+
+
+class LeaseStore(Protocol):
+    """Numbered objects. Listing shows what was created before it began and not deleted. Errors of the world are OSError."""
+
+    async def numbers(self) -> list[int]:
+        """Numbers there are, ascending."""
+
+    async def read(self, number: int) -> bytes | None:
+        """Content of one, None if it is gone."""
+
+    async def create(self, number: int, data: bytes) -> bool:
+        """Make it, durably and whole; False if it exists. After an error it may exist or not."""
+
+    async def delete(self, number: int) -> None:
+        """Remove it, if it exists."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseInfo:
+    """One number of the lease. `address` is what others must know of the holder, or where they reach it; None once it has resigned."""
+
+    number: int
+    token: int
+    holder: str
+    address: str | None
+
+    def encode(self) -> bytes:
+        return msgpack.packb([FORMAT, self.token, self.holder, self.address])  # type: ignore[no-any-return]  # msgpack has no types.
+
+    @staticmethod
+    def decode(number: int, data: bytes) -> LeaseInfo:
+        try:
+            version, token, holder, address = msgpack.unpackb(data)
+            if version == FORMAT and type(token) is int and type(holder) is str and (address is None or type(address) is str):
+                return LeaseInfo(number, token, holder, address)
+        except (ValueError, TypeError, msgpack.UnpackException):
+            pass
+        raise RestoreError(f"lease {number} cannot be read ({len(data)} bytes), expected format {FORMAT}: delete it if no holder is alive")
+
+
+class Lease:
+    """The time in which one holder may act. Ask `is_valid` at every step that others can see."""
+
+    def __init__(self, host: Host, info: LeaseInfo, began: float, began_wall_ms: int, lease_s: float) -> None:
+        self._clock = host.clock
+        self._lease_s = lease_s
+        self._revoked = False
+        self.token = info.token
+        self.info = info
+        self.valid_until = 0.0
+        """On the monotonic clock."""
+        self._valid_until_ms = 0
+        self.extend(info, began, began_wall_ms)
+
+    def extend(self, info: LeaseInfo, began: float, began_wall_ms: int) -> None:
+        """`info` was created and is the newest; its creation began then."""
+        self.info = info
+        self.valid_until = began + self._lease_s
+        self._valid_until_ms = began_wall_ms + int(self._lease_s * 1000)
+
+    def revoke(self) -> None:
+        """It is over, whatever the clock says."""
+        self._revoked = True
+
+    @property
+    def is_valid(self) -> bool:
+        # The wall clock too: the monotonic one stands still while a machine is suspended, and others do not.
+        return not self._revoked and self._clock.monotonic() < self.valid_until and self._clock.wall_ms() < self._valid_until_ms
+
+
+class ObjectLeases:
+    """A LeaseStore below `prefix` of an object store; "": all of it."""
+
+    def __init__(self, objects: ObjectStore, prefix: str = "") -> None:
+        self._objects = objects
+        self._prefix = prefix
+
+    async def numbers(self) -> list[int]:
+        names = [name.rpartition("/")[2] for name in await self._objects.names(self._prefix)]
+        return sorted(int(name) for name in names if name.isdecimal())
+
+    async def read(self, number: int) -> bytes | None:
+        try:
+            return await self._objects.read(self._name(number))
+        except FileNotFoundError:
+            return None
+
+    async def create(self, number: int, data: bytes) -> bool:
+        return await self._objects.create(self._name(number), whole(data))
+
+    async def delete(self, number: int) -> None:
+        await self._objects.delete([self._name(number)])
+
+    def _name(self, number: int) -> str:
+        return f"{self._prefix}/{number:016d}" if self._prefix else f"{number:016d}"
+
+
+async def current_holder(leases: LeaseStore) -> LeaseInfo | None:
+    """The newest number there is. It may be of a holder that is dead: only time tells."""
+    for number in reversed(await leases.numbers()):
+        data = await leases.read(number)
+        if data is not None:
+            return LeaseInfo.decode(number, data)
+    return None
+
+
+LeaseT = TypeVar("LeaseT", bound=Lease)
+
+
+class LeaseKeeper:
+    """Takes, renews and gives back a lease for one candidate. `address` stands in every number that it creates, `name` in the log."""
+
+    def __init__(self, host: Host, leases: LeaseStore, address: str, name: str, options: LeaseOptions) -> None:
+        self._host = host
+        self._leases = leases
+        self._address = address
+        self._name = name
+        self._options = options
+        self.candidate = host.ids.new("candidate")
+        """Names this life of this candidate: a restarted one is another."""
+        self._fails = False
+
+    async def take(self, number: int, make: Callable[[Host, LeaseInfo, float, int, float], LeaseT]) -> LeaseT | None:
+        """Take the lease over with `number`; None if another was faster. `make`: the class of the lease."""
+        began, wall = self._host.clock.monotonic(), self._host.clock.wall_ms()
+        info = LeaseInfo(number, number, self.candidate, self._address)
+        if not await self._create(info):
+            return None
+        lease = make(self._host, info, began, wall, self._options.lease_s)
+        return lease if lease.is_valid else None
+
+    async def _create(self, info: LeaseInfo) -> bool:
+        """Whether `info` was created and is the newest."""
+        if not await self._leases.create(info.number, info.encode()):
+            return False
+        return (await self._leases.numbers())[-1:] == [info.number]
+
+    async def keep(self, lease: Lease) -> None:
+        """Renew until it fails for good: another leads, or the time to stop has come."""
+        options, clock = self._options, self._host.clock
+        try:
+            while True:
+                stop_at = lease.valid_until - options.stop_s
+                # A renewal that failed is tried again soon; one that worked, after `renew_s`.
+                renew_at = lease.valid_until - options.lease_s + options.renew_s
+                await asyncio.sleep(max(options.renew_s / 8, min(renew_at, stop_at) - clock.monotonic()))
+                left = stop_at - clock.monotonic()
+                if left <= 0:
+                    return
+                async with asyncio.timeout(left):
+                    if not await self._renew(lease):
+                        return
+        except TimeoutError:
+            return
+
+    async def _renew(self, lease: Lease) -> bool:
+        """False if another leads. What the world refuses changes nothing yet."""
+        began, wall = self._host.clock.monotonic(), self._host.clock.wall_ms()
+        try:
+            head = await current_holder(self._leases)
+            if head is None or head.token != lease.token or head.holder != self.candidate:
+                return False
+            info = LeaseInfo(head.number + 1, lease.token, self.candidate, self._address)
+            if await self._create(info):
+                lease.extend(info, began, wall)
+                await self._prune(info.number)
+            self.works()
+        except OSError as error:
+            self.failed(error)
+        return True
+
+    def works(self) -> None:
+        """The store answered."""
+        self._fails = False
+
+    def failed(self, error: OSError) -> None:
+        """The store refused: say so, once until it works again."""
+        if not self._fails:
+            logger.warning("%s cannot use the store of leases: %s", self._name, error)
+        self._fails = True
+
+    async def _prune(self, newest: int) -> None:
+        for number in await self._leases.numbers():
+            if number <= newest - KEPT:
+                await self._leases.delete(number)
+
+    async def resign(self, lease: Lease) -> None:
+        """Let the next one begin at once, if the lease is still held; else it finds out by itself."""
+        was_valid = lease.is_valid
+        lease.revoke()
+        if not was_valid:
+            return
+        try:
+            async with asyncio.timeout(self._options.renew_s):
+                head = await current_holder(self._leases)
+                if head is not None and head.holder == self.candidate:
+                    await self._leases.create(head.number + 1, LeaseInfo(0, head.token, self.candidate, None).encode())
+        except (OSError, TimeoutError) as error:
+            logger.warning("%s could not give back its lease, it ends by itself: %r", self._name, error)

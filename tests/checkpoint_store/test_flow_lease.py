@@ -1,0 +1,257 @@
+"""One job per flow and store: the second is refused, the next one starts as soon as it is safe."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from aioflow.checkpoint.flow_lease import FlowLease, Holder
+from aioflow.checkpoint.lease import LeaseOptions
+from aioflow.checkpoint.memory import MemoryObjects
+from aioflow.checkpoint.store import FlowStore, open_store
+from aioflow.core.errors import CheckpointError
+from aioflow.core.host import ProcessIdentity, SystemHost
+from aioflow.testing import simulate
+from aioflow.testing.simulation import SimulatedHost
+from tests.checkpoint_store.samples import Failing, checkpoint
+
+OPTIONS = LeaseOptions(lease_s=4.0, renew_s=0.5, stop_s=1.0)
+URL = "file:///shared/store/flow"
+
+
+def nothing(error: CheckpointError) -> None:
+    raise AssertionError(f"the lease was lost: {error}")
+
+
+async def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.05)
+
+
+def holding(held: list[FlowLease], lost: list[CheckpointError]):  # type: ignore[no-untyped-def]
+    async def main(host: SimulatedHost) -> None:
+        held.append(await open_store(URL, host).hold(lost.append, OPTIONS))
+        await asyncio.get_running_loop().create_future()
+
+    return main
+
+
+def test_a_second_job_is_refused_naming_the_first() -> None:
+    """API section 5: one job per (store, flow name)."""
+
+    async def main(host: SimulatedHost) -> None:
+        held, lost = [], []
+        host.sim.spawn("first", holding(held, lost), machine="a")
+        await until(lambda: held)
+        before = host.clock.monotonic()
+        with pytest.raises(CheckpointError, match=r"store/flow is running already: process \d+ on a, since 20\d\d-\d\d-\d\d [\d:]{8} UTC"):
+            await open_store(URL, host).hold(nothing, OPTIONS)
+        assert host.clock.monotonic() - before < OPTIONS.lease_s, "a holder that renews is known to live"
+        held[0].check()
+        # Another flow in the same store is another matter.
+        other = await open_store("file:///shared/store/other", host).hold(nothing, OPTIONS)
+        await other.release()
+        host.sim.kill("first")
+        assert lost == []
+
+    for seed in range(5):
+        assert simulate(main, seed).errors == []
+
+
+def test_whoever_stops_lets_the_next_one_start_at_once_with_a_larger_number() -> None:
+    async def main(host: SimulatedHost) -> None:
+        tokens = []
+        for _ in range(3):
+            lease = await open_store(URL, host).hold(nothing, OPTIONS)
+            tokens.append(lease.token)
+            await asyncio.sleep(3.0)
+            lease.check()
+            await lease.release()
+            await lease.release()
+            with pytest.raises(CheckpointError, match="not held any more"):
+                lease.check()
+            before = host.clock.monotonic()
+        assert host.clock.monotonic() - before < 0.5
+        assert tokens == sorted(set(tokens))
+
+    assert simulate(main, 1).errors == []
+
+
+def test_one_that_was_killed_on_this_machine_is_followed_at_once() -> None:
+    async def main(host: SimulatedHost) -> None:
+        held, lost, tokens = [], [], []
+
+        async def next_one(mine: SimulatedHost) -> None:
+            before = mine.clock.monotonic()
+            lease = await open_store(URL, mine).hold(nothing, OPTIONS)
+            assert mine.clock.monotonic() - before < 1.0
+            tokens.append(lease.token)
+            await lease.release()
+
+        host.sim.spawn("first", holding(held, lost), machine="a")
+        await until(lambda: held)
+        host.sim.kill("first")
+        host.sim.spawn("second", next_one, machine="a")
+        await until(lambda: tokens)
+        assert tokens[0] > held[0].token
+
+    assert simulate(main, 2).errors == []
+
+
+def test_one_that_was_killed_elsewhere_is_followed_when_its_lease_has_run_out() -> None:
+    async def main(host: SimulatedHost) -> None:
+        held, lost = [], []
+        host.sim.spawn("first", holding(held, lost), machine="a")
+        await until(lambda: held)
+        host.sim.kill("first")
+        before = host.clock.monotonic()
+        lease = await open_store(URL, host).hold(nothing, OPTIONS)
+        assert OPTIONS.lease_s < host.clock.monotonic() - before < OPTIONS.take_over_s + 2.0
+        await lease.release()
+
+    assert simulate(main, 3).errors == []
+
+
+def test_one_that_hung_is_told_that_it_lost_and_completes_nothing_any_more() -> None:
+    """R8: the holder has stopped before another one begins."""
+
+    async def main(host: SimulatedHost) -> None:
+        stores: list[FlowStore] = []
+        lost: list[CheckpointError] = []
+        refused: list[CheckpointError] = []
+
+        async def first(mine: SimulatedHost) -> None:
+            store = open_store(URL, mine)
+            stores.append(store)
+            await store.hold(lost.append, OPTIONS)
+            await store.complete(await checkpoint(store, 1))
+            await until(lambda: lost)
+            try:
+                await store.complete(await checkpoint(store, 2))
+            except CheckpointError as error:
+                refused.append(error)
+
+        host.sim.spawn("first", first, machine="a")
+        await asyncio.sleep(2.0)
+        host.sim.pause("first")
+        store = open_store(URL, host)
+        lease = await store.hold(nothing, OPTIONS)
+        host.sim.resume("first")
+        await until(lambda: refused)
+        assert "could not be renewed" in str(lost[0])
+        assert "not held any more" in str(refused[0])
+        assert await store.checkpoints() == [1]
+        lease.check()
+        await store.complete(await checkpoint(store, 2))
+        await lease.release()
+
+    assert simulate(main, 4).errors == []
+
+
+def test_of_many_that_start_at_once_one_holds_and_the_others_are_refused() -> None:
+    for seed in range(20):
+        held: list[FlowLease] = []
+        refused: list[CheckpointError] = []
+
+        async def job(host: SimulatedHost, held: list[FlowLease] = held, refused: list[CheckpointError] = refused) -> None:
+            try:
+                held.append(await open_store(URL, host).hold(nothing, OPTIONS))
+            except CheckpointError as error:
+                refused.append(error)
+                return
+            await asyncio.sleep(30.0)
+            held[0].check()
+            await held[0].release()
+
+        async def main(host: SimulatedHost) -> None:
+            for name in "abcde":
+                host.sim.spawn(name, job, machine=name)
+            await asyncio.sleep(60.0)
+
+        assert simulate(main, seed).errors == []
+        assert (len(held), len(refused)) == (1, 4)
+
+
+def test_a_store_that_fails_for_a_while_costs_nothing_and_for_long_the_lease() -> None:
+    async def main(host: SimulatedHost) -> None:
+        objects = Failing(MemoryObjects(host, f"lease-{host.ids.new('store')}"))
+        lost: list[CheckpointError] = []
+        store = FlowStore(host, objects)
+        lease = await store.hold(lost.append, OPTIONS)
+        objects.before |= {"create", "names"}
+        await asyncio.sleep(1.5)
+        objects.before.clear()
+        await asyncio.sleep(5.0)
+        lease.check()
+        objects.before |= {"create", "names"}
+        await until(lambda: lost)
+        assert host.clock.monotonic() > 6.5
+        await lease.release()
+        with pytest.raises(CheckpointError, match=r"cannot be taken: .*No space left"):
+            await store.hold(nothing, OPTIONS)
+
+    assert simulate(main, 5).errors == []
+
+
+HOLDER = """
+import asyncio, sys
+from aioflow.checkpoint.store import open_store
+from aioflow.core.host import SystemHost
+
+async def main():
+    host = SystemHost()
+    lease = await open_store(sys.argv[1], host).hold(print)
+    print("held", flush=True)
+    await asyncio.get_running_loop().create_future()
+
+asyncio.run(main())
+"""
+
+
+async def test_a_process_of_this_machine_that_was_killed_is_known_to_be_dead(tmp_path: Path) -> None:
+    """Real processes: refused while the other one lives, taken over without waiting once it was killed with -9."""
+    url = f"file://{tmp_path}/flow"
+    # A lease that nobody could wait out: the next one must know.
+    options = LeaseOptions(lease_s=3600.0, renew_s=0.2)
+    host = SystemHost()
+    with subprocess.Popen([sys.executable, "-c", HOLDER, url], stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            assert await host.blocking(process.stdout.readline) == b"held\n"
+            with pytest.raises(CheckpointError, match=f"running already: process {process.pid} on "):
+                await open_store(url, host).hold(nothing, options)
+        finally:
+            process.kill()
+        # Not waited for yet, so that it is a zombie.
+        lease = await open_store(url, host).hold(nothing, options)
+        assert lease.token > 1
+        assert lease.holder.process == host.procs.identity()
+        assert not host.procs.has_ended(lease.holder.process)
+        await lease.release()
+    await host.close()
+
+
+def test_who_a_process_is_says_nothing_about_another_machine_or_another_life() -> None:
+    procs = SystemHost().procs
+    me = procs.identity()
+    assert not procs.has_ended(me)
+    assert procs.has_ended(ProcessIdentity(me.host, me.pid, me.machine, "1"))
+    assert not procs.has_ended(ProcessIdentity(me.host, me.pid, "another boot", "1"))
+    assert not procs.has_ended(ProcessIdentity(me.host, 1 << 22, "", "1"))
+
+
+@pytest.mark.parametrize("text", ["", "host:6123", "a\nb\nc\nd\ne", "a\n1\nc\nd", "a\n1\nc\nd\n1\n2"])
+def test_what_names_no_process_is_no_holder(text: str) -> None:
+    assert Holder.decode(text) is None
+
+
+def test_a_holder_reads_as_it_was_written() -> None:
+    holder = Holder(ProcessIdentity("node-1", 4711, "boot pid:[1]", "123"), 1_795_300_000_000)
+    assert Holder.decode(holder.encode()) == holder
+    assert str(holder) == "process 4711 on node-1, since 2026-11-21 22:26:40 UTC"
