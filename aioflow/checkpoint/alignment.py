@@ -69,7 +69,8 @@ class Take:
 
     barrier: CheckpointBarrier
     unaligned: bool = False
-    """Whether what is in flight is part of it: what waits in the output, and the data of `overtaken`."""
+    """Whether what is in flight is part of it: what waits in the output, the data of `overtaken`, and what a barrier that was delivered
+    ahead of its turn has left behind in its own channel."""
     overtaken: tuple[int, ...] = ()
     """Channels whose barrier is still to come: what they bring until `Captured` is processed as usual, and kept with the checkpoint."""
     start_delay_ms: int = 0

@@ -154,7 +154,8 @@ class CheckpointCoordinator:
         return self._after(instructions, now)
 
     def tick(self, now: Moment) -> list[Instruction]:
-        """Time has passed."""
+        """Time has passed. If it is too early, it is said again when to come."""
+        self._wake_at_s = None
         instructions: list[Instruction] = []
         for pending in list(self._pending.values()):
             if now.s >= pending.expires_s and pending.id in self._pending:

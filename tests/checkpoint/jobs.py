@@ -81,7 +81,7 @@ class Job:
         instructions: list[Instruction] = []
         while self.wake_at_s is not None and self.wake_at_s <= end + 1e-9:
             self.s = max(self.s, self.wake_at_s)
-            before = self.wake_at_s
+            before, self.wake_at_s = self.wake_at_s, None
             instructions += self.heard(self.coordinator.tick(self.now))
             if self.wake_at_s == before:
                 raise AssertionError(f"the coordinator wants to be woken at {before} again, and did nothing then")
