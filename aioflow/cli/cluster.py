@@ -21,6 +21,7 @@ from aioflow.api.checkpoint_options import shown_path, store_url
 from aioflow.api.options import parse_options
 from aioflow.api.runner import new_event_loop
 from aioflow.cli.checkpoints import add_checkpoint_options, checkpoint_options
+from aioflow.cli.security import add_tls_options, secured_host, tls_arguments, tls_files
 from aioflow.cli.target import UsageError, load_flow
 from aioflow.cluster.execution_graph import JobStatus
 from aioflow.cluster.jobmanager import JobManager, JobManagerOptions, check_bind
@@ -30,7 +31,7 @@ from aioflow.cluster.secret_file import create_secret, read_secret
 from aioflow.cluster.submission import ClusterClient, JobLine, submission_of
 from aioflow.cluster.taskmanager import TaskManager, TaskManagerOptions
 from aioflow.core.errors import AioflowError, CheckpointError, GraphError, NotAuthenticated
-from aioflow.core.host import SystemHost
+from aioflow.core.host import Host, SystemHost
 from aioflow.core.timeunits import to_seconds
 from aioflow.graph.job_graph import build_job_graph
 
@@ -62,6 +63,9 @@ def add_commands(commands: Any) -> None:
     taskmanager.add_argument("--bind", default="127.0.0.1", metavar="ADDRESS", help="address at which others reach it (127.0.0.1)")
     taskmanager.add_argument("--secret-file", type=Path, default=DATA / "secret", metavar="FILE", help=f"the shared secret ({DATA}/secret)")
     taskmanager.set_defaults(carry_out=_taskmanager)
+
+    for process in (jobmanager, taskmanager):
+        process.add_argument("--allow-plaintext", action="store_true", help="listen off loopback without TLS: others may read along")
 
     cluster = commands.add_parser("cluster", help="start, stop or show a cluster on this machine")
     actions = cluster.add_subparsers(dest="action", metavar="ACTION", required=True)
@@ -99,6 +103,8 @@ def add_commands(commands: Any) -> None:
     for command in (cancel, stop_job, savepoint):
         command.add_argument("job", metavar="JOB", help="id of the job, or its beginning")
     savepoint.add_argument("directory", metavar="DIR", nargs="?", help="where it goes (the store of the job's checkpoints)")
+    for command in (jobmanager, taskmanager, start, status, stop, submit, listing, cancel, stop_job, savepoint):
+        add_tls_options(command)
     for command in (submit, listing, cancel, stop_job, savepoint):
         command.add_argument("--at", type=_address, default=("127.0.0.1", PORT), metavar="HOST:PORT", help="the JobManager")
         command.add_argument("--secret-file", type=Path, default=DATA / "secret", metavar="FILE", help=f"the shared secret ({DATA}/secret)")
@@ -122,7 +128,7 @@ def _positive(text: str) -> int:
 
 
 def _jobmanager(arguments: argparse.Namespace) -> int:
-    async def body(host: SystemHost) -> int:
+    async def body(host: Host) -> int:
         path = arguments.secret_file or arguments.data / "secret"
         check_bind(arguments.bind, arguments.secret_file is not None)
         secret = _secret(path) if arguments.secret_file else create_secret(str(path), _new_secret(host))
@@ -144,7 +150,7 @@ def _jobmanager(arguments: argparse.Namespace) -> int:
 
 
 def _taskmanager(arguments: argparse.Namespace) -> int:
-    async def body(host: SystemHost) -> int:
+    async def body(host: Host) -> int:
         options = TaskManagerOptions(jobmanager=arguments.jobmanager, slots=arguments.slots, bind=arguments.bind)
         manager = TaskManager(host, _secret(arguments.secret_file), options)
         print(f"taskmanager {manager.id[:8]} offers {arguments.slots} slots", flush=True)
@@ -155,11 +161,11 @@ def _taskmanager(arguments: argparse.Namespace) -> int:
     return _run(arguments, body)
 
 
-def _run(arguments: argparse.Namespace, body: Callable[[SystemHost], Coroutine[Any, Any, int]]) -> int:
+def _run(arguments: argparse.Namespace, body: Callable[[Host], Coroutine[Any, Any, int]]) -> int:
     """Run `body` in a loop of its own; errors of the world become a line and a code."""
 
     async def on_a_host() -> int:
-        host = SystemHost()
+        host = secured_host(arguments)
         try:
             return await body(host)
         finally:
@@ -197,7 +203,7 @@ def _stopped_by_signals(stop: Callable[[], None]) -> Iterator[None]:
             loop.remove_signal_handler(number)
 
 
-def _new_secret(host: SystemHost) -> bytes:
+def _new_secret(host: Host) -> bytes:
     return (host.ids.new("secret") + host.ids.new("secret")).encode()
 
 
@@ -219,8 +225,9 @@ def _start(arguments: argparse.Namespace) -> int:
     data.mkdir(mode=0o700, parents=True, exist_ok=True)
     (data / "address").unlink(missing_ok=True)
     (data / "pids").unlink(missing_ok=True)
+    tls = tls_arguments(arguments)
     port = ["--port", str(arguments.port), "--request-timeout", arguments.request_timeout]
-    jobmanager = _spawn(data, "jobmanager", ["jobmanager", "--data", str(data), *port])
+    jobmanager = _spawn(data, "jobmanager", ["jobmanager", "--data", str(data), *port, *tls])
     listens = _wait_until(lambda: (data / "address").exists() or jobmanager.poll() is not None, START_TIMEOUT_S)
     if not listens or jobmanager.poll() is not None:
         jobmanager.kill()
@@ -230,7 +237,7 @@ def _start(arguments: argparse.Namespace) -> int:
     address = (data / "address").read_text(encoding="utf-8").strip()
     for number in range(arguments.workers):
         options = ["--jobmanager", address, "--slots", str(arguments.slots), "--secret-file", str(data / "secret")]
-        _spawn(data, f"taskmanager-{number + 1}", ["taskmanager", *options])
+        _spawn(data, f"taskmanager-{number + 1}", ["taskmanager", *options, *tls])
     arguments.at, arguments.secret_file = parse_address(address), data / "secret"
 
     async def all_registered(client: ClusterClient) -> int:
@@ -350,7 +357,7 @@ def _find(arguments: argparse.Namespace) -> None:
 
 def remote_cluster(arguments: argparse.Namespace) -> RemoteCluster:
     """What `--at` and `--secret-file` name."""
-    return RemoteCluster("{}:{}".format(*arguments.at), secret=_secret(arguments.secret_file))
+    return RemoteCluster("{}:{}".format(*arguments.at), secret=_secret(arguments.secret_file), tls=tls_files(arguments))
 
 
 def _submit(arguments: argparse.Namespace) -> int:
@@ -379,7 +386,7 @@ async def _submit_and_wait(client: ClusterClient, job: Any, detach: bool) -> int
     return FINISHED if detach else _ended(await client.wait(job_id))
 
 
-async def _execute(host: SystemHost, flow: Any, cluster: RemoteCluster, given: dict[str, Any]) -> int:
+async def _execute(host: Host, flow: Any, cluster: RemoteCluster, given: dict[str, Any]) -> int:
     async with flow.run(on=cluster, **given) as job:
         print(job.id, flush=True)
         result = await job.wait()
@@ -456,7 +463,7 @@ async def _job_id(client: ClusterClient, beginning: str) -> str:
 
 
 def _asking(arguments: argparse.Namespace, body: Callable[[ClusterClient], Coroutine[Any, Any, int]]) -> int:
-    async def connected(host: SystemHost) -> int:
+    async def connected(host: Host) -> int:
         async with ClusterClient(host, arguments.at, _secret(arguments.secret_file)) as client:
             return await body(client)
 
@@ -466,7 +473,7 @@ def _asking(arguments: argparse.Namespace, body: Callable[[ClusterClient], Corou
 async def _ask_once(
     arguments: argparse.Namespace, question: Callable[[ClusterClient], Coroutine[Any, Any, None]], timeout_s: float
 ) -> None:
-    host = SystemHost()
+    host = secured_host(arguments)
     try:
         async with asyncio.timeout(timeout_s):
             async with ClusterClient(host, arguments.at, _secret(arguments.secret_file)) as client:

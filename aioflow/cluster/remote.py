@@ -24,6 +24,7 @@ from aioflow.core.batch_codec import decode_batch
 from aioflow.core.errors import AioflowError, Broken, JobNotRunning, TypeNotSupported
 from aioflow.core.serializers import Codec
 from aioflow.graph.deployment import ExecutionAttemptId, ExecutionState
+from aioflow.network.security import SecuredHost, Security, TlsFiles
 
 if TYPE_CHECKING:
     from aioflow.cluster.checkpoint_settings import CheckpointSettings
@@ -47,12 +48,15 @@ class RemoteCluster:
     """Where a flow runs: `await flow.execute(on=af.RemoteCluster("host:6123", secret=...))`.
 
     `secret` is the secret that the processes of the cluster share, or the `Path` of the file that holds it. `bind` is the address of this
-    machine at which the cluster reaches what stays in this process: functions as sinks, `collect`, inputs that are pushed.
+    machine at which the cluster reaches what stays in this process: functions as sinks, `collect`, inputs that are pushed. `tls` are the
+    files of this process's certificate, if the cluster uses TLS; `allow_plaintext` is needed for a `bind` off loopback without.
     """
 
     address: str
     secret: bytes | str | Path = field(repr=False)
     bind: str = "127.0.0.1"
+    tls: TlsFiles | None = None
+    allow_plaintext: bool = False
 
     def __post_init__(self) -> None:
         parse_address(self.address)
@@ -61,6 +65,9 @@ class RemoteCluster:
         self, host: Host, graph: JobGraph, restart: RestartPolicy, options: TaskOptions, checkpoints: CheckpointSettings | None = None
     ) -> RemoteRun:
         """The run of one job. Raises GraphError if the flow cannot travel, CheckpointError for a store that others cannot reach."""
+        if self.tls is not None or self.allow_plaintext:
+            tls = None if self.tls is None else self.tls.load()
+            host = SecuredHost(host, Security(tls=tls, allow_plaintext=self.allow_plaintext))
         secret = self.secret
         if isinstance(secret, Path):
             secret = read_secret(str(secret))
@@ -94,6 +101,7 @@ class RemoteJobMaster:
         self._stop: tuple[bool, bool, str | None] | None = None
         self.stopped_with: str | None = None
         """URL of the savepoint that the job ended with."""
+        self.stop_error: BaseException | None = None
         self.set_status(JobStatus.CREATED)
 
     @property

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from aioflow.core.aio import cancel_and_wait
 from aioflow.core.errors import AioflowError, Broken, RemoteProtocolError
 from aioflow.network.connection import AuthenticatedConnection, fresh_nonce
+from aioflow.network.security import check_listen, security_of
 from aioflow.protocol.framing import CONTROL_PLANE, Frame
 from aioflow.protocol.handshake import ClientHandshake, PeerRole, ServerHandshake
 from aioflow.protocol.rpc import BadRequest, CallError, Notification, Reply, Request, RpcPeer
@@ -234,8 +235,10 @@ class RpcServer:
         self._connections: dict[RpcConnection, AuthenticatedConnection] = {}
 
     async def listen(self, address: str = "127.0.0.1", port: int = 0) -> int:
-        """Returns the port."""
-        self._listener = await self._host.net.listen(self._accept, address, port)
+        """Returns the port. Raises NotAuthenticated for an address that is not safe; see `check_listen`."""
+        check_listen(self._host, address)
+        tls = security_of(self._host).tls
+        self._listener = await self._host.net.listen(self._accept, address, port, ssl=None if tls is None else tls.server)
         return self._listener.port
 
     async def close(self) -> None:
@@ -277,7 +280,10 @@ async def connect_rpc(
     connection = RpcConnection(codec, on_closed)
     connection.handlers = handlers
     handshake = ClientHandshake(secret, role, fresh_nonce(host))
-    transport, _ = await host.net.connect(partial(AuthenticatedConnection, handshake, CONTROL_PLANE, connection), *address)
+    tls = security_of(host).tls
+    transport, _ = await host.net.connect(
+        partial(AuthenticatedConnection, handshake, CONTROL_PLANE, connection), *address, ssl=None if tls is None else tls.client
+    )
     try:
         await connection.opened
     except BaseException:

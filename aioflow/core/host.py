@@ -47,6 +47,9 @@ SECRET_FD_ENV = "AIOFLOW_SECRET_FD"
 MAX_WORKERS = 8
 """Threads of the shared pool: enough to overlap disk waits, few enough to stay cheap beside one busy loop."""
 
+TLS_HANDSHAKE_TIMEOUT_S = 10.0
+"""How long a peer may take for TLS, before its protocol is even made; the loops' own minute is long for who knocks in vain."""
+
 CLOSE_TIMEOUT_S = 10.0
 """How long `close` waits for threads whose work has not ended before it gives them up."""
 
@@ -591,7 +594,12 @@ class _SystemNetwork:
     ) -> tuple[asyncio.Transport, ProtocolT]:
         # Both asyncio and uvloop switch Nagle's algorithm off themselves.
         return await asyncio.get_running_loop().create_connection(
-            protocol_factory, host, port, ssl=ssl, server_hostname=server_hostname
+            protocol_factory,
+            host,
+            port,
+            ssl=ssl,
+            server_hostname=server_hostname,
+            ssl_handshake_timeout=None if ssl is None else TLS_HANDSHAKE_TIMEOUT_S,
         )
 
     async def listen(
@@ -603,7 +611,8 @@ class _SystemNetwork:
         ssl: ssl_module.SSLContext | None = None,
     ) -> Listener:
         loop = asyncio.get_running_loop()
-        return _SystemListener(await loop.create_server(protocol_factory, host, port, ssl=ssl))
+        timeout_s = None if ssl is None else TLS_HANDSHAKE_TIMEOUT_S
+        return _SystemListener(await loop.create_server(protocol_factory, host, port, ssl=ssl, ssl_handshake_timeout=timeout_s))
 
 
 class _SystemProcess:

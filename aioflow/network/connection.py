@@ -2,7 +2,7 @@
 
 Nothing is parsed before the handshake is done. Who connects has to prove itself and to say its first frame within a few seconds; until
 then it stands in a waiting room with few places. The owner writes through `write`, as long as `is_writable`; coalescing is its business
-too. Off the machine every frame carries a MAC of the session.
+too. Off the machine, and without TLS, every frame carries a MAC of the session.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 from aioflow.core.aio import wait_all
 from aioflow.core.errors import NotAuthenticated, ProtocolError
+from aioflow.network.security import is_loopback
 from aioflow.protocol.framing import Frame, FrameDecoder, FrameEncoder, FrameType
 from aioflow.protocol.handshake import ClientHandshake, Handshaken, ServerHandshake, Side, direction_key
 
@@ -29,7 +30,6 @@ __all__ = [
     "WaitingRoom",
     "close_all",
     "fresh_nonce",
-    "is_loopback",
 ]
 
 logger = logging.getLogger(__name__)
@@ -198,6 +198,14 @@ class AuthenticatedConnection(asyncio.Protocol):
         name = None if self._transport is None else self._transport.get_extra_info("peername")
         return "unknown" if name is None else f"{name[0]}:{name[1]}"
 
+    @property
+    def _is_protected(self) -> bool:
+        """Whether nobody can change what is on the way: then no frame needs a MAC of its own."""
+        transport = self._transport
+        if transport is None:
+            return False
+        return transport.get_extra_info("ssl_object") is not None or is_loopback(transport.get_extra_info("peername"))
+
     def write(self, pieces: Sequence[bytes | memoryview]) -> None:
         """Write the pieces in order. Dropped if the connection is gone: its end is told by `on_connection_lost`."""
         self._send(pieces[0] if len(pieces) == 1 else b"".join(pieces))
@@ -233,9 +241,9 @@ class AuthenticatedConnection(asyncio.Protocol):
 
     def _open(self, done: Handshaken) -> None:
         own, peer = (Side.CLIENT, Side.SERVER) if isinstance(self._handshake, ClientHandshake) else (Side.SERVER, Side.CLIENT)
-        local = self._transport is not None and is_loopback(self._transport.get_extra_info("peername"))
-        self.encoder = FrameEncoder(None if local else direction_key(done.session_key, own))
-        self._decoder = FrameDecoder(self._accepted, None if local else direction_key(done.session_key, peer))
+        keyed = not self._is_protected
+        self.encoder = FrameEncoder(direction_key(done.session_key, own) if keyed else None)
+        self._decoder = FrameDecoder(self._accepted, direction_key(done.session_key, peer) if keyed else None)
         self.is_writable = True
         if own is Side.CLIENT:  # Who accepted the connection waits for a frame.
             self._cancel_timer()
@@ -270,12 +278,6 @@ async def close_all(connections: Sequence[AuthenticatedConnection]) -> None:
 def fresh_nonce(host: Host) -> bytes:
     """32 bytes that were never used before: two ids of the host, which are random off the simulation."""
     return bytes.fromhex(host.ids.new("nonce") + host.ids.new("nonce"))
-
-
-def is_loopback(address: object) -> bool:
-    """Whether a socket address (or a host name) is on this machine."""
-    host = address[0] if isinstance(address, tuple) else address
-    return isinstance(host, str) and (host in ("localhost", "::1") or host.startswith("127."))
 
 
 def _tune(transport: asyncio.Transport) -> None:

@@ -15,6 +15,7 @@ from aioflow.core.aio import cancel_and_wait
 from aioflow.core.errors import Broken, RemoteProtocolError
 from aioflow.network.connection import HANDSHAKE_TIMEOUT_S, AuthenticatedConnection, WaitingRoom, close_all, fresh_nonce
 from aioflow.network.link import Link, PartitionLookup
+from aioflow.network.security import check_listen, security_of
 from aioflow.protocol.framing import DATA_PLANE, NO_CHANNEL, Frame, FrameType
 from aioflow.protocol.handshake import ClientHandshake, PeerRole, ServerHandshake
 
@@ -58,8 +59,10 @@ class DataPlane:
         self._closed = False
 
     async def listen(self, address: str = "127.0.0.1", port: int = 0) -> int:
-        """Accept data connections. Returns the port."""
-        self._listener = await self._host.net.listen(self._accept, address, port)
+        """Accept data connections. Returns the port. Raises NotAuthenticated for an address that is not safe; see `check_listen`."""
+        check_listen(self._host, address)
+        tls = security_of(self._host).tls
+        self._listener = await self._host.net.listen(self._accept, address, port, ssl=None if tls is None else tls.server)
         return self._listener.port
 
     def link_to(self, address: tuple[str, int]) -> Link:
@@ -125,10 +128,11 @@ class DataPlane:
         opening = _Opening(link)
         handshake = ClientHandshake(self._secret, PeerRole.DATA, fresh_nonce(self._host))
         connection: AuthenticatedConnection | None = None
+        tls = security_of(self._host).tls
         try:
             async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
                 _, connection = await self._host.net.connect(
-                    partial(AuthenticatedConnection, handshake, DATA_PLANE, opening), *address
+                    partial(AuthenticatedConnection, handshake, DATA_PLANE, opening), *address, ssl=None if tls is None else tls.client
                 )
                 await opening.opened
         except BaseException:

@@ -17,8 +17,8 @@ from aioflow.network.connection import (
     AuthenticatedConnection,
     close_all,
     fresh_nonce,
-    is_loopback,
 )
+from aioflow.network.security import is_loopback
 from aioflow.protocol.framing import CONTROL_PLANE, DATA_PLANE, Frame, FrameEncoder, FrameType
 from aioflow.protocol.handshake import ClientHandshake, PeerRole, ServerHandshake
 from aioflow.testing import simulate

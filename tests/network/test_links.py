@@ -15,6 +15,7 @@ from aioflow.core.host import Host, SystemHost
 from aioflow.network.link import HEARTBEAT_S, HEARTBEATS_MISSED_MAX
 from aioflow.network.links import GIVE_UP_S, UNUSED_S, DataPlane
 from aioflow.network.partition import ResultPartition
+from aioflow.network.security import SecuredHost, Security
 from aioflow.protocol.consumer import ConsumerExchange
 from aioflow.protocol.framing import FrameType
 from aioflow.testing import simulate
@@ -48,7 +49,8 @@ class TwoMachines:
         self.loop = asyncio.get_running_loop()
 
     async def _far(self, host: Host) -> None:
-        self.planes.producer = DataPlane(host, SECRET, self.planes.codec, self.planes.registry)
+        allowed = SecuredHost(host, Security(allow_plaintext=True))
+        self.planes.producer = DataPlane(allowed, SECRET, self.planes.codec, self.planes.registry)
         await self.planes.producer.listen("0.0.0.0", PORT)
         await self.loop.create_future()
 
