@@ -33,11 +33,12 @@ from aioflow.state.handles import StateInput, StateOutput
 if TYPE_CHECKING:
     from aioflow.core.host import Host
 
-__all__ = ["FlowStore", "open_store", "read_checkpoint"]
+__all__ = ["METADATA", "FlowStore", "open_store", "read_checkpoint"]
 
 logger = logging.getLogger(__name__)
 
 METADATA = "metadata"
+"""The file without which a directory is no checkpoint."""
 
 REMOTE_LEASE = LeaseOptions(lease_s=60.0, renew_s=15.0, stop_s=10.0)
 """Of an object store, where each request costs time and money."""
@@ -175,7 +176,7 @@ class FlowStore:
         One that cannot be read is refused with a RestoreError, and only with `fall_back` passed over for an older one, with a warning: what
         sinks committed since then would be committed again. A savepoint that did not end its job committed nothing, so it may be gone.
         """
-        finished = max(await self._numbers("finished"), default=0)
+        finished = await self.finished()
         savepoints = await self._numbers("taken")
         numbers = sorted({*savepoints, *await self._numbers("checkpoints")}, reverse=True)
         refused = False
@@ -202,7 +203,11 @@ class FlowStore:
 
     async def highest(self) -> int:
         """The largest number that was ever completed or finished, 0 if there is none: those of a new job begin above it."""
-        return max([0, *await self._numbers("finished"), *await self._numbers("taken"), *await self._numbers("checkpoints")])
+        return max([await self.finished(), *await self._numbers("taken"), *await self._numbers("checkpoints")])
+
+    async def finished(self) -> int:
+        """Up to that number there is nothing to resume; 0: no job was ever finished."""
+        return max(await self._numbers("finished"), default=0)
 
     async def checkpoints(self) -> list[int]:
         """Numbers of the completed checkpoints, savepoints not among them, ascending."""
@@ -315,23 +320,26 @@ async def read_checkpoint(url: str, host: Host, key: bytes | None = None, *, roo
 
     Its state files are named by URL, but those below `root`, if given, relative to it.
     """
-    objects = open_objects(url, host)
-    where = join_url(objects.url, METADATA)
+    objects, name = open_objects(url, host), METADATA
+    location = objects.url
+    where = join_url(location, METADATA)
+    if root is not None and location.startswith(f"{root.url}/"):
+        objects, name = root, where[len(root.url) + 1 :]
     try:
-        data = await objects.read(METADATA)
+        data = await objects.read(name)
     except FileNotFoundError as error:
-        raise RestoreError(f"{objects.url} is no checkpoint or savepoint: it has no file {METADATA!r}") from error
+        raise RestoreError(f"{location} is no checkpoint or savepoint: it has no file {METADATA!r}") from error
     except OSError as error:
         raise RestoreError(f"{where} cannot be read: {error}") from error
     checkpoint = decode_metadata(data, where, key)
-    base = objects.url
+    base = location
     if not checkpoint.kind.is_savepoint:
-        base, found, _ = objects.url.rpartition("/checkpoints/")
+        base, found, _ = location.rpartition("/checkpoints/")
         if not found:
             raise RestoreError(f"{where} is of a checkpoint, which cannot be moved away from its store: take a savepoint for that")
     if root is None or base != root.url:
         checkpoint = rename_files(checkpoint, lambda name: join_url(base, name))
-    return replace(checkpoint, location=objects.url, directory=objects.url if checkpoint.kind.is_savepoint else "")
+    return replace(checkpoint, location=location, directory=location if checkpoint.kind.is_savepoint else "")
 
 
 def _relative_name(checkpoint: CompletedCheckpoint, name: str, directory: str) -> str:

@@ -1,0 +1,63 @@
+"""What crashed jobs left in the store of a flow: found when the next one begins, and removed once it is old.
+
+Nothing that a completed checkpoint refers to is ever removed, and nothing at all when one of them cannot be read: then nobody knows.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+from aioflow.checkpoint.completed import files_of
+from aioflow.checkpoint.store import METADATA, FlowStore
+from aioflow.core.errors import RestoreError
+
+if TYPE_CHECKING:
+    from aioflow.core.host import Host
+
+__all__ = ["GRACE_MS", "sweep"]
+
+logger = logging.getLogger(__name__)
+
+GRACE_MS = 10 * 60 * 1000
+"""How old something must be. A job that lost its lease may still write: nobody waits for it, but its files must not vanish under it."""
+
+
+async def sweep(store: FlowStore, host: Host, *, retain: int, keep: Collection[int] = (), grace_ms: int = GRACE_MS) -> list[str]:
+    """Remove what is left over, and return its names. For the holder of the lease, before its job writes anything.
+
+    Left over are checkpoints beyond the `retain` newest (those numbered in `keep` stay, whatever they are) and those of jobs that are over,
+    state that none refers to, savepoints that were never completed, and files that were never finished. Savepoints stay for ever.
+    What the store refuses stays too, for the next time.
+    """
+    objects = store.objects
+    before = host.clock.wall_ms() - grace_ms
+    removed: list[str] = []
+
+    async def remove(names: list[str]) -> None:
+        old = [name for name in names if await objects.modified_ms(name) < before]
+        await objects.delete(old)
+        removed.extend(old)
+
+    try:
+        await objects.sweep(before)
+        numbers = await store.checkpoints()
+        finished = await store.finished()
+        over = [number for number in numbers if number not in keep and (number <= finished or number not in numbers[-retain:])]
+        await remove([f"checkpoints/{number}/{METADATA}" for number in over])
+        referred: set[str] = set()
+        for number in await store.checkpoints():
+            referred.update(files_of((await store.checkpoint(number)).subtasks.values()))
+        await remove([name for name in await objects.names("state") if name not in referred])
+        saved: dict[str, list[str]] = {}
+        for name in await objects.names("savepoints"):
+            saved.setdefault(name.split("/")[1], []).append(name)
+        for savepoint, names in saved.items():
+            if f"savepoints/{savepoint}/{METADATA}" not in names:
+                await remove(names)
+    except (OSError, RestoreError) as error:
+        logger.warning("what is left over in %s stays there: %s", store.url, error)
+    if removed:
+        logger.info("removed %d left-over objects from %s", len(removed), store.url)
+    return removed
