@@ -12,7 +12,7 @@ from aioflow.core.errors import Broken
 
 if TYPE_CHECKING:
     from aioflow.api.job import Job
-    from aioflow.cluster.gateways import TaskExecutorGateway
+    from aioflow.cluster.gateways import TapGateway
     from aioflow.core.elements import RecordBatch
 
 __all__ = ["Subscription"]
@@ -25,7 +25,7 @@ OVERFLOWS = ("drop_oldest", "drop_newest", "error")
 class Subscription(Generic[T]):
     """Rows of a stream from attaching on. `dropped` counts those that the reader was too slow for. Several readers share the rows."""
 
-    def __init__(self, workers: TaskExecutorGateway, job_id: str, node_ids: tuple[int, ...], *, buffer: int | None, overflow: str) -> None:
+    def __init__(self, workers: TapGateway, job_id: str, node_ids: tuple[int, ...], *, buffer: int | None, overflow: str) -> None:
         """`buffer` None: everything is kept until `bound`. Attaches at once."""
         self._workers = workers
         self._job_id = job_id

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from aioflow.checkpoint.failure import CheckpointFailureReason
+from aioflow.checkpoint.store import open_store
 from aioflow.core.aio import OrderedTaskGroup, close_within
 from aioflow.core.errors import Closed, JobNotRunning
 from aioflow.graph.deployment import (
@@ -30,7 +32,7 @@ from aioflow.task.stream_task import StreamTask
 
 if TYPE_CHECKING:
     from aioflow.cluster.gateways import JobMasterGateway, OnMissed
-    from aioflow.core.elements import RecordBatch
+    from aioflow.core.elements import CheckpointBarrier, RecordBatch
     from aioflow.core.host import Host
     from aioflow.core.metrics import MetricGroup
     from aioflow.network.gate import InputChannel
@@ -44,6 +46,9 @@ logger = logging.getLogger(__name__)
 
 NETWORK_SEGMENTS = 1 << 20
 """Permits of an in-process worker: a local exchange holds lists, not segments, so the budget of each partition is what bounds."""
+
+RESTORE_ONLY = "memory://nothing-is-written"
+"""The store of a job that takes no checkpoints."""
 
 RESOURCES_CLOSE_S = 30.0
 """How long closing the resources of users may take, all together."""
@@ -122,6 +127,9 @@ class TaskExecutor:
             resources=self._resources,
             metrics=metrics,
             options=options,
+            # Does no I/O. Without checkpoints a job may be restored all the same: what it reads then is named by URL.
+            store=open_store(RESTORE_ONLY if options.checkpoints is None else options.checkpoints.store, host),
+            responder=job_master,
         )
 
     async def __aenter__(self) -> TaskExecutor:
@@ -186,6 +194,24 @@ class TaskExecutor:
         for execution in self._executions.values():
             if execution.attempt.job_id == job_id:
                 execution.task.stop_source(drain=drain)
+
+    def trigger_checkpoint(self, attempt: ExecutionAttemptId, barrier: CheckpointBarrier) -> None:
+        execution = self._executions.get(attempt)
+        if execution is None:
+            reason = CheckpointFailureReason.TASK_NOT_READY.name
+            self._job_master.decline_checkpoint(attempt, barrier.checkpoint_id, reason, None)
+        else:
+            execution.task.trigger_checkpoint(barrier)
+
+    def notify_checkpoint_complete(self, job_id: str, checkpoint_id: int) -> None:
+        for execution in self._executions.values():
+            if execution.attempt.job_id == job_id:
+                execution.task.notify_checkpoint_complete(checkpoint_id)
+
+    def notify_checkpoint_aborted(self, job_id: str, checkpoint_id: int, latest_completed: int | None) -> None:
+        for execution in self._executions.values():
+            if execution.attempt.job_id == job_id:
+                execution.task.notify_checkpoint_aborted(checkpoint_id, latest_completed)
 
     def add_tap(self, job_id: str, node_id: int, tap: Callable[[RecordBatch], None], on_missed: OnMissed | None = None) -> None:
         self._taps.setdefault(node_id, []).append(tap)

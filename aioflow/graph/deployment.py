@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from aioflow.core.ids import ExecutionAttemptId
 
 if TYPE_CHECKING:
+    from aioflow.checkpoint.assignment import TaskRestore
     from aioflow.core.functions import OutputTag
     from aioflow.graph.job_graph import JobVertex
     from aioflow.graph.stream_graph import Partitioning
@@ -99,6 +100,8 @@ class TaskDeploymentDescriptor:
     outputs: tuple[ResultPartitionDescriptor, ...]
     splits: tuple[Split, ...] = field(default=())
     """For a source vertex: what this subtask reads."""
+    restore: TaskRestore | None = None
+    """State to begin with. None: everything begins empty."""
 
     @property
     def task_name(self) -> str:

@@ -29,8 +29,10 @@ if TYPE_CHECKING:
     from aioflow.graph.deployment import ResultPartitionDescriptor, TaskDeploymentDescriptor
     from aioflow.graph.stream_graph import StreamNode
     from aioflow.mailbox.processor import MailboxProcessor
+    from aioflow.mailbox.timers import ProcessingTimeService
     from aioflow.operators.operator import Operator
     from aioflow.state.backend import KeyedStateBackend
+    from aioflow.task.barriers import BarrierListener
     from aioflow.task.environment import TaskEnvironment
 
 __all__ = ["PERMITS_PER_SUBPARTITION", "AssembledTask", "TaskAssembly", "create_output"]
@@ -120,7 +122,7 @@ class TaskAssembly:
             from aioflow.task.mutation import CheckedOperatorChain
 
             chain_type = CheckedOperatorChain
-        return chain_type(
+        chain = chain_type(
             operators,
             output.emit,
             output.availability,
@@ -129,22 +131,31 @@ class TaskAssembly:
             batch_records_max=options.batch_records_max,
             scope=self._scope,
         )
+        output.on_slice_records = chain.limit_slice
+        return chain
 
-    def create_network_input(self, head: Operator) -> NetworkInput:
-        """The gates of all edges; `head` is asked which input it wants."""
+    def create_network_input(self, head: Operator, listener: BarrierListener, timers: ProcessingTimeService) -> NetworkInput:
+        """The gates of all edges; `head` is asked which input it wants, `listener` hears of barriers, whose timeouts are in `timers`."""
         open_channel = self._environment.partitions.open_channel
         edges = []
         for gate in self._descriptor.inputs:
             channels = [open_channel(i, channel) for i, channel in enumerate(gate.channels)]
             edges.append((channels, gate.input_index))
-        return NetworkInput(edges, self._owner, head)
+        network = NetworkInput(edges, self._owner, head)
+        network.debloat(self._options.batch_records_max, self._environment.host.clock.monotonic)
+        network.align(listener, self._environment.host.clock.wall_ms, timers.register_timer)
+        return network
 
     def create_source_input(self, context: TaskOperatorContext) -> SourceInput:
         """The reader of the source whose `context` this is, on this subtask's splits."""
         node, clock = self._descriptor.vertex.head, self._environment.host.clock
         assert node.source is not None
         return SourceInput(
-            node.source.reader(SourceTaskContext(self._owner, context.runtime, replays=self._options.replays)),
+            node.source.reader(
+                SourceTaskContext(
+                    self._owner, context.runtime, replays=self._options.replays, checkpointing=self._options.checkpointing
+                )
+            ),
             self._descriptor.splits,
             node.watermarks,
             self._owner,
@@ -177,6 +188,8 @@ class TaskAssembly:
             metrics=metrics,
             keyed_state=keyed_state,
             operator_state=HeapOperatorStateBackend(),
+            job_id=attempt.job_id,
+            restored_checkpoint=None if descriptor.restore is None else descriptor.restore.checkpoint_id,
         )
         return TaskOperatorContext(
             self._owner,

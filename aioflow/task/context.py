@@ -77,6 +77,7 @@ class SubtaskRuntimeContext:
     keyed_state: KeyedStateBackend | None
     operator_state: OperatorStateBackend
     job_id: str = ""
+    restored_checkpoint: int | None = None
 
     def get_state(self, descriptor: StateDescriptor) -> Any:
         """State of the current key, of the kind that `descriptor` declares. Raises StateError without `key_by`."""
@@ -129,6 +130,10 @@ class TaskOperatorContext:
     @property
     def job_id(self) -> str:
         return self.runtime.job_id
+
+    @property
+    def restored_checkpoint(self) -> int | None:
+        return self.runtime.restored_checkpoint
 
     @property
     def keyed_state(self) -> KeyedStateBackend | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from aioflow.core.serializers import Codec
 from aioflow.task.chain import BATCH_RECORDS_MAX, SLICE_NS
 from aioflow.task.output import FLUSH_MAX_AGE_NS
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from aioflow.network.partition import ResultPartition
     from aioflow.state.backend import StateBackend
     from aioflow.task.context import Resources
+    from aioflow.task.snapshot import StateStore
 
 __all__ = ["CheckpointResponder", "CheckpointTaskOptions", "PartitionRegistry", "TaskEnvironment", "TaskOptions"]
 
@@ -85,6 +87,11 @@ class TaskEnvironment:
     resources: Resources
     metrics: MetricGroup
     options: TaskOptions
+    codec: Codec = field(default_factory=Codec)
+    """Encodes the state of users, with the types of the job."""
+    store: StateStore | None = None
+    """Of the job's flow, where checkpoints are taken or restored."""
+    responder: CheckpointResponder | None = None
     vertex_names: dict[str, int] = field(default_factory=dict)
     """Which vertex has its metrics under its bare name; another one of that name adds its id."""
     checked_edges: set[int] = field(default_factory=set)

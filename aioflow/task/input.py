@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from aioflow.core.elements import (
     MIN_WATERMARK,
+    CancelCheckpointMarker,
+    CheckpointBarrier,
     EndOfData,
     EndOfPartition,
     Event,
@@ -25,11 +27,15 @@ from aioflow.core.elements import (
 )
 from aioflow.network.gate import EndOfDataStatus, InputGate, SharedAvailability
 from aioflow.operators.valve import StatusWatermarkValve
+from aioflow.task.barriers import InputBarriers
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from aioflow.core.availability import Availability
     from aioflow.network.gate import InputChannel
     from aioflow.operators.operator import Operator
+    from aioflow.task.barriers import BarrierListener
 
 __all__ = ["GateInput", "InputConsumer", "InputStatus", "NetworkInput", "TaskInput"]
 
@@ -114,7 +120,24 @@ class NetworkInput:
         self._ended: set[int] = set()
         self._stopped: set[int] = set()
         """Channels that ended without draining."""
+        self._barriers: InputBarriers | None = None
         self.records_in = 0
+
+    def align(self, listener: BarrierListener, now_ms: Callable[[], int], schedule: Callable[[int, Callable[[int], None]], Any]) -> None:
+        """Let barriers take effect; `listener` hears what they decide. See `InputBarriers`."""
+        gates = [(part.gate, part.first_channel) for part in self._inputs]
+        self._barriers = InputBarriers(gates, listener, lambda: self.records_in, now_ms, schedule)
+
+    def debloat(self, records_max: int, now_s: Callable[[], float]) -> None:
+        """Keep asking the producers for batches that suit the speed of this task; see `BufferDebloater`."""
+        for part in self._inputs:
+            part.gate.debloat(records_max, now_s)
+
+    @property
+    def barriers(self) -> InputBarriers:
+        """The alignment of all channels; after `align`."""
+        assert self._barriers is not None, "a barrier came into an input whose barriers nobody listens to"
+        return self._barriers
 
     @property
     def availability(self) -> Availability:
@@ -182,6 +205,12 @@ class NetworkInput:
                     self._consumer.on_status(output.idle)
                 else:
                     self._advance(output.timestamp)
+            if self._barriers is not None:
+                self._barriers.end_of_partition(channel)
+        elif isinstance(event, CheckpointBarrier):
+            self.barriers.barrier(channel, event)
+        elif isinstance(event, CancelCheckpointMarker):
+            self.barriers.cancel(channel, event)
         elif isinstance(event, LatencyMarker):
             self._consumer.on_event(event)
 

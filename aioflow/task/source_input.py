@@ -14,8 +14,9 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
+from aioflow.checkpoint.source_state import SplitState
 from aioflow.core.availability import Availability
-from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK, RecordBatch
+from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK, RecordBatch, empty_batch
 from aioflow.operators.userfunction import describe_record
 from aioflow.operators.watermarks import IdlenessTimer
 from aioflow.task.input import InputStatus
@@ -46,7 +47,9 @@ class SourceInput:
     ) -> None:
         """`schedule(timestamp_ms, callback)` registers a processing-time timer of the task, for idleness."""
         self._reader = reader
-        self._splits = splits
+        self._splits = [split for split in splits if not split.finished]
+        self._known_finished = [split for split in splits if split.finished]
+        """They stay in every checkpoint: forgotten, they would be found anew, and read again."""
         self._strategy = strategy
         self._consumer = consumer
         self._spawn = spawn
@@ -57,6 +60,7 @@ class SourceInput:
         self._ns_per_record = float(slice_ns)  # Until it is known what one costs, one at a time.
         self._generators: dict[str, WatermarkGenerator] = {}
         self._watermark = MIN_WATERMARK
+        self._owed = MIN_WATERMARK  # Restored, and not told downstream: what was late is late again, from the first record on.
         self._stopped: InputStatus | None = None
         self._drains_reader = False
         self._waiting: asyncio.Task[None] | None = None
@@ -71,10 +75,14 @@ class SourceInput:
         """A source has no gate: nothing waits in front of it."""
 
     async def open(self) -> None:
-        """Open the reader on this subtask's splits."""
+        """Open the reader on this subtask's splits, each where it was; event time goes on from where it had been."""
         await self._reader.open(self._splits)
         if self._strategy is not None:
             self._generators = {split.id: self._strategy.create(self._now_ms) for split in self._splits}
+            for split in self._splits:
+                if split.watermark != MIN_WATERMARK:
+                    self._generators[split.id].restore(split.watermark)
+            self._watermark = self._owed = min((one.current for one in self._generators.values()), default=MIN_WATERMARK)
 
     @property
     def current_watermark(self) -> int:
@@ -94,6 +102,10 @@ class SourceInput:
 
     def emit_next(self, max_records: int) -> InputStatus:
         """Poll once."""
+        if self._owed != MIN_WATERMARK:
+            watermark, self._owed = self._owed, MIN_WATERMARK
+            self._consumer.on_batch(empty_batch(watermark), 0)
+            return InputStatus.MORE_AVAILABLE
         if self._stopped is not None and not (self._drains_reader and not self._reader.finished):
             return self._stopped
         reader, begun = self._reader, self._perf_ns()
@@ -117,6 +129,28 @@ class SourceInput:
             return self._stopped or InputStatus.END_OF_DATA
         self._wait_for_reader()
         return InputStatus.NOTHING_AVAILABLE
+
+    def checkpoint(self, checkpoint_id: int) -> list[SplitState]:
+        """Where every split stands behind the last record that was handed on. Between two polls."""
+        reader = self._reader
+        # A reader that ended because the job is stopped has not come to an end of its own: it goes on after a restore.
+        ended = reader.finished and self._stopped is None
+        finished = {split.id for split in self._splits} if ended else set(getattr(reader, "finished_splits", ()))
+        state = [SplitState(split.id, split.position, split.payload, split.watermark, True) for split in self._known_finished]
+        for split in self._splits:
+            generator = self._generators.get(split.id)
+            watermark = MIN_WATERMARK if generator is None else generator.current
+            state.append(SplitState(split.id, reader.position(split.id), split.payload, watermark, split.id in finished))
+        hook = getattr(reader, "checkpoint", None)
+        if hook is not None:
+            hook(checkpoint_id)
+        return state
+
+    def checkpoint_completed(self, checkpoint_id: int) -> None:
+        """What was read before the checkpoint will not be asked for again."""
+        hook = getattr(self._reader, "checkpoint_completed", None)
+        if hook is not None:
+            hook(checkpoint_id)
 
     def close(self) -> None:
         if self._waiting is not None:

@@ -4,23 +4,31 @@ Phases (after Flink): construct -> restore -> mailbox loop -> end of data -> fin
 first, then at work that waits inside the chain, then at the input; whatever is missing suspends it on that one availability, while mail
 goes on being served. Nothing but the mailbox loop touches operators and state, so there is no lock anywhere in a task.
 
+A checkpoint is taken between two slices, when nothing waits in the chain: once one is due the default action works off the chain, takes
+no input, and then takes the checkpoint before anything else.
+
 Ending: `END_OF_DATA` sends the MAX watermark through the chain, then each operator, head first: end of input, the mail it had, `finish`,
-the mail it made. Stopping without drain skips both. Cleaning up always runs, closes tail first, and keeps the first error.
+the mail it made. Stopping without drain skips both. With checkpoints the task then lingers: it serves mail and barriers until a checkpoint
+that it took after its end has completed, so that sinks commit, and a restart before that goes on from the last one. Cleaning up always
+runs, closes tail first, and keeps the first error.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from aioflow.checkpoint.failure import CheckpointFailureReason
 from aioflow.core.aio import OrderedTaskGroup, close_within
 from aioflow.core.availability import Availability
 from aioflow.core.elements import MAX_WATERMARK, Event, RecordBatch, WatermarkStatus, empty_batch
-from aioflow.core.errors import Closed, JobNotRunning, ProducerFailed, note_once
+from aioflow.core.errors import Closed, JobNotRunning, MailboxClosed, ProducerFailed, note_once
 from aioflow.core.scope import Scope, enter_scope, leave_scope
+from aioflow.mailbox.mailbox import MAX_PRIORITY
 from aioflow.mailbox.metrics import SlowActions
 from aioflow.mailbox.processor import MailboxProcessor, Suspension
 from aioflow.mailbox.timers import ProcessingTimeService
@@ -30,12 +38,15 @@ from aioflow.state.backend import require_keyed
 from aioflow.task.assembly import TaskAssembly, create_output
 from aioflow.task.blame import naming, uncancelled
 from aioflow.task.chain import ChainStatus, OperatorChain, Tap
+from aioflow.task.checkpointing import SubtaskCheckpoints
 from aioflow.task.closing import CLEANUP_TIMEOUT_S, close_user_code
 from aioflow.task.input import InputStatus, NetworkInput
 from aioflow.task.metrics import HARD, IDLE, SOFT, TaskMetrics
+from aioflow.task.restoring import mark_finished, restore_state, was_finished
 from aioflow.task.source_input import SourceInput
 
 if TYPE_CHECKING:
+    from aioflow.core.elements import CheckpointBarrier
     from aioflow.core.functions import OutputTag
     from aioflow.graph.deployment import TaskDeploymentDescriptor
     from aioflow.operators.operator import Operator
@@ -77,7 +88,10 @@ class StreamTask:
         self._idle_told = False
         self._retapped: dict[int, int] = {}  # Index of node, by its id: where taps changed that the chain does not have yet.
         self._stop: InputStatus | None = None
-        self._running = False
+        self._running = self._ended = False
+        self._finishing = False  # Operators are half-way between their last element and the end: no checkpoint now.
+        self._lingers = False
+        self._finished_before = False  # In the checkpoint that it was restored from: its operators must not finish twice.
         self.failure: BaseException | None = None
         """What ended the loop, as soon as it did; cleaning up is still to come then."""
         self._scope = Scope(descriptor.job_name)
@@ -86,6 +100,10 @@ class StreamTask:
         )
         self._log_slow = SlowActions(self._processor.now)
         self._executor = self._processor.executor(-1)
+        self._notices = self._processor.executor(MAX_PRIORITY)
+        self._checkpoints = SubtaskCheckpoints(
+            descriptor.attempt, environment, self._output, self.group, self._scope, self._resume
+        )
         self._task_timers = ProcessingTimeService(self.host.clock.wall_ms, self._executor)
 
     # The life of the task.
@@ -121,14 +139,20 @@ class StreamTask:
             except BaseException as error:  # noqa: BLE001  # Whatever it is: SystemExit too comes out where the job is awaited.
                 failure = error
             finally:
-                self._running = False
+                self._running, self._ended = False, True
             self.failure = failure
             self.group.cancel_children()
         return failure
 
     async def _restore(self) -> None:
-        """Build the chain and open it, tail first: an operator may emit as soon as it is open, so what follows must be."""
+        """Build the chain, fill its state, and open it, tail first: an operator may emit once it is open, so what follows must be."""
         self._build()
+        restore, restored = self.descriptor.restore, 0
+        if restore is not None:
+            assert self._environment.store is not None, "a task that is restored has a store to read from"
+            await restore_state(self._contexts, restore, self._environment.store.input(), self._environment.codec)
+            restored = restore.checkpoint_id
+            self._finished_before = was_finished(self._contexts[0])
         for operator in reversed(self._operators):
             self._scope.operator_context = operator.ctx
             with naming(operator, "initialize_state()"):
@@ -137,6 +161,8 @@ class StreamTask:
                 await operator.open()
         self._scope.operator_context = None
         self._chain.compile()
+        source = self._input if isinstance(self._input, SourceInput) else None
+        self._checkpoints.bind(self._contexts, self._operators, source, self.emit_from, restored)
         if isinstance(self._input, SourceInput):
             try:
                 await self._input.open()
@@ -160,7 +186,7 @@ class StreamTask:
         self._chain = assembly.create_chain(self._operators, self._output)
         self._makes_watermarks = any(isinstance(operator, TimestampsAndWatermarksOperator) for operator in self._operators)
         if self.descriptor.vertex.head.source is None:
-            self._input = assembly.create_network_input(self._operators[0])
+            self._input = assembly.create_network_input(self._operators[0], self._checkpoints, self._task_timers)
         else:
             self._input = assembly.create_source_input(self._contexts[0])
         self._metrics = TaskMetrics(
@@ -177,10 +203,13 @@ class StreamTask:
     async def _after_loop(self) -> None:
         """The input ended. Let everything that is still to come come, then close the stream behind it."""
         drain = self._ending is InputStatus.END_OF_DATA
+        self._finishing = True
         if drain:
             self._chain.push(empty_batch(MAX_WATERMARK))
             await self._settle()
-            await self._finish_operators()
+            if not self._finished_before:
+                await self._finish_operators()
+                mark_finished(self._contexts[0])
         else:
             await self._settle()
         for context in self._contexts:
@@ -192,10 +221,27 @@ class StreamTask:
             with naming(operator, "end_of_data()"):
                 operator.end_of_data()
         await self._settle()
-        self._processor.prepare_close()
-        await self._processor.drain()
-        self._output.end_of_data(drain=drain)
+        if self._options.checkpointing:
+            self._output.end_of_data(drain=drain)
+            await self._linger(drain=drain)
+            self._processor.prepare_close()
+            await self._processor.drain()
+        else:
+            self._processor.prepare_close()
+            await self._processor.drain()
+            self._output.end_of_data(drain=drain)
         self._output.finish()
+
+    async def _linger(self, *, drain: bool) -> None:
+        """Wait for the checkpoint with which everything is committed, then for what sinks do about it."""
+        self._finishing, self._lingers = False, True
+        self._checkpoints.end_of_data(drained=drain)
+        while not self._checkpoints.final_completed:
+            self._resume()
+            await self._processor.run_loop()
+        self._lingers = False
+        await self._settle()
+        await self._checkpoints.written()
 
     async def _finish_operators(self) -> None:
         """Head first: end of input, the mail and timers that wait, `finish`, the mail that it made; then the next."""
@@ -251,18 +297,21 @@ class StreamTask:
 
     # The default action.
 
-    def _default_action(self, _processor: MailboxProcessor) -> None:
+    def _default_action(self, _processor: MailboxProcessor) -> Awaitable[None] | None:
         if not self._output.availability.is_available:
             self._output.flush()
             self._suspend(self._output.availability, HARD if self._output.is_overdrawn else SOFT)
-            return
+            return None
         if self._chain.has_work:
             if self._chain.run() is ChainStatus.BLOCKED:
                 assert self._chain.blocked_on is not None
                 self._output.flush()
                 self._suspend(self._chain.blocked_on, "operator")
             self._flush_if_old()
-            return
+            return None
+        if self._checkpoints.is_due and not self._finishing:
+            # What `prepare` emitted leaves the chain first, and waits for room as anything does.
+            return self._take_checkpoint() if self._checkpoints.prepare() else None
         if self._retapped:
             retapped, self._retapped = self._retapped, {}
             for node_id, index in retapped.items():
@@ -273,12 +322,14 @@ class StreamTask:
             if busy is None:
                 self._tell_idle()
         if self._ending is not None:
-            if busy is None:
-                self._processor.suspend()
-            else:
+            if busy is not None:
                 self._output.flush()
                 self._suspend(busy.availability, "operator")
-            return
+            elif self._lingers and not self._checkpoints.final_completed:
+                self._poll_events()
+            else:
+                self._processor.suspend()
+            return None
         status = self._emit_next()
         if status is InputStatus.MORE_AVAILABLE:
             self._chain.run()
@@ -290,6 +341,22 @@ class StreamTask:
                 self._watch(busy.availability)
         else:
             self._ending = status
+        return None
+
+    def _poll_events(self) -> None:
+        """After the end of the data: barriers and the ends of channels still come, to a source only mail."""
+        if isinstance(self._input, NetworkInput):
+            if self._input.emit_next(1) is InputStatus.NOTHING_AVAILABLE:
+                self._output.flush()
+                self._suspend(self._input.availability, IDLE)
+        else:
+            self._output.flush()
+            self._suspension = self._processor.suspend_default_action(IDLE)
+
+    async def _take_checkpoint(self) -> None:
+        await self._checkpoints.take()
+        if isinstance(self._input, NetworkInput):
+            self._input.barriers.taken()
 
     def _emit_next(self) -> InputStatus:
         if not isinstance(self._input, SourceInput):
@@ -401,6 +468,49 @@ class StreamTask:
         self._stop = InputStatus.END_OF_DATA if drain else InputStatus.STOPPED
         if self._running and isinstance(self._input, SourceInput):
             self._input.stop(drain=drain)
+
+    def trigger_checkpoint(self, barrier: CheckpointBarrier) -> None:
+        """Begin a checkpoint here, because no task upstream will send its barrier. Declined while the task does not run."""
+        try:
+            if self._running:
+                self._executor.execute(partial(self._on_trigger, barrier), "checkpoint %d", barrier.checkpoint_id)
+                return
+        except MailboxClosed:
+            self._ended = True
+        reason = CheckpointFailureReason.TASK_CLOSING if self._ended else CheckpointFailureReason.TASK_NOT_READY
+        self._checkpoints.refuse(barrier.checkpoint_id, reason)
+
+    def _on_trigger(self, barrier: CheckpointBarrier) -> None:
+        if isinstance(self._input, NetworkInput):
+            self._input.barriers.trigger(barrier)
+        else:
+            self._checkpoints.trigger(barrier)
+
+    def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
+        """It is durable, and so is everything before it."""
+        self._notice(partial(self._on_completed, checkpoint_id), "checkpoint %d complete", checkpoint_id)
+
+    def notify_checkpoint_aborted(self, checkpoint_id: int, latest_completed: int | None) -> None:
+        """It will not complete; `latest_completed` did."""
+        if not self._running:
+            self._checkpoints.forgo(checkpoint_id)
+        self._notice(partial(self._on_aborted, checkpoint_id, latest_completed), "checkpoint %d aborted", checkpoint_id)
+
+    def _notice(self, action: Callable[[], None], description: str, checkpoint_id: int) -> None:
+        """Overtakes all other mail, and reaches operators that wait inside their own action."""
+        if self._running:
+            with suppress(MailboxClosed):  # Nobody is left who could hear of it.
+                self._notices.execute(action, description, checkpoint_id, urgent=True)
+
+    def _on_completed(self, checkpoint_id: int) -> None:
+        self._checkpoints.completed(checkpoint_id)
+        self._resume()
+
+    def _on_aborted(self, checkpoint_id: int, latest_completed: int | None) -> None:
+        self._checkpoints.aborted(checkpoint_id, latest_completed)
+        if isinstance(self._input, NetworkInput):
+            self._input.barriers.aborted(checkpoint_id)
+        self._resume()
 
     def set_taps(self, node_id: int, taps: Sequence[Tap]) -> None:
         """Let `taps` see what node `node_id` emits, if it is part of this task; from between two slices on."""

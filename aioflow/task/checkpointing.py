@@ -1,0 +1,312 @@
+"""The checkpoints of one subtask: their order, what is told downstream and to the job master, and what comes back.
+
+One checkpoint, between two slices and with nothing waiting in the chain (after Flink's SubtaskCheckpointCoordinatorImpl):
+
+    0  aborted before it began: only a CancelCheckpointMarker goes downstream
+    1  prepare, head to tail; what operators emit for it is worked off first
+    2  flush the output and send the barrier on, before any state is looked at: whoever waits for it downstream waits no longer than needed
+    3  the views of all state, tail to head, and the positions of the source; nothing else of the task runs meanwhile
+    4  write the views in a child of the task, while records go on
+    5  acknowledge, once everything is written
+
+What fails in 1 to 3 fails the task too: its state may be half-way. What fails in 4 is declined, and the task goes on. Ids only rise: one
+that is not above the last is ignored. Notices about completed and aborted checkpoints reach every operator once, in order, tail to head.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from aioflow.checkpoint.alignment import Take
+from aioflow.checkpoint.failure import CheckpointFailureReason
+from aioflow.checkpoint.subtask import CheckpointStats, SubtaskState
+from aioflow.core.aio import wait_all
+from aioflow.core.elements import MIN_WATERMARK, CancelCheckpointMarker, CheckpointBarrier
+from aioflow.task.blame import naming
+from aioflow.task.snapshot import CountedOutput, SubtaskSnapshot
+
+if TYPE_CHECKING:
+    from aioflow.core.aio import OrderedTaskGroup
+    from aioflow.core.scope import Scope
+    from aioflow.graph.deployment import ExecutionAttemptId
+    from aioflow.operators.operator import Operator
+    from aioflow.task.context import TaskOperatorContext
+    from aioflow.task.environment import TaskEnvironment
+    from aioflow.task.output import TaskOutput
+    from aioflow.task.source_input import SourceInput
+
+__all__ = ["SubtaskCheckpoints"]
+
+logger = logging.getLogger(__name__)
+
+ABORTED_MAX = 128
+"""Notices about checkpoints that were not begun here; a trigger that comes after so many others never comes."""
+
+
+@dataclass(slots=True)
+class _Taken:
+    """A checkpoint whose views exist."""
+
+    take: Take
+    snapshot: SubtaskSnapshot
+    finished: bool
+    sync_ms: float
+    begun_ms: float
+    """When the asynchronous part began, on the monotonic clock."""
+
+
+class SubtaskCheckpoints:
+    """Takes the checkpoints of the subtask `attempt`. A `BarrierListener`."""
+
+    def __init__(
+        self,
+        attempt: ExecutionAttemptId,
+        environment: TaskEnvironment,
+        output: TaskOutput,
+        group: OrderedTaskGroup,
+        scope: Scope,
+        on_due: Callable[[], None],
+    ) -> None:
+        """`on_due` wakes the default action, which asks `is_due`."""
+        self._attempt = attempt
+        self._environment = environment
+        self._output = output
+        self._group = group
+        self._scope = scope
+        self._on_due = on_due
+        self._contexts: list[TaskOperatorContext] = []
+        self._operators: list[Operator] = []
+        self._source: SourceInput | None = None
+        self._emit_from: Callable[..., None]
+        self._takes: deque[Take] = deque()
+        self._prepared = 0
+        self._last = 0
+        self._completed = 0
+        self._aborted: dict[int, None] = {}
+        self._writing: dict[int, asyncio.Task[None]] = {}
+        self._ended = self._drained = False
+        self._first_after_end: int | None = None
+        self.latest: CheckpointStats | None = None
+        """Of the last one that was acknowledged."""
+
+    def bind(
+        self,
+        contexts: list[TaskOperatorContext],
+        operators: list[Operator],
+        source: SourceInput | None,
+        emit_from: Callable[..., None],
+        restored: int,
+    ) -> None:
+        """The parts whose state it is; `source` has the first context. `restored`: the checkpoint that they come from, or 0."""
+        self._contexts, self._operators, self._source = contexts, operators, source
+        self._emit_from = emit_from
+        self._last = self._completed = restored
+
+    # What is to be done.
+
+    @property
+    def is_due(self) -> bool:
+        """Whether a checkpoint is to be taken before any more input."""
+        return bool(self._takes)
+
+    def due(self, take: Take) -> None:
+        self._takes.append(take)
+        self._on_due()
+
+    def trigger(self, barrier: CheckpointBarrier) -> None:
+        """A source begins: nobody sends it barriers."""
+        self.due(Take(barrier, start_delay_ms=max(0, self._environment.host.clock.wall_ms() - barrier.timestamp_ms)))
+
+    def refuse(self, checkpoint_id: int, reason: CheckpointFailureReason) -> None:
+        """It cannot be taken here: nobody downstream must wait for it."""
+        self._output.broadcast_event(CancelCheckpointMarker(checkpoint_id))
+        self._decline(checkpoint_id, reason)
+
+    def abort(self, checkpoint_id: int, reason: CheckpointFailureReason) -> None:
+        """What the barriers of the input decided."""
+        self._cancel_writing(checkpoint_id)
+        self._output.broadcast_event(CancelCheckpointMarker(checkpoint_id))
+        if reason is not CheckpointFailureReason.ABORT_NOTIFIED:
+            self._decline(checkpoint_id, reason)
+
+    # One checkpoint.
+
+    def prepare(self) -> bool:
+        """Step 1, as far as it goes without waiting. False: something was emitted, and has to leave the chain first."""
+        checkpoint_id = self._takes[0].barrier.checkpoint_id
+        if checkpoint_id <= self._last or checkpoint_id in self._aborted:
+            return True
+        while self._prepared < len(self._operators):
+            index, operator = self._prepared, self._operators[self._prepared]
+            self._prepared += 1
+            self._scope.operator_context = operator.ctx
+            try:
+                with naming(operator, "prepare_snapshot_pre_barrier()"):
+                    batch = operator.prepare_snapshot_pre_barrier(checkpoint_id)
+            except Exception as error:
+                self._decline(checkpoint_id, CheckpointFailureReason.DECLINED, error)
+                raise
+            if batch.values or batch.watermark != MIN_WATERMARK:
+                self._emit_from(index, batch)
+                return False
+        return True
+
+    async def take(self) -> None:
+        """Steps 0 and 2 to 4 of the first one that is due. Raises what an operator raised; then it is declined, and the task must fail."""
+        take = self._takes.popleft()
+        self._prepared = 0
+        barrier = take.barrier
+        checkpoint_id = barrier.checkpoint_id
+        if checkpoint_id <= self._last:
+            logger.debug("%s: checkpoint %d comes after %d, ignored", self._attempt, checkpoint_id, self._last)
+            return
+        self._last = checkpoint_id
+        if checkpoint_id in self._aborted:
+            del self._aborted[checkpoint_id]
+            self._output.broadcast_event(CancelCheckpointMarker(checkpoint_id))
+            return
+        monotonic = self._environment.host.clock.monotonic
+        begun = monotonic()
+        self._output.flush()
+        self._output.broadcast_event(barrier, blocking=True)
+        snapshot = SubtaskSnapshot(barrier)
+        try:
+            splits = None if self._source is None else partial(self._source.checkpoint, checkpoint_id)
+            await snapshot.take(self._contexts, self._operators, splits, self._scope)
+        except Exception as error:
+            self._decline(checkpoint_id, CheckpointFailureReason.DECLINED, error)
+            raise
+        if self._ended and self._first_after_end is None:
+            self._first_after_end = checkpoint_id
+        now = monotonic()
+        taken = _Taken(take, snapshot, self._drained, (now - begun) * 1000.0, now * 1000.0)
+        writing = self._group.create_task(self._write(taken), name=f"checkpoint-{checkpoint_id}")
+        self._writing[checkpoint_id] = writing
+        writing.add_done_callback(partial(self._written, taken))
+
+    async def _write(self, taken: _Taken) -> None:
+        """Step 4. Supervised: never raises but for a cancellation."""
+        barrier = taken.take.barrier
+        environment = self._environment
+        assert environment.store is not None and environment.responder is not None, "checkpoints are taken only where they can be kept"
+        try:
+            output = CountedOutput(environment.store.output(barrier.directory))
+            state = await taken.snapshot.write(output, environment.codec, finished=taken.finished)
+        except Exception as error:  # noqa: BLE001  # Told to the coordinator, which judges it.
+            logger.warning("%s: checkpoint %d could not be written: %r", self._attempt, barrier.checkpoint_id, error)
+            self._decline(barrier.checkpoint_id, CheckpointFailureReason.ASYNC_EXCEPTION, error)
+            return
+        self.latest = stats = self._stats(taken, state, output.size)
+        environment.responder.acknowledge_checkpoint(self._attempt, barrier.checkpoint_id, state, stats)
+
+    def _written(self, taken: _Taken, writing: asyncio.Task[None]) -> None:
+        """However it ended; a child that was cancelled before its first step had no chance to say so itself."""
+        checkpoint_id = taken.take.barrier.checkpoint_id
+        if self._writing.get(checkpoint_id) is writing:
+            del self._writing[checkpoint_id]
+        taken.snapshot.cancel()
+
+    def _stats(self, taken: _Taken, state: SubtaskState, written: int) -> CheckpointStats:
+        take = taken.take
+        return CheckpointStats(
+            start_delay_ms=take.start_delay_ms,
+            alignment_ms=take.alignment_ms,
+            alignment_processed=take.alignment_processed,
+            sync_ms=taken.sync_ms,
+            async_ms=round(self._environment.host.clock.monotonic() * 1000.0 - taken.begun_ms),
+            state_size=_size(state),
+            checkpointed_size=written,
+            unaligned=take.unaligned,
+        )
+
+    def _decline(self, checkpoint_id: int, reason: CheckpointFailureReason, error: BaseException | None = None) -> None:
+        if self._environment.responder is not None:
+            self._environment.responder.decline_checkpoint(self._attempt, checkpoint_id, reason.name, error)
+
+    # What comes back.
+
+    def completed(self, checkpoint_id: int) -> None:
+        """It is durable, and so is everything before it. The first error of an operator comes out, when all have heard of it."""
+        if checkpoint_id <= self._completed:
+            return
+        self._completed = checkpoint_id
+        self._aborted = {aborted: None for aborted in self._aborted if aborted > checkpoint_id}
+        first: Exception | None = None
+        for context in reversed(self._contexts):
+            if context.keyed_state is not None:
+                context.keyed_state.checkpoint_completed(checkpoint_id)
+        for operator in reversed(self._operators):
+            error = self._tell(operator, "notify_checkpoint_complete", checkpoint_id)
+            first = first or error
+        if self._source is not None:
+            self._source.checkpoint_completed(checkpoint_id)
+        if first is not None:
+            raise first
+
+    def aborted(self, checkpoint_id: int, latest_completed: int | None) -> None:
+        """It will not complete; `latest_completed` has, of which nobody may have heard here. Its trigger may still be to come."""
+        if latest_completed is not None:
+            self.completed(latest_completed)
+        self._cancel_writing(checkpoint_id)
+        if checkpoint_id > self._last:
+            self.forgo(checkpoint_id)
+            return
+        first: Exception | None = None
+        for context in reversed(self._contexts):
+            if context.keyed_state is not None:
+                context.keyed_state.checkpoint_aborted(checkpoint_id)
+        for operator in reversed(self._operators):
+            error = self._tell(operator, "notify_checkpoint_aborted", checkpoint_id)
+            first = first or error
+        if first is not None:
+            raise first
+
+    def forgo(self, checkpoint_id: int) -> None:
+        """When its trigger comes, it is aborted already."""
+        self._aborted[checkpoint_id] = None
+        if len(self._aborted) > ABORTED_MAX:
+            del self._aborted[min(self._aborted)]
+
+    def _tell(self, operator: Operator, what: str, checkpoint_id: int) -> Exception | None:
+        self._scope.operator_context = operator.ctx
+        try:
+            with naming(operator, f"{what}()"):
+                getattr(operator, what)(checkpoint_id)
+        except Exception as error:  # noqa: BLE001  # The others are to hear of it too.
+            return error
+        return None
+
+    def _cancel_writing(self, checkpoint_id: int) -> None:
+        writing = self._writing.pop(checkpoint_id, None)
+        if writing is not None:
+            writing.cancel()
+
+    # The end.
+
+    def end_of_data(self, *, drained: bool) -> None:
+        """Every record is processed: the next checkpoint that is taken, and completes, is the last one that the task waits for."""
+        self._ended, self._drained = True, drained
+        if self._environment.responder is not None:
+            self._environment.responder.end_of_data_reached(self._attempt)
+
+    @property
+    def final_completed(self) -> bool:
+        """Whether a checkpoint that was taken after the end of the data has completed."""
+        return self._first_after_end is not None and self._completed >= self._first_after_end
+
+    async def written(self) -> None:
+        """Wait until nothing is being written any more."""
+        await wait_all(list(self._writing.values()))
+
+
+def _size(state: SubtaskState) -> int:
+    """Bytes that the state refers to."""
+    files = [file for one in state.operators for file in (one.operator, one.source) if file is not None]
+    files += [file for one in state.operators if one.keyed is not None for file in one.keyed.files]
+    return sum(file.size for file in files)

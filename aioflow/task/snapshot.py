@@ -1,0 +1,133 @@
+"""The state of one subtask at one checkpoint: views of all operators at one instant, and what they are written into.
+
+`SubtaskSnapshot` is filled between two slices, tail to head; nothing in it changes afterwards, whatever the task goes on to do. `write`
+brings it into the store meanwhile. A view that is not written must be cancelled, or its backend keeps what it shadows for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from aioflow.checkpoint.source_state import SplitState, encode_source_state
+from aioflow.checkpoint.subtask import OperatorStateHandle, SubtaskState
+from aioflow.state import operator_state as operator_states
+from aioflow.state.handles import KeyedStateHandle, StateFile, StateInput, StateOutput
+from aioflow.task.blame import naming
+
+if TYPE_CHECKING:
+    from aioflow.core.elements import CheckpointBarrier
+    from aioflow.core.scope import Scope
+    from aioflow.core.serializers import Codec
+    from aioflow.operators.operator import Operator
+    from aioflow.state.backend import PendingSnapshot
+    from aioflow.state.snapshot import OperatorSnapshot
+    from aioflow.task.context import TaskOperatorContext
+
+__all__ = ["CountedOutput", "StateStore", "SubtaskSnapshot"]
+
+
+class StateStore(Protocol):
+    """The store of the flow, as a task needs it."""
+
+    def output(self, directory: str = "") -> StateOutput:
+        """Where state is written: below the flow's root, or below the URL of a savepoint."""
+
+    def input(self) -> StateInput:
+        """Where state is read from, wherever its handles say that it is."""
+
+
+@dataclass(slots=True)
+class _View:
+    """What one operator has at the checkpoint."""
+
+    uid: str
+    keyed: PendingSnapshot | None
+    operator: OperatorSnapshot
+    splits: Sequence[SplitState] | None
+
+
+class SubtaskSnapshot:
+    """All views of one checkpoint."""
+
+    def __init__(self, barrier: CheckpointBarrier) -> None:
+        self.barrier = barrier
+        self._views: list[_View] = []
+
+    async def take(
+        self,
+        contexts: Sequence[TaskOperatorContext],
+        operators: Sequence[Operator],
+        splits: Callable[[], Sequence[SplitState]] | None,
+        scope: Scope,
+    ) -> None:
+        """The synchronous part, tail to head. What an operator gives to await is awaited here: nothing else of the task runs then.
+
+        `splits` gives the positions of the source, whose context is the first and has no operator. If anything fails, nothing is kept.
+        """
+        try:
+            for operator in reversed(operators):
+                scope.operator_context = operator.ctx
+                with naming(operator, "snapshot_state()"):
+                    ongoing: Awaitable[None] | None = operator.snapshot_state(self.barrier.checkpoint_id)
+                    if ongoing is not None:
+                        await ongoing
+            scope.operator_context = None
+            # One instant for all state: whatever was awaited above is over.
+            for context in reversed(contexts):
+                source = splits() if splits is not None and context is contexts[0] else None
+                self._views.append(self._view(context, source))
+        except BaseException:
+            self.cancel()
+            raise
+
+    def _view(self, context: TaskOperatorContext, splits: Sequence[SplitState] | None) -> _View:
+        barrier, keyed = self.barrier, None
+        operator = context.operator_state.snapshot()
+        if context.keyed_state is not None:
+            full = barrier.full or barrier.savepoint
+            keyed = context.keyed_state.begin_snapshot(barrier.checkpoint_id, full=full, canonical=barrier.savepoint)
+        return _View(context.uid, keyed, operator, splits)
+
+    async def write(self, output: StateOutput, codec: Codec, *, finished: bool) -> SubtaskState:
+        """The asynchronous part: all views, one after the other."""
+        handles = [await self._write(view, output, codec) for view in reversed(self._views)]
+        return SubtaskState(tuple(handles), finished=finished)
+
+    async def _write(self, view: _View, output: StateOutput, codec: Codec) -> OperatorStateHandle:
+        keyed: KeyedStateHandle | None = None
+        operator: StateFile | None = None
+        source: StateFile | None = None
+        if view.keyed is not None:
+            keyed = await view.keyed.write(output)
+        state = view.operator
+        # A name without elements is no state: an operator that declared it may vanish from the flow.
+        if any(elements for kind in (state.split, state.union, state.broadcast) for elements in kind.values()):
+            operator = await output.write(_once(operator_states.encode_operator_state(state, codec, view.uid)))
+        if view.splits is not None:
+            source = await output.write(_once(encode_source_state(view.splits, codec, view.uid)))
+        return OperatorStateHandle(view.uid, keyed, operator, source)
+
+    def cancel(self) -> None:
+        """Let go what was not written. Idempotent."""
+        for view in self._views:
+            if view.keyed is not None:
+                view.keyed.cancel()
+
+
+class CountedOutput:
+    """A `StateOutput` that adds up what was written to it."""
+
+    def __init__(self, output: StateOutput) -> None:
+        self._output = output
+        self.size = 0
+
+    async def write(self, chunks: AsyncIterator[bytes]) -> StateFile:
+        file = await self._output.write(chunks)
+        self.size += file.size
+        return file
+
+
+async def _once(content: bytes) -> AsyncIterator[bytes]:
+    yield content
