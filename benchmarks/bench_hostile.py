@@ -1,0 +1,253 @@
+"""What strangers at its ports cost a job that runs: none is let in, no descriptor is left behind, and CPU time a record stays.
+
+    python benchmarks/bench_hostile.py [--connections 10000] [--records 40000000] [--rounds 1]
+
+A keyed count over two worker processes runs once in peace and once while another process connects to the data ports of the workers and to
+the control port: garbage, HTTP, TLS, a wrong key, the right key in a wrong role, a replayed handshake, and peers that send a byte now and
+then. CPU seconds are those of the workers, a million records each, in which every connection is paid too. A connection is *let in* when it
+gets any byte behind the 64 of the handshake, or is still open when the listener's time for strangers is over.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+from unittest.mock import patch
+
+from aioflow.core.host import SystemHost
+from aioflow.network.connection import HANDSHAKE_TIMEOUT_S
+from aioflow.protocol.framing import NO_CHANNEL, FrameEncoder, FrameType
+from aioflow.protocol.handshake import ClientHandshake, PeerRole
+from benchmarks.bench_workers import rate
+
+GOAL = 1.05
+"""CPU seconds a million records under attack, over those in peace."""
+
+ANSWER_BYTES = 64
+"""What a listener says in the handshake: its nonce and its proof."""
+
+PATIENCE_S = HANDSHAKE_TIMEOUT_S + 25
+AT_ONCE = 48
+ROOT = Path(__file__).parents[1]
+HELLO = FrameEncoder().encode(FrameType.HELLO, NO_CHANNEL, 0, b"mallory") + FrameEncoder().encode(FrameType.HEARTBEAT, NO_CHANNEL, 1)
+KINDS = ("garbage", "http", "tls", "silence", "wrong key", "wrong role", "replay", "slow")
+
+
+@dataclass
+class Workers:
+    """The worker processes of a flow that this program runs, and the secret that they were given."""
+
+    pids: list[int] = field(default_factory=list)
+    secret: bytes = b""
+
+    @property
+    def ports(self) -> list[int]:
+        """Where they listen, and where their starter does."""
+        return [port for pid in (*self.pids, os.getpid()) for port in listening_ports(pid)]
+
+    @property
+    def descriptors(self) -> int:
+        return sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in self.pids)
+
+
+@contextmanager
+def watched_workers() -> Iterator[Workers]:
+    """Sees what `workers=` starts in here."""
+    workers = Workers()
+    processes = type(SystemHost().procs)
+    start = processes.exec
+
+    async def noted(self: Any, argv: Any, *, env: Any = None, secret: bytes | None = None) -> Any:
+        process = await start(self, argv, env=env, secret=secret)
+        workers.pids.append(process.pid)
+        workers.secret = secret or b""
+        return process
+
+    with patch.object(processes, "exec", noted):
+        yield workers
+
+
+def listening_ports(pid: int) -> list[int]:
+    """Ports of IPv4 that a process of this machine listens at."""
+    sockets = set()
+    for descriptor in os.listdir(f"/proc/{pid}/fd"):
+        try:
+            target = os.readlink(f"/proc/{pid}/fd/{descriptor}")
+        except OSError:
+            continue
+        if target.startswith("socket:["):
+            sockets.add(target[8:-1])
+    ports = []
+    for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]:
+        columns = line.split()
+        if columns[3] == "0A" and columns[9] in sockets:
+            ports.append(int(columns[1].rpartition(":")[2], 16))
+    return ports
+
+
+class Attacker:
+    """Connects to `ports` in turn, each time as something else. `let_in` must stay empty."""
+
+    def __init__(self, ports: list[int], secret: bytes) -> None:
+        self._ports = ports
+        self._secret = secret
+        self._recorded: dict[int, bytes] = {}
+        """What a client that knows the secret said to a port, once."""
+        self.made: Counter[str] = Counter()
+        self.refused: Counter[str] = Counter()
+        """The listener had no room for them."""
+        self.let_in: list[str] = []
+
+    async def run(self, count: int) -> None:
+        turns = iter(range(count))
+
+        async def one_after_the_other() -> None:
+            for turn in turns:
+                await self._attack(KINDS[turn % len(KINDS)], self._ports[turn // len(KINDS) % len(self._ports)], turn)
+
+        for port in self._ports:
+            await self._record(port)
+        await asyncio.gather(*[one_after_the_other() for _ in range(AT_ONCE)])
+
+    async def _attack(self, kind: str, port: int, turn: int) -> None:
+        try:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        except OSError:
+            self.refused[kind] += 1
+            return
+        self.made[kind] += 1
+        heard = b""
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                await self._speak(kind, port, turn, writer)
+                while data := await reader.read(4096):
+                    heard += data
+            if len(heard) > ANSWER_BYTES:
+                self.let_in.append(f"{kind} at {port} heard {len(heard)} bytes")
+        except TimeoutError:
+            self.let_in.append(f"{kind} at {port} was still connected after {PATIENCE_S:g} s")
+        except OSError:
+            pass  # It was reset: refused as well as can be.
+        finally:
+            writer.transport.abort()
+
+    async def _speak(self, kind: str, port: int, turn: int, writer: asyncio.StreamWriter) -> None:
+        nonce = turn.to_bytes(32, "big")
+        match kind:
+            case "garbage":
+                writer.write(os.urandom(4096))
+            case "http":
+                writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            case "tls":
+                writer.write(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(500))
+            case "wrong key" | "wrong role":
+                secret, role = (b"x" * 32, PeerRole.DATA) if kind == "wrong key" else (self._secret, PeerRole.METRICS)
+                writer.write(ClientHandshake(secret, role, nonce).start())
+                writer.write(bytes(32) + HELLO)
+            case "replay":
+                writer.write(self._recorded[port] + HELLO)
+            case "slow":
+                for byte in ClientHandshake(self._secret, PeerRole.DATA, nonce).start()[:8]:
+                    writer.write(bytes([byte]))
+                    await asyncio.sleep(0.2)
+
+    async def _record(self, port: int) -> None:
+        """One honest handshake in the role that the port accepts; nothing is said behind it."""
+        for role in (PeerRole.DATA, PeerRole.TASKMANAGER):
+            client = ClientHandshake(self._secret, role, b"r" * 32)
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            try:
+                writer.write(client.start())
+                proof = client.receive(await reader.readexactly(ANSWER_BYTES))
+                writer.write(proof)
+                self._recorded[port] = client.start() + proof
+                return
+            except (OSError, asyncio.IncompleteReadError):
+                continue
+            finally:
+                writer.transport.abort()
+        raise SystemExit(f"port {port} takes no role that is known here")
+
+
+def attack(ports: list[int], count: int) -> dict[str, Any]:
+    """The process that attacks; the secret comes by its standard input."""
+    attacker = Attacker(ports, sys.stdin.buffer.read())
+    asyncio.run(attacker.run(count))
+    return {"made": dict(attacker.made), "refused": dict(attacker.refused), "let_in": attacker.let_in[:10]}
+
+
+async def attacked(workers: Workers, count: int) -> dict[str, Any]:
+    """Waits until the flow is up, attacks it from another process, and sees that no descriptor is left."""
+    while True:
+        if len(workers.pids) == 2 and len(workers.ports) >= 3:
+            break
+        await asyncio.sleep(0.05)
+    before = workers.descriptors
+    command = [sys.executable, str(Path(__file__)), "--attack", *map(str, workers.ports), "--connections", str(count)]
+    process = await asyncio.create_subprocess_exec(
+        *command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(ROOT)}
+    )
+    out, _ = await process.communicate(workers.secret)
+    report: dict[str, Any] = json.loads(out.splitlines()[-1])
+    # What was aborted last is closed a turn of the loop later, and the workers are busy.
+    for _ in range(200):
+        report["descriptors"] = [before, workers.descriptors]
+        if workers.descriptors <= before:
+            break
+        await asyncio.sleep(0.05)
+    return report
+
+
+async def measure(options: argparse.Namespace) -> dict[str, Any]:
+    ratios, reports = [], []
+    for _ in range(options.rounds):
+        peace = await rate("count", options.records, 2)
+        with watched_workers() as workers:
+            attacking = asyncio.get_running_loop().create_task(attacked(workers, options.connections))
+            war = await rate("count", options.records, 2)
+            if not attacking.done():
+                attacking.cancel()
+                raise SystemExit("the job ended before the attack: give it more --records")
+        reports.append(await attacking)
+        ratios.append(peace.cpu / war.cpu)
+    return {
+        "machine": f"{platform.machine()}, {os.cpu_count()} processors, {platform.system()} {platform.release()}",
+        "load_before": round(os.getloadavg()[0], 2),
+        "python": platform.python_version(),
+        "records": options.records,
+        "connections": options.connections,
+        "unit": "CPU seconds of the workers a million records, under attack over in peace",
+        "cpu_ratios": [round(ratio, 3) for ratio in ratios],
+        "cpu_ratio": round(median(ratios), 3),
+        "goal": GOAL,
+        "let_in": [text for report in reports for text in report["let_in"]],
+        "attacks": reports,
+    }
+
+
+def main(arguments: list[str] | None = None) -> dict[str, Any]:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--connections", type=int, default=2_000)
+    parser.add_argument("--records", type=int, default=8_000_000, help="of the job: four thousand a connection")
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--attack", type=int, nargs="+", metavar="PORT", help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    report = attack(options.attack, options.connections) if options.attack else asyncio.run(measure(options))
+    print(json.dumps(report))
+    return report
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
