@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from aioflow.api.build import OperatorOptions, Upstream, add_operator
-from aioflow.api.gather import CollectOperator, RowStream
+from aioflow.api.gather import Collected, CollectOperator, RowStream
 from aioflow.api.job import Job, JobResult
 from aioflow.api.options import parse_options
 from aioflow.api.streams import DataStream
@@ -175,14 +175,12 @@ class Flow:
             raise TypeError("collect() needs at least one stream")
         graph = self._part(streams)
         _refuse_pushed(graph, "collect()")
-        results: list[list[Any]] = []
-        for stream in streams:
-            rows: list[Any] = []
-            results.append(rows)
-            _add_collector(graph, stream, partial(CollectOperator, rows))
+        results = [Collected() for _ in streams]
+        for stream, collected in zip(streams, results, strict=True):
+            _add_collector(graph, stream, partial(CollectOperator, collected))
         async with self._run(graph, options) as job:
             await job.wait()
-        return tuple(results)
+        return tuple(collected.rows for collected in results)
 
     def rows(self, stream: DataStream[T], options: dict[str, Any]) -> RowStream[T]:
         """The elements of `stream` as they come, with back pressure: what `stream.execute_and_collect()` gives."""

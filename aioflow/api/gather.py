@@ -6,6 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from aioflow.core.availability import Availability
@@ -15,7 +16,7 @@ from aioflow.operators.operator import Operator
 if TYPE_CHECKING:
     from aioflow.api.job import Job
 
-__all__ = ["CollectOperator", "RowStream"]
+__all__ = ["CollectOperator", "Collected", "RowStream"]
 
 T = TypeVar("T")
 
@@ -23,18 +24,40 @@ ROWS_BUFFERED_MAX = 1024
 """Rows that wait for the reader of `execute_and_collect` before the job is held back."""
 
 
-class CollectOperator(Operator):
-    """Gathers everything in one list. A restart begins anew, so the list holds the elements of one complete run."""
+@dataclass(slots=True)
+class Collected:
+    """What a run gathers: it belongs to the program that runs the flow, and outlives the attempts that fill it."""
 
-    def __init__(self, rows: list[Any]) -> None:
-        self._rows = rows
+    rows: list[Any] = field(default_factory=list)
+    lengths: dict[int, int] = field(default_factory=dict)
+    """By number of the checkpoint: how many rows came before its barrier."""
+
+
+class CollectOperator(Operator):
+    """Gathers everything in one list. An attempt that begins with a checkpoint takes back what came after it, any other begins anew.
+
+    So the list holds each element once. It is no state: a later run does not gather what this one did.
+    """
+
+    def __init__(self, collected: Collected) -> None:
+        self._collected = collected
 
     async def open(self) -> None:
-        self._rows.clear()
+        restored = self.ctx.restored_checkpoint
+        length = 0 if restored is None else self._collected.lengths.get(restored, 0)
+        del self._collected.rows[length:]
 
     def process_batch(self, batch: RecordBatch) -> RecordBatch:
-        self._rows.extend(batch.values)
+        self._collected.rows.extend(batch.values)
         return RecordBatch([], None, None, None, batch.watermark)
+
+    def snapshot_state(self, checkpoint_id: int) -> None:
+        self._collected.lengths[checkpoint_id] = len(self._collected.rows)
+
+    def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
+        lengths = self._collected.lengths
+        for older in [number for number in lengths if number < checkpoint_id]:
+            del lengths[older]
 
 
 class _RowOperator(Operator):

@@ -193,6 +193,8 @@ class Job:
             logger.warning("job %s did not stop within %s, it is cancelled", self.name, self._options.stop_timeout)
             self._cluster.job_master.cancel()
         await self._ended()
+        if self._cluster.job_master.stop_error is not None:
+            raise self._cluster.job_master.stop_error
         made = self._cluster.job_master.stopped_with
         return None if made is None else shown_path(made)
 
@@ -303,7 +305,15 @@ def _cluster(host: Host, graph: JobGraph, options: RunOptions) -> LocalCluster |
     if options.on is not None:
         return options.on.start(host, graph, options.restart, options.task_options(graph.name), options.checkpoint_settings())
     if not options.workers:
-        return LocalCluster(host, graph, options.restart, options.task_options(graph.name))
+        return LocalCluster(host, graph, options.restart, options.task_options(graph.name), options.checkpoint_settings())
     from aioflow.cluster.workers import WorkersCluster  # Loads what only processes need.
 
-    return WorkersCluster(host, graph, options.restart, options.task_options(graph.name), options.workers, options.heartbeat)
+    return WorkersCluster(
+        host,
+        graph,
+        options.restart,
+        options.task_options(graph.name),
+        options.workers,
+        options.heartbeat,
+        options.checkpoint_settings(),
+    )

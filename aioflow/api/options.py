@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from aioflow.api.checkpoint_options import check_checkpoint_options, checkpoint_settings
 from aioflow.checkpoint.urls import flow_url
-from aioflow.cluster.restart import RestartPolicy, exponential_delay, no_restart
+from aioflow.cluster.restart import RestartPolicy, no_restart, once_running
 from aioflow.core.timeunits import to_seconds
 from aioflow.task.environment import CheckpointTaskOptions, TaskOptions
 
@@ -65,7 +65,7 @@ class RunOptions:
     state: Any = "heap"
     """State backend: a name, or an object that makes one."""
     restart: RestartPolicy = field(default_factory=no_restart)
-    """When a failed job tries again. With `checkpoints` the default is `af.exponential_delay()`."""
+    """When a failed job tries again. With `checkpoints` the default is `af.exponential_delay()`, once all tasks have run."""
     stop_timeout: str | timedelta = "30s"
     """How long a graceful stop may take before the job is cancelled."""
     strict: bool = False
@@ -126,5 +126,5 @@ def parse_options(given: Mapping[str, Any]) -> RunOptions:
     check_checkpoint_options(given, options)
     if options.checkpoints is not None and "restart" not in given:
         # State outlives a failure, so trying again is what is wanted.
-        options = replace(options, restart=exponential_delay())
+        options = replace(options, restart=once_running())
     return options

@@ -15,6 +15,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from aioflow.checkpoint.metadata import decode_subtask
+from aioflow.checkpoint.subtask import CheckpointStats
+from aioflow.cluster.checkpoint_settings import CheckpointSettings
 from aioflow.cluster.job_master import JobMaster
 from aioflow.cluster.job_session import AttemptKey, attempt_key, pack_error, unpack_error
 from aioflow.cluster.scheduler import (
@@ -29,7 +32,7 @@ from aioflow.cluster.scheduler import (
     SubtasksLost,
 )
 from aioflow.cluster.shipping import load_job
-from aioflow.core.aio import OrderedTaskGroup
+from aioflow.core.aio import OrderedTaskGroup, close_within
 from aioflow.core.errors import AioflowError, Broken, GraphError, JobNotRunning
 from aioflow.core.serializers import Codec
 from aioflow.graph.deployment import ExecutionAttemptId, ExecutionState, TaskDeploymentDescriptor
@@ -38,12 +41,15 @@ if TYPE_CHECKING:
     from aioflow.cluster.execution_graph import JobStatus
     from aioflow.cluster.job_store import PersistedJob
     from aioflow.cluster.rpc import RpcConnection
-    from aioflow.core.elements import RecordBatch
+    from aioflow.core.elements import CheckpointBarrier, RecordBatch
     from aioflow.core.host import Host
 
 __all__ = ["ClusterJob", "Submitter"]
 
 logger = logging.getLogger(__name__)
+
+SUSPEND_S = 5.0
+"""How long a JobMaster whose job another leader takes over may take to let go of its checkpoints."""
 
 SUBMITTER = ""
 """Stands for the submitting process where a worker id is expected."""
@@ -80,6 +86,7 @@ class ClusterJob:
         declare: Callable[[str, int], None],
         submitter: Submitter | None,
         on_over: Callable[[str], None],
+        recovered: bool = False,
     ) -> None:
         self.job_id = job.job_id
         self.token = token
@@ -98,7 +105,16 @@ class ClusterJob:
         self._codec = Codec(self._shipped.types)
         self._group = OrderedTaskGroup()
         self._host = host
-        self.job_master = JobMaster(host, job.job_id, graph, pickle.loads(job.config["restart"]), self._group)
+        self.job_master = JobMaster(
+            host,
+            job.job_id,
+            graph,
+            pickle.loads(job.config["restart"]),
+            self._group,
+            checkpoints=CheckpointSettings(**job.config["checkpoints"]) if job.config.get("checkpoints") else None,
+            codec=self._codec,
+            recovered=recovered,
+        )
         self._scheduler = SlotScheduler(job.job_id, graph)
         self._peers: dict[str, _Peer] = {}
         """TaskManagers that have opened the job. The submitter is one of them."""
@@ -127,7 +143,10 @@ class ClusterJob:
         async with self._group:
             try:
                 _ = self._group.create_task(self.job_master.start(self), name="start")
-                return await asyncio.shield(self.job_master.terminated)
+                status = await asyncio.shield(self.job_master.terminated)
+                self._group.cancel_children()
+                await self.job_master.close()
+                return status
             finally:
                 self._over = True
                 for worker_id in self._peers:
@@ -135,6 +154,7 @@ class ClusterJob:
                 self._publish_now()
                 self._carry_out(self._scheduler.close())
                 self._group.cancel_children()
+                await close_within(self.job_master.suspend(), SUSPEND_S, what=f"the checkpoints of job {self.job_id}")
                 self._on_over(self.job_id)
 
     def cancel(self) -> None:
@@ -176,6 +196,19 @@ class ClusterJob:
         self._stop_drains = drain
         for worker_id in self._peers:
             self._ask(worker_id, "stop_sources", job_id, drain)
+
+    def trigger_checkpoint(self, attempt: ExecutionAttemptId, barrier: CheckpointBarrier) -> None:
+        worker_id = self._placed.get(attempt)
+        if worker_id is not None:
+            self._ask(worker_id, "trigger_checkpoint", attempt_key(attempt), barrier)
+
+    def notify_checkpoint_complete(self, job_id: str, checkpoint_id: int) -> None:
+        for worker_id in self._peers:
+            self._ask(worker_id, "notify_checkpoint_complete", job_id, checkpoint_id)
+
+    def notify_checkpoint_aborted(self, job_id: str, checkpoint_id: int, latest_completed: int | None) -> None:
+        for worker_id in self._peers:
+            self._ask(worker_id, "notify_checkpoint_aborted", job_id, checkpoint_id, latest_completed)
 
     def add_tap(self, job_id: str, node_id: int, tap: Callable[[RecordBatch], None], on_missed: object = None) -> None:
         """Taps of a cluster are numbers of the submitter's: see `add_remote_tap`."""
@@ -310,6 +343,20 @@ class ClusterJob:
             self._placed.pop(attempt, None)
         self.job_master.update_task_state(attempt, reached, unpack_error(error, self._codec))
         self._publish()
+
+    def on_acknowledged(self, token: int, key: AttemptKey, checkpoint_id: int, state: list[Any], stats: tuple[Any, ...]) -> None:
+        if token == self.token and not self._over:
+            attempt = ExecutionAttemptId(*key)
+            told = decode_subtask(state, f"the acknowledgement of {attempt}")
+            self.job_master.acknowledge_checkpoint(attempt, checkpoint_id, told, CheckpointStats(*stats))
+
+    def on_declined(self, token: int, key: AttemptKey, checkpoint_id: int, reason: str, error: bytes) -> None:
+        if token == self.token and not self._over:
+            self.job_master.decline_checkpoint(ExecutionAttemptId(*key), checkpoint_id, reason, unpack_error(error, self._codec))
+
+    def on_end_of_data(self, token: int, key: AttemptKey) -> None:
+        if token == self.token and not self._over:
+            self.job_master.end_of_data_reached(ExecutionAttemptId(*key))
 
     def slot_freed(self, worker_id: str, allocation_id: str) -> None:
         self._carry_out(self._scheduler.slot_lost(worker_id, allocation_id))

@@ -10,11 +10,13 @@ else. Reports of an attempt that is not the current one are ignored.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
+from typing import TYPE_CHECKING
 
 from aioflow.cluster.restart import RestartPolicy, RestartStrategy
+from aioflow.core.errors import Broken
 from aioflow.graph.deployment import (
     ExecutionAttemptId,
     ExecutionState,
@@ -27,6 +29,9 @@ from aioflow.graph.deployment import (
 from aioflow.graph.job_graph import JobGraph, JobVertex, connected_subtasks
 from aioflow.graph.stream_graph import ShipStrategy
 from aioflow.operators.source import Split
+
+if TYPE_CHECKING:
+    from aioflow.checkpoint.assignment import TaskRestore
 
 __all__ = [
     "CancelTask",
@@ -117,7 +122,7 @@ class _Region:
 
 @dataclass(slots=True)
 class ExecutionGraph:
-    """`splits` of each source vertex are dealt out once, round robin, and kept over restarts."""
+    """`splits` of each source vertex are dealt out once, round robin, and kept over restarts; after `restore`, as it says."""
 
     job_id: str
     graph: JobGraph
@@ -125,10 +130,14 @@ class ExecutionGraph:
     status: JobStatus = JobStatus.CREATED
     failure: BaseException | None = None
     restarts: int = 0
+    has_run: bool = False
+    """Whether all tasks have run at a time."""
     executions: dict[tuple[int, int], Execution] = field(default_factory=dict)
     locations: dict[tuple[int, int], str] = field(default_factory=dict)
     """Where each subtask runs, or will; kept by whoever places them, and empty in a cluster of one."""
-    _splits: dict[int, list[Split]] = field(default_factory=dict)
+    _splits: Mapping[int, Sequence[Split]] = field(default_factory=dict)
+    _restores: Mapping[tuple[int, int], TaskRestore] = field(default_factory=dict)
+    _restored_splits: Mapping[tuple[int, int], Sequence[Split]] = field(default_factory=dict)
     _regions: list[_Region] = field(default_factory=list)
     _strategy: RestartStrategy = field(init=False)
 
@@ -148,7 +157,11 @@ class ExecutionGraph:
 
     # Stimuli.
 
-    def start(self, splits: dict[int, list[Split]]) -> list[Instruction]:
+    def restore(self, states: Mapping[tuple[int, int], TaskRestore], splits: Mapping[tuple[int, int], Sequence[Split]]) -> None:
+        """What is deployed from now on begins with `states`, its sources with `splits`; both by (vertex, subtask)."""
+        self._restores, self._restored_splits = states, splits
+
+    def start(self, splits: Mapping[int, Sequence[Split]]) -> list[Instruction]:
         """Deploy everything. `splits`: by source vertex."""
         assert self.status is JobStatus.CREATED, f"job {self.job_id} was started already"
         self._splits = splits
@@ -166,6 +179,7 @@ class ExecutionGraph:
             return []  # Sent before the cancel arrived there.
         execution.state = state
         execution.error = error
+        self.has_run = self.has_run or self.all_have_run
         if not state.is_terminal:
             return []
         region = self._region_of(attempt.vertex_id)
@@ -198,12 +212,33 @@ class ExecutionGraph:
         self.status = JobStatus.FAILING
         return self._cancel_all() + self._ended_if_all_ended()
 
+    def fail_all(self, error: BaseException, now: float, jitter: float) -> list[Instruction]:
+        """The job as a whole failed, by nobody's task: whatever has not finished restarts, if the strategy allows."""
+        if self.status.is_terminal or self.status in (JobStatus.CANCELLING, JobStatus.FAILING):
+            return []
+        regions = [r for r in self._regions if r.state is _RegionState.RUNNING and not self._all_terminal(r.vertices)]
+        if not regions:
+            return []
+        first, *others = regions
+        instructions = self._on_failure(first, error, now, jitter)
+        if self.status is not JobStatus.RESTARTING:
+            return instructions + self._ended_if_all_ended()
+        wait = instructions[0]
+        assert isinstance(wait, ScheduleRestart)
+        for region in others:
+            instructions += self._restart(region, wait.delay_s)
+        return instructions
+
     # What follows.
 
     def awaits_deployment(self, attempt: ExecutionAttemptId) -> bool:
         """Whether an instruction to deploy `attempt` still stands: nothing has cancelled or replaced it meanwhile."""
         execution = self.executions[attempt.vertex_id, attempt.subtask_index]
         return execution.attempt == attempt and execution.state is ExecutionState.DEPLOYING
+
+    def subtasks_of(self, region_index: int) -> list[tuple[int, int]]:
+        """Of one region, by vertex and index."""
+        return [(v.id, i) for v in self._regions[region_index].vertices for i in range(v.parallelism)]
 
     def _on_failure(self, region: _Region, error: BaseException, now: float, jitter: float) -> list[Instruction]:
         if self.status is JobStatus.CANCELLING:
@@ -214,16 +249,21 @@ class ExecutionGraph:
         self.failure = error
         # What is no Exception (SystemExit, KeyboardInterrupt) asks for the end, not for another try.
         final = isinstance(error, self.restart.fatal) or not isinstance(error, Exception)
+        if self.restart.from_running and not self.has_run:
+            final = final or not isinstance(error, Broken)  # A process that is lost is no fault of the program.
         delay = None if final else self._strategy.on_failure(now, jitter)
         if delay is None:
             self.status = JobStatus.FAILING
             return self._cancel_all()
         self.restarts += 1
+        self.status = JobStatus.RESTARTING
+        return self._restart(region, delay)
+
+    def _restart(self, region: _Region, delay_s: float) -> list[Instruction]:
         region.state = _RegionState.CANCELING
         region.epoch += 1
         region.delay_over = False
-        self.status = JobStatus.RESTARTING
-        wait = ScheduleRestart(self._regions.index(region), region.epoch, delay)
+        wait = ScheduleRestart(self._regions.index(region), region.epoch, delay_s)
         return [wait, *self._cancel(region.vertices)]
 
     def _after_end(self, region: _Region) -> list[Instruction]:
@@ -323,14 +363,17 @@ class ExecutionGraph:
                     channels.append(InputChannelDescriptor(partition, index - reached.start, location))
             keyed = edge.partitioning.strategy is ShipStrategy.HASH
             inputs.append(InputGateDescriptor(edge.id, edge.input_index, keyed, tuple(channels)))
-        splits = self._splits.get(vertex.id, [])
+        splits = self._restored_splits.get((vertex.id, index))
+        if splits is None:
+            splits = self._splits.get(vertex.id, ())[index :: vertex.parallelism]
         return TaskDeploymentDescriptor(
             job_name=self.graph.name,
             attempt=attempt,
             vertex=vertex,
             inputs=tuple(inputs),
             outputs=tuple(outputs),
-            splits=tuple(splits[index :: vertex.parallelism]),
+            splits=tuple(splits),
+            restore=self._restores.get((vertex.id, index)),
         )
 
 

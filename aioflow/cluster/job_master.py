@@ -19,7 +19,9 @@ from aioflow.cluster.execution_graph import (
     JobStatus,
     ScheduleRestart,
 )
+from aioflow.cluster.job_checkpoints import JobCheckpoints
 from aioflow.core.errors import CheckpointError, note_once
+from aioflow.core.serializers import Codec
 from aioflow.graph.deployment import ExecutionAttemptId, ExecutionState, TaskDeploymentDescriptor
 from aioflow.operators.source import discover_splits
 from aioflow.task.blame import uncancelled
@@ -27,6 +29,8 @@ from aioflow.task.blame import uncancelled
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from aioflow.checkpoint.subtask import CheckpointStats, SubtaskState
+    from aioflow.cluster.checkpoint_settings import CheckpointSettings
     from aioflow.cluster.gateways import TaskExecutorGateway
     from aioflow.cluster.restart import RestartPolicy
     from aioflow.core.aio import OrderedTaskGroup
@@ -34,9 +38,12 @@ if TYPE_CHECKING:
     from aioflow.graph.job_graph import JobGraph
     from aioflow.operators.source import Split
 
-__all__ = ["JobMaster"]
+__all__ = ["CHECKPOINTS_CLOSE_S", "JobMaster"]
 
 logger = logging.getLogger(__name__)
+
+CHECKPOINTS_CLOSE_S = 30.0
+"""How long a job that is over may take to write what is still to be written of its checkpoints, and to delete what is wanted no more."""
 
 
 class JobMaster:
@@ -53,13 +60,22 @@ class JobMaster:
         restart: RestartPolicy,
         group: OrderedTaskGroup,
         ready: Callable[[], Awaitable[None]] | None = None,
+        checkpoints: CheckpointSettings | None = None,
+        codec: Codec | None = None,
+        *,
+        recovered: bool = False,
     ) -> None:
         self._host = host
         self._group = group
+        self._recovered = recovered
+        self._discovered: dict[int, list[Split]] = {}
+        self._checkpoints: JobCheckpoints | None = None
+        if checkpoints is not None:
+            self._checkpoints = JobCheckpoints(host, job_id, graph, checkpoints, codec or Codec(), self._fail_and_restart, self.fail)
         self._ready = ready
         self._workers: TaskExecutorGateway | None = None
         self.fencing_token = host.ids.new("fencing")
-        self.executions = ExecutionGraph(job_id, graph, restart)
+        self.executions = ExecutionGraph(job_id, graph, restart, has_run=recovered)
         self.terminated: asyncio.Future[JobStatus] = asyncio.get_running_loop().create_future()
         self.started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Completes once every task has run, or the job is over: what `open` raises is known then."""
@@ -80,13 +96,20 @@ class JobMaster:
     async def start(self, workers: TaskExecutorGateway) -> None:
         """Find the splits of every source, then deploy."""
         self._workers = workers
-        splits: dict[int, list[Split]] = {}
-        what = ""
+        splits = self._discovered
+        what = "while the state of the job was looked for"
         try:
+            if self._checkpoints is not None:
+                await self._checkpoints.open(recovered=self._recovered)
             for vertex in self.executions.graph.vertices:
                 if vertex.head.source is not None:
                     what = f"in discover() of source {vertex.head.name!r}"
                     splits[vertex.id] = await discover_splits(vertex.head.source, self._host)
+            what = "while the state of the job was dealt out"
+            if self._checkpoints is not None:
+                self._checkpoints.run_with(workers)
+                point = await self._checkpoints.restore_point(splits)
+                self.executions.restore(point.states, point.splits)
         except (Exception, asyncio.CancelledError) as caught:  # noqa: BLE001  # A source that cannot be read fails the job like a task would.
             error = uncancelled(caught) if isinstance(caught, asyncio.CancelledError) else caught
             note_once(error, what)
@@ -108,33 +131,67 @@ class JobMaster:
 
         With checkpoints the last one is a savepoint, if `savepoint`: under the store, or at the URL `directory`.
         """
+        if self._checkpoints is not None:
+            self._checkpoints.stop(savepoint=savepoint, directory=directory)
         if self._workers is not None:
             self._workers.stop_sources(self.executions.job_id, drain=drain)
 
     async def savepoint(self, directory: str | None = None) -> str:
-        """Make a savepoint under the store, or at the URL `directory`. Returns its URL."""
-        raise self._no_checkpoints()
+        """Make a savepoint under the store, or at the URL `directory`. Returns its URL. Raises CheckpointError, JobNotRunning."""
+        return await self._with_checkpoints().savepoint(directory)
 
     async def savepoints(self) -> list[str]:
-        """URLs of the savepoints under the store."""
-        raise self._no_checkpoints()
+        """URLs of the savepoints under the store. Raises RestoreError when it cannot be read."""
+        return await self._with_checkpoints().store.savepoints()
 
     async def checkpoint(self) -> int:
-        """Take a checkpoint now. Returns its number once it is completed."""
-        raise self._no_checkpoints()
+        """Take a checkpoint now. Returns its number once it is completed. Raises CheckpointError, JobNotRunning."""
+        return await self._with_checkpoints().checkpoint()
 
     @property
     def stopped_with(self) -> str | None:
         """URL of the savepoint that the job ended with."""
-        return None
+        made = None if self._checkpoints is None else self._checkpoints.stopped_with
+        return made.location if made is not None and made.kind.is_savepoint else None
 
-    def _no_checkpoints(self) -> CheckpointError:
-        return CheckpointError(f"job {self.executions.graph.name!r} has no checkpoints: run it with checkpoints=URL")
+    @property
+    def stop_error(self) -> CheckpointError | None:
+        """Why the savepoint that it should end with was not made."""
+        return None if self._checkpoints is None else self._checkpoints.stop_error
+
+    async def close(self) -> None:
+        """The job is over, and its tasks are gone: leave its checkpoints in order, and give the lease back."""
+        if self._checkpoints is not None:
+            await self._checkpoints.close(finished=self.status is JobStatus.FINISHED)
+
+    async def suspend(self) -> None:
+        """Another leader goes on with the job: leave everything as it is."""
+        if self._checkpoints is not None:
+            await self._checkpoints.abandon()
+
+    def _with_checkpoints(self) -> JobCheckpoints:
+        if self._checkpoints is None:
+            raise CheckpointError(f"job {self.executions.graph.name!r} has no checkpoints: run it with checkpoints=URL")
+        return self._checkpoints
 
     # JobMasterGateway.
 
+    def acknowledge_checkpoint(self, attempt: ExecutionAttemptId, checkpoint_id: int, state: SubtaskState, stats: CheckpointStats) -> None:
+        if self._checkpoints is not None:
+            self._checkpoints.acknowledge(attempt, checkpoint_id, state, stats)
+
+    def decline_checkpoint(self, attempt: ExecutionAttemptId, checkpoint_id: int, reason: str, error: BaseException | None) -> None:
+        if self._checkpoints is not None:
+            self._checkpoints.decline(attempt, checkpoint_id, reason, error)
+
+    def end_of_data_reached(self, attempt: ExecutionAttemptId) -> None:
+        if self._checkpoints is not None:
+            self._checkpoints.end_of_data_reached(attempt)
+
     def update_task_state(self, attempt: ExecutionAttemptId, state: ExecutionState, error: BaseException | None) -> None:
         instructions = self.executions.update(attempt, state, error, self._host.clock.monotonic(), self._host.rng.random())
+        if self._checkpoints is not None:
+            self._checkpoints.task_state(attempt, state)
         if error is not None:
             # A failure that ends the job is raised to whoever runs it; one that the job outlives is told nowhere else.
             level = logging.WARNING if self.status in (JobStatus.RUNNING, JobStatus.RESTARTING) else logging.INFO
@@ -162,6 +219,8 @@ class JobMaster:
                 self._deploy(descriptor)
             case CancelTask(attempt):
                 assert self._workers is not None
+                if self._checkpoints is not None:
+                    self._checkpoints.task_state(attempt, ExecutionState.CANCELING)
                 self._workers.cancel_task(attempt)
             case ScheduleRestart(region, epoch, delay_s):
                 logger.info("job %s: restarts in %.1f s after %r", self.executions.job_id, delay_s, self.error)
@@ -188,12 +247,21 @@ class JobMaster:
         try:
             if self._ready is not None:
                 await self._ready()
+            if self._checkpoints is not None:
+                point = await self._checkpoints.restore_point(self._discovered)
+                self.executions.restore(point.states, point.splits)
+                self._checkpoints.restarts(self.executions.subtasks_of(region))
         except Exception as error:  # noqa: BLE001  # Where nothing can be deployed, no restart can help.
             if self.error is not None:
                 error.__cause__ = self.error
             self.fail(error)
             return
         self._carry_out(self.executions.restart_due(region, epoch))
+
+    def _fail_and_restart(self, error: BaseException) -> None:
+        """As if every task had failed with it."""
+        logger.warning("job %s: %s", self.executions.job_id, error)
+        self._carry_out(self.executions.fail_all(error, self._host.clock.monotonic(), self._host.rng.random()))
 
     def _note_status(self, status: JobStatus) -> None:
         self.timestamps_ms.setdefault(status, self._host.clock.wall_ms())

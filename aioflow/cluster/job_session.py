@@ -9,24 +9,28 @@ from __future__ import annotations
 import asyncio
 import pickle
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import astuple, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from aioflow.checkpoint.failure import CheckpointFailureReason
+from aioflow.checkpoint.metadata import encode_subtask
 from aioflow.cluster.task_executor import TaskExecutor
 from aioflow.core.batch_codec import encode_batch
-from aioflow.core.errors import Closed, TypeNotSupported
+from aioflow.core.errors import AioflowError, Closed, TypeNotSupported
 from aioflow.core.metrics import MetricGroup
 from aioflow.core.serializers import Codec
 from aioflow.graph.deployment import ExecutionAttemptId, ExecutionState
 from aioflow.network.links import DataPlane
+from aioflow.operators.source import discover_splits
 from aioflow.protocol.errors import describe_error, rebuild_error
 from aioflow.protocol.framing import FrameType
 from aioflow.protocol.messages import decode_message, message_body
 
 if TYPE_CHECKING:
+    from aioflow.checkpoint.subtask import CheckpointStats, SubtaskState
     from aioflow.cluster.shipping import ShippedJob
-    from aioflow.core.elements import RecordBatch
+    from aioflow.core.elements import CheckpointBarrier, RecordBatch
     from aioflow.core.host import Host
     from aioflow.operators.source import Split
 
@@ -56,6 +60,7 @@ class JobSession:
         is_writable: Callable[[], bool],
         on_end: Callable[[ExecutionAttemptId], None],
     ) -> None:
+        self._host = host
         self._job_id = job_id
         self._job = job
         self._codec = Codec(job.types)
@@ -90,7 +95,7 @@ class JobSession:
         """Find the splits of the sources that stay in this process."""
         for vertex in self._job.graph.vertices:
             if vertex.head.source is not None and vertex.head.stays_here:
-                self._splits[vertex.id] = await vertex.head.source.discover()
+                self._splits[vertex.id] = await discover_splits(vertex.head.source, self._host)
 
     async def _live(self, opened: asyncio.Future[None]) -> None:
         try:
@@ -112,7 +117,7 @@ class JobSession:
     def submit_task(self, content: bytes) -> None:
         descriptor = self._job.load_task(content)
         splits = self._splits.get(descriptor.vertex.id)
-        if splits is not None:
+        if splits is not None and not descriptor.splits:  # Those that were restored stand where they stood.
             descriptor = replace(descriptor, splits=tuple(splits[descriptor.attempt.subtask_index :: descriptor.vertex.parallelism]))
         if self._closing.is_set():
             raise Closed(f"task {descriptor.task_name} came when its job was about to leave this process")
@@ -132,6 +137,15 @@ class JobSession:
 
     def stop_sources(self, drain: bool) -> None:
         self.executor.stop_sources(self._job_id, drain=drain)
+
+    def trigger_checkpoint(self, attempt: ExecutionAttemptId, barrier: CheckpointBarrier) -> None:
+        self.executor.trigger_checkpoint(attempt, barrier)
+
+    def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
+        self.executor.notify_checkpoint_complete(self._job_id, checkpoint_id)
+
+    def notify_checkpoint_aborted(self, checkpoint_id: int, latest_completed: int | None) -> None:
+        self.executor.notify_checkpoint_aborted(self._job_id, checkpoint_id, latest_completed)
 
     def add_tap(self, node_id: int, tap_id: int, may_miss: bool) -> None:
         """Send every batch that node `node_id` emits here as `tapped` from now on."""
@@ -170,6 +184,20 @@ class JobSession:
         if state.is_terminal:
             self._attempts.discard(attempt)
             self._on_end(attempt)
+
+    def acknowledge_checkpoint(self, attempt: ExecutionAttemptId, checkpoint_id: int, state: SubtaskState, stats: CheckpointStats) -> None:
+        packed = encode_subtask(state), astuple(stats)
+        try:
+            self._tell("acknowledge_checkpoint", self._job_id, self.token, attempt_key(attempt), checkpoint_id, *packed)
+        except AioflowError as error:  # More than goes into one message: state that is kept in memory travels whole.
+            self.decline_checkpoint(attempt, checkpoint_id, CheckpointFailureReason.IO_EXCEPTION.name, error)
+
+    def decline_checkpoint(self, attempt: ExecutionAttemptId, checkpoint_id: int, reason: str, error: BaseException | None) -> None:
+        told = pack_error(error, self._codec)
+        self._tell("decline_checkpoint", self._job_id, self.token, attempt_key(attempt), checkpoint_id, reason, told)
+
+    def end_of_data_reached(self, attempt: ExecutionAttemptId) -> None:
+        self._tell("end_of_data_reached", self._job_id, self.token, attempt_key(attempt))
 
 
 def attempt_key(attempt: ExecutionAttemptId) -> AttemptKey:

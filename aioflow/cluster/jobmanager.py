@@ -15,13 +15,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from aioflow.checkpoint.lease import LeaseOptions
 from aioflow.cluster.cluster_job import ClusterJob, Submitter
 from aioflow.cluster.dispatcher import Dispatcher, JobView, UnknownJob
 from aioflow.cluster.fencing import StaleLeader
 from aioflow.cluster.heartbeat import HeartbeatOptions
 from aioflow.cluster.job_session import AttemptKey, pack_error
 from aioflow.cluster.job_store import JobStore, PersistedJob
-from aioflow.cluster.leadership import DirectoryLeases, LeaderElection, Leadership, LeaseOptions
+from aioflow.cluster.leadership import DirectoryLeases, LeaderElection, Leadership
 from aioflow.cluster.resource_driver import ResourceManager
 from aioflow.cluster.resource_manager import SlotManagerOptions
 from aioflow.cluster.rpc import RpcConnection, RpcServer
@@ -29,7 +30,7 @@ from aioflow.cluster.scheduler import SlotOffer
 from aioflow.cluster.slots import SlotStatus
 from aioflow.core.errors import AioflowError, NotAuthenticated
 from aioflow.core.serializers import Codec
-from aioflow.network.connection import is_loopback
+from aioflow.network.security import is_loopback
 from aioflow.protocol.handshake import PeerRole
 
 if TYPE_CHECKING:
@@ -124,7 +125,7 @@ class JobManager:
 
     async def _make_job(self, resources: ResourceManager, job: PersistedJob, token: int, recovered: bool) -> JobRunner:
         submitter = self._submitters.get(job.job_id)
-        made = ClusterJob(self._host, job, token, resources.declare, submitter, self._forget)
+        made = ClusterJob(self._host, job, token, resources.declare, submitter, self._forget, recovered)
         self._jobs[job.job_id] = made
         return made
 
@@ -150,6 +151,9 @@ class JobManager:
             "job_not_opened": self._job_not_opened,
             "slot_freed": self._slot_freed,
             "update_task_state": self._on_task_state,
+            "acknowledge_checkpoint": self._acknowledged,
+            "decline_checkpoint": self._declined,
+            "end_of_data_reached": self._end_of_data,
             "tapped": self._tapped,
             "report": self._report,
             # Submitters.
@@ -231,6 +235,20 @@ class JobManager:
         if job_id in self._jobs:
             self._jobs[job_id].on_task_state(token, key, state, error)
 
+    def _acknowledged(
+        self, job_id: str, token: int, key: AttemptKey, checkpoint_id: int, state: list[Any], stats: tuple[Any, ...]
+    ) -> None:
+        if job_id in self._jobs:
+            self._jobs[job_id].on_acknowledged(token, key, checkpoint_id, state, stats)
+
+    def _declined(self, job_id: str, token: int, key: AttemptKey, checkpoint_id: int, reason: str, error: bytes) -> None:
+        if job_id in self._jobs:
+            self._jobs[job_id].on_declined(token, key, checkpoint_id, reason, error)
+
+    def _end_of_data(self, job_id: str, token: int, key: AttemptKey) -> None:
+        if job_id in self._jobs:
+            self._jobs[job_id].on_end_of_data(token, key)
+
     def _tapped(self, job_id: str, tap_id: int, content: bytes, rows: int, missed: int, refused: str) -> None:
         if job_id in self._jobs:
             self._jobs[job_id].tapped(tap_id, content, rows, missed, refused)
@@ -251,7 +269,7 @@ class JobManager:
         job_id: str,
         name: str,
         content: bytes,
-        restart: bytes,
+        config: dict[str, Any],
         attach: bool,
         location: str,
         taps: dict[int, tuple[int, bool]],
@@ -262,7 +280,7 @@ class JobManager:
         if attach:
             self._submitters[job_id] = Submitter(connection, location, dict(taps))
         try:
-            await leading.dispatcher.submit(PersistedJob(job_id=job_id, name=name, graph=content, config={"restart": restart}))
+            await leading.dispatcher.submit(PersistedJob(job_id=job_id, name=name, graph=content, config=config))
         except BaseException:
             self._submitters.pop(job_id, None)
             raise

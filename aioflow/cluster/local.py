@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from aioflow.cluster.job_master import JobMaster
+from aioflow.cluster.job_master import CHECKPOINTS_CLOSE_S, JobMaster
 from aioflow.cluster.task_executor import TaskExecutor
-from aioflow.core.aio import OrderedTaskGroup
+from aioflow.core.aio import OrderedTaskGroup, close_within
 from aioflow.core.metrics import MetricGroup
 
 if TYPE_CHECKING:
+    from aioflow.cluster.checkpoint_settings import CheckpointSettings
     from aioflow.cluster.execution_graph import JobStatus
     from aioflow.cluster.restart import RestartPolicy
     from aioflow.core.host import Host
@@ -23,12 +24,14 @@ __all__ = ["LocalCluster"]
 class LocalCluster:
     """Runs one job. `run` is the whole life; meanwhile `job_master` and `task_executor` are there to be asked."""
 
-    def __init__(self, host: Host, graph: JobGraph, restart: RestartPolicy, options: TaskOptions) -> None:
+    def __init__(
+        self, host: Host, graph: JobGraph, restart: RestartPolicy, options: TaskOptions, checkpoints: CheckpointSettings | None = None
+    ) -> None:
         self._group = OrderedTaskGroup()
         self.host = host
         self.job_id = host.ids.new("job")
         self.metrics = MetricGroup(host.clock.monotonic)
-        self.job_master = JobMaster(host, self.job_id, graph, restart, self._group)
+        self.job_master = JobMaster(host, self.job_id, graph, restart, self._group, checkpoints=checkpoints)
         self.task_executor = TaskExecutor(host, self.job_master, self.job_master.fencing_token, self.metrics, options)
 
     async def run(self) -> JobStatus:
@@ -49,6 +52,7 @@ class LocalCluster:
                 failure = error
             finally:
                 self._group.cancel_children()
+                await close_within(self.job_master.close(), CHECKPOINTS_CLOSE_S, what=f"the checkpoints of job {self.job_id}")
         if failure is not None:
             raise failure
         return status

@@ -7,7 +7,7 @@ RestartBackoffTimeStrategy family.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Protocol, runtime_checkable
 
@@ -20,6 +20,7 @@ __all__ = [
     "failure_rate",
     "fixed_delay",
     "no_restart",
+    "once_running",
 ]
 
 Fatal = tuple[type[BaseException], ...]
@@ -42,6 +43,10 @@ class RestartPolicy(Protocol):
     def retries(self) -> bool:
         """Whether it ever restarts."""
 
+    @property
+    def from_running(self) -> bool:
+        """Whether it begins to count once every task has run: what fails before, by a fault of the program, ends the job."""
+
     def begin(self) -> RestartStrategy: ...
     def __str__(self) -> str: ...
 
@@ -50,6 +55,7 @@ class RestartPolicy(Protocol):
 class _NoRestart:
     fatal: Fatal = ()
     retries: bool = False
+    from_running: bool = False
 
     def begin(self) -> RestartStrategy:
         return self
@@ -67,6 +73,7 @@ class _FixedDelay:
     delay_s: float
     fatal: Fatal = ()
     retries: bool = True
+    from_running: bool = False
 
     def begin(self) -> RestartStrategy:
         return _FixedDelayRun(self.attempts, self.delay_s)
@@ -94,6 +101,7 @@ class _FailureRate:
     delay_s: float
     fatal: Fatal = ()
     retries: bool = True
+    from_running: bool = False
 
     def begin(self) -> RestartStrategy:
         return _FailureRateRun(self)
@@ -125,6 +133,7 @@ class _ExponentialDelay:
     attempts: int | None
     fatal: Fatal = ()
     retries: bool = True
+    from_running: bool = False
 
     def begin(self) -> RestartStrategy:
         return _ExponentialDelayRun(self)
@@ -191,3 +200,10 @@ def exponential_delay(
     return _ExponentialDelay(
         to_seconds(initial), to_seconds(maximum), multiplier, jitter, to_seconds(reset_after), attempts, fatal
     )
+
+
+def once_running() -> RestartPolicy:
+    """`exponential_delay()`, but for a job that never got to run: whoever started it is there, and should hear why."""
+    policy = exponential_delay()
+    assert isinstance(policy, _ExponentialDelay)
+    return replace(policy, from_running=True)

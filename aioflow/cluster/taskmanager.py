@@ -29,6 +29,7 @@ from aioflow.protocol.handshake import PeerRole
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
+    from aioflow.core.elements import CheckpointBarrier
     from aioflow.core.host import Host
 
 __all__ = ["TaskManager", "TaskManagerOptions"]
@@ -147,6 +148,9 @@ class TaskManager:
             "free_slot": self._on_free_slot,
             "job_over": self._on_job_over,
             "stop_sources": lambda job_id, drain: self._session(job_id).stop_sources(drain),
+            "trigger_checkpoint": self._on_trigger_checkpoint,
+            "notify_checkpoint_complete": lambda job_id, *told: self._session(job_id).notify_checkpoint_complete(*told),
+            "notify_checkpoint_aborted": lambda job_id, *told: self._session(job_id).notify_checkpoint_aborted(*told),
             "add_tap": lambda job_id, node_id, tap_id, may_miss: self._session(job_id).add_tap(node_id, tap_id, may_miss),
             "remove_tap": lambda job_id, node_id, tap_id: self._session(job_id).remove_tap(node_id, tap_id),
             "query_state": self._on_query_state,
@@ -176,6 +180,10 @@ class TaskManager:
     def _on_cancel_task(self, key: AttemptKey) -> None:
         attempt = ExecutionAttemptId(*key)
         self._session(attempt.job_id).cancel_task(attempt)
+
+    def _on_trigger_checkpoint(self, key: AttemptKey, barrier: CheckpointBarrier) -> None:
+        attempt = ExecutionAttemptId(*key)
+        self._session(attempt.job_id).trigger_checkpoint(attempt, barrier)
 
     def _on_free_slot(self, allocation_id: str, token: int, reason: str) -> None:
         self._carry_out(self._table.free_slot(allocation_id, token, reason))

@@ -18,8 +18,12 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import astuple
 from typing import Any
 
+from aioflow.checkpoint.failure import CheckpointFailureReason
+from aioflow.checkpoint.metadata import encode_subtask
+from aioflow.checkpoint.subtask import CheckpointStats, SubtaskState
 from aioflow.cluster.heartbeat import HeartbeatMonitor, HeartbeatOptions, SendHeartbeat, TimedOut
 from aioflow.cluster.pulse import Pulse
 from aioflow.cluster.rpc import RpcConnection, connect_rpc
@@ -27,8 +31,8 @@ from aioflow.cluster.shipping import ShippedJob, load_job
 from aioflow.cluster.task_executor import TaskExecutor
 from aioflow.core.aio import cancel_and_wait
 from aioflow.core.batch_codec import encode_batch
-from aioflow.core.elements import RecordBatch
-from aioflow.core.errors import Broken, Closed, NotAuthenticated, TypeNotSupported
+from aioflow.core.elements import CheckpointBarrier, RecordBatch
+from aioflow.core.errors import AioflowError, Broken, Closed, NotAuthenticated, TypeNotSupported
 from aioflow.core.host import Host, SystemHost
 from aioflow.core.metrics import MetricGroup
 from aioflow.core.serializers import Codec
@@ -84,6 +88,9 @@ class Worker:
             "submit_task": self.submit_task,
             "cancel_task": self.cancel_task,
             "stop_sources": self.stop_sources,
+            "trigger_checkpoint": self.trigger_checkpoint,
+            "notify_checkpoint_complete": self.notify_checkpoint_complete,
+            "notify_checkpoint_aborted": self.notify_checkpoint_aborted,
             "add_tap": self.add_tap,
             "remove_tap": self.remove_tap,
             "query_state": self.query_state,
@@ -148,6 +155,18 @@ class Worker:
         if self._executor is not None:
             self._executor.stop_sources(job_id, drain=drain)
 
+    def trigger_checkpoint(self, attempt: tuple[str, int, int, int], barrier: CheckpointBarrier) -> None:
+        if self._executor is not None:
+            self._executor.trigger_checkpoint(ExecutionAttemptId(*attempt), barrier)
+
+    def notify_checkpoint_complete(self, job_id: str, checkpoint_id: int) -> None:
+        if self._executor is not None:
+            self._executor.notify_checkpoint_complete(job_id, checkpoint_id)
+
+    def notify_checkpoint_aborted(self, job_id: str, checkpoint_id: int, latest_completed: int | None) -> None:
+        if self._executor is not None:
+            self._executor.notify_checkpoint_aborted(job_id, checkpoint_id, latest_completed)
+
     def add_tap(self, job_id: str, node_id: int, tap_id: int, may_miss: bool) -> None:
         """Send every batch that node `node_id` emits here as `tapped` from now on.
 
@@ -184,9 +203,26 @@ class Worker:
             return
         if state.is_terminal:
             self._send_report()  # So that the numbers of a job that is over are complete.
-        told = b"" if error is None else message_body(describe_error(error, self._codec))
-        key = (attempt.job_id, attempt.vertex_id, attempt.subtask_index, attempt.attempt)
-        self._connection.notify("update_task_state", key, state.value, told)
+        self._connection.notify("update_task_state", _key(attempt), state.value, self._packed(error))
+
+    def acknowledge_checkpoint(self, attempt: ExecutionAttemptId, checkpoint_id: int, state: SubtaskState, stats: CheckpointStats) -> None:
+        if self._connection is None:
+            return
+        try:
+            self._connection.notify("acknowledge_checkpoint", _key(attempt), checkpoint_id, encode_subtask(state), astuple(stats))
+        except AioflowError as error:  # More than goes into one message: state that is kept in memory travels whole.
+            self.decline_checkpoint(attempt, checkpoint_id, CheckpointFailureReason.IO_EXCEPTION.name, error)
+
+    def decline_checkpoint(self, attempt: ExecutionAttemptId, checkpoint_id: int, reason: str, error: BaseException | None) -> None:
+        if self._connection is not None:
+            self._connection.notify("decline_checkpoint", _key(attempt), checkpoint_id, reason, self._packed(error))
+
+    def end_of_data_reached(self, attempt: ExecutionAttemptId) -> None:
+        if self._connection is not None:
+            self._connection.notify("end_of_data_reached", _key(attempt))
+
+    def _packed(self, error: BaseException | None) -> bytes:
+        return b"" if error is None else message_body(describe_error(error, self._codec))
 
     # Life.
 
@@ -232,6 +268,10 @@ class Worker:
     def _on_closed(self, connection: RpcConnection) -> None:
         if not self.closed.done():
             self.closed.set_result(FINISHED)
+
+
+def _key(attempt: ExecutionAttemptId) -> tuple[str, int, int, int]:
+    return attempt.job_id, attempt.vertex_id, attempt.subtask_index, attempt.attempt
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 
+from aioflow.checkpoint.metadata import decode_subtask
+from aioflow.checkpoint.subtask import CheckpointStats
 from aioflow.cluster.execution_graph import JobStatus
-from aioflow.cluster.job_master import JobMaster
+from aioflow.cluster.job_master import CHECKPOINTS_CLOSE_S, JobMaster
 from aioflow.cluster.shipping import local_job, ship_job
 from aioflow.cluster.task_executor import RESOURCES_CLOSE_S, TaskExecutor
 from aioflow.cluster.worker_pool import MASTER_SILENCE_FACTOR, WORKER_HEARTBEAT, WorkerPool, WorkerProcess
@@ -36,10 +38,11 @@ from aioflow.protocol.messages import ErrorResponse, decode_message
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
+    from aioflow.cluster.checkpoint_settings import CheckpointSettings
     from aioflow.cluster.gateways import OnMissed
     from aioflow.cluster.heartbeat import HeartbeatOptions
     from aioflow.cluster.restart import RestartPolicy
-    from aioflow.core.elements import RecordBatch
+    from aioflow.core.elements import CheckpointBarrier, RecordBatch
     from aioflow.core.host import Host
     from aioflow.graph.job_graph import JobGraph, JobVertex
     from aioflow.task.environment import TaskOptions
@@ -78,6 +81,7 @@ class WorkersCluster:
         options: TaskOptions,
         count: int,
         heartbeat: HeartbeatOptions | None = None,
+        checkpoints: CheckpointSettings | None = None,
     ) -> None:
         self._group = OrderedTaskGroup()
         self.host = host
@@ -90,12 +94,15 @@ class WorkersCluster:
         secret = bytes.fromhex(host.ids.new("secret") + host.ids.new("secret"))
         self._metrics = MetricGroup(host.clock.monotonic)
         self.metrics = _AllMetrics(self)
-        self.job_master = JobMaster(host, self.job_id, graph, restart, self._group, self._ready)
+        self.job_master = JobMaster(host, self.job_id, graph, restart, self._group, self._ready, checkpoints, self._codec)
         self._here = TaskExecutor(host, self.job_master, self.job_master.fencing_token, self._metrics, options)
         self._data_plane = DataPlane(host, secret, self._codec, self._here.partitions)
         self._location = ""
         handlers: dict[str, Callable[..., Any]] = {
             "update_task_state": self._on_task_state,
+            "acknowledge_checkpoint": self._on_acknowledged,
+            "decline_checkpoint": self._on_declined,
+            "end_of_data_reached": self._on_end_of_data,
             "tapped": self._on_tapped,
             "report": self._on_report,
         }
@@ -132,6 +139,7 @@ class WorkersCluster:
             finally:
                 self._group.cancel_children()
                 await close_within(self._close(), CLOSE_TIMEOUT_S, what="the workers")
+                await close_within(self.job_master.close(), CHECKPOINTS_CLOSE_S, what=f"the checkpoints of job {self.job_id}")
         if failure is not None:
             raise failure
         return status
@@ -277,6 +285,23 @@ class WorkersCluster:
         for worker in self.pool.open:
             worker.tell("stop_sources", job_id, drain)
 
+    def trigger_checkpoint(self, attempt: ExecutionAttemptId, barrier: CheckpointBarrier) -> None:
+        place = self._deployed.get(attempt, HERE)
+        if place == HERE:
+            self._here.trigger_checkpoint(attempt, barrier)
+        else:
+            self.pool[place].tell("trigger_checkpoint", _key(attempt), barrier)
+
+    def notify_checkpoint_complete(self, job_id: str, checkpoint_id: int) -> None:
+        self._here.notify_checkpoint_complete(job_id, checkpoint_id)
+        for worker in self.pool.open:
+            worker.tell("notify_checkpoint_complete", job_id, checkpoint_id)
+
+    def notify_checkpoint_aborted(self, job_id: str, checkpoint_id: int, latest_completed: int | None) -> None:
+        self._here.notify_checkpoint_aborted(job_id, checkpoint_id, latest_completed)
+        for worker in self.pool.open:
+            worker.tell("notify_checkpoint_aborted", job_id, checkpoint_id, latest_completed)
+
     def add_tap(self, job_id: str, node_id: int, tap: Tap, on_missed: OnMissed | None = None) -> None:
         self._here.add_tap(job_id, node_id, tap)
         tap_id = next(self._tap_numbers)
@@ -313,6 +338,19 @@ class WorkersCluster:
         if reached.is_terminal:
             self._ended(attempt)
         self.job_master.update_task_state(attempt, reached, self._error(told) if told else None)
+
+    def _on_acknowledged(
+        self, worker: WorkerProcess, key: tuple[str, int, int, int], checkpoint_id: int, state: list[Any], stats: tuple[Any, ...]
+    ) -> None:
+        attempt = ExecutionAttemptId(*key)
+        told = decode_subtask(state, f"the acknowledgement of {attempt}")
+        self.job_master.acknowledge_checkpoint(attempt, checkpoint_id, told, CheckpointStats(*stats))
+
+    def _on_declined(self, worker: WorkerProcess, key: tuple[str, int, int, int], checkpoint_id: int, reason: str, told: bytes) -> None:
+        self.job_master.decline_checkpoint(ExecutionAttemptId(*key), checkpoint_id, reason, self._error(told) if told else None)
+
+    def _on_end_of_data(self, worker: WorkerProcess, key: tuple[str, int, int, int]) -> None:
+        self.job_master.end_of_data_reached(ExecutionAttemptId(*key))
 
     def _ended(self, attempt: ExecutionAttemptId) -> None:
         self._deployed.pop(attempt, None)

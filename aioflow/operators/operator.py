@@ -64,6 +64,10 @@ class OperatorContext(Protocol):
         """Of this run; attempts are numbered within it."""
 
     @property
+    def restored_checkpoint(self) -> int | None:
+        """Number of the checkpoint or savepoint that this attempt began with, None for none."""
+
+    @property
     def runtime(self) -> RuntimeContext: ...
     @property
     def host(self) -> Host: ...

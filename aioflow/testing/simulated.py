@@ -17,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from aioflow.api.build import OperatorOptions, add_operator
-from aioflow.api.gather import CollectOperator
+from aioflow.api.gather import Collected, CollectOperator
 from aioflow.core.aio import cancel_and_wait
 from aioflow.graph.stream_graph import ShipStrategy
 from aioflow.testing.simulation.faults import Faults, inject
@@ -111,7 +111,7 @@ def run_simulated(
         if stream.flow is not flow:
             raise ValueError(f"collect has {stream!r} of flow {stream.flow.name!r}, expected a stream of {flow.name!r}")
         everything = [upstream.partitioned(ShipStrategy.GLOBAL) for upstream in stream.upstreams]
-        factory = partial(CollectOperator, rows)
+        factory = partial(CollectOperator, Collected(rows))
         add_operator(graph, "collect", [everything], factory, OperatorOptions(name="collect", parallelism=1), sink=True)
 
     async def run_flow(host: SimulatedHost) -> None:

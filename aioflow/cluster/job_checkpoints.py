@@ -1,0 +1,357 @@
+"""The checkpoints of one job: carries out what the CheckpointCoordinator decides, and keeps what it needs for that: store, lease, clock.
+
+Opened before the first task is deployed, closed after the last one has ended. In between every stimulus of the JobMaster goes through the
+coordinator, and its instructions are carried out in order; what takes time (writing metadata, deleting files) is done beside, and its end
+is the next stimulus. Invariants: nothing is written into the store of a flow without its lease; a restart begins only when it is known
+which checkpoints there are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections import deque
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, Protocol
+
+from aioflow.checkpoint.completed import CompletedCheckpoint
+from aioflow.checkpoint.coordinator import CheckpointCoordinator
+from aioflow.checkpoint.instructions import (
+    Answer,
+    CoordinatorOptions,
+    Discard,
+    FailJob,
+    Instruction,
+    Moment,
+    NotifyAborted,
+    NotifyComplete,
+    Store,
+    Trigger,
+    WakeAt,
+)
+from aioflow.checkpoint.store import FlowStore, open_store
+from aioflow.checkpoint.sweeping import sweep
+from aioflow.checkpoint.urls import flow_url
+from aioflow.cluster.checkpoint_shape import checkpointed_vertices
+from aioflow.cluster.restoring import RestorePoint, begin_anew, found_checkpoint, restore_point
+from aioflow.core.aio import cancel_and_wait, wait_all
+from aioflow.core.errors import CheckpointError, JobNotRunning
+from aioflow.graph.deployment import ExecutionState
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from aioflow.checkpoint.flow_lease import FlowLease
+    from aioflow.checkpoint.subtask import CheckpointStats, SubtaskState
+    from aioflow.cluster.checkpoint_settings import CheckpointSettings
+    from aioflow.core.elements import CheckpointBarrier
+    from aioflow.core.host import Host
+    from aioflow.core.serializers import Codec
+    from aioflow.graph.deployment import ExecutionAttemptId
+    from aioflow.graph.job_graph import JobGraph
+    from aioflow.operators.source import Split
+
+__all__ = ["CheckpointedTasks", "JobCheckpoints"]
+
+logger = logging.getLogger(__name__)
+
+
+class CheckpointedTasks(Protocol):
+    """What is told to the tasks of a job: the part of the TaskExecutorGateway that is about checkpoints."""
+
+    def trigger_checkpoint(self, attempt: ExecutionAttemptId, barrier: CheckpointBarrier) -> None: ...
+    def notify_checkpoint_complete(self, job_id: str, checkpoint_id: int) -> None: ...
+    def notify_checkpoint_aborted(self, job_id: str, checkpoint_id: int, latest_completed: int | None) -> None: ...
+
+
+class JobCheckpoints:
+    """`on_fail(error)` fails the job as the error of a task would, `on_lost(error)` for good: the store belongs to another job now."""
+
+    def __init__(
+        self,
+        host: Host,
+        job_id: str,
+        graph: JobGraph,
+        settings: CheckpointSettings,
+        codec: Codec,
+        on_fail: Callable[[BaseException], None],
+        on_lost: Callable[[BaseException], None],
+    ) -> None:
+        self._host = host
+        self._job_id = job_id
+        self._graph = graph
+        self._settings = settings
+        self._codec = codec
+        self._on_fail = on_fail
+        self._on_lost = on_lost
+        self.store: FlowStore = open_store(flow_url(settings.store, graph.name), host)
+        self._coordinator: CheckpointCoordinator | None = None
+        self._tasks: CheckpointedTasks | None = None
+        self._instructions: deque[Instruction] = deque()
+        self._carrying_out = False
+        self._beside: dict[asyncio.Task[None], None] = {}
+        """Writes and deletions under way."""
+        self._lease: FlowLease | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._numbers = itertools.count(1)
+        self._waiting: dict[int, asyncio.Future[CompletedCheckpoint]] = {}
+        self._stop_number: int | None = None
+        self._stop_asked: tuple[bool, str | None] | None = None
+        self._opening: asyncio.Future[None] | None = None
+        self._over = False
+        self.stopped_with: CompletedCheckpoint | None = None
+        """What the job ended with when it was stopped."""
+        self.stop_error: CheckpointError | None = None
+        """Why it could not be stopped that way."""
+
+    # Life.
+
+    async def open(self, *, recovered: bool = False) -> None:
+        """Find what the job begins with. Raises CheckpointError while another job has the flow's store, RestoreError for bad state.
+
+        `recovered`: the job ran before, under a leader that is gone; it goes on from its own newest checkpoint, whatever it began with.
+        """
+        self._opening = asyncio.get_running_loop().create_future()
+        try:
+            await self._open(recovered)
+        finally:
+            self._opening.set_result(None)
+        self._ask_for_stop()
+
+    async def _open(self, recovered: bool) -> None:
+        settings = self._settings
+        self._lease = await self.store.hold(self._on_lost)
+        first_id = await self.store.highest() + 1
+        options = CoordinatorOptions(
+            interval_ms=settings.every_ms,
+            timeout_ms=settings.timeout_ms,
+            min_pause_ms=settings.min_pause_ms,
+            retain=settings.retain,
+            tolerable_failures=settings.tolerable_failures,
+            unaligned=settings.unaligned,
+            aligned_timeout_ms=settings.aligned_timeout_ms,
+        )
+        vertices = checkpointed_vertices(self._graph)
+        found = await found_checkpoint(self._host, self.store, settings, self._job_id if recovered else None)
+        if found is None and settings.fresh and not recovered:
+            await begin_anew(self.store, first_id - 1)
+        await sweep(self.store, self._host, retain=settings.retain, keep=() if found is None else (found.checkpoint_id,))
+        self._coordinator = CheckpointCoordinator(options, vertices, flow=self._graph.name, job_id=self._job_id, first_id=first_id)
+        if found is not None:
+            ours = not found.kind.is_savepoint and found.location.startswith(f"{self.store.url}/")
+            self._coordinator.restored(found, self._now(), claim=ours)
+            logger.info("job %s begins with %s", self._job_id, found.location)
+
+    def run_with(self, tasks: CheckpointedTasks) -> None:
+        """From now on there are tasks to talk to."""
+        self._tasks = tasks
+
+    async def restore_point(self, discovered: Mapping[int, Sequence[Split]]) -> RestorePoint:
+        """What tasks that are deployed now begin with. `discovered`: the splits of each source vertex, as they were found."""
+        coordinator = self._opened()
+        while self._beside:  # Whether a checkpoint that is being stored counts must be known.
+            await wait_all(list(self._beside))
+        await self.store.settle()
+        return await restore_point(
+            coordinator.latest, self._graph, self.store, self._codec, discovered, allow_non_restored=self._settings.allow_non_restored
+        )
+
+    def restarts(self, subtasks: Sequence[tuple[int, int]]) -> None:
+        """These, by vertex and index, are about to be deployed again, from the last `restore_point`."""
+        self._carry_out(self._opened().restart(subtasks, self._now()))
+
+    async def close(self, *, finished: bool) -> None:
+        """The last task has ended. A job that `finished` by itself leaves nothing to resume."""
+        self._over = True
+        if self._opening is not None:
+            await self._opening
+        coordinator = self._coordinator
+        if coordinator is not None:
+            asked = self.stopped_with is not None or self.stop_error is not None
+            over = finished and not asked and await self._finish(coordinator)
+            self._carry_out(coordinator.shutdown(self._now(), discard=over))
+        if self._timer is not None:
+            self._timer.cancel()
+        while self._beside:
+            await wait_all(list(self._beside))
+        await self._release()
+
+    async def abandon(self) -> None:
+        """Stop at once, and leave everything as it is."""
+        self._over = True
+        if self._timer is not None:
+            self._timer.cancel()
+        await cancel_and_wait(list(self._beside))
+        await self._release()
+
+    async def _release(self) -> None:
+        if self._lease is not None:
+            await self._lease.release()
+
+    async def _finish(self, coordinator: CheckpointCoordinator) -> bool:
+        try:
+            await self.store.finish(coordinator.next_id - 1)
+        except CheckpointError as error:
+            logger.warning("job %s has finished, but its next run will find a checkpoint of it: %s", self._job_id, error)
+            return False
+        return True
+
+    # Stimuli.
+
+    def task_state(self, attempt: ExecutionAttemptId, state: ExecutionState) -> None:
+        """A task is in another state."""
+        coordinator = self._coordinator
+        if coordinator is None:
+            return
+        match state:
+            case ExecutionState.RUNNING:
+                self._carry_out(coordinator.task_running(attempt, self._now()))
+            case ExecutionState.FINISHED:
+                self._carry_out(coordinator.task_finished(attempt, self._now()))
+            case ExecutionState.CANCELING | ExecutionState.CANCELED | ExecutionState.FAILED:
+                self._carry_out(coordinator.task_lost(attempt, self._now()))
+
+    def acknowledge(self, attempt: ExecutionAttemptId, checkpoint_id: int, state: SubtaskState, stats: CheckpointStats) -> None:
+        self._carry_out(self._opened().acknowledge(attempt, checkpoint_id, state, stats, self._now()))
+
+    def decline(self, attempt: ExecutionAttemptId, checkpoint_id: int, reason: str, error: BaseException | None) -> None:
+        self._carry_out(self._opened().decline(attempt, checkpoint_id, reason, self._now(), error))
+
+    def end_of_data_reached(self, attempt: ExecutionAttemptId) -> None:
+        self._carry_out(self._opened().end_of_data_reached(attempt, self._now()))
+
+    def stop(self, *, savepoint: bool, directory: str | None) -> None:
+        """The sources are being stopped: the last checkpoint is a savepoint, under the store or at the URL `directory`."""
+        if self._stop_asked is None and not self._over:
+            self._stop_asked = savepoint, directory
+            self._ask_for_stop()
+
+    def _ask_for_stop(self) -> None:
+        coordinator = self._coordinator
+        if coordinator is not None and self._stop_asked is not None:
+            savepoint, directory = self._stop_asked
+            self._stop_number = number = next(self._numbers)
+            where = self.store.savepoint_url(directory) if savepoint else ""
+            self._carry_out(coordinator.request_stop(number, self._now(), savepoint=savepoint, directory=where))
+
+    async def savepoint(self, directory: str | None) -> str:
+        """Returns its URL. Raises CheckpointError."""
+        number = next(self._numbers)
+        where = self.store.savepoint_url(directory)
+        return (await self._answered(number, self._opened().request_savepoint, number, where)).location
+
+    async def checkpoint(self) -> int:
+        """Returns its number. Raises CheckpointError."""
+        number = next(self._numbers)
+        return (await self._answered(number, self._opened().request_checkpoint, number)).checkpoint_id
+
+    async def _answered(self, number: int, request: Callable[..., list[Instruction]], *args: Any) -> CompletedCheckpoint:
+        if self._over:
+            raise self._not_running()
+        answer: asyncio.Future[CompletedCheckpoint] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = answer
+        self._carry_out(request(*args, self._now()))
+        try:
+            return await answer
+        finally:
+            self._waiting.pop(number, None)
+
+    # Instructions.
+
+    def _carry_out(self, instructions: list[Instruction]) -> None:
+        """In order. What they cause at once is done behind them, never in between."""
+        self._instructions.extend(instructions)
+        if self._carrying_out:
+            return
+        self._carrying_out = True
+        try:
+            while self._instructions:
+                self._do(self._instructions.popleft())
+        finally:
+            self._carrying_out = False
+
+    def _do(self, instruction: Instruction) -> None:
+        match instruction:
+            case Trigger(barrier, attempts):
+                logger.debug("job %s: checkpoint %d begins", self._job_id, barrier.checkpoint_id)
+                assert self._tasks is not None
+                for attempt in attempts:
+                    self._tasks.trigger_checkpoint(attempt, barrier)
+            case Store(checkpoint):
+                self._begin(self._store(checkpoint), f"store checkpoint {checkpoint.checkpoint_id}")
+            case NotifyComplete(checkpoint_id, _):
+                logger.info("job %s: checkpoint %d is complete", self._job_id, checkpoint_id)
+                if self._tasks is not None:
+                    self._tasks.notify_checkpoint_complete(self._job_id, checkpoint_id)
+            case NotifyAborted(checkpoint_id, latest_completed, _, reason):
+                level = logging.WARNING if reason.counts else logging.INFO
+                logger.log(level, "job %s: checkpoint %d is given up: %s", self._job_id, checkpoint_id, reason.sentence)
+                if self._tasks is not None:
+                    self._tasks.notify_checkpoint_aborted(self._job_id, checkpoint_id, latest_completed)
+            case Discard():
+                self._begin(self.store.discard(instruction), "delete checkpoints")
+            case FailJob(error):
+                self._on_fail(error)
+            case Answer(number, checkpoint, error):
+                self._answer(number, checkpoint, error)
+            case WakeAt(at_s):
+                self._wake_at(at_s)
+
+    async def _store(self, checkpoint: CompletedCheckpoint) -> None:
+        try:
+            stored = await self.store.complete(checkpoint)
+        except Exception as error:  # noqa: BLE001  # Of any kind: it is not stored, and the job goes on.
+            self._carry_out(self._opened().not_stored(checkpoint.checkpoint_id, error, self._now()))
+        else:
+            self._carry_out(self._opened().stored(checkpoint.checkpoint_id, stored.location, self._now()))
+
+    def _answer(self, number: int, checkpoint: CompletedCheckpoint | None, error: CheckpointError | None) -> None:
+        if number == self._stop_number:
+            self.stopped_with = checkpoint
+            # A job that ended by itself before had nothing left to be stopped.
+            self.stop_error = None if self._over else error
+        waiting = self._waiting.pop(number, None)
+        if waiting is None or waiting.done():
+            return
+        if checkpoint is not None:
+            waiting.set_result(checkpoint)
+        else:
+            waiting.set_exception(self._not_running() if self._over or error is None else error)
+
+    def _begin(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._beside[task] = None
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._beside.pop(task, None)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._on_lost(error)
+
+    def _wake_at(self, at_s: float | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if at_s is not None and not self._over:
+            delay_s = max(0.0, at_s - self._host.clock.monotonic())
+            self._timer = asyncio.get_running_loop().call_later(delay_s, self._wake, at_s)
+
+    def _wake(self, at_s: float) -> None:
+        self._timer = None
+        now = self._now()
+        if now.s < at_s:  # The loop's clock is not as fine.
+            self._wake_at(at_s)
+        else:
+            self._carry_out(self._opened().tick(now))
+
+    def _now(self) -> Moment:
+        return Moment(self._host.clock.monotonic(), self._host.clock.wall_ms())
+
+    def _opened(self) -> CheckpointCoordinator:
+        if self._coordinator is None:
+            raise self._not_running()
+        return self._coordinator
+
+    def _not_running(self) -> JobNotRunning:
+        return JobNotRunning(f"job {self._graph.name!r} ({self._job_id}) does not run, no checkpoint can be taken of it")

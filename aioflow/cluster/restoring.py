@@ -1,0 +1,89 @@
+"""What a job begins with: which checkpoint or savepoint, and what each of its tasks gets of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from aioflow.checkpoint.assignment import assign_splits, plan_restore
+from aioflow.checkpoint.source_state import decode_source_state
+from aioflow.checkpoint.store import FlowStore, read_checkpoint
+from aioflow.cluster.checkpoint_settings import LATEST, CheckpointSettings
+from aioflow.cluster.checkpoint_shape import checkpointed_vertices
+from aioflow.core.errors import RestoreError
+from aioflow.operators.source import Split
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from aioflow.checkpoint.assignment import TaskRestore
+    from aioflow.checkpoint.completed import CompletedCheckpoint
+    from aioflow.core.host import Host
+    from aioflow.core.serializers import Codec
+    from aioflow.graph.job_graph import JobGraph
+
+__all__ = ["RestorePoint", "begin_anew", "found_checkpoint", "restore_point"]
+
+
+@dataclass(frozen=True, slots=True)
+class RestorePoint:
+    """What tasks begin with, by (vertex, subtask). Who is not in it begins empty."""
+
+    states: Mapping[tuple[int, int], TaskRestore] = field(default_factory=dict)
+    splits: Mapping[tuple[int, int], Sequence[Split]] = field(default_factory=dict)
+
+
+async def found_checkpoint(host: Host, store: FlowStore, settings: CheckpointSettings, recovered: str | None) -> CompletedCheckpoint | None:
+    """What `settings` let a job begin with. None: nothing. Raises RestoreError.
+
+    `recovered`: the id of a job that ran before. If it completed a checkpoint, that is where it goes on, whatever it began with.
+    """
+    if recovered is not None:
+        newest = await store.newest()
+        if newest is not None and newest.job_id == recovered:
+            return newest
+    if settings.restore == LATEST:
+        return await store.newest()
+    if settings.restore is not None:
+        return await read_checkpoint(settings.restore, host, root=store.objects)
+    if not settings.fresh and recovered is None:
+        newest = await store.newest()
+        if newest is not None:
+            raise RestoreError(
+                f"{store.url} holds {newest.location} of an unfinished job, and restore=None would begin without it: leave restore= out to go "
+                "on from there, or give fresh=True as well to give it up"
+            )
+    return None
+
+
+async def begin_anew(store: FlowStore, number: int) -> None:
+    """Give up what has a number up to `number`: later runs do not go back to it. Raises CheckpointError."""
+    if number:
+        await store.finish(number)
+
+
+async def restore_point(
+    checkpoint: CompletedCheckpoint | None,
+    graph: JobGraph,
+    store: FlowStore,
+    codec: Codec,
+    discovered: Mapping[int, Sequence[Split]],
+    *,
+    allow_non_restored: bool,
+) -> RestorePoint:
+    """What the tasks of `graph` get of `checkpoint`. Raises RestoreError."""
+    if checkpoint is None:
+        return RestorePoint()
+    plan = plan_restore(checkpoint, checkpointed_vertices(graph), allow_non_restored=allow_non_restored)
+    files = store.input()
+    splits: dict[tuple[int, int], Sequence[Split]] = {}
+    for vertex_id, positions in plan.sources.items():
+        vertex = graph.vertex(vertex_id)
+        what = f"source {vertex.head.name!r} in {checkpoint.location}"
+        former = [[] if file is None else decode_source_state(await files.read(file), codec, what) for file in positions]
+        # A source that ends by itself reads what there was when it began: a file that has grown since would be cut into other parts.
+        bounded = vertex.head.source is not None and vertex.head.source.bounded
+        found = () if bounded and any(former) else discovered.get(vertex_id, ())
+        for index, dealt in enumerate(assign_splits(former, found, vertex.parallelism)):
+            splits[vertex_id, index] = [Split(s.id, s.position, s.payload, s.watermark, s.finished) for s in dealt]
+    return RestorePoint(plan.tasks, splits)

@@ -1,0 +1,451 @@
+"""State that survives: jobs that go on where they stopped, restart from their last checkpoint, change their parallelism, share a store."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import aioflow as af
+
+pytestmark = pytest.mark.timeout(60)
+
+_NAMES = itertools.count()
+
+
+@pytest.fixture
+def store() -> str:
+    """A store that nobody else has."""
+    return f"memory://test-checkpoints-{next(_NAMES)}"
+
+
+async def eventually(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+class Numbers:
+    """A replayable source: 0, 1, 2 ... as far as the test lets it; it ends at `end`."""
+
+    def __init__(self, limit: int = 0, end: int | None = None) -> None:
+        self.limit = limit
+        self.end = end
+        self.began_at: list[Any] = []
+
+    async def read(self, position: Any) -> AsyncIterator[tuple[int, int]]:
+        self.began_at.append(position)
+        i = position or 0
+        while i != self.end:
+            if i >= self.limit:
+                await asyncio.sleep(0.001)
+                continue
+            yield i, i + 1
+            i += 1
+
+
+def counting(numbers: Numbers, rows: list[Any], name: str = "counting", *, keys: int = 5, **options: Any) -> af.Flow:
+    flow = af.Flow(name, **options)
+    counted = flow.source(numbers.read, uid="numbers").key_by(lambda n: n % keys).count(uid="count")
+    counted.sink(rows.append)
+    return flow
+
+
+def complete(rows: list[tuple[int, int]], n: int, keys: int = 5) -> bool:
+    """Whether the counts of `n` numbers are there, each once and in order."""
+    of_key = {key: [count for k, count in rows if k == key] for key in range(keys)}
+    return all(counts == list(range(1, n // keys + 1)) for counts in of_key.values())
+
+
+# Stopping and going on.
+
+
+@pytest.mark.parametrize("batch", [1, 7, 1000])
+async def test_a_stopped_job_goes_on_where_it_was(store: str, batch: int) -> None:
+    """H6.2: what was counted before is counted once, what came after goes on from there."""
+    from aioflow.task.environment import TaskOptions
+
+    rows: list[Any] = []
+    numbers = Numbers()
+    for limit in (100, 250, 300):
+        async with counting(numbers, rows).run(checkpoints=store, every="1h", tasks=TaskOptions(batch_records_max=batch)) as job:
+            numbers.limit = limit
+            await eventually(lambda: len(rows) == limit)  # noqa: B023  # Awaited in this turn of the loop.
+            path = await job.stop()
+        assert path is not None
+        assert job.status is af.JobStatus.FINISHED
+        assert complete(rows, limit)
+    assert numbers.began_at == [None, 100, 250]
+
+
+async def test_leaving_the_block_stops_with_a_savepoint(store: str) -> None:
+    rows: list[Any] = []
+    numbers = Numbers()
+    for limit in (50, 100):
+        async with counting(numbers, rows).run(checkpoints=store) as job:
+            numbers.limit = limit
+            await eventually(lambda: len(rows) == limit)  # noqa: B023  # As above.
+    assert complete(rows, 100)
+    assert job.status is af.JobStatus.FINISHED
+
+
+async def test_a_store_on_disk_outlives_its_jobs(tmp_path: Path) -> None:
+    rows: list[Any] = []
+    numbers = Numbers(100)
+    async with counting(numbers, rows).run(checkpoints=tmp_path) as job:
+        await eventually(lambda: len(rows) == 100)
+        path = await job.stop()
+    assert path is not None
+    assert Path(path).is_relative_to(tmp_path)
+    assert Path(path).exists()
+    numbers.limit = 200
+    async with counting(numbers, rows).run(checkpoints=f"file://{tmp_path}") as job:
+        await eventually(lambda: len(rows) == 200)
+        assert await job.savepoints() == [path]
+    assert complete(rows, 200)
+
+
+async def test_a_job_that_was_stopped_without_a_savepoint_goes_on_from_its_last_checkpoint(store: str) -> None:
+    rows: list[Any] = []
+    numbers = Numbers(100)
+    async with counting(numbers, rows).run(checkpoints=store, every="1h") as job:
+        await eventually(lambda: len(rows) == 100)
+        assert await job.stop(savepoint=False) is None
+    numbers.limit = 200
+    async with counting(numbers, rows).run(checkpoints=store) as job:
+        await eventually(lambda: len(rows) == 200)
+        assert await job.savepoints() == []
+    assert complete(rows, 200)
+
+
+async def test_a_cancelled_job_goes_on_from_its_last_checkpoint(store: str) -> None:
+    """What came after the checkpoint is read again: its rows come twice, its counts do not."""
+    rows: list[Any] = []
+    numbers = Numbers(100)
+    async with counting(numbers, rows).run(checkpoints=store, every="1h") as job:
+        await eventually(lambda: len(rows) == 100)
+        number = await job.checkpoint()
+        assert number >= 1
+        numbers.limit = 150
+        await eventually(lambda: len(rows) == 150)
+        await job.cancel()
+    numbers.limit = 200
+    async with counting(numbers, rows).run(checkpoints=store):
+        await eventually(lambda: len(rows) == 250)
+    assert numbers.began_at == [None, 100]
+    assert complete(rows[:100] + rows[150:], 200)
+
+
+async def test_an_error_in_the_block_wins_and_the_state_stays(store: str) -> None:
+    rows: list[Any] = []
+    numbers = Numbers(100)
+    with pytest.raises(KeyError):
+        async with counting(numbers, rows).run(checkpoints=store, every="1h") as job:
+            await eventually(lambda: len(rows) == 100)
+            await job.checkpoint()
+            raise KeyError("mine")
+    numbers.limit = 200
+    async with counting(numbers, rows).run(checkpoints=store):
+        await eventually(lambda: len(rows) == 200)
+    assert complete(rows, 200)
+
+
+async def test_a_drained_job_fires_its_windows_and_goes_on_behind_them(store: str) -> None:
+    flow, rows, numbers = af.Flow("drained"), [], Numbers(25)
+    strategy: Any = af.WatermarkStrategy.monotonous_timestamps(timestamp=lambda n: n * 1000)
+    stream = flow.source(numbers.read, watermarks=strategy).key_by(lambda n: 0)
+    stream.window(af.tumbling("10s")).aggregate(af.count(), uid="window").sink(rows.append)
+    async with flow.run(checkpoints=store, every="1h") as job:
+        await eventually(lambda: len(rows) == 2)
+        await job.checkpoint()
+        path = await job.stop(drain=True)
+    assert path is not None
+    assert [row.value for row in rows] == [10, 10, 5]
+
+
+async def test_a_job_that_finished_by_itself_leaves_nothing_to_resume(store: str) -> None:
+    for _ in range(2):
+        rows: list[Any] = []
+        numbers = Numbers(100, end=100)
+        result = await counting(numbers, rows).execute(checkpoints=store, every="10ms")
+        assert result.status == "FINISHED"
+        assert complete(rows, 100)
+        assert numbers.began_at == [None]
+
+
+async def test_a_bounded_job_of_several_regions_finishes(store: str) -> None:
+    """F4: a checkpoint goes on without tasks that have finished."""
+    flow, rows = af.Flow("regions"), []
+    numbers = Numbers(50)
+    flow.source([1, 2, 3], name="short").key_by(lambda n: n).count().sink(rows.append)
+    flow.source(numbers.read, name="long").sink(rows.append)
+    async with flow.run(checkpoints=store, every="10ms") as job:
+        await eventually(lambda: len(rows) == 53)
+        tasks = job._cluster.job_master.executions.executions
+        await eventually(lambda: sum(task.state.is_terminal for task in tasks.values()) == 2)
+        first = await job.checkpoint()
+        assert await job.checkpoint() > first
+        numbers.limit = numbers.end = 60
+        result = await job.wait()
+    assert result.status == "FINISHED"
+    assert len(rows) == 63
+
+
+# Restarts.
+
+
+async def test_a_failing_function_restarts_from_the_last_checkpoint_with_exact_state(store: str) -> None:
+    """I5.1 in one process: what the failed attempt counted after the checkpoint is forgotten, and counted again."""
+    rows: list[Any] = []
+    numbers = Numbers(100)
+    failures = iter([True])
+
+    def fragile(n: int) -> int:
+        if n == 170 and next(failures, False):
+            raise OSError("away")
+        return n
+
+    flow = af.Flow("fragile")
+    flow.source(numbers.read, uid="numbers").map(fragile).key_by(lambda n: n % 5).count(uid="count").sink(rows.append)
+    async with flow.run(checkpoints=store, every="1h", restart=af.fixed_delay(3, "1ms")) as job:
+        await eventually(lambda: len(rows) == 100)
+        await job.checkpoint()
+        numbers.limit = 200
+        await eventually(lambda: numbers.began_at == [None, 100] and rows.count((4, 40)) >= 1)
+        numbers.end = 200
+        result = await job.wait()
+    assert result.restarts == 1
+    assert [max(count for k, count in rows if k == key) for key in range(5)] == [40] * 5
+    # Only what came after the checkpoint may have come twice.
+    assert complete(rows[:100], 100)
+    assert all(rows.count((key, count)) == 1 for key in range(5) for count in range(1, 21))
+
+
+async def test_collect_is_exactly_once_over_restarts(store: str) -> None:
+    """Rows of a failed attempt that came after the checkpoint are taken back."""
+    numbers = Numbers(400, end=400)
+    tries = itertools.count(1)
+
+    async def fragile(n: int) -> int:
+        if n % 100 == 99 and next(tries) <= 3:
+            await asyncio.sleep(0.05)  # Time for checkpoints of what came before.
+            raise OSError("away")
+        return n
+
+    flow = af.Flow("collected")
+    counts = flow.source(numbers.read).map(fragile).key_by(lambda n: n % 5).count()
+    rows = await counts.collect(checkpoints=store, every="5ms", restart=af.fixed_delay(5, "1ms"))
+    assert complete(rows, 400)
+    assert next(tries) > 4
+
+
+async def test_a_failure_before_the_first_checkpoint_begins_anew(store: str) -> None:
+    numbers = Numbers(100, end=100)
+    failures = iter([True])
+
+    def fragile(n: int) -> int:
+        if n == 50 and next(failures, False):
+            raise OSError("away")
+        return n
+
+    flow = af.Flow("early")
+    counts = flow.source(numbers.read).map(fragile).key_by(lambda n: n % 5).count()
+    assert complete(await counts.collect(checkpoints=store, every="1h", restart=af.fixed_delay(1, "1ms")), 100)
+    assert numbers.began_at == [None, None]
+
+
+async def test_open_fails_before_the_block_is_entered(store: str) -> None:
+    """Although jobs with checkpoints restart for ever by default: nobody would hear of it."""
+
+    class Broken(af.ProcessFunction[int, int]):
+        def open(self, ctx: Any) -> None:
+            raise OSError("no such table")
+
+    flow = af.Flow("broken")
+    flow.source([1]).process(Broken()).sink(af.io.blackhole())
+    with pytest.raises(OSError, match="no such table"):
+        async with flow.run(checkpoints=store):
+            pytest.fail("entered")
+
+
+# Other shapes.
+
+
+@pytest.mark.parametrize("parallelism", range(2, 9))
+async def test_a_savepoint_is_restored_at_another_parallelism_and_back(store: str, tmp_path: Path, parallelism: int) -> None:
+    """H3: every key group goes to exactly one subtask; RELIABILITY 39."""
+    rows: list[Any] = []
+    numbers = Numbers()
+    paths: list[str] = []
+    for limit, p in ((100, 1), (200, parallelism), (300, 1)):
+        restore = paths[-1] if paths else "latest"
+        flow = counting(numbers, rows, parallelism=p, keys=20)
+        async with flow.run(checkpoints=store, every="1h", restore=restore) as job:
+            numbers.limit = limit
+            await eventually(lambda: len(rows) == limit)  # noqa: B023  # Awaited in this turn of the loop.
+            path = await job.stop(savepoint=tmp_path / str(limit))
+            assert path is not None
+            paths.append(path)
+    assert complete(rows, 300, keys=20)
+    assert [str(Path(path).relative_to(tmp_path).parts[0]) for path in paths] == ["100", "200", "300"]
+
+
+async def test_state_that_no_operator_takes_is_refused_unless_it_may_be_dropped(store: str) -> None:
+    rows: list[Any] = []
+    numbers = Numbers(100)
+    async with counting(numbers, rows).run(checkpoints=store):
+        await eventually(lambda: len(rows) == 100)
+
+    renamed = af.Flow("counting")
+    renamed.source(numbers.read, uid="numbers").key_by(lambda n: n % 5).count(uid="other").sink(rows.append)
+    with pytest.raises(af.RestoreError, match=r"count.*allow_non_restored=True"):
+        async with renamed.run(checkpoints=store):
+            pytest.fail("entered")
+    numbers.limit = 200
+    async with renamed.run(checkpoints=store, allow_non_restored=True):
+        await eventually(lambda: len(rows) == 200)
+    assert complete(rows[100:], 100)
+
+
+async def test_a_sink_more_or_less_does_not_refuse_a_restore(store: str) -> None:
+    numbers = Numbers(100)
+    first, second = af.Flow("sinks"), af.Flow("sinks")
+    rows: list[Any] = []
+    first.source(numbers.read).key_by(lambda n: n % 5).count().sink(rows.append)
+    counts = second.source(numbers.read).key_by(lambda n: n % 5).count()
+    counts.map(lambda row: row).sink(rows.append)
+    counts.sink(af.io.blackhole())
+    for flow, limit in ((first, 100), (second, 200), (first, 300)):
+        async with flow.run(checkpoints=store):
+            numbers.limit = limit
+            await eventually(lambda: len(rows) == limit)  # noqa: B023  # Awaited in this turn of the loop.
+    assert complete(rows, 300)
+
+
+async def test_a_savepoint_that_is_not_there_is_refused(store: str, tmp_path: Path) -> None:
+    with pytest.raises(af.RestoreError, match="nowhere"):
+        async with counting(Numbers(), []).run(checkpoints=store, restore=tmp_path / "nowhere"):
+            pytest.fail("entered")
+
+
+# The store.
+
+
+async def test_two_jobs_on_one_store_are_refused_naming_the_holder(store: str) -> None:
+    rows: list[Any] = []
+    numbers = Numbers(10)
+    async with counting(numbers, rows).run(checkpoints=store):
+        with pytest.raises(af.CheckpointError, match=r"counting.*process \d+|counting.*pid \d+"):
+            async with counting(Numbers(), []).run(checkpoints=store):
+                pytest.fail("entered")
+        async with counting(Numbers(10), other := [], name="another").run(checkpoints=store):
+            await eventually(lambda: len(other) == 10)
+        numbers.limit = 20
+        await eventually(lambda: len(rows) == 20)
+    async with counting(numbers, rows).run(checkpoints=store):
+        numbers.limit = 30
+        await eventually(lambda: len(rows) == 30)
+    assert complete(rows, 30)
+
+
+async def test_beginning_anew_beside_unfinished_state_has_to_be_meant(store: str) -> None:
+    rows: list[Any] = []
+    numbers = Numbers(100)
+    async with counting(numbers, rows).run(checkpoints=store):
+        await eventually(lambda: len(rows) == 100)
+    with pytest.raises(af.RestoreError, match="fresh=True"):
+        async with counting(numbers, rows).run(checkpoints=store, restore=None):
+            pytest.fail("entered")
+    rows.clear()
+    async with counting(numbers, rows).run(checkpoints=store, restore=None, fresh=True):
+        await eventually(lambda: len(rows) == 100)
+    numbers.limit = 200
+    async with counting(numbers, rows).run(checkpoints=store):
+        await eventually(lambda: len(rows) == 200)
+    assert complete(rows, 200)
+    assert numbers.began_at == [None, None, 100]
+
+
+async def test_checkpoints_are_taken_by_the_clock(store: str) -> None:
+    """F9: one after the other, numbered upwards, also over a restart of the service."""
+    numbers, rows = Numbers(10), []
+    async with counting(numbers, rows).run(checkpoints=store, every="1ms") as job:
+        first = await job.checkpoint()
+        numbers.limit = 20
+        await eventually(lambda: len(rows) == 20)
+        second = await job.checkpoint()
+        assert second > first
+    async with counting(numbers, rows).run(checkpoints=store, every="1h") as job:
+        assert await job.checkpoint() > second
+
+
+async def test_what_needs_checkpoints_says_so() -> None:
+    async with counting(Numbers(), []).run() as job:
+        for ask in (job.checkpoint, job.savepoint, job.savepoints, lambda: job.stop(savepoint="/tmp/somewhere")):
+            with pytest.raises(af.CheckpointError, match=r"run it with checkpoints=URL"):
+                await ask()  # type: ignore[operator]  # Methods of several kinds.
+
+
+async def test_a_job_that_is_over_makes_no_savepoint(store: str) -> None:
+    async with counting(Numbers(), []).run(checkpoints=store) as job:
+        await job.cancel()
+        with pytest.raises(af.JobNotRunning):
+            await job.savepoint()
+        with pytest.raises(af.JobNotRunning):
+            await job.checkpoint()
+
+
+async def test_a_savepoint_is_made_while_the_job_goes_on(store: str, tmp_path: Path) -> None:
+    rows: list[Any] = []
+    numbers = Numbers(100)
+    async with counting(numbers, rows).run(checkpoints=store, every="1h") as job:
+        await eventually(lambda: len(rows) == 100)
+        path = await job.savepoint(tmp_path / "here")
+        assert Path(path).is_relative_to(tmp_path / "here")
+        numbers.limit = 200
+        await eventually(lambda: len(rows) == 200)
+    again: list[Any] = []
+    numbers.limit = 300
+    async with counting(numbers, again).run(checkpoints=store, restore=path):
+        await eventually(lambda: len(again) == 200)
+    assert complete(rows[:100] + again, 300)
+    assert numbers.began_at == [None, 100]
+
+
+# What is pushed.
+
+
+async def test_a_durable_put_returns_when_a_checkpoint_covers_it(store: str) -> None:
+    flow, rows = af.Flow("pushed"), []
+    events = flow.source(af.io.push(), uid="events")
+    events.key_by(lambda n: 0).count(uid="count").sink(rows.append)
+    async with flow.run(checkpoints=store, every="5ms") as job:
+        await job.input(events).put("a", durable=True)
+        await job.input(events).put("b", durable=True)
+        await job.cancel()
+    async with flow.run(checkpoints=store, every="1h") as job:
+        await job.input(events).put("c")
+        await eventually(lambda: bool(rows) and rows[-1] == (0, 3))
+
+
+async def test_what_was_pushed_is_replayed_after_a_restart_once(store: str) -> None:
+    flow, rows, failures = af.Flow("replayed"), [], iter([True])
+
+    def fragile(n: int) -> int:
+        if n == 3 and next(failures, False):
+            raise OSError("away")
+        return n
+
+    events = flow.source(af.io.push(), uid="events")
+    events.map(fragile).key_by(lambda n: 0).count(uid="count").sink(rows.append)
+    async with flow.run(checkpoints=store, every="1h", restart=af.fixed_delay(1, "1ms")) as job:
+        await job.input(events).put_many([0, 1, 2])
+        await eventually(lambda: (0, 3) in rows)
+        await job.checkpoint()
+        await job.input(events).put_many([3, 4])
+        await eventually(lambda: (0, 5) in rows)
+    assert rows == [(0, 1), (0, 2), (0, 3), (0, 4), (0, 5)]
