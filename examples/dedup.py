@@ -29,7 +29,7 @@ class FirstOnly(af.KeyedProcessFunction[str, tuple[str, int], tuple[str, int]]):
 async def payments() -> AsyncIterator[tuple[str, int]]:
     for payment in [("p1", 20), ("p2", 35), ("p1", 20), ("p3", 5), ("p2", 35), ("p2", 35)]:
         yield payment
-    await asyncio.sleep(1.2)
+    await asyncio.sleep(3)
     yield "p1", 20  # The provider tries once more, after its id was forgotten.
 
 

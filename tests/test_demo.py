@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 from aioflow.cli.demo import QUIET_MS, Report, build_flow
 from aioflow.cli.demo_data import FlightLog, find_data
 from aioflow.cli.running import Watcher, run_flow
+from tests.integration.clusters import Cluster
 
 pytestmark = [pytest.mark.examples, pytest.mark.slow]
 
@@ -160,14 +162,48 @@ def test_an_alarm_is_raised_for_each_silence_and_ends_with_it(report: Report, db
     assert len([origin for origin, since, *_ in ended if since in range(1_360_300_000_000, 1_360_400_000_000)]) == 3  # The blizzard.
 
 
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    """Of two TaskManagers."""
+    made = Cluster(tmp_path / "cluster")
+    try:
+        made.start(workers=2, slots=1)
+        yield made
+    finally:
+        made.close()
+
+
+ON_A_CLUSTER = """
+import sys
+from pathlib import Path
+import aioflow as af
+from aioflow.api import flow, options
+from aioflow.cli import main
+on = af.RemoteCluster(sys.argv[1], secret=Path(sys.argv[2]))
+flow.parse_options = lambda given: options.parse_options({**given, "on": on, "workers": 0})
+sys.exit(main(["demo"]))
+"""
+
+
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("program", "progress"),
-    [(["-m", "aioflow", "demo"], True), (["-m", "aioflow", "demo", "-w", "2"], True), (["examples/flight_delays.py"], False)],
-    ids=["command", "over two workers", "example"],
+    [
+        (["-m", "aioflow", "demo"], True),
+        (["-m", "aioflow", "demo", "-w", "2"], True),
+        (["examples/flight_delays.py"], False),
+        (["-c", ON_A_CLUSTER], True),
+    ],
+    ids=["command", "over two workers", "example", "on a cluster"],
 )
-def test_the_programs_print_these_numbers_into_a_pipe(db: duckdb.DuckDBPyConnection, program: list[str], progress: bool) -> None:
+def test_the_programs_print_these_numbers_into_a_pipe(
+    request: pytest.FixtureRequest, db: duckdb.DuckDBPyConnection, program: list[str], progress: bool
+) -> None:
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
-    run = subprocess.run([sys.executable, *program], cwd=ROOT, env=environ, capture_output=True, text=True, timeout=110, check=False)
+    if ON_A_CLUSTER in program:
+        cluster: Cluster = request.getfixturevalue("cluster")
+        program = [*program, cluster.address, str(cluster.secret)]
+    run = subprocess.run([sys.executable, *program], cwd=ROOT, env=environ, capture_output=True, text=True, timeout=280, check=False)
 
     assert run.returncode == 0, run.stderr
     assert "\x1b" not in run.stdout + run.stderr

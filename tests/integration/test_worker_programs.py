@@ -263,29 +263,3 @@ def test_aioflow_run_takes_workers_and_ends_with_the_same_exit_codes(tmp_path: P
     assert bad.returncode == 1
     assert "ZeroDivisionError" in bad.stderr
     assert wrong.returncode == 2
-
-
-# The programs that come with the package.
-
-EXAMPLES = ["wordcount", "sessions", "dedup", "fraud_alerts", "joins", "enrichment", "batch_inference", "rules"]
-
-WITH_WORKERS = """
-import runpy, sys
-from aioflow.api import options
-parse = options.parse_options
-import aioflow.api.flow as flow
-flow.parse_options = lambda given: parse({"workers": 2, **given})
-sys.argv = [PATH]
-runpy.run_path(PATH, run_name="__main__")
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", EXAMPLES)
-def test_an_example_prints_the_same_with_workers(tmp_path: Path, name: str) -> None:
-    path = ROOT / "examples" / f"{name}.py"
-    alone = run(path)
-    over_workers = run(script(tmp_path, WITH_WORKERS.replace("PATH", repr(str(path)))))
-
-    assert over_workers.returncode == 0, over_workers.stderr
-    assert over_workers.stdout == alone.stdout
