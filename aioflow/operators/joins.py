@@ -215,7 +215,7 @@ class IntervalJoinOperator(Operator):
             raise
 
     def _keep(self, index: int, key: Any, value: Any, time: int) -> None:
-        table = self._buffers[index].of(None)
+        table = self._buffers[index].of_key(None, key)
         held: tuple[list[int], list[Any]] | None = table.get(key)
         times, values = ([], []) if held is None else held
         position = bisect_right(times, time)
@@ -235,7 +235,7 @@ class IntervalJoinOperator(Operator):
 
     def _clean(self, time: int, key: Any, index: int) -> None:
         """What was kept up to `time` on side `index` can find no partner any more."""
-        table = self._buffers[index].of(None)
+        table = self._buffers[index].of_key(None, key)
         held = table.get(key)
         if held is None:
             return

@@ -73,7 +73,7 @@ class RunningAggregateOperator(_RunningOperator):
         if not values:
             return RecordBatch([], None, None, None, batch.watermark)
         keys = self._keys(batch)
-        table = self._table.of(None)
+        table = self._table.of(None, keys)
         shown = self._spelling.shown(keys, table)
         try:
             results = self._aggregate.running(table, keys, values)
@@ -117,7 +117,7 @@ class RunningReduceOperator(_RunningOperator):
         if not values:
             return RecordBatch([], None, None, None, batch.watermark)
         keys = self._keys(batch)
-        table = self._table.of(None)
+        table = self._table.of(None, keys)
         reduce, get, absent = self._user.call, table.get, _ABSENT
         out: list[Any] = []
         try:

@@ -271,7 +271,7 @@ class SliceWindowOperator(Operator):
     def _fold(self, start: int, keys: list[Any], values: list[Any]) -> None:
         """Add records to slice `start`."""
         try:
-            self._aggregate.fold(self._slice(start), keys, values)
+            self._aggregate.fold(self._slice(start, keys), keys, values)
         except Exception as error:
             self._find_culprit(error, keys, values)
             raise
@@ -289,8 +289,8 @@ class SliceWindowOperator(Operator):
         between = f"{describe_record(values[0])} and {describe_record(values[-1])}"
         note_once(error, f"in {describe_place(self.ctx)}, between records {between}")
 
-    def _slice(self, start: int) -> MutableMapping[Any, Any]:
-        """What slice `start` holds, to be written to."""
+    def _slice(self, start: int, keys: list[Any]) -> MutableMapping[Any, Any]:
+        """What slice `start` holds, to change `keys` in it."""
         if start < self._runs_to:
             self._runs.drop((start - self._offset) // self._width)
         starts = self._starts
@@ -299,7 +299,7 @@ class SliceWindowOperator(Operator):
             index = bisect_left(starts, start)
             if index == len(starts) or starts[index] != start:
                 starts.insert(index, start)
-        return self._table.of(start)
+        return self._table.of(start, keys)
 
     # -------------------------------------------------------------------------------------------------------------- fire
 

@@ -218,7 +218,7 @@ class WindowOperator(Operator):
 
     def _add_to_session(self, key: Any, value: Any, timestamp: int | None, window: Any) -> bool:
         """Whether the element found a session that is not over."""
-        table = self._sessions.of(None)
+        table = self._sessions.of_key(None, key)
         sessions = MergingWindowSet(table.get(key, []))
         grown, merge = sessions.add(window)
         late = self._is_late(grown)
@@ -252,7 +252,7 @@ class WindowOperator(Operator):
         for namespace in moved:
             held = self._take(key, namespace)
             if held is not _ABSENT:
-                table = self._contents.of(state)
+                table = self._contents.of_key(state, key)
                 kept = table.get(key, _ABSENT)
                 if kept is _ABSENT:
                     table[key] = held
@@ -262,7 +262,7 @@ class WindowOperator(Operator):
                     table[key] = self._aggregate.merge(kept, held)
 
     def _add(self, key: Any, value: Any, timestamp: int | None, namespace: tuple[int, ...]) -> None:
-        table = self._contents.of(namespace)
+        table = self._contents.of_key(namespace, key)
         held = table.get(key, _ABSENT)
         aggregate = self._aggregate
         if self._holds_elements or aggregate is None:
@@ -277,7 +277,7 @@ class WindowOperator(Operator):
 
     def _take(self, key: Any, namespace: tuple[int, ...]) -> Any:
         """Remove and give the contents of a window."""
-        table = self._contents.of(namespace)
+        table = self._contents.of_key(namespace, key)
         held = table.pop(key, _ABSENT)
         if not table:
             self._contents.drop(namespace)
@@ -295,7 +295,7 @@ class WindowOperator(Operator):
         window: Window = TimeWindow(*namespace) if namespace else GLOBAL
         contents = namespace
         if self._assigner.is_merging:
-            state = MergingWindowSet(self._sessions.of(None).get(key, [])).state_window(namespace)  # type: ignore[arg-type]
+            state = MergingWindowSet(self._sessions.peek(None).get(key, [])).state_window(namespace)  # type: ignore[arg-type]
             if state is None:
                 return  # The window has merged into another one since, which has timers of its own.
             contents = state
@@ -323,7 +323,7 @@ class WindowOperator(Operator):
             self._window_ctx.window = window
             process.function.clear(self._window_ctx)
         if self._assigner.is_merging:
-            table = self._sessions.of(None)
+            table = self._sessions.of_key(None, key)
             sessions = MergingWindowSet(table.get(key, []))
             sessions.retire(window)  # type: ignore[arg-type]
             _store(table, key, sessions)
@@ -397,7 +397,7 @@ class WindowOperator(Operator):
             results = []
         kept = [(element.value, element.timestamp) for element in evictor.evict_after(elements, window, ctx)]
         if kept:
-            self._contents.of(namespace)[key] = kept
+            self._contents.of_key(namespace, key)[key] = kept
         else:
             self._take(key, namespace)
         return results

@@ -4,26 +4,35 @@ A `KeyedStateBackend` holds named tables: `namespace -> key -> value`. Plain key
 window's state in the namespace of that window. The five kinds of state are views of such tables for the current key;
 built-in operators read and write the raw dicts of a `StateTable`. Keys that are equal in Python are one key.
 
-The mapping that `StateTable.of` returns is valid for one batch: a backend may replace it when a snapshot is taken, so
-that writes go beside what is being written out. The state objects are re-bound by the backend and may be kept.
+The mapping that `StateTable.of` returns is valid for one batch, and only for the keys that were named: so a backend knows what
+changes, can keep what an unfinished snapshot still needs, and can fetch all keys of a batch at once. The state objects may be kept.
+
+A checkpoint: `begin_snapshot` between two slices, `PendingSnapshot.write` while the job goes on, then `checkpoint_completed` or
+`checkpoint_aborted`. Timers are part of it.
 """
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from aioflow.core.errors import StateError
 from aioflow.core.keygroups import KeyGroupRange
+from aioflow.core.serializers import Codec
 from aioflow.core.state_descriptors import MapStateDescriptor, StateDescriptor
-from aioflow.state.snapshot import KeyedSnapshot, OperatorSnapshot
+from aioflow.state.handles import KeyedStateHandle, StateInput, StateOutput
+from aioflow.state.snapshot import OperatorSnapshot
+
+if TYPE_CHECKING:
+    from aioflow.state.timers import InternalTimerService
 
 __all__ = [
     "INTERNAL_PREFIX",
     "NO_KEY",
     "KeyedStateBackend",
     "OperatorStateBackend",
+    "PendingSnapshot",
     "StateBackend",
     "StateTable",
     "choose_backend",
@@ -63,17 +72,37 @@ class StateTable(Protocol):
 
     name: str
 
-    def of(self, namespace: Any = None) -> MutableMapping[Any, Any]:
-        """`key -> value` of `namespace`, created on demand. Ask again for each batch."""
+    def of(self, namespace: Any = None, keys: Sequence[Any] | None = None) -> MutableMapping[Any, Any]:
+        """`key -> value` of `namespace`, created on demand. Ask again for each batch.
+
+        `keys`: those that may be changed, or whose values may be changed in place; others must not be. Without them any may,
+        and each access costs more.
+        """
+
+    def of_key(self, namespace: Any, key: Any) -> MutableMapping[Any, Any]:
+        """`of(namespace, [key])`, cheaper."""
 
     def peek(self, namespace: Any = None) -> Mapping[Any, Any]:
-        """Like `of`, to read only: creates nothing."""
+        """Like `of`, to read only, values included: creates nothing."""
 
     def namespaces(self) -> list[Any]:
         """All namespaces that hold something."""
 
     def drop(self, namespace: Any) -> None:
         """Removes `namespace` with all its keys; one that does not exist is no error."""
+
+
+class PendingSnapshot(Protocol):
+    """A consistent view of one backend, to be written while the job goes on."""
+
+    async def write(self, output: StateOutput) -> KeyedStateHandle | None:
+        """Writes what has to be written, in slices; None: there is nothing to keep. Once. The view ends, whatever happens.
+
+        Raises OSError of `output`, and TypeNotSupported naming operator, state, type and remedy.
+        """
+
+    def cancel(self) -> None:
+        """Lets go of the view. Idempotent, also after `write`."""
 
 
 class KeyedStateBackend(Protocol):
@@ -112,11 +141,30 @@ class KeyedStateBackend(Protocol):
     def names(self) -> list[str]:
         """All names that hold state, declared or restored."""
 
-    def snapshot(self) -> KeyedSnapshot:
-        """A consistent copy. Called between two elements."""
+    def attach_timers(self, service: InternalTimerService) -> None:
+        """Makes the timers and the event time of `service` part of every snapshot, and gives it those that were restored.
 
-    def restore(self, snapshots: Sequence[KeyedSnapshot], key_group_range: KeyGroupRange) -> None:
-        """Takes the key groups of `key_group_range` out of the snapshots of all former subtasks. Before the first element."""
+        The service calls it when it is made. Raises StateError for a second one of the same name.
+        """
+
+    def begin_snapshot(self, checkpoint_id: int, *, full: bool = False, canonical: bool = False) -> PendingSnapshot:
+        """A consistent view of all state and timers as they are now. Called between two slices; costs next to nothing.
+
+        `full`: nothing may refer to files of earlier checkpoints. `canonical`: for a savepoint, one file in the format that
+        every backend reads. Another snapshot may still be unfinished.
+        """
+
+    def checkpoint_completed(self, checkpoint_id: int) -> None:
+        """What `begin_snapshot(checkpoint_id)` gave is part of a completed checkpoint: the next increment is relative to it."""
+
+    def checkpoint_aborted(self, checkpoint_id: int) -> None:
+        """It is part of none, and never will be."""
+
+    async def restore_from(self, handles: Sequence[KeyedStateHandle], source: StateInput) -> None:
+        """Takes the key groups of its own range out of the state of all former subtasks. Before any state is used, and once.
+
+        Raises RestoreError naming the file and the operator.
+        """
 
     def close(self) -> None: ...
 
@@ -138,7 +186,7 @@ class StateBackend(Protocol):
     """A backend object that the application brings along. May have `configure(options: Mapping) -> None`, called first."""
 
     def create_keyed(
-        self, *, max_parallelism: int, key_group_range: KeyGroupRange, now_ms: Callable[[], int]
+        self, *, max_parallelism: int, key_group_range: KeyGroupRange, now_ms: Callable[[], int], codec: Codec, operator: str
     ) -> KeyedStateBackend: ...
 
 
@@ -161,9 +209,12 @@ def create_keyed_backend(
     key_group_range: KeyGroupRange,
     now_ms: Callable[[], int],
     options: Mapping[str, Any] | None = None,
+    codec: Codec | None = None,
+    operator: str = "",
 ) -> KeyedStateBackend:
     """Creates the keyed backend of one subtask. `now_ms` is the processing-time clock that times to live count by.
 
+    `codec` encodes what users keep in state (None: the types that are registered by default); errors name `operator`.
     `options` (of the cluster) are handed to a backend that can be configured, also to one the application brought.
     Raises StateError for an unknown name, naming the known ones.
     """
@@ -182,7 +233,13 @@ def create_keyed_backend(
     configure = getattr(backend, "configure", None)
     if configure is not None:
         configure(options or {})
-    return backend.create_keyed(max_parallelism=max_parallelism, key_group_range=key_group_range, now_ms=now_ms)
+    return backend.create_keyed(
+        max_parallelism=max_parallelism,
+        key_group_range=key_group_range,
+        now_ms=now_ms,
+        codec=Codec() if codec is None else codec,
+        operator=operator,
+    )
 
 
 def require_keyed(backend: KeyedStateBackend | None, operator: str) -> KeyedStateBackend:

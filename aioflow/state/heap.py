@@ -1,74 +1,72 @@
 """Keyed state as Python dicts: the default backend.
 
 One dict a table and namespace, not one a key group: key groups are computed when a snapshot is written. The state
-objects hold the dict of their table, so that `value()` and `update()` are one dict operation and two attribute loads.
-No state checks for a current key: `NO_KEY` cannot be hashed. The states themselves are in `views`.
+objects hold the dict of their table, so that `value()` and `update()` are a dict operation or two and a few attribute loads.
+No state checks for a current key: `NO_KEY` cannot be hashed. The states themselves are in `views`, what changed since when is
+in `changes`, how it is written and read in `heap_snapshot` and `heap_restore`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
+from aioflow.core.elements import MIN_WATERMARK
 from aioflow.core.errors import StateError
-from aioflow.core.keygroups import KeyGroupRange, key_group
+from aioflow.core.keygroups import KeyGroupRange
+from aioflow.core.serializers import Codec
 from aioflow.core.state_descriptors import StateDescriptor
 from aioflow.core.timeunits import to_ms
 from aioflow.state import ttl, views
-from aioflow.state.backend import NO_KEY
-from aioflow.state.snapshot import ATOMS, KeyedSnapshot, TableMeta, check_max_parallelism, frozen_copy
+from aioflow.state.backend import INTERNAL_PREFIX, NO_KEY
+from aioflow.state.changes import ChangeLog, Generation, Space
+from aioflow.state.format import TIMERS, FileHeader
+from aioflow.state.handles import CANONICAL, KeyedStateHandle, StateInput
+from aioflow.state.heap_restore import ReadFile, ReadState, read_handle
+from aioflow.state.heap_snapshot import HEAP_FORMAT, KEYS_A_SLICE, HeapSnapshot, SnapshotPlan, WrittenFile
+from aioflow.state.heap_table import HeapStateTable
+from aioflow.state.snapshot import TableMeta, check_max_parallelism
+from aioflow.state.timers import InternalTimerService, TimerQueue
 
 __all__ = ["HeapKeyedStateBackend", "HeapStateTable"]
 
 RAW = "table"
 """Kind of a table that a built-in operator uses directly."""
 
-_NOTHING: Any = MappingProxyType({})
+EVENT, PROCESSING = ".event", ".processing"
+TIMERS_PREFIX = f"{INTERNAL_PREFIX}timers."
+"""Names of tables of timers: this, the name of the service, and one of the two endings."""
 
 
-class HeapStateTable:
-    """`namespace -> key -> value`. Namespace None always exists."""
+RESTORED = -1
+"""The generation in which restored state was made: before all that this backend counts."""
 
-    __slots__ = ("_maps", "index", "meta", "name", "result")
 
-    def __init__(self, name: str, meta: TableMeta, result: Callable[[Any], Any] | None = None) -> None:
-        self.name = name
-        self.meta = meta
-        self.result = result
-        self.index: Any = None
-        self._maps: dict[Any, dict[Any, Any]] = {None: {}}
+@dataclass(slots=True)
+class _Timers:
+    """The timers of one service: of one that was made, or restored ones of which none was made yet."""
 
-    def of(self, namespace: Any = None) -> dict[Any, Any]:
-        """The dict of `namespace`, created on demand. Ask again for each batch."""
-        entries = self._maps.get(namespace)
-        if entries is None:
-            entries = self._maps[namespace] = {}
-        return entries
-
-    def peek(self, namespace: Any = None) -> Mapping[Any, Any]:
-        """The dict of `namespace` to read, empty if there is none."""
-        return self._maps.get(namespace, _NOTHING)  # type: ignore[no-any-return]
-
-    def namespaces(self) -> list[Any]:
-        return [namespace for namespace, entries in self._maps.items() if entries]
-
-    def drop(self, namespace: Any) -> None:
-        if namespace is None:
-            self._maps[None].clear()  # State objects hold this very dict.
-        else:
-            self._maps.pop(namespace, None)
-
-    def drop_if_empty(self, namespace: Any) -> None:
-        """Forgets a namespace without keys, so that the windows of a year do not leave a dict each."""
-        if namespace is not None and not self._maps.get(namespace, views.MISSING):
-            del self._maps[namespace]
+    event: TimerQueue
+    processing: TimerQueue
+    watermark: int = MIN_WATERMARK
+    service: InternalTimerService | None = field(default=None)
 
 
 class HeapKeyedStateBackend:
     """All keyed state of one operator's subtask in dicts of this process."""
 
-    def __init__(self, *, max_parallelism: int, key_group_range: KeyGroupRange, now_ms: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        *,
+        max_parallelism: int,
+        key_group_range: KeyGroupRange,
+        now_ms: Callable[[], int],
+        codec: Codec | None = None,
+        operator: str = "",
+    ) -> None:
         self.current_key: Any = NO_KEY
         self.max_parallelism = max_parallelism
         self.key_group_range = key_group_range
@@ -76,12 +74,23 @@ class HeapKeyedStateBackend:
         self.now_ms = now_ms
         self._tables: dict[str, HeapStateTable] = {}
         self._states: dict[str, views.View] = {}
+        self._timers: dict[str, _Timers] = {}
+        self._codec = Codec() if codec is None else codec
+        self._operator = operator
+        self._log = ChangeLog()
+        self._log.on_change = self._bind
+        self._generations: list[Generation] = []
+        self._archive: tuple[WrittenFile, ...] = ()
+        self._must_be_full = False
+        self._snapshots: dict[int, HeapSnapshot] = {}
 
     @classmethod
     def create_keyed(
-        cls, *, max_parallelism: int, key_group_range: KeyGroupRange, now_ms: Callable[[], int]
+        cls, *, max_parallelism: int, key_group_range: KeyGroupRange, now_ms: Callable[[], int], codec: Codec, operator: str
     ) -> HeapKeyedStateBackend:
-        return cls(max_parallelism=max_parallelism, key_group_range=key_group_range, now_ms=now_ms)
+        return cls(
+            max_parallelism=max_parallelism, key_group_range=key_group_range, now_ms=now_ms, codec=codec, operator=operator
+        )
 
     def set_current_key(self, key: Any) -> None:
         self.current_key = key
@@ -131,44 +140,104 @@ class HeapKeyedStateBackend:
     def names(self) -> list[str]:
         return list(self._tables)
 
-    def snapshot(self) -> KeyedSnapshot:
-        """A consistent copy by key group: each distinct key's group is computed once."""
-        snapshot = KeyedSnapshot(self.max_parallelism, self.key_group_range)
-        groups, max_parallelism = snapshot.groups, self.max_parallelism
-        group_of: dict[Any, int] = {}
-        for name, table in self._tables.items():
-            snapshot.tables[name] = table.meta
-            state = self._states.get(name)
-            if state is not None:
-                state.expire_all()
-            for namespace in table.namespaces():
-                for key, stored in table.peek(namespace).items():
-                    group = group_of.get(key)
-                    if group is None:
-                        group = group_of[key] = key_group(key, max_parallelism)
-                    entry = (namespace, key, stored if type(stored) in ATOMS else frozen_copy(stored))
-                    groups.setdefault(group, {}).setdefault(name, []).append(entry)
+    def attach_timers(self, service: InternalTimerService) -> None:
+        """Makes the timers of `service` part of every snapshot, and gives it those that were restored."""
+        timers = self._timers_of(service.name)
+        if timers.service is not None:
+            raise StateError(f"operator {self._operator!r} has two timer services of the name {service.name!r}; use another name")
+        timers.service = service
+        service.attach(timers.event, timers.processing, timers.watermark)
+
+    def begin_snapshot(self, checkpoint_id: int, *, full: bool = False, canonical: bool = False) -> HeapSnapshot:
+        """A view of the present state, see `KeyedStateBackend`. Costs the same however much state there is."""
+        tables = {name: table.meta for name, table in self._tables.items()}
+        for timers in self._timers.values():
+            tables.update((queue.name, queue.meta) for queue in (timers.event, timers.processing))
+        watermarks = {
+            name: timers.watermark if timers.service is None else timers.service.current_watermark
+            for name, timers in self._timers.items()
+        }
+        filters = {name: alive for name, state in self._states.items() if (alive := state.still_alive()) is not None}
+        ended = self._log.begin()
+        self._generations.append(ended)
+        plan = SnapshotPlan(
+            FileHeader(self.max_parallelism, self.key_group_range, tables, watermarks),
+            filters,
+            ended,
+            tuple(self._generations),
+            self._archive,
+            full or canonical or self._must_be_full,
+            CANONICAL if canonical else HEAP_FORMAT,
+            self._codec,
+            self._operator,
+        )
+        snapshot = self._snapshots[checkpoint_id] = HeapSnapshot(self._log, plan, self._merge)
         return snapshot
 
-    def restore(self, snapshots: Sequence[KeyedSnapshot], key_group_range: KeyGroupRange) -> None:
-        """Takes over the key groups of `key_group_range`. The snapshots stay as they are: values are copied."""
-        self.key_group_range = key_group_range
+    def checkpoint_completed(self, checkpoint_id: int) -> None:
+        """The next increment is relative to this checkpoint. A savepoint, which may be moved away, is no such base."""
+        snapshot = self._snapshots.get(checkpoint_id)
+        for earlier in [known for known in self._snapshots if known <= checkpoint_id]:
+            del self._snapshots[earlier]
+        if snapshot is None or not snapshot.plan.result or snapshot.plan.format == CANONICAL:
+            return
+        plan = snapshot.plan
+        self._archive = plan.result
+        self._generations = [generation for generation in self._generations if generation.number > plan.ended.number]
+        if plan.full:
+            self._must_be_full = False
+
+    def checkpoint_aborted(self, checkpoint_id: int) -> None:
+        """What the checkpoint was to hold is left to the next one."""
+        snapshot = self._snapshots.pop(checkpoint_id, None)
+        if snapshot is not None:
+            snapshot.cancel()
+
+    async def restore_from(self, handles: Sequence[KeyedStateHandle], source: StateInput) -> None:
+        """Takes its key groups out of `handles`, see `KeyedStateBackend`."""
         self.is_restored = True
-        for snapshot in snapshots:
-            check_max_parallelism(snapshot.max_parallelism, self.max_parallelism, "keyed state")
-            for name, meta in snapshot.tables.items():
-                self._open_table(name, meta)
-            for group, tables in snapshot.groups.items():
-                if group in key_group_range:
-                    for name, entries in tables.items():
-                        table = self._tables[name]
-                        for namespace, key, stored in entries:
-                            table.of(namespace)[key] = frozen_copy(stored)
+        groups = self.key_group_range
+        for handle in handles:
+            check_max_parallelism(handle.max_parallelism, self.max_parallelism, f"state of operator {self._operator!r}")
+        mine = [handle for handle in handles if groups.intersection(KeyGroupRange(handle.first_group, handle.last_group))]
+        watermarks: dict[str, list[int]] = {}
+        timers: dict[str, dict[int, list[tuple[int, int, Any]]]] = {}
+        read: ReadState | None = None
+        for origin, handle in enumerate(mine):
+            read = await read_handle(handle, groups, source, self._codec, self._operator)
+            for name, watermark in read.header.watermarks.items():
+                watermarks.setdefault(name, []).append(watermark)
+            for name, meta in read.header.tables.items():
+                if meta.kind == TIMERS:
+                    self._queue(name)
+                    for timestamp, entries in read.tables.get(name, {}).items():
+                        found = timers.setdefault(name, {}).setdefault(timestamp, [])
+                        found.extend((order, origin, timer) for timer, order in entries.items())
+                else:
+                    await self._fill(self._open_table(name, meta), read.tables.get(name, {}))
+        for name, reached in watermarks.items():
+            # What one former subtask had not reached is not late for its keys.
+            self._timers_of(name).watermark = min(reached)
+        for name, buckets in timers.items():
+            await self._set_timers(self._queue(name), buckets, keep_order=len(mine) == 1)
+        if read is not None and len(mine) == 1 and mine[0].format == HEAP_FORMAT and read.header.groups == groups:
+            # The very files of that checkpoint can be built upon.
+            self._archive = tuple(self._written(file) for file in read.files)
+        else:
+            await self._note_everything()
+        for name, state in self._states.items():
+            self._tables[name].index = None
+            state.prepare()
+        self._bind()
 
     def close(self) -> None:
         self.current_key = NO_KEY
-        self._tables.clear()
+        for snapshot in self._snapshots.values():
+            snapshot.cancel()
+        self._snapshots.clear()
         self._states.clear()
+        self._tables.clear()
+        self._timers.clear()
 
     def _declare(self, descriptor: StateDescriptor) -> views.View:
         timed = descriptor.ttl is not None
@@ -183,6 +252,7 @@ class HeapKeyedStateBackend:
         restored = self._tables.get(descriptor.name)
         if restored is not None and restored.meta == TableMeta(descriptor.kind, not timed):
             # A time to live was given to state that had none, or taken from it: the data stays, its time starts now.
+            self._must_be_full = True  # Files of both kinds cannot apply to one table.
             restored.meta = TableMeta(descriptor.kind, timed)
             ttl.convert(restored, descriptor.kind, self.now_ms() if timed else None)
         table = self._open_table(descriptor.name, TableMeta(descriptor.kind, timed))
@@ -193,7 +263,7 @@ class HeapKeyedStateBackend:
             raise StateError("state needs a name that is not empty")
         table = self._tables.get(name)
         if table is None:
-            table = self._tables[name] = HeapStateTable(name, meta)
+            table = self._tables[name] = HeapStateTable(self._log, name, meta)
         elif table.meta != meta:
             raise StateError(
                 f"state {name!r} is declared as {_spell(meta)}, but it exists as {_spell(table.meta)}; use another "
@@ -220,6 +290,76 @@ class HeapKeyedStateBackend:
             raise StateError(f"there is no state {name!r}, expected one of {known}")
         return table
 
+    def _bind(self) -> None:
+        for state in self._states.values():
+            state.bind()
+
+    def _merge(self, covered: tuple[Generation, ...], merged: Generation) -> None:
+        count = len(covered)
+        if self._generations[:count] == list(covered):
+            self._generations[:count] = [merged]
+
+    # Restoring.
+
+    def _timers_of(self, name: str) -> _Timers:
+        timers = self._timers.get(name)
+        if timers is None:
+            log, table = self._log, TIMERS_PREFIX + name
+            timers = self._timers[name] = _Timers(TimerQueue(log, table + EVENT), TimerQueue(log, table + PROCESSING))
+        return timers
+
+    def _queue(self, table: str) -> TimerQueue:
+        name = table.removeprefix(TIMERS_PREFIX)
+        if name.endswith(EVENT):
+            return self._timers_of(name.removesuffix(EVENT)).event
+        return self._timers_of(name.removesuffix(PROCESSING)).processing
+
+    def _spaces(self) -> list[Space]:
+        spaces = [space for table in self._tables.values() for space in table.spaces()]
+        for timers in self._timers.values():
+            spaces += timers.event.spaces() + timers.processing.spaces()
+        return spaces
+
+    async def _fill(self, table: HeapStateTable, found: dict[Any, dict[Any, Any]]) -> None:
+        for namespace, entries in found.items():
+            space = table.space(namespace)
+            space.born = RESTORED
+            if not space.entries:
+                space.entries = entries
+                continue
+            rows = iter(entries.items())
+            while part := list(islice(rows, KEYS_A_SLICE)):
+                space.entries.update(part)
+                await asyncio.sleep(0)
+
+    async def _set_timers(self, queue: TimerQueue, buckets: dict[int, list[tuple[int, int, Any]]], *, keep_order: bool) -> None:
+        # The order among equal timestamps is each former subtask's own; the subtask's number breaks ties.
+        order = 0
+        for timestamp, found in buckets.items():
+            found.sort(key=_place)
+            if not keep_order:
+                found = [(order + place, 0, timer) for place, (_, _, timer) in enumerate(found, 1)]
+                order += len(found)
+            if found:
+                queue.adopt(timestamp, {timer: place for place, _, timer in found}).born = RESTORED
+            await asyncio.sleep(0)
+
+    def _written(self, read: ReadFile) -> WrittenFile:
+        keys: dict[Space, list[Any]] = {}
+        for (name, namespace), found in read.keys.items():
+            table = self._tables.get(name)
+            space = self._queue(name).find(namespace) if table is None else table.find(namespace)
+            if space is not None:
+                keys[space] = found
+        return WrittenFile(read.file, keys, read.drops, read.rows)
+
+    async def _note_everything(self) -> None:
+        for space in self._spaces():
+            rows = iter(space.entries)
+            while part := list(islice(rows, KEYS_A_SLICE)):
+                self._log.touch(space, part)
+                await asyncio.sleep(0)
+
     def _show(self, table: HeapStateTable, state: views.View | None, stored: Any) -> Any:
         if state is not None:
             return state.show(stored)
@@ -229,3 +369,6 @@ class HeapKeyedStateBackend:
 def _spell(meta: TableMeta) -> str:
     return f"{meta.kind} with a time to live" if meta.timed else meta.kind
 
+
+def _place(timer: tuple[int, int, Any]) -> tuple[int, int]:
+    return timer[:2]

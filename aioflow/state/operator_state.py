@@ -12,11 +12,25 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from aioflow.core.errors import StateError
+import msgspec
+
+from aioflow.core.errors import ProtocolError, RestoreError, StateError
+from aioflow.core.serializers import Codec
 from aioflow.core.state_descriptors import MapStateDescriptor, StateDescriptor
 from aioflow.state.snapshot import OperatorSnapshot, frozen_copy
 
-__all__ = ["BroadcastState", "HeapOperatorStateBackend", "OperatorListState", "ReadOnlyBroadcastState", "redistribute"]
+__all__ = [
+    "BroadcastState",
+    "HeapOperatorStateBackend",
+    "OperatorListState",
+    "ReadOnlyBroadcastState",
+    "decode_operator_state",
+    "encode_operator_state",
+    "redistribute",
+]
+
+MAGIC = b"aioflow.operator"
+VERSION = 1
 
 T = TypeVar("T")
 
@@ -215,3 +229,46 @@ def redistribute(snapshots: Sequence[OperatorSnapshot], parallelism: int) -> lis
 def _names(states: Sequence[Mapping[str, T]]) -> list[str]:
     # In order of first appearance: a set would differ from run to run.
     return list(dict.fromkeys(name for state in states for name in state))
+
+
+class _Encoded(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    """What follows the magic and the version: batches of the codec by name of the state."""
+
+    split: dict[str, bytes]
+    union: dict[str, bytes]
+    broadcast: dict[str, tuple[bytes, bytes]]
+
+
+def encode_operator_state(snapshot: OperatorSnapshot, codec: Codec, owner: str) -> bytes:
+    """The bytes of `snapshot`. Raises TypeNotSupported naming the operator `owner`, the state, the type and the remedy."""
+
+    def batch(name: str, values: list[Any]) -> bytes:
+        return codec.encode_batch(values, owner=f"operator {owner!r}, operator state {name!r}")
+
+    encoded = _Encoded(
+        {name: batch(name, elements) for name, elements in snapshot.split.items()},
+        {name: batch(name, elements) for name, elements in snapshot.union.items()},
+        {name: (batch(name, list(held)), batch(name, list(held.values()))) for name, held in snapshot.broadcast.items()},
+    )
+    return MAGIC + bytes((VERSION,)) + _pack(encoded)
+
+
+def decode_operator_state(content: bytes, codec: Codec, where: str) -> OperatorSnapshot:
+    """What `encode_operator_state` was given. Raises RestoreError naming the operator, `where`, when these are not its bytes."""
+    start = len(MAGIC) + 1
+    if content[:start] != MAGIC + bytes((VERSION,)):
+        raise RestoreError(f"cannot restore operator state of {where!r}: it does not begin like version {VERSION} of its format")
+    try:
+        encoded = _unpack(content[start:])
+        broadcast = {name: (codec.decode_batch(keys), codec.decode_batch(values)) for name, (keys, values) in encoded.broadcast.items()}
+        return OperatorSnapshot(
+            {name: codec.decode_batch(elements) for name, elements in encoded.split.items()},
+            {name: codec.decode_batch(elements) for name, elements in encoded.union.items()},
+            {name: dict(zip(keys, values, strict=True)) for name, (keys, values) in broadcast.items()},
+        )
+    except (msgspec.MsgspecError, ProtocolError, ValueError, TypeError, RecursionError) as error:
+        raise RestoreError(f"cannot restore operator state of {where!r}: {error}") from error
+
+
+_pack = msgspec.msgpack.Encoder().encode
+_unpack = msgspec.msgpack.Decoder(_Encoded).decode

@@ -1,8 +1,6 @@
-"""What a snapshot of state looks like: plain data by key group, ready for the codec, sharing nothing mutable with live state.
+"""What snapshots are made of: declarations of tables, operator state as plain data, and copies that nobody can change.
 
-A snapshot is filled synchronously between two elements, so it is one consistent cut. It may be encoded later and
-elsewhere, because `frozen_copy` has copied whatever the job could still change. The key groups make it independent of
-the parallelism: a subtask that restores takes the groups of its own range out of the snapshots of all former subtasks.
+`frozen_copy` copies whatever the job could still change, and shares the rest: what a snapshot holds can be encoded later.
 """
 
 from __future__ import annotations
@@ -16,9 +14,8 @@ from typing import Any
 from uuid import UUID
 
 from aioflow.core.errors import RestoreError
-from aioflow.core.keygroups import KeyGroupRange
 
-__all__ = ["KeyedSnapshot", "OperatorSnapshot", "TableMeta", "TimerSnapshot", "check_max_parallelism", "frozen_copy"]
+__all__ = ["OperatorSnapshot", "TableMeta", "check_max_parallelism", "frozen_copy"]
 
 ATOMS = frozenset({type(None), bool, int, float, str, bytes, datetime, date, timedelta, Decimal, UUID})
 """Exact types that nobody can change."""
@@ -32,31 +29,6 @@ class TableMeta:
     """value, list, map, reducing or aggregating; `table` for raw storage of a built-in operator."""
     timed: bool = False
     """Whether values are stored with the time of their last write, because the state has a time to live."""
-
-
-@dataclass(slots=True)
-class KeyedSnapshot:
-    """All keyed state of one subtask."""
-
-    max_parallelism: int
-    key_group_range: KeyGroupRange
-    tables: dict[str, TableMeta] = field(default_factory=dict)
-    """Declarations by name, also of tables that hold nothing."""
-    groups: dict[int, dict[str, list[tuple[Any, Any, Any]]]] = field(default_factory=dict)
-    """key group -> table name -> [(namespace, key, stored value)], in the order in which the keys came."""
-
-
-@dataclass(slots=True)
-class TimerSnapshot:
-    """All timers of one `InternalTimerService`."""
-
-    name: str
-    max_parallelism: int
-    watermark: int
-    """The watermark that the operator had reached: what is late stays late after a restore."""
-    event_time: dict[int, list[tuple[int, int, Any, Any]]] = field(default_factory=dict)
-    """key group -> [(timestamp, order among equal timestamps, key, namespace)]."""
-    processing_time: dict[int, list[tuple[int, int, Any, Any]]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

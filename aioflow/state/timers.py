@@ -10,19 +10,20 @@ jumps. So what a timer sees, and what it registers, does not depend on where bat
 Timers of one timestamp share a bucket, a dict in order of registration, and the heap orders distinct timestamps only:
 the thousand keys of a window cost one heap entry, keys are never compared, and a deletion is a dict deletion. A bucket
 that has begun to fire is iterated in place: its dict must not change size, so deletions mark and late registrations go
-to a second dict beside it.
+to a second dict beside it. To a snapshot a bucket is a namespace of a table: a timestamp that is over is one namespace less.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK
-from aioflow.core.keygroups import KeyGroupRange, key_group
 from aioflow.state.backend import NO_KEY
-from aioflow.state.snapshot import TimerSnapshot, check_max_parallelism
+from aioflow.state.changes import MISSING, ChangeLog, Space
+from aioflow.state.format import TIMERS
+from aioflow.state.snapshot import TableMeta
 
 __all__ = ["NO_TIMER", "Cancelable", "InternalTimerService", "TimerQueue"]
 
@@ -32,7 +33,8 @@ NO_TIMER = MAX_WATERMARK + 1
 FIRED_PER_MAIL = 1024
 """Processing-time timers fired in one mail. The rest follows in the next, so that other mail gets its turn."""
 
-Bucket = dict[tuple[Any, Any], bool]
+Timer = tuple[Any, Any]
+"""(key, namespace)"""
 
 
 class Cancelable(Protocol):
@@ -41,25 +43,49 @@ class Cancelable(Protocol):
     def cancel(self) -> None: ...
 
 
-class KeyContext(Protocol):
+class TimerBackend(Protocol):
     """What the timers need of a keyed backend."""
 
     current_key: Any
-    max_parallelism: int
-    key_group_range: KeyGroupRange
+
+    def attach_timers(self, service: InternalTimerService) -> None:
+        """Makes the timers and the event time of `service` part of every snapshot, and gives it those that were restored."""
+
+
+class Bucket(Space):
+    """The timers of one timestamp: (key, namespace) -> place in the order of registration, 0 for one that has fired."""
+
+    __slots__ = ("firing", "late", "pending")
+
+    def __init__(self, table: Any, timestamp: int, born: int) -> None:
+        super().__init__(table, timestamp, born)
+        self.firing: Iterator[tuple[Timer, int]] | None = None
+        self.pending = 0
+        """How many of those that are being iterated have not fired."""
+        self.late: dict[Timer, int] | None = None
+
+    def lookup(self, key: Timer) -> Any:
+        late = self.late
+        return self.entries.get(key) or (late.get(key) if late else None) or MISSING
+
+    def release(self) -> None:
+        super().release()
+        self.late = None
 
 
 class TimerQueue:
-    """Timers of one time domain. Millions are fine; register, delete and pop cost a dict operation and a share of a heap one."""
+    """Timers of one time domain. Millions are fine; register, delete and pop cost a few dict operations and a share of a heap one."""
 
-    __slots__ = ("_buckets", "_firing", "_heap", "_late", "_pending", "next_time")
+    __slots__ = ("_buckets", "_heap", "_log", "meta", "name", "next_time", "order")
 
-    def __init__(self) -> None:
+    def __init__(self, log: ChangeLog | None = None, name: str = "") -> None:
+        self.name = name
+        self.meta = TableMeta(TIMERS)
+        self.order = 0
+        """Of the timer that was registered last."""
+        self._log = ChangeLog() if log is None else log
         self._heap: list[int] = []
         self._buckets: dict[int, Bucket] = {}
-        self._firing: dict[int, Iterator[tuple[tuple[Any, Any], bool]]] = {}
-        self._pending: dict[int, int] = {}
-        self._late: dict[int, Bucket] = {}
         self.next_time: int = NO_TIMER
 
     def __len__(self) -> int:
@@ -67,20 +93,24 @@ class TimerQueue:
 
     def add(self, timestamp: int, key: Any, namespace: Any) -> bool:
         """Whether the timer is new."""
+        timer = (key, namespace)
         bucket = self._buckets.get(timestamp)
         if bucket is None:
-            self._buckets[timestamp] = {(key, namespace): True}
-            heapq.heappush(self._heap, timestamp)
-            if timestamp < self.next_time:
-                self.next_time = timestamp
-            return True
-        if timestamp in self._firing:
-            if bucket.get((key, namespace)):
+            bucket = self._bucket(timestamp)
+            held = bucket.entries
+        elif bucket.firing is None:
+            held = bucket.entries
+        else:
+            if bucket.entries.get(timer):
                 return False
-            bucket = self._late.setdefault(timestamp, {})
-        size = len(bucket)
-        bucket[key, namespace] = True
-        return len(bucket) > size
+            if bucket.late is None:
+                bucket.late = {}
+            held = bucket.late
+        if timer in held:
+            return False
+        self._touch(bucket, timer)
+        self.order = held[timer] = self.order + 1
+        return True
 
     def delete(self, timestamp: int, key: Any, namespace: Any) -> None:
         """Removes a timer; one that does not exist is no error."""
@@ -88,59 +118,87 @@ class TimerQueue:
         if bucket is None:
             return
         timer = (key, namespace)
-        if timestamp in self._firing:
-            if bucket.get(timer):
-                bucket[timer] = False
-                self._one_less(timestamp)
-            else:
-                self._late.get(timestamp, {}).pop(timer, None)
-            return
-        bucket.pop(timer, None)
-        if not bucket:
-            del self._buckets[timestamp]
-            self._tidy()
+        if bucket.firing is not None:
+            if bucket.entries.get(timer):
+                self._spend(bucket, timer)
+            elif bucket.late and timer in bucket.late:
+                self._touch(bucket, timer)
+                del bucket.late[timer]
+        elif timer in bucket.entries:
+            self._touch(bucket, timer)
+            del bucket.entries[timer]
+            if not bucket.entries:
+                self._drop(bucket)
 
     def pop(self, limit: int) -> tuple[int, Any, Any] | None:
         """Takes the first timer with timestamp <= `limit`: (timestamp, key, namespace), or None."""
         while self.next_time <= limit:
             timestamp = self.next_time
             bucket = self._buckets[timestamp]
-            timers = self._firing.get(timestamp)
+            timers = bucket.firing
             if timers is None:
-                timers = self._firing[timestamp] = iter(bucket.items())
-                self._pending[timestamp] = len(bucket)
-            for timer, pending in timers:
-                if pending:
-                    bucket[timer] = False
-                    self._one_less(timestamp)
+                timers = bucket.firing = iter(bucket.entries.items())
+                bucket.pending = len(bucket.entries)
+            for timer, order in timers:
+                if order:
+                    self._spend(bucket, timer)
                     return timestamp, timer[0], timer[1]
         return None
 
     def items(self) -> Iterator[tuple[int, Any, Any]]:
         """All timers; those of one timestamp in the order in which they will fire."""
         for timestamp, bucket in self._buckets.items():
-            for (key, namespace), pending in bucket.items():
-                if pending:
+            for (key, namespace), order in bucket.entries.items():
+                if order:
                     yield timestamp, key, namespace
-            for key, namespace in self._late.get(timestamp, ()):
+            for key, namespace in bucket.late or ():
                 yield timestamp, key, namespace
 
-    def _one_less(self, timestamp: int) -> None:
-        # A bucket that has begun to fire lost a timer. After its last one come those registered meanwhile.
-        self._pending[timestamp] -= 1
-        if not self._pending[timestamp]:
-            del self._firing[timestamp], self._pending[timestamp]
-            late = self._late.pop(timestamp, None)
-            if late:
-                self._buckets[timestamp] = late
-            else:
-                del self._buckets[timestamp]
-                self._tidy()
+    def spaces(self) -> list[Space]:
+        """The buckets, for a snapshot."""
+        return list(self._buckets.values())
 
-    def _tidy(self) -> None:
+    def find(self, timestamp: int) -> Bucket | None:
+        return self._buckets.get(timestamp)
+
+    def adopt(self, timestamp: int, entries: dict[Timer, int]) -> Bucket:
+        """Takes over restored timers of `timestamp`, in the order in which they will fire. It notes no change."""
+        bucket = self._bucket(timestamp)
+        bucket.entries = entries
+        self.order = max(self.order, *entries.values())
+        return bucket
+
+    def _bucket(self, timestamp: int) -> Bucket:
+        bucket = self._buckets[timestamp] = Bucket(self, timestamp, self._log.current.number)
+        heapq.heappush(self._heap, timestamp)
+        if timestamp < self.next_time:
+            self.next_time = timestamp
+        return bucket
+
+    def _touch(self, bucket: Bucket, timer: Timer) -> None:
+        if bucket.token is self._log.token:
+            bucket.dirty[timer] = None
+        else:
+            self._log.touch(bucket, (timer,))
+
+    def _spend(self, bucket: Bucket, timer: Timer) -> None:
+        # A bucket that has begun to fire loses a timer. After its last one come those registered meanwhile.
+        self._touch(bucket, timer)
+        bucket.entries[timer] = 0
+        bucket.pending -= 1
+        if not bucket.pending:
+            bucket.firing = None
+            if bucket.late:
+                bucket.entries, bucket.late = bucket.late, None
+            else:
+                self._drop(bucket)
+
+    def _drop(self, bucket: Bucket) -> None:
         # Timestamps whose bucket is gone stay in the heap until they reach its top, or outnumber the others: sessions delete
         # the timer of each element but the last, and would otherwise leave them all behind.
         heap, buckets = self._heap, self._buckets
+        del buckets[bucket.namespace]
+        self._log.drop(bucket)
         if len(heap) > 2 * len(buckets) + 64:
             heap[:] = buckets
             heapq.heapify(heap)
@@ -160,7 +218,7 @@ class InternalTimerService:
     def __init__(
         self,
         name: str,
-        backend: KeyContext,
+        backend: TimerBackend,
         on_event_time: Callable[[int, Any, Any], None],
         on_processing_time: Callable[[int, Any, Any], None],
         register_physical: Callable[[int, Callable[[int], None]], Cancelable],
@@ -178,6 +236,7 @@ class InternalTimerService:
         self._processing = TimerQueue()
         self._physical: Cancelable | None = None
         self._physical_time = NO_TIMER
+        backend.attach_timers(self)
 
     @property
     def next_event_time(self) -> int:
@@ -250,36 +309,13 @@ class InternalTimerService:
     def processing_time_timers(self) -> list[tuple[int, Any, Any]]:
         return sorted(self._processing.items(), key=_timestamp)
 
-    def snapshot(self) -> TimerSnapshot:
-        """All timers by key group. Between two elements, or between two slices of an advance."""
-        return TimerSnapshot(
-            self.name,
-            self._backend.max_parallelism,
-            self.current_watermark,
-            self._by_group(self._event),
-            self._by_group(self._processing),
-        )
+    def attach(self, event: TimerQueue, processing: TimerQueue, watermark: int) -> None:
+        """Goes on with these timers, at event time `watermark`: what was late stays late.
 
-    def restore(self, snapshots: Sequence[TimerSnapshot]) -> None:
-        """Takes the timers of the backend's key groups out of the snapshots of all former subtasks.
-
-        Event time goes on at the lowest watermark that they had reached. Processing-time timers that are overdue fire
-        with the first mail.
+        The backend calls it, when the service is made. Processing-time timers that are overdue fire with the first mail.
         """
-        event: list[tuple[int, int, int, Any, Any]] = []
-        processing: list[tuple[int, int, int, Any, Any]] = []
-        for origin, snapshot in enumerate(snapshots):
-            check_max_parallelism(snapshot.max_parallelism, self._backend.max_parallelism, f"timer service {self.name!r}")
-            for found, groups in ((event, snapshot.event_time), (processing, snapshot.processing_time)):
-                for group, timers in groups.items():
-                    if group in self._backend.key_group_range:
-                        found.extend((timestamp, order, origin, key, namespace) for timestamp, order, key, namespace in timers)
-        for queue, found in ((self._event, event), (self._processing, processing)):
-            # The order among equal timestamps is each former subtask's own; the subtask's number breaks ties.
-            for timestamp, _, _, key, namespace in sorted(found, key=_place):
-                queue.add(timestamp, key, namespace)
-        if snapshots:
-            self.current_watermark = max(self.current_watermark, min(snapshot.watermark for snapshot in snapshots))
+        self._event, self._processing = event, processing
+        self.current_watermark = watermark
         self._schedule()
 
     def close(self) -> None:
@@ -288,17 +324,6 @@ class InternalTimerService:
             self._physical.cancel()
             self._physical = None
         self._physical_time = NO_TIMER
-
-    def _by_group(self, queue: TimerQueue) -> dict[int, list[tuple[int, int, Any, Any]]]:
-        groups: dict[int, list[tuple[int, int, Any, Any]]] = {}
-        group_of: dict[Any, int] = {}
-        max_parallelism = self._backend.max_parallelism
-        for order, (timestamp, key, namespace) in enumerate(queue.items()):
-            group = group_of.get(key)
-            if group is None:
-                group = group_of[key] = key_group(key, max_parallelism)
-            groups.setdefault(group, []).append((timestamp, order, key, namespace))
-        return groups
 
     def _schedule(self) -> None:
         # Makes the physical timer the one of the earliest processing-time timer.
@@ -329,7 +354,3 @@ class InternalTimerService:
 
 def _timestamp(timer: tuple[int, Any, Any]) -> int:
     return timer[0]
-
-
-def _place(timer: tuple[int, int, int, Any, Any]) -> tuple[int, int, int]:
-    return timer[:3]

@@ -1,8 +1,8 @@
 """Times to live: keyed state whose values end some time after they were last written.
 
 Values are stored as `(written_ms, value)`; elements of a list and entries of a map each carry their own time. A write
-refreshes, a read never does. What is as old as the time to live is never returned. It is removed when it is met, a few
-entries at each write, and all of it when a snapshot is taken.
+refreshes, a read never does. What is as old as the time to live is never returned. It is removed when it is met, and a few
+entries at each write; a snapshot leaves it out.
 
 The few entries are found by `ExpiryIndex`, which keeps what was written in coarse slices of time, so that each removal
 finds something to remove and nothing ever scans the table.
@@ -102,11 +102,9 @@ class TimedView(View):
         """When the parts of `stored` were written."""
         return (stored[0],)
 
-    def expire_all(self) -> None:
+    def still_alive(self) -> Callable[[Any], Any]:
         now = self._now_ms()
-        for namespace in self._table.namespaces():
-            for key in list(self._table.peek(namespace)):
-                self._settle(namespace, key, now)
+        return lambda stored: self.alive(stored, now)
 
     def _settle(self, namespace: Any, key: Any, now_ms: int) -> Any:
         # Removes what has ended of one key; gives what is left.
@@ -115,10 +113,10 @@ class TimedView(View):
             return MISSING
         left = self.alive(stored, now_ms)
         if left is MISSING:
-            del self._table.of(namespace)[key]
+            del self._table.of_key(namespace, key)[key]
             self._table.drop_if_empty(namespace)
         elif left is not stored:
-            self._table.of(namespace)[key] = left
+            self._table.of_key(namespace, key)[key] = left
         return left
 
     def _current(self) -> Any:
@@ -153,7 +151,9 @@ class TimedValueView(TimedView, ValueView):
             self.clear()
             return
         now = self._now_ms()
-        self._store[self._backend.current_key] = (now, value)
+        key = self._backend.current_key
+        self._dirty[key] = None
+        self._store[key] = (now, value)
         self._written(now)
 
     def show(self, stored: Any) -> Any:
@@ -203,8 +203,10 @@ class TimedListView(TimedView, ListView):
         now = self._now_ms()
         added = [(now, value) for value in values]
         stored = self._current()
+        key = self._backend.current_key
+        self._dirty[key] = None
         if stored is MISSING:
-            self._store[self._backend.current_key] = added
+            self._store[key] = added
         else:
             stored.extend(added)
         self._written(now)
@@ -231,6 +233,7 @@ class TimedMapView(TimedView, MapView):
     def put(self, key: Any, value: Any) -> None:
         now = self._now_ms()
         current = self._backend.current_key
+        self._dirty[current] = None
         stored = self._entries.get(current)
         if stored is None:
             self._store[current] = {key: (now, value)}
@@ -282,7 +285,9 @@ class TimedReducingView(TimedView, ReducingView):
     def add(self, value: Any) -> None:
         stored = self._current()
         now = self._now_ms()
-        self._store[self._backend.current_key] = (now, value if stored is MISSING else self._fn(stored[1], value))
+        key = self._backend.current_key
+        self._dirty[key] = None
+        self._store[key] = (now, value if stored is MISSING else self._fn(stored[1], value))
         self._written(now)
 
     def show(self, stored: Any) -> Any:
@@ -303,7 +308,9 @@ class TimedAggregatingView(TimedView, AggregatingView):
         stored = self._current()
         accumulator = self._agg.create_accumulator() if stored is MISSING else stored[1]
         now = self._now_ms()
-        self._store[self._backend.current_key] = (now, self._agg.add(value, accumulator))
+        key = self._backend.current_key
+        self._dirty[key] = None
+        self._store[key] = (now, self._agg.add(value, accumulator))
         self._written(now)
 
     def show(self, stored: Any) -> Any:
@@ -327,9 +334,8 @@ def convert(table: Table, kind: str, now_ms: int | None) -> None:
     """Gives the values of an untimed table the time `now_ms`, or takes the times off a timed one if it is None."""
     table.index = None
     for namespace in table.namespaces():
-        entries = table.of(namespace)
-        for key, stored in entries.items():
-            entries[key] = _convert(stored, kind, now_ms)
+        for key, stored in list(table.peek(namespace).items()):
+            table.of_key(namespace, key)[key] = _convert(stored, kind, now_ms)
 
 
 def _convert(stored: Any, kind: str, now_ms: int | None) -> Any:

@@ -1,8 +1,9 @@
 """The five kinds of keyed state as views of a table of dicts, for the current key.
 
-A view reads through `_entries` and writes through `_store`. In namespace None both are the dict of the table, so that
-`value()` is one dict look-up. In any other namespace they are looked up at each access, because namespaces come and go:
-reading never creates one, and clearing the last key drops it.
+A view reads through `_entries` and writes through `_store`, after it has noted in `_dirty` that the key changes. In namespace None
+the first two are the dict of the table, so that `value()` is one dict look-up, except while a snapshot is unfinished: then `_entries`
+and `_dirty` are a guard (`changes`). In any other namespace they are looked up at each access, because namespaces come and go: reading
+never creates one, and clearing the last key drops it.
 
 Stored values are owned by the view: a list or map goes out as a copy, so a change counts only when it is written back.
 """
@@ -15,13 +16,10 @@ from typing import Any, Protocol
 
 from aioflow.core.errors import StateError
 from aioflow.core.state_descriptors import StateDescriptor
+from aioflow.state.changes import MISSING
 from aioflow.state.snapshot import ATOMS
 
 __all__ = ["MISSING", "VIEWS", "AppendingView", "ListView", "MapView", "Owner", "Table", "ValueView", "View"]
-
-MISSING: Any = object()
-"""Nothing stored, where None could be a value."""
-
 
 class Owner(Protocol):
     """What a view needs of its backend."""
@@ -39,18 +37,22 @@ class Table(Protocol):
     index: Any
     """Kept for the views with a time to live; None until there is one."""
 
-    def of(self, namespace: Any = None) -> dict[Any, Any]: ...
+    def of_key(self, namespace: Any, key: Any) -> dict[Any, Any]: ...
     def peek(self, namespace: Any = None) -> Mapping[Any, Any]: ...
     def namespaces(self) -> list[Any]: ...
     def drop_if_empty(self, namespace: Any) -> None: ...
+    def readable(self, namespace: Any) -> Any: ...
+    def store(self, namespace: Any) -> dict[Any, Any]: ...
+    def marks(self, namespace: Any) -> Any: ...
 
 
 class View:
     """What the five kinds share: their table, and the backend whose current key they follow."""
 
-    __slots__ = ("_backend", "_entries", "_namespace", "_store", "_table", "descriptor")
+    __slots__ = ("_backend", "_dirty", "_entries", "_namespace", "_store", "_table", "descriptor")
 
-    _entries: Mapping[Any, Any]
+    _dirty: Any
+    _entries: Any
     _store: dict[Any, Any]
 
     def __init__(self, backend: Owner, table: Table, descriptor: StateDescriptor, namespace: Any = None) -> None:
@@ -63,8 +65,9 @@ class View:
         self.prepare()
 
     def bind(self) -> None:
-        """Takes the table's present dict of namespace None; called again whenever the backend has replaced it."""
-        self._entries = self._store = self._table.of(None)
+        """Takes the table's present dicts of namespace None; called again whenever they are replaced."""
+        table = self._table
+        self._entries, self._store, self._dirty = table.readable(None), table.store(None), table.marks(None)
 
     def prepare(self) -> None:
         """Reads what it needs of the descriptor."""
@@ -75,10 +78,11 @@ class View:
 
     def clear(self) -> None:
         """Removes what the current key has."""
-        key, store = self._backend.current_key, self._store
-        if key in store:  # This looks at the key, and so raises for none; `pop` of an empty dict would not.
-            del store[key]
-        self._table.drop_if_empty(self._namespace)
+        key = self._backend.current_key
+        if key in self._entries:  # This looks at the key, and so raises for none; `pop` of an empty dict would not.
+            self._dirty[key] = None
+            del self._store[key]
+            self._table.drop_if_empty(self._namespace)
 
     def show(self, stored: Any) -> Any:
         """What a query gives for a stored value, `MISSING` for nothing."""
@@ -88,8 +92,9 @@ class View:
         """What a query gives for a key that has nothing stored."""
         return MISSING
 
-    def expire_all(self) -> None:
-        """Removes what has outlived its time, in all namespaces. Without a time to live nothing does."""
+    def still_alive(self) -> Callable[[Any], Any] | None:
+        """What gives the part of a stored value that has not outlived its time by now, or `MISSING`. Without a time to live None."""
+        return None
 
 
 class ValueView(View):
@@ -107,7 +112,9 @@ class ValueView(View):
         if value is None:
             self.clear()
         else:
-            self._store[self._backend.current_key] = value
+            key = self._backend.current_key
+            self._dirty[key] = None
+            self._store[key] = value
 
     def show_missing(self) -> Any:
         return MISSING if self._default is None else copy.copy(self._default)
@@ -136,6 +143,7 @@ class ListView(View):
         if value is None:
             raise self.none_refused()
         key = self._backend.current_key
+        self._dirty[key] = None
         stored = self._entries.get(key)
         if stored is None:
             self._store[key] = [value]
@@ -146,6 +154,7 @@ class ListView(View):
         added = self.checked(values)
         if added:
             key = self._backend.current_key
+            self._dirty[key] = None
             stored = self._entries.get(key)
             if stored is None:
                 self._store[key] = added
@@ -155,7 +164,9 @@ class ListView(View):
     def update(self, values: Iterable[Any]) -> None:
         new = self.checked(values)
         if new:
-            self._store[self._backend.current_key] = new
+            key = self._backend.current_key
+            self._dirty[key] = None
+            self._store[key] = new
         else:
             self.clear()
 
@@ -186,6 +197,7 @@ class MapView(View):
 
     def put(self, key: Any, value: Any) -> None:
         current = self._backend.current_key
+        self._dirty[current] = None
         stored = self._entries.get(current)
         if stored is None:
             self._store[current] = {key: value}
@@ -197,9 +209,11 @@ class MapView(View):
             self.put(key, value)
 
     def remove(self, key: Any) -> None:
-        stored = self._entries.get(self._backend.current_key)
-        if stored is not None:
-            stored.pop(key, None)
+        current = self._backend.current_key
+        stored = self._entries.get(current)
+        if stored is not None and key in stored:
+            self._dirty[current] = None
+            del stored[key]
             if not stored:
                 self.clear()
 
@@ -246,6 +260,7 @@ class ReducingView(AppendingView):
     def add(self, value: Any) -> None:
         key = self._backend.current_key
         old = self._entries.get(key, MISSING)
+        self._dirty[key] = None
         self._store[key] = value if old is MISSING else self._fn(old, value)
 
 
@@ -266,6 +281,7 @@ class AggregatingView(AppendingView):
         accumulator = self._entries.get(key, MISSING)
         if accumulator is MISSING:
             accumulator = self._agg.create_accumulator()
+        self._dirty[key] = None
         self._store[key] = self._agg.add(value, accumulator)
 
     def show(self, stored: Any) -> Any:
@@ -281,12 +297,16 @@ class InNamespace:
     _table: Table
 
     @property
-    def _entries(self) -> Mapping[Any, Any]:
-        return self._table.peek(self._namespace)
+    def _entries(self) -> Any:
+        return self._table.readable(self._namespace)
 
     @property
     def _store(self) -> dict[Any, Any]:
-        return self._table.of(self._namespace)
+        return self._table.store(self._namespace)
+
+    @property
+    def _dirty(self) -> Any:
+        return self._table.marks(self._namespace)
 
 
 def _value_view(backend: Owner, table: Table, descriptor: StateDescriptor) -> View:

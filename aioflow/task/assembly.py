@@ -176,6 +176,8 @@ class TaskAssembly:
                 max_parallelism=vertex.max_parallelism,
                 key_group_range=range_for_subtask(attempt.subtask_index, vertex.parallelism, vertex.max_parallelism),
                 now_ms=self._environment.host.clock.wall_ms,
+                codec=self._environment.codec,
+                operator=node.name,
             )
         runtime = SubtaskRuntimeContext(
             job_name=descriptor.job_name,

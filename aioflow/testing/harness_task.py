@@ -22,9 +22,11 @@ from aioflow.core.scope import Scope, enter_scope
 from aioflow.graph.stream_graph import Partitioning, ShipStrategy
 from aioflow.mailbox.processor import MailboxProcessor, Suspension
 from aioflow.operators.valve import StatusWatermarkValve
-from aioflow.state.backend import create_keyed_backend
+from aioflow.state.backend import KeyedStateBackend, create_keyed_backend
+from aioflow.state.handles import KeyedStateHandle
+from aioflow.state.inline import InlineState
 from aioflow.state.operator_state import HeapOperatorStateBackend, redistribute
-from aioflow.state.snapshot import KeyedSnapshot, OperatorSnapshot, TimerSnapshot
+from aioflow.state.snapshot import OperatorSnapshot
 from aioflow.task.chain import ChainStatus
 from aioflow.task.context import SubtaskRuntimeContext, TaskOperatorContext
 from aioflow.task.mutation import CheckedOperatorChain
@@ -36,7 +38,6 @@ if TYPE_CHECKING:
     from aioflow.core.functions import OutputTag
     from aioflow.mailbox.timers import ProcessingTimer
     from aioflow.operators.operator import Operator
-    from aioflow.state.timers import InternalTimerService
     from aioflow.testing.harness_plan import HarnessPlan, OperatorPlan
 
 __all__ = ["HarnessTask", "OperatorStateSnapshot", "Record"]
@@ -54,9 +55,9 @@ SNAPSHOT_ID = 1
 class OperatorStateSnapshot:
     """Everything that one operator remembers. Plain data, as far as the values are."""
 
-    keyed: KeyedSnapshot | None
+    keyed: KeyedStateHandle | None
+    """Keyed state and timers, all inline."""
     operator: OperatorSnapshot
-    timers: list[TimerSnapshot]
 
 
 class HarnessTask:
@@ -92,6 +93,7 @@ class HarnessTask:
         self._failed = False
         self._processor = MailboxProcessor(self._default_action, name=self.name, probe_interval_s=None)
         self._executor = self._processor.executor(-1)
+        self._restored: list[tuple[KeyedStateBackend, list[KeyedStateHandle]]] = []
         for place, operator_plan in enumerate(plan.operators):
             self._add_operator(place, operator_plan, [former[place] for former in restored])
         self._chain = CheckedOperatorChain(self.operators, self._on_output, AVAILABLE, self.host.clock.perf_ns, scope=self._scope)
@@ -209,6 +211,8 @@ class HarnessTask:
             await self._clean_up()
 
     async def _open(self) -> None:
+        for keyed_state, handles in self._restored:
+            await keyed_state.restore_from(handles, InlineState())
         for operator in reversed(self.operators):
             self._scope.operator_context = operator.ctx
             operator.initialize_state()
@@ -293,7 +297,7 @@ class HarnessTask:
             ongoing = operator.snapshot_state(SNAPSHOT_ID)
             if ongoing is not None:
                 await ongoing
-        return [context.snapshot() for context in self.contexts]
+        return [await context.snapshot() for context in self.contexts]
 
     async def _clean_up(self) -> None:
         for context in self.contexts:
@@ -350,10 +354,10 @@ class HarnessTask:
         if plan.keyed:
             groups = range_for_subtask(self.index, self.parallelism, self.max_parallelism)
             keyed_state = create_keyed_backend(
-                max_parallelism=self.max_parallelism, key_group_range=groups, now_ms=self.host.clock.wall_ms
+                max_parallelism=self.max_parallelism, key_group_range=groups, now_ms=self.host.clock.wall_ms, operator=plan.name
             )
             if restored:
-                keyed_state.restore([former.keyed for former in restored if former.keyed is not None], groups)
+                self._restored.append((keyed_state, [former.keyed for former in restored if former.keyed is not None]))
         operator_state = HeapOperatorStateBackend()
         if restored:
             operator_state.restore(redistribute([former.operator for former in restored], self.parallelism)[self.index])
@@ -382,7 +386,6 @@ class HarnessTask:
             checkpointing=True,  # A snapshot stands for a checkpoint: it decides what is committed.
             debug=True,
         )
-        context.restored = [timer for former in restored for timer in former.timers]
         operator = plan.factory()
         operator.setup(context)
         self.contexts.append(context)
@@ -390,28 +393,18 @@ class HarnessTask:
 
 
 class HarnessContext(TaskOperatorContext):
-    """The context of a task, whose timers may come from a snapshot and are punctual."""
-
-    restored: Sequence[TimerSnapshot] = ()
-
-    def timer_service(
-        self, name: str, on_event_time: Callable[[int, Any, Any], None], on_processing_time: Callable[[int, Any, Any], None]
-    ) -> InternalTimerService:
-        service = super().timer_service(name, on_event_time, on_processing_time)
-        service.restore([snapshot for snapshot in self.restored if snapshot.name == name])
-        return service
+    """The context of a task, whose timers are punctual."""
 
     def register_processing_timer(self, timestamp_ms: int, callback: Callable[[int], None]) -> ProcessingTimer:
         """Fires at its millisecond, where a task waits until that is over: `advance(1000)` reaches a timer 1000 ms from now."""
         return super().register_processing_timer(timestamp_ms - 1, lambda _: callback(timestamp_ms))
 
-    def snapshot(self) -> OperatorStateSnapshot:
+    async def snapshot(self) -> OperatorStateSnapshot:
         """All that the operator keeps in its state, and its timers."""
-        return OperatorStateSnapshot(
-            None if self.keyed_state is None else self.keyed_state.snapshot(),
-            self.operator_state.snapshot(),
-            [service.snapshot() for service in self.timer_services],
-        )
+        keyed = None
+        if self.keyed_state is not None:
+            keyed = await self.keyed_state.begin_snapshot(SNAPSHOT_ID, full=True).write(InlineState())
+        return OperatorStateSnapshot(keyed, self.operator_state.snapshot())
 
 
 def _nothing() -> None:

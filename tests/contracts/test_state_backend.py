@@ -22,6 +22,7 @@ from aioflow.core.state_descriptors import (
     ValueStateDescriptor,
 )
 from aioflow.state.backend import KeyedStateBackend, choose_backend, create_keyed_backend, require_keyed
+from tests.state.snapshots import restore, taken
 
 BACKENDS = ["heap"]
 MAX_PARALLELISM = 128
@@ -49,12 +50,11 @@ class Bench:
         return create_keyed_backend(self.name, max_parallelism=max_parallelism, key_group_range=groups, now_ms=self.clock)
 
     def rescaled(self, olds: list[KeyedStateBackend], parallelism: int) -> list[KeyedStateBackend]:
-        snapshots = [old.snapshot() for old in olds]
+        snapshots = [taken(old) for old in olds]
         news = []
         for index in range(parallelism):
-            groups = range_for_subtask(index, parallelism, MAX_PARALLELISM)
-            new = self.create(groups)
-            new.restore(snapshots, groups)
+            new = self.create(range_for_subtask(index, parallelism, MAX_PARALLELISM))
+            restore(new, snapshots)
             news.append(new)
         return news
 
@@ -435,23 +435,11 @@ def test_query_of_unknown_state_names_what_there_is(backend: KeyedStateBackend) 
 # Snapshots.
 
 
-def test_snapshot_holds_each_key_under_its_key_group(backend: KeyedStateBackend) -> None:
-    """H3"""
-    table = backend.table("t")
-    for n in range(200):
-        table.of(n % 2)[f"key-{n}"] = n
-    snapshot = backend.snapshot()
-    for group, tables in snapshot.groups.items():
-        for _, key, _ in tables["t"]:
-            assert key_group(key, MAX_PARALLELISM) == group
-    assert sum(len(tables["t"]) for tables in snapshot.groups.values()) == 200
-
-
 def test_null_key_is_refused_at_the_snapshot(backend: KeyedStateBackend) -> None:
     """H3.5: keys are checked by the sender; one that got past it cannot be written."""
     backend.table("t").of()[None] = 1
     with pytest.raises(KeyNotSupported):
-        backend.snapshot()
+        taken(backend)
 
 
 def test_snapshot_is_not_changed_by_what_happens_after_it(bench: Bench, backend: KeyedStateBackend) -> None:
@@ -463,14 +451,14 @@ def test_snapshot_is_not_changed_by_what_happens_after_it(bench: Bench, backend:
     value = {"deep": [1]}
     nested.update(value)
     before = [read(state) for state in states]
-    snapshot = backend.snapshot()
+    snapshot = taken(backend)
     for state in states:
         write(state, 5)
     states[2].put("other", 1)
     value["deep"].append(2)
     for _ in range(2):  # Nor does restoring from it tie it to who restores.
         new = bench.create()
-        new.restore([snapshot], ALL)
+        restore(new, [snapshot])
         new.set_current_key("a")
         restored = [new.get_state(descriptor) for descriptor in descriptors()]
         assert [read(state) for state in restored] == before
@@ -480,10 +468,11 @@ def test_snapshot_is_not_changed_by_what_happens_after_it(bench: Bench, backend:
 
 
 def test_restore_under_another_max_parallelism_is_refused(bench: Bench, backend: KeyedStateBackend) -> None:
-    snapshot = backend.snapshot()
+    backend.table("t").of()["a"] = 1
+    snapshot = taken(backend)
     new = bench.create(KeyGroupRange(0, 63), max_parallelism=64)
     with pytest.raises(RestoreError, match="max_parallelism=128, but the operator has 64"):
-        new.restore([snapshot], KeyGroupRange(0, 63))
+        restore(new, [snapshot])
 
 
 def test_backend_is_restored_even_if_its_share_is_empty(bench: Bench, backend: KeyedStateBackend) -> None:
@@ -496,14 +485,14 @@ def test_restored_state_is_found_before_and_after_it_is_declared(bench: Bench, b
     state = backend.get_state(ValueStateDescriptor("x"))
     backend.set_current_key("a")
     state.update(3)
-    snapshot = backend.snapshot()
+    snapshot = taken(backend)
     early = bench.create()
     declared = early.get_state(ValueStateDescriptor("x"))
-    early.restore([snapshot], ALL)
+    restore(early, [snapshot])
     early.set_current_key("a")
     assert declared.value() == 3
     late = bench.create()
-    late.restore([snapshot], ALL)
+    restore(late, [snapshot])
     assert late.names() == ["x"]
     late.set_current_key("a")
     assert late.get_state(ValueStateDescriptor("x")).value() == 3
@@ -676,8 +665,9 @@ def test_snapshot_leaves_out_what_has_expired_and_keeps_the_age_of_the_rest(benc
     state.put("y", 2)
     bench.clock.now += 5_000
     (new,) = bench.rescaled([backend], 1)
-    stored = [entry for tables in backend.snapshot().groups.values() for entry in tables["m"]]
-    assert [key for _, key, _ in stored] == ["new"]
+    bench.clock.now -= 5_000
+    assert new.items("m") == [("new", {"y": (1_006_000, 2)})], "as stored, while nothing is declared"
+    bench.clock.now += 5_000
     restored = new.get_state(MapStateDescriptor("m", ttl="10s"))
     new.set_current_key("new")
     assert restored.get("y") == 2

@@ -11,6 +11,7 @@ from aioflow.core.metrics import MetricGroup
 from aioflow.state.heap import HeapKeyedStateBackend
 from aioflow.state.operator_state import HeapOperatorStateBackend, redistribute
 from aioflow.state.timers import InternalTimerService
+from tests.state.snapshots import restore, taken
 
 
 class Physical:
@@ -54,10 +55,9 @@ class Context:
             max_parallelism=128, key_group_range=groups, now_ms=self.processing_time
         )
         self.timers: dict[str, InternalTimerService] = {}
-        self._restored = restored
         self.operator_state = HeapOperatorStateBackend()
         if restored:
-            self.keyed_state.restore([former.keyed_state.snapshot() for former in restored], groups)
+            restore(self.keyed_state, [taken(former.keyed_state) for former in restored])
             (state,) = redistribute([former.operator_state.snapshot() for former in restored], 1)
             self.operator_state.restore(state)
         self._physical: list[Physical] = []
@@ -72,8 +72,6 @@ class Context:
             name, self.keyed_state, on_event_time, on_processing_time, self.register_processing_timer
         )
         self.timers[name] = service
-        if self._restored:
-            service.restore([former.timers[name].snapshot() for former in self._restored])
         return service
 
     def register_processing_timer(self, timestamp_ms: int, callback: Callable[[int], None]) -> Physical:

@@ -27,6 +27,7 @@ from aioflow.operators.async_process import (
     AsyncProcessOperator,
     is_async_process,
 )
+from tests.state.snapshots import restore, taken
 
 from .process_context import Context, keyed_batch, opened, rows
 from .test_process import AlertWhenSilent, Event, cut, histories, silent_alerts
@@ -133,15 +134,15 @@ async def test_an_element_that_was_taken_and_not_begun_is_in_the_checkpoint() ->
     operator.process_batch(keyed_batch("k", [7], [70]))
     operator.snapshot_state(1)
     assert context.keyed_state is not None
-    snapshot = context.keyed_state.snapshot()
+    snapshot = taken(context.keyed_state)
     await context.work()
     operator.snapshot_state(2)
-    later = context.keyed_state.snapshot()
+    later = taken(context.keyed_state)
 
-    for taken, expected in ((snapshot, [("k", 7, 70)]), (later, [])):
+    for state, expected in ((snapshot, [("k", 7, 70)]), (later, [])):
         restored = Context()
         assert restored.keyed_state is not None
-        restored.keyed_state.restore([taken], restored.keyed_state.key_group_range)
+        restore(restored.keyed_state, [state])
         operator = await opened(AsyncProcessOperator(Sums(), keyed=True), restored)
         assert operator.room() == (0 if expected else 1)
         await restored.work()
@@ -163,10 +164,10 @@ async def test_elements_of_several_former_subtasks_come_one_after_the_other() ->
         operator.process_input(index, keyed_batch(key, [index]))
         operator.snapshot_state(1)
         assert context.keyed_state is not None
-        snapshots.append(context.keyed_state.snapshot())
+        snapshots.append(taken(context.keyed_state))
     restored = Context()
     assert restored.keyed_state is not None
-    restored.keyed_state.restore(snapshots, restored.keyed_state.key_group_range)
+    restore(restored.keyed_state, snapshots)
     operator = await opened(AsyncCoProcessOperator(Tags(), keyed=True), restored)
     await restored.work()
     assert (restored.emitted_values, operator.room()) == ([(1, 0), (2, 1)], 1)

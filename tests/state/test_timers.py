@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -10,10 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK
-from aioflow.core.errors import RestoreError
+from aioflow.core.errors import StateError
 from aioflow.core.keygroups import KeyGroupRange, key_group, range_for_subtask
 from aioflow.state.backend import NO_KEY, KeyedStateBackend, create_keyed_backend
+from aioflow.state.handles import KeyedStateHandle
 from aioflow.state.timers import FIRED_PER_MAIL, NO_TIMER, InternalTimerService, TimerQueue
+from tests.state.snapshots import restore, taken
 
 MAX_PARALLELISM = 16
 
@@ -60,12 +62,13 @@ class Registration:
 class Bench:
     """A timer service that notes what fires: (domain, timestamp, key, namespace)."""
 
-    def __init__(self, groups: KeyGroupRange | None = None) -> None:
+    def __init__(self, groups: KeyGroupRange | None = None, restored: Sequence[KeyedStateHandle] = ()) -> None:
         self.backend: KeyedStateBackend = create_keyed_backend(
             max_parallelism=MAX_PARALLELISM,
             key_group_range=groups or KeyGroupRange(0, MAX_PARALLELISM - 1),
             now_ms=lambda: 0,
         )
+        restore(self.backend, restored)
         self.physical = Physical()
         self.fired: list[tuple[str, int, Any, Any]] = []
         self.then: Callable[[int, Any], None] = lambda timestamp, key: None
@@ -299,11 +302,8 @@ def test_closed_service_leaves_no_physical_timer(bench: Bench) -> None:
 
 
 def rescaled(olds: list[Bench], parallelism: int) -> list[Bench]:
-    snapshots = [old.timers.snapshot() for old in olds]
-    news = [Bench(range_for_subtask(index, parallelism, MAX_PARALLELISM)) for index in range(parallelism)]
-    for new in news:
-        new.timers.restore(snapshots)
-    return news
+    snapshots = [taken(old.backend) for old in olds]
+    return [Bench(range_for_subtask(index, parallelism, MAX_PARALLELISM), snapshots) for index in range(parallelism)]
 
 
 def test_restored_timers_fire_in_the_order_they_would_have_fired_in(bench: Bench) -> None:
@@ -340,18 +340,26 @@ def test_overdue_processing_timers_fire_at_once_after_a_restore(bench: Bench) ->
     assert (new.times, new.physical.times) == ([100], [900])
 
 
-def test_event_time_goes_on_at_the_lowest_watermark_of_before() -> None:
+def test_event_time_goes_on_at_the_lowest_watermark_of_those_whose_keys_are_taken_over() -> None:
     olds = [Bench(range_for_subtask(index, 2, MAX_PARALLELISM)) for index in range(2)]
     for old, watermark in zip(olds, (70, 50), strict=True):
         old.timers.advance_watermark(watermark)
-    assert [new.timers.current_watermark for new in rescaled(olds, 3)] == [50, 50, 50]
+    assert [new.timers.current_watermark for new in rescaled(olds, 3)] == [70, 50, 50]
+    assert [new.timers.current_watermark for new in rescaled(olds, 1)] == [50]
 
 
-def test_restore_under_another_max_parallelism_is_refused(bench: Bench) -> None:
-    snapshot = bench.timers.snapshot()
-    snapshot.max_parallelism = 128
-    with pytest.raises(RestoreError, match="timer service 'timers' was written with max_parallelism=128"):
-        Bench().timers.restore([snapshot])
+def test_two_services_of_one_name_are_refused(bench: Bench) -> None:
+    with pytest.raises(StateError, match="two timer services of the name 'timers'"):
+        InternalTimerService("timers", bench.backend, bench._on_event, bench._on_processing, bench.physical.register)
+
+
+def test_timers_of_a_service_that_is_not_made_stay_in_the_snapshots(bench: Bench) -> None:
+    bench.timers.register_event_time_timer("a", None, 100)
+    bench.timers.advance_watermark(40)
+    between = create_keyed_backend(max_parallelism=MAX_PARALLELISM, key_group_range=bench.backend.key_group_range, now_ms=lambda: 0)
+    restore(between, [taken(bench.backend)])
+    new = Bench(None, [taken(between)])
+    assert (new.timers.current_watermark, new.timers.event_time_timers()) == (40, [(100, "a", None)])
 
 
 # Against a naive model: a list, searched from the front.

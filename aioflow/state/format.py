@@ -1,0 +1,305 @@
+"""The file format of keyed state: what savepoints are written in, and the checkpoints of the heap.
+
+    "aioflow.keyed" | version (1 byte) | frame* ;   frame = length (4 bytes, big endian) | msgpack array, its first element the kind
+
+    HEADER   first and once: max_parallelism, first and last key group, the tables (name, kind, timed), event time of the timer services
+    DROPS    a table, namespaces: all that earlier files say of them is void. Before the entries, which may fill them anew
+    PUTS     a table, first and last key group of the entries, namespaces, keys, values: three columns of equal length
+    REMOVES  likewise without values: keys that earlier files hold and that are gone
+    END      last and once: how many frames there were before it
+
+Columns are batches of the codec; namespaces that are all None are left out. Entries come in order of their key groups, in frames of
+bounded size, so writing takes little memory, and a frame of foreign key groups is skipped without being decoded. The values of a table
+are what its states keep: a value, list, map, reduced value or accumulator, with their times if the table is timed. Timers are tables of
+kind `timers`: namespace = timestamp, key = (key, namespace of the timer), value = order among equal timestamps.
+
+Anything else than this is refused with RestoreError, naming the file and the operator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from aioflow.core.errors import ProtocolError, RestoreError, TypeNotSupported
+from aioflow.core.keygroups import KeyGroupRange, key_group
+from aioflow.core.serializers import Codec
+from aioflow.state.snapshot import TableMeta
+
+__all__ = [
+    "TIMERS",
+    "Drops",
+    "Entries",
+    "FileHeader",
+    "encode_drops",
+    "encode_end",
+    "encode_entries",
+    "encode_header",
+    "group_of",
+    "read_frames",
+]
+
+MAGIC = b"aioflow.keyed"
+VERSION = 1
+
+TIMERS = "timers"
+"""Kind of a table that holds the timers of one service in one time domain."""
+
+FRAME_BYTES_MAX = 1 << 30
+
+_HEADER, _DROPS, _PUTS, _REMOVES, _END = range(5)
+
+@dataclass(frozen=True, slots=True)
+class FileHeader:
+    """What is said once for a file."""
+
+    max_parallelism: int
+    groups: KeyGroupRange
+    """Of the subtask that wrote the file."""
+    tables: dict[str, TableMeta]
+    """All tables by name, also those of which the file holds nothing. Frames name them by their place in it."""
+    watermarks: dict[str, int]
+    """Timer service -> the event time that it had reached."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drops:
+    """Namespaces of a table that are gone."""
+
+    table: str
+    namespaces: list[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Entries:
+    """Rows of one table. `values` is None for keys that are gone."""
+
+    table: str
+    namespaces: list[Any]
+    keys: list[Any]
+    values: list[Any] | None
+
+
+class _Header(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    kind: int
+    max_parallelism: int
+    first: int
+    last: int
+    tables: list[tuple[str, str, bool]]
+    watermarks: dict[str, int]
+
+
+class _Drops(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    kind: int
+    table: int
+    namespaces: bytes
+
+
+class _Entries(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    kind: int
+    table: int
+    first: int
+    last: int
+    namespaces: bytes | None
+    keys: bytes
+    values: bytes | None
+
+
+class _End(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    kind: int
+    frames: int
+
+
+def group_of(kind: str, key: Any, max_parallelism: int) -> int:
+    """Key group of an entry of a table of `kind`. Raises KeyNotSupported."""
+    return key_group(key[0] if kind == TIMERS else key, max_parallelism)
+
+
+# Writing.
+
+
+def encode_header(header: FileHeader) -> bytes:
+    """The beginning of a file."""
+    tables = [(name, meta.kind, meta.timed) for name, meta in header.tables.items()]
+    groups = header.groups
+    return MAGIC + bytes((VERSION,)) + _frame(_Header(_HEADER, header.max_parallelism, groups.start, groups.end, tables, header.watermarks))
+
+
+def encode_drops(table: int, namespaces: list[Any], codec: Codec, owner: str) -> bytes:
+    return _frame(_Drops(_DROPS, table, _column(codec, namespaces, f"{owner}, namespaces")))
+
+
+def encode_entries(
+    table: int, groups: KeyGroupRange, namespaces: list[Any], keys: list[Any], values: list[Any] | None, codec: Codec, owner: str
+) -> bytes:
+    """One frame of rows of `groups`; `values` None: their keys are gone. Raises TypeNotSupported naming `owner` and the remedy."""
+    return _frame(
+        _Entries(
+            _REMOVES if values is None else _PUTS,
+            table,
+            groups.start,
+            groups.end,
+            None if namespaces.count(None) == len(namespaces) else _column(codec, namespaces, f"{owner}, namespaces"),
+            _column(codec, keys, f"{owner}, keys"),
+            None if values is None else _column(codec, values, owner),
+        )
+    )
+
+
+def encode_end(frames: int) -> bytes:
+    """The end of a file of `frames` frames, the header being one."""
+    return _frame(_End(_END, frames))
+
+
+def _column(codec: Codec, values: list[Any], owner: str) -> bytes:
+    try:
+        return codec.encode_batch(values, owner=owner)
+    except TypeNotSupported:
+        # One value alone is named better than a batch, and a batch may only be too large.
+        for value in values:
+            codec.check(value, owner=owner)
+        raise
+
+
+def _frame(content: msgspec.Struct) -> bytes:
+    packed = _pack(content)
+    if len(packed) > FRAME_BYTES_MAX:
+        raise TypeNotSupported(f"a frame of state takes {len(packed)} bytes, expected up to {FRAME_BYTES_MAX}; keep smaller values")
+    return len(packed).to_bytes(4, "big") + packed
+
+
+# Reading.
+
+
+def read_frames(content: bytes, groups: KeyGroupRange, codec: Codec, where: str) -> Iterator[FileHeader | Drops | Entries]:
+    """The header, then what the file says of the key groups of `groups`, frame by frame.
+
+    Raises RestoreError naming `where` when the file is not of this format, or not whole.
+    """
+    reader = _Reader(content, codec, where)
+    header = reader.header()
+    yield header
+    names, kinds = list(header.tables), [meta.kind for meta in header.tables.values()]
+    while (frame := reader.next()) is not None:
+        if not 0 <= frame.table < len(names):
+            raise reader.refused(f"a frame of table {frame.table}, there are {len(names)}")
+        table, kind = names[frame.table], kinds[frame.table]
+        if isinstance(frame, _Drops):
+            yield Drops(table, reader.column(frame.namespaces))
+            continue
+        if not header.groups.start <= frame.first <= frame.last <= header.groups.end:
+            raise reader.refused(f"entries of key groups {frame.first}-{frame.last} in a file of {header.groups}")
+        shared = groups.intersection(KeyGroupRange(frame.first, frame.last))
+        if shared is not None:
+            entries = _entries(reader, table, frame)
+            yield entries if len(shared) > frame.last - frame.first else _only(entries, kind, groups, header.max_parallelism, reader)
+
+
+class _Reader:
+    """Walks the frames of one file."""
+
+    __slots__ = ("_at", "_codec", "_content", "_frames", "_where")
+
+    def __init__(self, content: bytes, codec: Codec, where: str) -> None:
+        self._content = memoryview(content)
+        self._codec = codec
+        self._where = where
+        self._frames = 0
+        self._at = len(MAGIC) + 1
+
+    def header(self) -> FileHeader:
+        start = self._content[: self._at]
+        if start[: len(MAGIC)] != MAGIC:
+            raise self.refused("it is no file of keyed state")
+        if len(start) != self._at or start[-1] != VERSION:
+            version = "nothing" if len(start) < self._at else str(start[-1])
+            raise self.refused(f"its format is of version {version}, this program reads {VERSION}; restore with the one that wrote it")
+        kind, frame = self._take()
+        if kind != _HEADER:
+            raise self.refused("it does not begin with a header")
+        found = self._decode(_unpack_header, frame)
+        tables = {name: TableMeta(kind, timed) for name, kind, timed in found.tables}
+        if not 0 <= found.first <= found.last < found.max_parallelism or len(tables) != len(found.tables):
+            raise self.refused("its header contradicts itself")
+        return FileHeader(found.max_parallelism, KeyGroupRange(found.first, found.last), tables, found.watermarks)
+
+    def next(self) -> _Drops | _Entries | None:
+        """The next frame; None after the last."""
+        frames = self._frames
+        kind, frame = self._take()
+        if kind == _DROPS:
+            drops: _Drops = self._decode(_unpack_drops, frame)
+            return drops
+        if kind in (_PUTS, _REMOVES):
+            entries: _Entries = self._decode(_unpack_entries, frame)
+            if (entries.values is None) is not (kind == _REMOVES):
+                raise self.refused("a frame without the values that it announces")
+            return entries
+        if kind != _END:
+            raise self.refused(f"a frame of kind {kind}")
+        if self._decode(_unpack_end, frame).frames != frames or self._at != len(self._content):
+            raise self.refused("it does not end where it says")
+        return None
+
+    def column(self, content: bytes) -> list[Any]:
+        try:
+            return self._codec.decode_batch(content)
+        except ProtocolError as error:
+            raise self.refused(str(error)) from error
+
+    def refused(self, why: str) -> RestoreError:
+        return RestoreError(f"cannot restore {self._where}: {why}")
+
+    def _take(self) -> tuple[int, memoryview]:
+        begin = self._at + 4
+        end = begin + int.from_bytes(self._content[self._at : begin], "big")
+        # A frame is an array of less than 16 elements, and its kind a small number: a byte each.
+        if len(self._content) < end or end < begin + 2:
+            raise self.refused(f"it has {len(self._content)} bytes and breaks off at {self._at}")
+        self._at = end
+        self._frames += 1
+        return self._content[begin + 1], self._content[begin:end]
+
+    def _decode(self, unpack: Any, frame: memoryview) -> Any:
+        try:
+            return unpack(frame)
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            raise self.refused(f"the frame that ends at byte {self._at} is malformed: {error}") from error
+
+
+def _entries(reader: _Reader, table: str, frame: _Entries) -> Entries:
+    keys = reader.column(frame.keys)
+    namespaces = [None] * len(keys) if frame.namespaces is None else reader.column(frame.namespaces)
+    values = None if frame.values is None else reader.column(frame.values)
+    if len(namespaces) != len(keys) or (values is not None and len(values) != len(keys)):
+        raise reader.refused(f"columns of different lengths in table {table!r}")
+    try:
+        for column in (keys, namespaces):
+            dict.fromkeys(column)
+    except TypeError as error:
+        raise reader.refused(f"table {table!r} holds a key that is none: {error}") from error
+    return Entries(table, namespaces, keys, values)
+
+
+def _only(entries: Entries, kind: str, groups: KeyGroupRange, max_parallelism: int, reader: _Reader) -> Entries:
+    """The rows whose key is in `groups`."""
+    try:
+        rows = [row for row, key in enumerate(entries.keys) if group_of(kind, key, max_parallelism) in groups]
+    except (TypeNotSupported, TypeError, LookupError) as error:
+        raise reader.refused(f"table {entries.table!r} holds a key that is none: {error}") from error
+    return Entries(
+        entries.table,
+        [entries.namespaces[row] for row in rows],
+        [entries.keys[row] for row in rows],
+        None if entries.values is None else [entries.values[row] for row in rows],
+    )
+
+
+_pack = msgspec.msgpack.Encoder().encode
+_unpack_header = msgspec.msgpack.Decoder(_Header).decode
+_unpack_drops = msgspec.msgpack.Decoder(_Drops).decode
+_unpack_entries = msgspec.msgpack.Decoder(_Entries).decode
+_unpack_end = msgspec.msgpack.Decoder(_End).decode

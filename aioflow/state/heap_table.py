@@ -1,0 +1,142 @@
+"""Tables of the heap: a dict for each namespace, and the notes of what changes in it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+from aioflow.state.changes import MISSING, ChangeLog, Guard, Space
+from aioflow.state.snapshot import ATOMS, TableMeta
+
+__all__ = ["HeapStateTable"]
+
+_NOTHING: Any = MappingProxyType({})
+
+
+class HeapStateTable:
+    """`namespace -> key -> value`. Namespace None always exists."""
+
+    __slots__ = ("_log", "_spaces", "index", "meta", "name", "result")
+
+    def __init__(self, log: ChangeLog, name: str, meta: TableMeta, result: Callable[[Any], Any] | None = None) -> None:
+        self.name = name
+        self.meta = meta
+        self.result = result
+        self.index: Any = None
+        self._log = log
+        self._spaces: dict[Any, Space] = {}
+        self.space(None)
+
+    def of(self, namespace: Any = None, keys: Sequence[Any] | None = None) -> MutableMapping[Any, Any]:
+        """What `namespace` holds, created on demand, to change `keys` of it; None: whichever, at a price for each access."""
+        if keys is None:
+            return _Tracked(self, namespace)
+        space = self._spaces.get(namespace)
+        if space is None:
+            space = self.space(namespace)
+        if space.token is self._log.token:
+            deque(map(space.dirty.setdefault, keys), 0)
+        else:
+            self._log.touch(space, keys)
+        return space.entries
+
+    def of_key(self, namespace: Any, key: Any) -> dict[Any, Any]:
+        """`of(namespace, [key])`, cheaper."""
+        space = self._spaces.get(namespace)
+        if space is None:
+            space = self.space(namespace)
+        if space.token is self._log.token:
+            space.dirty[key] = None
+        else:
+            self._log.touch(space, (key,))
+        return space.entries
+
+    def peek(self, namespace: Any = None) -> Mapping[Any, Any]:
+        """The dict of `namespace` to read, empty if there is none."""
+        space = self._spaces.get(namespace)
+        return _NOTHING if space is None else space.entries
+
+    def namespaces(self) -> list[Any]:
+        return [namespace for namespace, space in self._spaces.items() if space.entries]
+
+    def drop(self, namespace: Any) -> None:
+        space = self._spaces.pop(namespace, None)
+        if space is not None:
+            self._log.drop(space)
+            if namespace is None:
+                self.space(None)
+                self._log.on_change()  # State objects hold its dict.
+
+    def drop_if_empty(self, namespace: Any) -> None:
+        """Forgets a namespace without keys, so that the windows of a year do not leave a dict each."""
+        if namespace is not None:
+            space = self._spaces.get(namespace)
+            if space is not None and not space.entries:
+                self.drop(namespace)
+
+    # For views, and for whoever fills or writes out the table.
+
+    def space(self, namespace: Any) -> Space:
+        """The space of `namespace`, created on demand."""
+        space = self._spaces.get(namespace)
+        if space is None:
+            space = self._spaces[namespace] = Space(self, namespace, self._log.current.number)
+        return space
+
+    def spaces(self) -> list[Space]:
+        return list(self._spaces.values())
+
+    def find(self, namespace: Any) -> Space | None:
+        return self._spaces.get(namespace)
+
+    def readable(self, namespace: Any) -> Any:
+        """To read from with `get` and `in`, by those who may change the mutable values that they get."""
+        space = self._spaces.get(namespace)
+        if space is None:
+            return _NOTHING
+        return Guard(self._log, space) if self._log.guarded else space.entries
+
+    def store(self, namespace: Any) -> dict[Any, Any]:
+        """To change, after `marks`."""
+        return self.space(namespace).entries
+
+    def marks(self, namespace: Any) -> Any:
+        """Takes `marks[key] = None` before `key` is changed."""
+        space = self.space(namespace)
+        return Guard(self._log, space) if self._log.guarded else self._log.dirty_of(space)
+
+
+class _Tracked(MutableMapping[Any, Any]):
+    """A namespace of which nobody said what will be changed: each access is noted by itself."""
+
+    __slots__ = ("_namespace", "_table")
+
+    def __init__(self, table: HeapStateTable, namespace: Any) -> None:
+        self._table = table
+        self._namespace = namespace
+        table.space(namespace)
+
+    def __getitem__(self, key: Any) -> Any:
+        held = self._table.peek(self._namespace).get(key, MISSING)
+        if held is MISSING:
+            raise KeyError(key)
+        if type(held) not in ATOMS:
+            self._table.of_key(self._namespace, key)
+        return held
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self._table.of_key(self._namespace, key)[key] = value
+
+    def __delitem__(self, key: Any) -> None:
+        del self._table.of_key(self._namespace, key)[key]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._table.peek(self._namespace))
+
+    def __len__(self) -> int:
+        return len(self._table.peek(self._namespace))
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._table.peek(self._namespace)
