@@ -17,10 +17,12 @@ if TYPE_CHECKING:
     from aioflow.io.generating import datagen
     from aioflow.io.http_client import http
     from aioflow.io.json_files import jsonl
+    from aioflow.io.postgres_tables import postgres
     from aioflow.io.printing import stdout
     from aioflow.io.pushing import push
     from aioflow.io.queues import queue
     from aioflow.io.sockets import socket
+    from aioflow.io.sqlite_tables import sqlite
     from aioflow.io.webhooks import webhook
     from aioflow.io.websockets import websocket
 
@@ -31,9 +33,11 @@ __all__ = [
     "http",
     "jsonl",
     "lines",
+    "postgres",
     "push",
     "queue",
     "socket",
+    "sqlite",
     "sse",
     "stdout",
     "webhook",
@@ -47,9 +51,11 @@ _MODULES = {
     "http": "http_client",
     "jsonl": "json_files",
     "lines": "files",
+    "postgres": "postgres_tables",
     "push": "pushing",
     "queue": "queues",
     "socket": "sockets",
+    "sqlite": "sqlite_tables",
     "sse": "event_streams",
     "stdout": "printing",
     "webhook": "webhooks",

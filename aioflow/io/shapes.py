@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-__all__ = ["field_names", "fields_of_value", "is_namedtuple", "namedtuple_from", "row_converter"]
+__all__ = ["field_names", "fields_of_value", "is_namedtuple", "namedtuple_from", "row_converter", "value_maker"]
 
 
 def is_namedtuple(type_: Any) -> bool:
@@ -52,6 +52,16 @@ def namedtuple_from(type_: Any) -> Callable[[Any], Any]:
         return msgspec.convert(value, type_)
 
     return make
+
+
+def value_maker(type_: Any) -> Callable[[dict[str, Any]], Any] | None:
+    """Makes a value of `type_` out of a dict of its fields; None for dicts themselves. Raises TypeError for a type without fields."""
+    if type_ is None or type_ is dict:
+        return None
+    field_names(type_)
+    if is_namedtuple(type_):
+        return namedtuple_from(type_)
+    return lambda row: msgspec.convert(row, type_, strict=False)
 
 
 def row_converter(type_: Any, columns: Sequence[str]) -> Callable[[Sequence[str]], Any]:

@@ -6,23 +6,34 @@ A connector that commits takes part by an entry in `SINKS`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+import sqlite3
+import zlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+from aioflow.core.elements import RecordBatch
+from aioflow.core.optional_arguments import call_with
+from aioflow.core.retry import Retry
 from aioflow.io.csv_files import csv
 from aioflow.io.discarding import blackhole
 from aioflow.io.files import lines
 from aioflow.io.json_files import jsonl
+from aioflow.io.postgres_tables import PostgresTable, postgres
 from aioflow.io.printing import stdout
 from aioflow.io.queues import queue
-from aioflow.operators.sink import Sink
+from aioflow.io.sqlite_tables import SqliteTable, sqlite
+from aioflow.io.tables import TableCommitter, TableWriter
+from aioflow.operators.sink import Sink, SinkOperator
+from aioflow.state.operator_state import HeapOperatorStateBackend, redistribute
+from aioflow.state.snapshot import OperatorSnapshot
 from tests.io.driver import Runtime, SinkContext, read_all, system_context
-
-Seen = Callable[[], Awaitable[list[Any]]]
+from tests.io.postgres_server import PostgresServer, postgres_server
 
 
 @pytest.fixture
@@ -31,159 +42,404 @@ async def ctx() -> AsyncIterator[SinkContext]:
         yield SinkContext(context.host)
 
 
-SINKS: dict[str, tuple[Callable[[Path], Any], Callable[[Any], int]]] = {
-    "lines": (lines, int),
-    "jsonl": (jsonl, int),
-    "csv": (lambda path: csv(path, header=False), lambda row: int(row[0])),
-}
-"""A sink that is also a source, and what makes an element out of what it reads back."""
+@dataclass
+class Case:
+    """A sink that commits, what it takes for a number, and the numbers that others see."""
+
+    sink: Any
+    record: Callable[[int], Any]
+    seen: Callable[[], Awaitable[list[int]]]
+    leftovers: Callable[[], list[str]]
+    """What is kept aside: hidden files, staged rows."""
+    ctx: SinkContext
+    many: int = 300_000
+    """More than a writer holds in memory."""
+    opened: list[Any] = field(default_factory=list)
+
+    def writer(self) -> Any:
+        self.opened.append(self.sink.writer(self.ctx))
+        return self.opened[-1]
+
+    def committer(self) -> Any:
+        self.opened.append(call_with(self.sink.committer, self.ctx))
+        return self.opened[-1]
+
+    async def die(self) -> None:
+        """What the system does when a process is gone: connections end, files stay as they are."""
+        for one in self.opened:
+            if isinstance(one, (TableWriter, TableCommitter)):
+                await one.close()
+        self.opened.clear()
+
+    def records(self, *numbers: int) -> list[Any]:
+        return [self.record(number) for number in numbers]
+
+
+def files(make: Callable[[Path], Any], number: Callable[[Any], int], target: Path, ctx: SinkContext) -> Case:
+    async def seen() -> list[int]:
+        if all(path.name.startswith(".") for path in target.iterdir()):
+            return []
+        return sorted(map(number, await read_all(make(target), ctx)))
+
+    def hidden() -> list[str]:
+        return [path.name for path in target.iterdir() if path.name.startswith(".")]
+
+    return Case(make(target), lambda i: i, seen, hidden, ctx)
+
+
+def sqlite_table(target: Path, ctx: SinkContext) -> Case:
+    path = f"{target}.db"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE numbers (n INTEGER NOT NULL)")
+
+    async def seen() -> list[int]:
+        return sorted(row["n"] for row in await read_all(sqlite(path, "numbers"), ctx))
+
+    def staged() -> list[str]:
+        with closing(sqlite3.connect(path)) as connection:
+            return [row[0] for row in connection.execute("SELECT batch FROM aioflow_staged")]
+
+    return Case(sqlite(path, "numbers"), lambda i: {"n": i}, seen, staged, ctx, many=5_000)
+
+
+def postgres_table(server: PostgresServer, name: str, ctx: SinkContext) -> Case:
+    dsn = server.create(name)
+    server.query(name, "CREATE TABLE numbers (n BIGINT NOT NULL)")
+
+    async def seen() -> list[int]:
+        return sorted(int(line) for line in server.query(name, "SELECT n FROM numbers"))
+
+    def staged() -> list[str]:
+        return server.query(name, "SELECT batch FROM aioflow_staged")
+
+    return Case(postgres(dsn, "numbers"), lambda i: {"n": i}, seen, staged, ctx, many=5_000)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[PostgresServer]:
+    with postgres_server() as running:
+        yield running
+
+
+SINKS = ["lines", "jsonl", "csv", "sqlite", pytest.param("postgres", marks=pytest.mark.integration)]
 
 
 @pytest.fixture(params=SINKS)
-def case(request: pytest.FixtureRequest, tmp_path: Path, ctx: SinkContext) -> tuple[Sink[Any], Seen]:
-    make, element = SINKS[request.param]
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def database(request: pytest.FixtureRequest, kind: str) -> PostgresServer | None:
+    """The server, where the case is one of PostgreSQL."""
+    return request.getfixturevalue("server") if kind == "postgres" else None
+
+
+@pytest.fixture
+async def case(kind: str, tmp_path: Path, database: PostgresServer | None, ctx: SinkContext) -> AsyncIterator[Case]:
+    made = make_case(kind, tmp_path, database, ctx)
+    yield made
+    for opened in made.opened:
+        if hasattr(opened, "close"):
+            await opened.close()
+
+
+def make_case(kind: str, tmp_path: Path, database: PostgresServer | None, ctx: SinkContext) -> Case:
     target = tmp_path / "out"
+    match kind:
+        case "lines":
+            return files(lines, int, target, ctx)
+        case "jsonl":
+            return files(jsonl, int, target, ctx)
+        case "csv":
+            return files(lambda path: csv(path, header=False), lambda row: int(row[0]), target, ctx)
+        case "sqlite":
+            return sqlite_table(target, ctx)
+        case _:
+            assert database is not None
+            return postgres_table(database, f"test{zlib.crc32(str(tmp_path).encode())}", ctx)
 
-    async def seen() -> list[Any]:
-        if all(path.name.startswith(".") for path in target.iterdir()):
-            return []
-        return sorted(map(element, await read_all(make(target), ctx)))
 
-    return make(target), seen
-
-
-async def test_nothing_is_seen_before_the_commit_and_all_after_it(case: Any, ctx: SinkContext) -> None:
-    sink, seen = case
-    assert isinstance(sink, Sink)
-    writer = sink.writer(ctx)
+async def test_nothing_is_seen_before_the_commit_and_all_after_it(case: Case) -> None:
+    seen = case.seen
+    committer = case.committer()
+    assert isinstance(case.sink, Sink)
+    writer = case.writer()
     await writer.open()
-    writer.write_batch([1, 2], None)
+    writer.write_batch(case.records(1, 2), None)
     await writer.flush()
     assert await seen() == []
     first = await writer.prepare(1)
     assert await seen() == []
-    writer.write_batch([3], None)
-    await sink.committer().commit(first)
+    writer.write_batch(case.records(3), None)
+    await committer.commit(first)
     assert await seen() == [1, 2]
-    await sink.committer().commit(await writer.prepare(2))
+    await committer.commit(await writer.prepare(2))
     assert await seen() == [1, 2, 3]
     assert await writer.prepare(3) == []
     await writer.close()
 
 
-async def test_committing_and_aborting_again_changes_nothing(case: Any, ctx: SinkContext) -> None:
-    sink, seen = case
-    writer = sink.writer(ctx)
+async def test_committing_and_aborting_again_changes_nothing(case: Case) -> None:
+    seen = case.seen
+    committer = case.committer()
+    writer = case.writer()
     await writer.open()
-    writer.write_batch([1], None)
+    writer.write_batch(case.records(1), None)
     one = await writer.prepare(1)
-    writer.write_batch([2], None)
+    writer.write_batch(case.records(2), None)
     two = await writer.prepare(2)
     for _ in range(2):
-        await sink.committer().commit(one)
-        await sink.committer().abort(two)
-    await sink.committer().abort(one)
+        await committer.commit(one)
+        await committer.abort(two)
+    await committer.abort(one)
     assert await seen() == [1]
     await writer.close()
 
 
-async def test_committables_are_plain_data(case: Any, ctx: SinkContext) -> None:
+async def test_committables_are_plain_data(case: Case) -> None:
     """They travel in the checkpoint: what comes back from there commits just as well."""
-    sink, seen = case
-    writer = sink.writer(ctx)
+    seen = case.seen
+    committer = case.committer()
+    writer = case.writer()
     await writer.open()
-    writer.write_batch([1], None)
+    writer.write_batch(case.records(1), None)
     committables = msgspec.msgpack.decode(msgspec.msgpack.encode(await writer.prepare(1)))
     await writer.close()
-    await sink.committer().commit(committables)
+    await committer.commit(committables)
     assert await seen() == [1]
 
 
 @pytest.mark.parametrize("crash", ["after write", "after flush", "after prepare", "before commit ends"])
-async def test_a_crash_between_the_steps_loses_and_repeats_nothing(case: Any, ctx: SinkContext, crash: str) -> None:
+async def test_a_crash_between_the_steps_loses_and_repeats_nothing(case: Case, crash: str) -> None:
     """The attempt after the crash commits what the last completed checkpoint holds, and writes the rest anew."""
-    sink, seen = case
-    writer = sink.writer(ctx)
+    seen = case.seen
+    committer = case.committer()
+    writer = case.writer()
     await writer.open()
-    writer.write_batch([1], None)
+    writer.write_batch(case.records(1), None)
     completed = await writer.prepare(1)
-    writer.write_batch([2], None)
+    writer.write_batch(case.records(2), None)
     if crash == "after flush":
         await writer.flush()
     if crash in ("after prepare", "before commit ends"):
         await writer.prepare(2)
     if crash == "before commit ends":
-        await sink.committer().commit(completed)
+        await committer.commit(completed)
     # The process is gone: nobody closed the writer, and what it held in memory is lost.
 
-    await sink.committer().commit(completed)
-    again = sink.writer(ctx)
+    await committer.commit(completed)
+    again = case.writer()
     again.restored(1)
     await again.open()
-    again.write_batch([2], None)
-    await sink.committer().commit(await again.prepare(2))
-    await sink.committer().commit(completed)
+    again.write_batch(case.records(2), None)
+    await committer.commit(await again.prepare(2))
+    await committer.commit(completed)
     assert await seen() == [1, 2]
     await again.close()
     await writer.close()
 
 
-async def test_a_writer_that_closes_drops_what_was_not_prepared_and_only_that(case: Any, ctx: SinkContext, tmp_path: Path) -> None:
-    sink, seen = case
-    writer = sink.writer(ctx)
+async def test_a_writer_that_closes_drops_what_was_not_prepared_and_only_that(case: Case) -> None:
+    seen = case.seen
+    committer = case.committer()
+    writer = case.writer()
     await writer.open()
-    writer.write_batch([1], None)
+    writer.write_batch(case.records(1), None)
     prepared = await writer.prepare(1)
-    writer.write_batch([2], None)
+    writer.write_batch(case.records(2), None)
     await writer.flush()
     await writer.close()
-    await sink.committer().commit(prepared)
+    again = case.writer()
+    again.restored(1)
+    await again.open()
+    await committer.commit(prepared)
     assert await seen() == [1]
-    assert len(list((tmp_path / "out").iterdir())) == 1
+    assert case.leftovers() == []
 
 
-async def test_subtasks_and_runs_do_not_overwrite_each_other(case: Any, ctx: SinkContext) -> None:
-    sink, seen = case
+async def test_subtasks_and_runs_do_not_overwrite_each_other(case: Case, ctx: SinkContext) -> None:
+    seen = case.seen
+    committer = case.committer()
     expected = []
     for run in range(2):
         for subtask in range(2):
             ctx.runtime = Runtime(subtask_index=subtask, parallelism=2)
-            writer = sink.writer(ctx)
+            writer = case.writer()
             await writer.open()
             for i in range(2):
                 value = 100 * run + 10 * subtask + i
                 expected.append(value)
-                writer.write_batch([value], None)
-                await sink.committer().commit(await writer.prepare(i + 1))
+                writer.write_batch(case.records(value), None)
+                await committer.commit(await writer.prepare(i + 1))
             await writer.close()
     assert await seen() == expected
 
 
-async def test_a_writer_that_was_given_nothing_commits_nothing(case: Any, ctx: SinkContext, tmp_path: Path) -> None:
-    sink, _ = case
-    writer = sink.writer(ctx)
+async def test_a_writer_that_was_given_nothing_commits_nothing(case: Case) -> None:
+    writer = case.writer()
     await writer.open()
-    writer.write_batch([], None)
+    writer.write_batch(case.records(), None)
     await writer.flush()
     assert await writer.prepare(1) == []
     await writer.close()
-    assert list((tmp_path / "out").iterdir()) == []
+    assert case.leftovers() == []
 
 
-async def test_a_large_batch_asks_for_a_flush(case: Any, ctx: SinkContext) -> None:
+async def test_a_large_batch_asks_for_a_flush(case: Case) -> None:
     """Memory stays bounded: the chain gives no more until the flush is done."""
-    sink, seen = case
-    writer = sink.writer(ctx)
+    seen = case.seen
+    committer = case.committer()
+    writer = case.writer()
     await writer.open()
-    writer.write_batch([1], None)
+    writer.write_batch(case.records(1), None)
     assert not writer.full
-    writer.write_batch(list(range(2, 300_000)), None)
+    writer.write_batch(case.records(*range(2, case.many)), None)
     assert writer.full
     await writer.flush()
     assert not writer.full
-    await sink.committer().commit(await writer.prepare(1))
-    assert len(await seen()) == 299_999
+    await committer.commit(await writer.prepare(1))
+    assert len(await seen()) == case.many - 1
     await writer.close()
+
+
+async def test_what_an_attempt_left_is_removed_by_the_next_and_what_is_prepared_is_not(case: Case, ctx: SinkContext) -> None:
+    """An attempt that is gone, at another parallelism: its second subtask has one heir."""
+    committables = []
+    for subtask in range(2):
+        ctx.runtime = Runtime(subtask_index=subtask, parallelism=2)
+        writer = case.writer()
+        await writer.open()
+        writer.write_batch(case.records(subtask), None)
+        committables += await writer.prepare(1)
+        writer.write_batch(case.records(10 + subtask), None)
+        await writer.prepare(2)
+        writer.write_batch(case.records(20 + subtask), None)
+        await writer.flush()
+    assert len(case.leftovers()) == 6
+    ctx.runtime = Runtime(attempt=1)
+    again = case.writer()
+    again.restored(1)
+    await again.open()
+    assert len(case.leftovers()) == 2
+    await case.committer().commit(committables)
+    assert await case.seen() == [0, 1]
+    assert case.leftovers() == []
+
+
+async def test_an_attempt_that_is_gone_removes_nothing_of_a_later_one(case: Case, ctx: SinkContext) -> None:
+    """Rule 2 of RELIABILITY section 2: what comes late changes nothing."""
+    zombie = case.writer()
+    zombie.restored(1)
+    await zombie.open()
+    zombie.write_batch(case.records(0), None)
+    await zombie.flush()
+
+    ctx.runtime = Runtime(attempt=1)
+    later = case.writer()
+    later.restored(1)
+    await later.open()
+    later.write_batch(case.records(1), None)
+    prepared = await later.prepare(2)
+    zombie.write_batch(case.records(0), None)
+    await zombie.flush()
+    await zombie.close()
+    ctx.runtime = Runtime(attempt=0)
+    if not isinstance(case.sink, (SqliteTable, PostgresTable)):  # There the number is drawn when it opens.
+        late = case.writer()
+        late.restored(1)
+        await late.open()
+    await case.committer().commit(prepared)
+    assert await case.seen() == [1]
+
+
+class Gone(BaseException):
+    """The process died: no Exception, so that nobody tries again."""
+
+
+class Steps:
+    """Counts the steps of the two phases, and dies before or after the n-th."""
+
+    def __init__(self, die_at: int | None, after: bool) -> None:
+        self.count = 0
+        self._die_at = die_at
+        self._after = after
+
+    async def step(self, call: Callable[..., Awaitable[Any]], *args: Any) -> Any:
+        self.count += 1
+        if self.count != self._die_at:
+            return await call(*args)
+        if self._after:
+            await call(*args)
+        raise Gone
+
+
+class Watched:
+    """A sink whose steps are counted."""
+
+    def __init__(self, case: Case, steps: Steps) -> None:
+        self._case = case
+        self._steps = steps
+
+    def writer(self, ctx: Any) -> Any:
+        return _Proxy(self._case.writer(), self._steps, ("open", "flush", "prepare"))
+
+    def committer(self) -> Any:
+        return _Proxy(self._case.committer(), self._steps, ("commit",))
+
+
+class _Proxy:
+    def __init__(self, inner: Any, steps: Steps, counted: tuple[str, ...]) -> None:
+        self._inner = inner
+        self._steps = steps
+        self._counted = counted
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._inner, name)
+        return (lambda *args: self._steps.step(found, *args)) if name in self._counted else found
+
+
+async def run_job(case: Case, ctx: SinkContext, first: int, crashes: Sequence[tuple[int, bool]]) -> int:
+    """Six records from `first` on, in checkpoints of two, with crashes; gives the steps of the last attempt."""
+    completed: tuple[int, int, OperatorSnapshot | None] = (0, 0, None)
+    checkpoint_id = 0
+    for attempt, (die_at, after) in enumerate([*crashes, (0, False)]):
+        steps = Steps(die_at or None, after)
+        state = HeapOperatorStateBackend()
+        if completed[2] is not None:
+            state.restore(redistribute([completed[2]], 1)[0])
+        ctx.operator_state, ctx.runtime = state, Runtime(attempt=attempt)
+        ctx.failures.clear()
+        operator = SinkOperator(Watched(case, steps), Retry(1))
+        try:
+            operator.setup(ctx)  # type: ignore[arg-type]
+            operator.initialize_state()
+            await operator.open()
+            for position in range(completed[1], 6, 2):
+                operator.process_batch(RecordBatch(case.records(first + position, first + position + 1), None))
+                checkpoint_id += 1
+                await operator.snapshot_state(checkpoint_id)
+                if checkpoint_id == 2:
+                    continue  # Its metadata could not be written: it is never completed.
+                completed = (checkpoint_id, position + 2, state.snapshot())
+                operator.notify_checkpoint_complete(checkpoint_id)
+                await ctx.settled()
+        except Gone:
+            await case.die()
+        assert max(await case.seen(), default=first - 1) < first + completed[1], "something is seen that no checkpoint covers"
+    assert case.leftovers() == []
+    return steps.count
+
+
+async def test_dying_before_or_after_any_step_loses_and_repeats_nothing(case: Case, ctx: SinkContext) -> None:
+    """Row 22 of RELIABILITY: before prepare, after it, before and after the commit (the reply is lost); then once more."""
+    steps = await run_job(case, ctx, 0, [])
+    assert steps > 8
+    crashes = [[(at, after)] for at in range(1, steps + 1) for after in (False, True)]
+    crashes += [[(at, True), (1, True), (2, False)] for at in range(2, steps + 1, 3)]
+    for i, some in enumerate(crashes, 1):
+        await run_job(case, ctx, 6 * i, some)
+        assert await case.seen() == list(range(6 * i + 6))
 
 
 @pytest.mark.parametrize("name", ["stdout", "queue", "blackhole"])

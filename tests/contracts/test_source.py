@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import csv as csv_module
 import gzip
+import sqlite3
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from aioflow.io.generating import datagen
 from aioflow.io.json_files import jsonl
 from aioflow.io.memory import as_source
 from aioflow.io.pushing import push
+from aioflow.io.sqlite_tables import sqlite
 from aioflow.operators.source import Source, Split
 from tests.io.driver import Context, next_batch, read_all, system_context, take
 
@@ -86,6 +89,13 @@ def _push(directory: Path) -> tuple[Source[Any], list[Any]]:
     return source, list(range(COUNT))
 
 
+def _sqlite(directory: Path) -> tuple[Source[Any], list[Any]]:
+    with closing(sqlite3.connect(directory / "a.db")) as connection, connection:
+        connection.execute("CREATE TABLE numbers (i INTEGER)")
+        connection.executemany("INSERT INTO numbers VALUES (?)", [(i,) for i in range(COUNT)])
+    return sqlite(directory / "a.db", "numbers"), [{"i": i} for i in range(COUNT)]
+
+
 SOURCES: dict[str, Callable[[Path], tuple[Source[Any], list[Any]]]] = {
     "list": lambda directory: (as_source(list(range(COUNT))), list(range(COUNT))),
     "range": lambda directory: (as_source(range(COUNT)), list(range(COUNT))),
@@ -100,6 +110,7 @@ SOURCES: dict[str, Callable[[Path], tuple[Source[Any], list[Any]]]] = {
     "jsonl": _jsonl,
     "csv": _csv,
     "push": _push,
+    "sqlite": _sqlite,
 }
 
 SEVERAL_SPLITS = {

@@ -82,7 +82,9 @@ class SinkContext(Context):
         """An error of a helper fails the task: here it is kept."""
         try:
             await coroutine
-        except Exception as error:
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
             self.failures.append(error)
 
     def blocking(self, function: Callable[..., Any], *args: Any) -> Any:

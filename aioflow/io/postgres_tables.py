@@ -1,0 +1,342 @@
+"""Tables of PostgreSQL: `postgres(dsn, table)` reads one to its end, and writes rows exactly once under checkpoints.
+
+Needs the extra `aioflow[postgres]` (asyncpg). Values are those of asyncpg: what a column takes and gives is documented there; json and
+jsonb columns take and give the values themselves. Each writer, committer and reader has one connection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+
+import msgspec
+
+from aioflow.core.errors import GraphError, note_once
+from aioflow.io.buffered import BufferedReader
+from aioflow.io.shapes import value_maker
+from aioflow.io.tables import SCHEMA, TableCommitter, TableWriter, decode_piece, quoted, was_committed
+from aioflow.operators.source import Split
+from aioflow.operators.userfunction import describe_record
+
+if TYPE_CHECKING:
+    from aioflow.io.tables import Batch, Piece, Prepared, Row
+    from aioflow.operators.operator import OperatorContext
+    from aioflow.operators.source import SourceContext, SourceReader
+
+__all__ = ["PostgresTable", "postgres"]
+
+T = TypeVar("T")
+
+PAGE_ROWS = 1_024
+"""Rows of one read."""
+
+CLOSE_TIMEOUT_S = 5.0
+"""How long a connection may take to say goodbye."""
+
+SCHEMA_LOCK = 0x61696F666C6F77
+"""Advisory lock under which our tables are made: `IF NOT EXISTS` is no protection against another who makes them at the same time."""
+
+
+@overload
+def postgres(
+    dsn: str, table: str, type: type[T], *, columns: Sequence[str] | None = ..., key: str | None = ..., query: str | None = ...
+) -> PostgresTable[T]: ...
+@overload
+def postgres(
+    dsn: str, table: str, type: None = None, *, columns: Sequence[str] | None = ..., key: str | None = ..., query: str | None = ...
+) -> PostgresTable[Any]: ...
+def postgres(
+    dsn: str,
+    table: str,
+    type: type[Any] | None = None,
+    *,
+    columns: Sequence[str] | None = None,
+    key: str | None = None,
+    query: str | None = None,
+) -> PostgresTable[Any]:
+    """The rows of `table` ("name" or "schema.name"), ordered by `key`: a unique column, by default the primary key. A dict or `type` each.
+
+    It reads the rows up to the largest key that there is when it begins, of them `columns`, all by default; with `query`, a SELECT that
+    gives the key too, those of the query. As a sink: dicts, dataclasses, NamedTuples and Structs by field, lists and tuples by place,
+    into `columns`, by default those that the first record has; the table must exist. Exactly once under checkpoints, at least once
+    without. The sink keeps two small tables of its own in the database, `aioflow_staged` and `aioflow_sinks`.
+    """
+    place = f"postgres(..., {table!r})"  # Without the dsn: it may hold a password.
+    if columns is not None and (isinstance(columns, str) or not columns):
+        raise GraphError(f"{place}: columns is {columns!r}, expected a list of names")
+    if query is not None and key is None:
+        raise GraphError(f"{place}: a query needs key=, the unique column of its result by which its rows are ordered")
+    try:
+        for name in (*table.split(".", 1), *(columns or ()), *(() if key is None else (key,))):
+            quoted(name, f"{place}: a name")
+        make = value_maker(type)
+    except (ValueError, TypeError) as error:
+        raise GraphError(str(error)) from None
+    return PostgresTable(dsn, table, make, None if columns is None else list(columns), key, query)
+
+
+class PostgresTable(Generic[T]):
+    """A `Source` and a `Sink`. One split; its position is the key of the last row that was read."""
+
+    bounded = True
+
+    def __init__(
+        self,
+        dsn: str,
+        table: str,
+        make: Callable[[dict[str, Any]], T] | None,
+        columns: list[str] | None,
+        key: str | None,
+        query: str | None,
+    ) -> None:
+        self.dsn = dsn
+        self.table = table
+        self.make = make
+        self.columns = columns
+        self.key = key
+        self.query = query
+
+    def __repr__(self) -> str:
+        return f"postgres(..., {self.table!r})"
+
+    @property
+    def quoted_table(self) -> str:
+        return ".".join(quoted(name, "the table") for name in self.table.split(".", 1))
+
+    @property
+    def rows_from(self) -> str:
+        """What stands behind FROM when it is read."""
+        return self.quoted_table if self.query is None else f"({self.query}) AS aioflow_query"
+
+    async def discover(self) -> list[Split]:
+        """One split: its payload is the name of the key, and the largest there is now."""
+        connection = await connect(self)
+        try:
+            key = self.key or await self._primary_key(connection)
+            name = quoted(key, "the key")
+            nulls, last = await connection.fetchrow(f"SELECT count(*) - count({name}), max({name}) FROM {self.rows_from}")
+        finally:
+            await disconnect(connection)
+        if nulls:
+            raise GraphError(f"key {key!r} of {self!r} is NULL in {nulls} rows, expected a unique column that is never NULL")
+        return [Split("0", None, (key, last))]
+
+    async def _primary_key(self, connection: Any) -> str:
+        await table_columns(connection, self)
+        rows = await connection.fetch(
+            "SELECT a.attname FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = ANY(i.indkey) "
+            "WHERE i.indisprimary AND i.indrelid = to_regclass($1)",
+            self.quoted_table,
+        )
+        if len(rows) != 1:
+            raise GraphError(f"{self!r} has no primary key of one column: name a unique column by key=")
+        return str(rows[0][0])
+
+    def reader(self, ctx: SourceContext) -> SourceReader[T]:
+        return _TableReader(ctx, self)
+
+    def writer(self, ctx: OperatorContext) -> TableWriter:
+        return TableWriter(ctx, f"table {self.table!r}", PostgresStore(self), self.columns, _as_it_is)
+
+    def committer(self) -> TableCommitter:
+        return TableCommitter(PostgresStore(self))
+
+
+def _as_it_is(value: Any, column: str) -> Any:
+    return value
+
+
+async def connect(config: PostgresTable[Any]) -> Any:
+    """A connection. Raises ModuleNotFoundError naming the extra."""
+    try:
+        import asyncpg
+    except ImportError:
+        raise ModuleNotFoundError("af.io.postgres needs asyncpg: pip install 'aioflow[postgres]'") from None
+    connection = await asyncpg.connect(config.dsn)
+    try:
+        await connection.set_type_codec(
+            "json", schema="pg_catalog", format="binary", encoder=msgspec.json.encode, decoder=msgspec.json.decode
+        )
+        # The first byte is the version of the binary format.
+        await connection.set_type_codec(
+            "jsonb",
+            schema="pg_catalog",
+            format="binary",
+            encoder=lambda value: b"\x01" + msgspec.json.encode(value),
+            decoder=lambda data: msgspec.json.decode(data[1:]),
+        )
+    except BaseException:
+        await disconnect(connection)
+        raise
+    return connection
+
+
+async def disconnect(connection: Any) -> None:
+    """Say goodbye, or hang up where that takes too long."""
+    try:
+        await connection.close(timeout=CLOSE_TIMEOUT_S)
+    except (OSError, TimeoutError):
+        connection.terminate()
+
+
+async def table_columns(connection: Any, config: PostgresTable[Any]) -> list[str]:
+    """The columns that can be written. Raises GraphError when there is no such table."""
+    rows = await connection.fetch(
+        "SELECT attname FROM pg_attribute WHERE attrelid = to_regclass($1) AND attnum > 0 AND NOT attisdropped ORDER BY attnum",
+        config.quoted_table,
+    )
+    if not rows:
+        raise GraphError(f"the database has no table {config.table!r}: create it before the job starts")
+    return [row[0] for row in rows]
+
+
+class PostgresStore:
+    """A `TableStore`."""
+
+    def __init__(self, config: PostgresTable[Any]) -> None:
+        self._config = config
+        self._place = f"table {config.table!r}"
+        self._connection: Any = None
+
+    async def open(self) -> list[str]:
+        return await table_columns(await self._connected(), self._config)
+
+    async def _connected(self) -> Any:
+        """The connection; a new one if the last was lost: a commit that is tried again needs it."""
+        if self._connection is None or self._connection.is_closed():
+            self._connection = await connect(self._config)
+        return self._connection
+
+    async def register(self, sink: str, subtask: int, parallelism: int, restored: int) -> int:
+        connection = await self._connected()
+        async with connection.transaction():
+            await _make_tables(connection)
+            generation = await connection.fetchval(
+                "INSERT INTO aioflow_sinks (sink, subtask, checkpoint, generation) VALUES ($1, -1, 0, 1) "
+                "ON CONFLICT (sink, subtask) DO UPDATE SET generation = aioflow_sinks.generation + 1 RETURNING generation",
+                sink,
+            )
+            await connection.execute(
+                "DELETE FROM aioflow_staged WHERE sink = $1 AND subtask % $2 = $3 AND since >= $4 AND generation < $5",
+                sink,
+                parallelism,
+                subtask,
+                restored,
+                generation,
+            )
+        return int(generation)
+
+    async def stage(self, batch: Batch, piece: Piece) -> None:
+        content = piece.content(self._place)
+        connection = await self._connected()
+        async with connection.transaction():
+            tried = connection.transaction()  # Within the other: a savepoint.
+            await tried.start()
+            await self._insert(connection, piece.columns, piece.rows)
+            await tried.rollback()
+            await connection.execute(
+                "INSERT INTO aioflow_staged (sink, subtask, batch, piece, since, generation, content) VALUES ($1, $2, $3, $4, $5, $6, $7)",
+                batch.sink,
+                batch.subtask,
+                batch.name,
+                piece.number,
+                batch.since,
+                batch.generation,
+                content,
+            )
+
+    async def insert(self, columns: list[str], rows: list[Row]) -> None:
+        await self._insert(await self._connected(), columns, rows)
+
+    async def _insert(self, connection: Any, columns: list[str], rows: list[Row]) -> None:
+        schema, _, table = self._config.table.rpartition(".")
+        try:
+            await connection.copy_records_to_table(table, schema_name=schema or None, columns=columns, records=rows)
+        except Exception as error:
+            first = describe_record(dict(zip(columns, rows[0], strict=True)))
+            note_once(error, f"in {self._place}, at one of {len(rows)} rows that begin with {first}")
+            raise
+
+    async def commit(self, prepared: Prepared) -> None:
+        connection = await self._connected()
+        async with connection.transaction():
+            await _make_tables(connection)
+            # Locks the writer's row: a copy of this very commit that comes late waits, and finds nothing to do.
+            await connection.execute(
+                "INSERT INTO aioflow_sinks (sink, subtask, checkpoint, generation) VALUES ($1, $2, 0, 0) ON CONFLICT DO NOTHING",
+                prepared.sink,
+                prepared.subtask,
+            )
+            last = await connection.fetchval(
+                "SELECT checkpoint FROM aioflow_sinks WHERE sink = $1 AND subtask = $2 FOR UPDATE", prepared.sink, prepared.subtask
+            )
+            found = await connection.fetchval("SELECT count(*) FROM aioflow_staged WHERE batch = $1", prepared.batch)
+            if was_committed(prepared, found, last):
+                return
+            for number in range(prepared.pieces):
+                content = await connection.fetchval(
+                    "SELECT content FROM aioflow_staged WHERE batch = $1 AND piece = $2", prepared.batch, number
+                )
+                piece = decode_piece(number, content)
+                await self._insert(connection, piece.columns, piece.rows)
+            await connection.execute("DELETE FROM aioflow_staged WHERE batch = $1", prepared.batch)
+            await connection.execute(
+                "UPDATE aioflow_sinks SET checkpoint = $3 WHERE sink = $1 AND subtask = $2",
+                prepared.sink,
+                prepared.subtask,
+                prepared.checkpoint,
+            )
+
+    async def discard(self, prepared: Prepared) -> None:
+        await (await self._connected()).execute("DELETE FROM aioflow_staged WHERE batch = $1", prepared.batch)
+
+    async def close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await disconnect(connection)
+
+
+async def _make_tables(connection: Any) -> None:
+    if await connection.fetchval("SELECT to_regclass('aioflow_sinks') IS NOT NULL AND to_regclass('aioflow_staged') IS NOT NULL"):
+        return
+    await connection.execute("SELECT pg_advisory_xact_lock($1)", SCHEMA_LOCK)
+    for statement in SCHEMA:
+        await connection.execute(statement.format(binary="BYTEA"))
+
+
+class _TableReader(BufferedReader):
+    """Reads page after page in the order of the key."""
+
+    def __init__(self, ctx: SourceContext, config: PostgresTable[Any]) -> None:
+        super().__init__(ctx)
+        self._config = config
+
+    async def run(self, split: Split) -> None:
+        config, (key, end) = self._config, split.payload
+        if end is None:
+            return  # There was no row.
+        name, make, last = quoted(key, "the key"), config.make, split.position
+        columns = "*" if config.columns is None else ", ".join(quoted(column, "a column") for column in config.columns)
+        select = f"SELECT {name} AS aioflow_key, {columns} FROM {config.rows_from} WHERE {name} <= $1"
+        order = f"ORDER BY {name} LIMIT {PAGE_ROWS + 1}"
+        connection = await connect(config)
+        try:
+            while True:
+                # One row more than a page: by it the page is known not to be cut between two rows with the same key.
+                if last is None:
+                    rows = await connection.fetch(f"{select} {order}", end)
+                else:
+                    rows = await connection.fetch(f"{select} AND {name} > $2 {order}", end, last)
+                for i, record in enumerate(rows):
+                    row = dict(record)
+                    at = row.pop("aioflow_key")
+                    if at == last:
+                        raise ValueError(f"{config!r}: the key {key!r} is {at!r} in two rows, expected it to be unique")
+                    if i == PAGE_ROWS:
+                        break  # The first row of the next page.
+                    last = at
+                    await self.put(row if make is None else make(row), at)
+                else:
+                    return
+        finally:
+            await disconnect(connection)

@@ -1,0 +1,367 @@
+"""Tables of SQLite: `sqlite(path, table)` reads one to its end, and writes rows exactly once under checkpoints.
+
+All calls of one connection run in the executor, one after the other. Several subtasks write to one file in turn, as SQLite has it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import decimal
+import enum
+import os
+import sqlite3
+import uuid
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, TypeVarTuple, overload
+from urllib.parse import quote
+
+from aioflow.core.aio import wait_all
+from aioflow.core.errors import Closed, GraphError, note_once
+from aioflow.io.buffered import BufferedReader
+from aioflow.io.hosts import lent
+from aioflow.io.shapes import value_maker
+from aioflow.io.tables import SCHEMA, TableCommitter, TableWriter, decode_piece, quoted, was_committed
+from aioflow.operators.source import Split
+from aioflow.operators.userfunction import describe_record
+
+if TYPE_CHECKING:
+    from aioflow.core.host import Host
+    from aioflow.io.tables import Batch, Piece, Prepared, Row
+    from aioflow.operators.operator import OperatorContext
+    from aioflow.operators.source import SourceContext, SourceReader
+
+__all__ = ["SqliteTable", "sqlite"]
+
+T = TypeVar("T")
+Args = TypeVarTuple("Args")
+
+BUSY_TIMEOUT_S = 60.0
+"""How long a transaction waits for those of others on the file, before "database is locked" fails it."""
+
+PAGE_ROWS = 1_024
+"""Rows of one read."""
+
+INT_MIN, INT_MAX = -(2**63), 2**63 - 1
+
+
+@overload
+def sqlite(
+    path: str | os.PathLike[str], table: str, type: type[T], *, columns: Sequence[str] | None = ..., key: str = ...
+) -> SqliteTable[T]: ...
+@overload
+def sqlite(
+    path: str | os.PathLike[str], table: str, type: None = None, *, columns: Sequence[str] | None = ..., key: str = ...
+) -> SqliteTable[Any]: ...
+def sqlite(
+    path: str | os.PathLike[str], table: str, type: type[Any] | None = None, *, columns: Sequence[str] | None = None, key: str = "rowid"
+) -> SqliteTable[Any]:
+    """The rows of `table` in the SQLite file at `path`, in the order of `key`, which is unique and not null; a dict each, or a `type`.
+
+    It reads the rows that are there when it begins, of them `columns`, all by default. As a sink: dicts, dataclasses, NamedTuples and
+    Structs by field, lists and tuples by place, into `columns`, by default those that the first record has; the table must exist.
+    Exactly once under checkpoints, at least once without. bool is kept as int; datetime, date, time, Decimal and UUID as text, NaN as
+    NULL. The sink keeps two small tables of its own in the file, `aioflow_staged` and `aioflow_sinks`.
+    """
+    if columns is not None and (isinstance(columns, str) or not columns):
+        raise GraphError(f"sqlite({str(path)!r}, {table!r}): columns is {columns!r}, expected a list of names")
+    try:
+        for name in (table, key, *(columns or ())):
+            quoted(name, f"sqlite({str(path)!r}, {table!r}): a name")
+        make = value_maker(type)
+    except (ValueError, TypeError) as error:
+        raise GraphError(str(error)) from None
+    return SqliteTable(os.fspath(path), table, make, None if columns is None else list(columns), key)
+
+
+class SqliteTable(Generic[T]):
+    """A `Source` and a `Sink`. One split; its position is the key of the last row that was read."""
+
+    bounded = True
+    parallelism_max = 1
+
+    def __init__(self, path: str, table: str, make: Callable[[dict[str, Any]], T] | None, columns: list[str] | None, key: str) -> None:
+        self.path = path
+        self.table = table
+        self.make = make
+        self.columns = columns
+        self.key = key
+
+    def __repr__(self) -> str:
+        return f"sqlite({self.path!r}, {self.table!r})"
+
+    async def discover(self, host: Host | None = None) -> list[Split]:
+        """One split, up to the last key that there is now."""
+        async with lent(host) as machine:
+            connection = _Connection(machine, self.path)
+            try:
+                await connection.open(must_exist=True)
+                last = await connection.run(_last_key, self.table, self.key)
+            finally:
+                await connection.close()
+        return [Split("0", None, last)]
+
+    def reader(self, ctx: SourceContext) -> SourceReader[T]:
+        return _TableReader(ctx, self)
+
+    def writer(self, ctx: OperatorContext) -> TableWriter:
+        return TableWriter(ctx, f"table {self.table!r} of {self.path}", SqliteStore(ctx.host, self), self.columns, adapted)
+
+    def committer(self, ctx: OperatorContext | None = None) -> TableCommitter:
+        if ctx is None:
+            raise TypeError(f"{self!r} commits through the host of its operator: committer(ctx)")
+        return TableCommitter(SqliteStore(ctx.host, self))
+
+
+def adapted(value: Any, column: str) -> Any:
+    """`value` as SQLite keeps it. Raises TypeError or ValueError naming the column."""
+    if value is None or type(value) in (str, bytes, float):
+        return value
+    if isinstance(value, enum.Enum):
+        return adapted(value.value, column)
+    if isinstance(value, int):
+        if not INT_MIN <= value <= INT_MAX:
+            raise ValueError(f"column {column!r} got {value}, expected an integer of 64 bits: convert it to text before the sink")
+        return int(value)
+    if isinstance(value, (datetime.date, datetime.time)):  # A datetime is a date.
+        return value.isoformat()
+    if isinstance(value, (decimal.Decimal, uuid.UUID)):
+        return str(value)
+    if isinstance(value, (str, bytes, float)):
+        return value
+    raise TypeError(
+        f"column {column!r} got {describe_record(value)} of type {type(value).__name__}, expected None, a number, text, bytes, a date or "
+        "time, Decimal or UUID: convert it in a map before the sink"
+    )
+
+
+class _Connection:
+    """One connection. A call that was cancelled goes on in its thread, and `close` waits for it."""
+
+    def __init__(self, host: Host, path: str) -> None:
+        self._host = host
+        self._path = path
+        self._connection: sqlite3.Connection | None = None
+        self._running: asyncio.Future[Any] | None = None
+
+    async def open(self, *, must_exist: bool) -> None:
+        if self._connection is None:
+            self._running = self._host.blocking(self._connect, must_exist)
+            await asyncio.shield(self._running)
+
+    def _connect(self, must_exist: bool) -> None:
+        mode = "rw" if must_exist else "rwc"
+        try:
+            self._connection = sqlite3.connect(
+                f"file:{quote(self._path)}?mode={mode}", uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
+            )
+            self._connection.execute("SELECT 1 FROM sqlite_master").close()
+        except sqlite3.Error as error:
+            note_once(error, f"SQLite file {self._path!r}")
+            raise
+
+    async def run(self, function: Callable[[sqlite3.Connection, *Args], T], *args: *Args) -> T:
+        """`function(connection, *args)` in the executor."""
+        connection = self._connection
+        if connection is None:
+            raise Closed(f"the connection to SQLite file {self._path!r} is closed")
+        future: asyncio.Future[T] = self._host.blocking(function, connection, *args)
+        self._running = future
+        return await asyncio.shield(future)
+
+    async def close(self) -> None:
+        if self._running is not None:
+            await wait_all([self._running])
+            if not self._running.cancelled():
+                self._running.exception()  # Looked at: nobody else will.
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await self._host.blocking(connection.close)
+
+
+class SqliteStore:
+    """A `TableStore`."""
+
+    def __init__(self, host: Host, config: SqliteTable[Any]) -> None:
+        self._connection = _Connection(host, config.path)
+        self._path = config.path
+        self._table = config.table
+        self._place = f"table {config.table!r} of {config.path}"
+
+    async def open(self) -> list[str]:
+        await self._connection.open(must_exist=False)
+        columns = await self._connection.run(_columns, self._table)
+        if not columns:
+            raise GraphError(f"SQLite file {self._path} has no table {self._table!r}: create it before the job starts")
+        return columns
+
+    async def register(self, sink: str, subtask: int, parallelism: int, restored: int) -> int:
+        return await self._connection.run(_register, sink, subtask, parallelism, restored)
+
+    async def stage(self, batch: Batch, piece: Piece) -> None:
+        content = piece.content(self._place)
+        await self._connection.run(self._stage, batch, piece, content)
+
+    def _stage(self, connection: sqlite3.Connection, batch: Batch, piece: Piece, content: bytes) -> None:
+        with _Transaction(connection):
+            connection.execute("SAVEPOINT tried")
+            self._insert(connection, piece.columns, piece.rows)
+            connection.execute("ROLLBACK TO tried")
+            connection.execute(
+                "INSERT INTO aioflow_staged (sink, subtask, batch, piece, since, generation, content) VALUES (?, ?, ?, ?, ?, ?, ?)",
+                (batch.sink, batch.subtask, batch.name, piece.number, batch.since, batch.generation, content),
+            )
+
+    async def insert(self, columns: list[str], rows: list[Row]) -> None:
+        await self._connection.run(self._insert_all, columns, rows)
+
+    def _insert_all(self, connection: sqlite3.Connection, columns: list[str], rows: list[Row]) -> None:
+        with _Transaction(connection):
+            self._insert(connection, columns, rows)
+
+    def _insert(self, connection: sqlite3.Connection, columns: list[str], rows: list[Row]) -> None:
+        names = ", ".join(quoted(name, "a column") for name in columns)
+        places = ", ".join("?" for _ in columns)
+        statement = f"INSERT INTO {quoted(self._table, 'the table')} ({names}) VALUES ({places})"
+        inserted = -1
+        try:
+            for inserted, row in enumerate(rows):  # noqa: B007  # Told below. One by one costs 0.3 us more a row than executemany.
+                connection.execute(statement, row)
+        except sqlite3.Error as error:
+            note_once(error, f"in {self._place}, at row {describe_record(dict(zip(columns, rows[inserted], strict=True)))}")
+            raise
+
+    async def commit(self, prepared: Prepared) -> None:
+        await self._connection.run(self._commit, prepared)
+
+    def _commit(self, connection: sqlite3.Connection, prepared: Prepared) -> None:
+        for statement in SCHEMA:
+            connection.execute(statement.format(binary="BLOB"))
+        with _Transaction(connection):
+            (found,) = connection.execute("SELECT count(*) FROM aioflow_staged WHERE batch = ?", (prepared.batch,)).fetchone()
+            last = connection.execute(
+                "SELECT checkpoint FROM aioflow_sinks WHERE sink = ? AND subtask = ?", (prepared.sink, prepared.subtask)
+            ).fetchone()
+            if was_committed(prepared, found, None if last is None else last[0]):
+                return
+            for number in range(prepared.pieces):
+                (content,) = connection.execute(
+                    "SELECT content FROM aioflow_staged WHERE batch = ? AND piece = ?", (prepared.batch, number)
+                ).fetchone()
+                piece = decode_piece(number, content)
+                self._insert(connection, piece.columns, piece.rows)
+            connection.execute("DELETE FROM aioflow_staged WHERE batch = ?", (prepared.batch,))
+            connection.execute(
+                "INSERT INTO aioflow_sinks (sink, subtask, checkpoint, generation) VALUES (?, ?, ?, 0) "
+                "ON CONFLICT (sink, subtask) DO UPDATE SET checkpoint = excluded.checkpoint",
+                (prepared.sink, prepared.subtask, prepared.checkpoint),
+            )
+
+    async def discard(self, prepared: Prepared) -> None:
+        await self._connection.run(_discard, prepared.batch)
+
+    async def close(self) -> None:
+        await self._connection.close()
+
+
+class _Transaction:
+    """Takes the file at once: one that reads first and writes later may find that another has written in between."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+
+    def __enter__(self) -> None:
+        self._connection.execute("BEGIN IMMEDIATE")
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if error is None:
+            self._connection.execute("COMMIT")
+        elif self._connection.in_transaction:  # A full disk has rolled it back already.
+            self._connection.execute("ROLLBACK")
+
+
+def _columns(connection: sqlite3.Connection, table: str) -> list[str]:
+    return [row[0] for row in connection.execute("SELECT name FROM pragma_table_info(?)", (table,))]
+
+
+def _register(connection: sqlite3.Connection, sink: str, subtask: int, parallelism: int, restored: int) -> int:
+    for statement in SCHEMA:
+        connection.execute(statement.format(binary="BLOB"))
+    with _Transaction(connection):
+        (generation,) = connection.execute(
+            "INSERT INTO aioflow_sinks (sink, subtask, checkpoint, generation) VALUES (?, -1, 0, 1) "
+            "ON CONFLICT (sink, subtask) DO UPDATE SET generation = aioflow_sinks.generation + 1 RETURNING generation",
+            (sink,),
+        ).fetchone()
+        connection.execute(
+            "DELETE FROM aioflow_staged WHERE sink = ? AND subtask % ? = ? AND since >= ? AND generation < ?",
+            (sink, parallelism, subtask, restored, generation),
+        )
+    return int(generation)
+
+
+def _discard(connection: sqlite3.Connection, batch: str) -> None:
+    connection.execute("DELETE FROM aioflow_staged WHERE batch = ?", (batch,))
+
+
+def _last_key(connection: sqlite3.Connection, table: str, key: str) -> Any:
+    columns = _columns(connection, table)
+    if not columns:
+        raise GraphError(f"the SQLite file has no table {table!r}")
+    name = quoted(key, "the key")
+    if key == "rowid":
+        try:
+            # Without quotes: a quoted name that is no column is a text to SQLite.
+            connection.execute(f"SELECT rowid FROM {quoted(table, 'the table')} LIMIT 0")
+        except sqlite3.OperationalError:
+            raise GraphError(f"table {table!r} has no rowid: name a unique column by key=, expected one of {', '.join(columns)}") from None
+    elif key not in columns:
+        raise GraphError(f"table {table!r} has no column {key!r} for key=, expected one of {', '.join(columns)}")
+    (nulls, last) = connection.execute(f"SELECT count(*) - count({name}), max({name}) FROM {quoted(table, 'the table')}").fetchone()
+    if nulls:
+        raise GraphError(f"key {key!r} of table {table!r} is NULL in {nulls} rows, expected a unique column that is never NULL")
+    return last
+
+
+class _TableReader(BufferedReader):
+    """Reads page after page in the order of the key."""
+
+    def __init__(self, ctx: SourceContext, config: SqliteTable[Any]) -> None:
+        super().__init__(ctx)
+        self._config = config
+        self._connection = _Connection(ctx.host, config.path)
+
+    async def run(self, split: Split) -> None:
+        end, make = split.payload, self._config.make
+        if end is None:
+            return  # There was no row.
+        await self._connection.open(must_exist=True)
+        last = split.position
+        while True:
+            names, rows = await self._connection.run(_page, self._config, last, end)
+            for i, (key, *cells) in enumerate(rows):
+                if key == last:
+                    raise ValueError(f"{self._config!r}: the key {self._config.key!r} is {key!r} in two rows, expected it to be unique")
+                if i == PAGE_ROWS:
+                    break  # The first row of the next page.
+                last = key
+                row = dict(zip(names, cells, strict=True))
+                await self.put(row if make is None else make(row), key)
+            else:
+                return
+
+    async def close(self) -> None:
+        await super().close()
+        await self._connection.close()
+
+
+def _page(connection: sqlite3.Connection, config: SqliteTable[Any], last: Any, end: Any) -> tuple[list[str], list[Row]]:
+    """A page and one row more, by which the next page is known to have no row with the same key."""
+    key, table = quoted(config.key, "the key"), quoted(config.table, "the table")
+    columns = "*" if config.columns is None else ", ".join(quoted(name, "a column") for name in config.columns)
+    after = "" if last is None else f"{key} > ? AND "
+    cursor = connection.execute(
+        f"SELECT {key}, {columns} FROM {table} WHERE {after}{key} <= ? ORDER BY {key} LIMIT {PAGE_ROWS + 1}",
+        (end,) if last is None else (last, end),
+    )
+    return [description[0] for description in cursor.description[1:]], cursor.fetchall()

@@ -1,0 +1,291 @@
+"""Tables of a database as a sink: rows are staged in the database at the barrier, and moved to their table by the commit.
+
+    flush        rows -> `aioflow_staged`, as pieces of the batch that the next checkpoint will take; tried on the table itself first
+    prepare(n)   the batch of n is whole and durable; its committable is only its name
+    commit       one transaction: rows of the batch into the table, the batch out of `aioflow_staged`, n into `aioflow_sinks`
+
+Staged rather than carried in the checkpoint: memory stays bounded by a piece, whatever the interval, and a checkpoint holds names instead
+of data that it would write a second time. Tried first, because a row that the table refuses must fail the job while it can still be read
+again; after the checkpoint nobody could do anything about it.
+
+What makes the commit idempotent is the batch itself: it is moved once, and when it is not there, `aioflow_sinks` must say that this or a
+later checkpoint of the same writer was committed. If it does not, the database was set back, and that is an error. The number of the
+checkpoint alone never decides that rows are dropped: a job that was restored from an older savepoint counts through the same numbers.
+
+Every writer that opens gets a number from the database, its generation. It removes what writers before it began after the checkpoint that
+it was restored from. So an attempt that is gone, and whatever it still has under way, cannot touch what a later one has staged.
+
+Without checkpoints rows go straight into the table (at-least-once).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from aioflow.core.errors import StateError
+from aioflow.core.serializers import Codec
+from aioflow.io.shapes import fields_of_value
+from aioflow.operators.userfunction import describe_record
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from aioflow.operators.operator import OperatorContext
+
+__all__ = [
+    "SCHEMA",
+    "Batch",
+    "Piece",
+    "Prepared",
+    "Row",
+    "RowShape",
+    "TableCommitter",
+    "TableStore",
+    "TableWriter",
+    "decode_piece",
+    "quoted",
+    "was_committed",
+]
+
+PIECE_ROWS = 1_000
+"""The writer asks for a flush when it holds this many: what one transaction stages, and what a commit has in memory at once."""
+
+SCHEMA = (
+    """CREATE TABLE IF NOT EXISTS aioflow_sinks (
+        sink TEXT NOT NULL, subtask BIGINT NOT NULL, checkpoint BIGINT NOT NULL, generation BIGINT NOT NULL,
+        PRIMARY KEY (sink, subtask))""",
+    """CREATE TABLE IF NOT EXISTS aioflow_staged (
+        sink TEXT NOT NULL, subtask BIGINT NOT NULL, batch TEXT NOT NULL, piece BIGINT NOT NULL, since BIGINT NOT NULL,
+        generation BIGINT NOT NULL, content {binary} NOT NULL,
+        PRIMARY KEY (batch, piece))""",
+)
+"""Of `aioflow_sinks`, the row with subtask -1 counts the generations; the others hold the last checkpoint that a writer has committed."""
+
+Row = tuple[Any, ...]
+
+_CODEC = Codec()
+
+
+def quoted(name: str, what: str) -> str:
+    """`name` as an SQL identifier, whatever is in it."""
+    if not name or "\0" in name:
+        raise ValueError(f"{what} is {name!r}, expected a name that is not empty and has no NUL in it")
+    return '"' + name.replace('"', '""') + '"'
+
+
+class Prepared(NamedTuple):
+    """A committable: a batch that is whole."""
+
+    sink: str
+    """Flow and uid: who prepared it."""
+    subtask: int
+    checkpoint: int
+    batch: str
+    pieces: int
+
+
+class Batch(NamedTuple):
+    """What is staged between two barriers."""
+
+    sink: str
+    subtask: int
+    name: str
+    since: int
+    """The checkpoint after whose barrier it was begun."""
+    generation: int
+
+
+class Piece(NamedTuple):
+    """Rows of a batch, as they are staged."""
+
+    number: int
+    columns: list[str]
+    rows: list[Row]
+
+    def content(self, owner: str) -> bytes:
+        return _CODEC.encode_batch([self.columns, *self.rows], owner=owner)
+
+
+def decode_piece(number: int, content: bytes) -> Piece:
+    """The piece of `Piece.content`."""
+    columns, *rows = _CODEC.decode_batch(content)
+    return Piece(number, columns, rows)
+
+
+class TableStore(Protocol):
+    """One connection to the database of a sink. Calls come one after the other."""
+
+    async def open(self) -> list[str]:
+        """Connect; give the columns of the table. Raises GraphError when there is no such table."""
+
+    async def register(self, sink: str, subtask: int, parallelism: int, restored: int) -> int:
+        """Give a new writer its generation, and remove what those before it left: what was begun after checkpoint `restored`."""
+
+    async def stage(self, batch: Batch, piece: Piece) -> None:
+        """Try the rows on the table, then keep them aside."""
+
+    async def insert(self, columns: list[str], rows: list[Row]) -> None:
+        """Rows into the table, without a checkpoint to wait for."""
+
+    async def commit(self, prepared: Prepared) -> None:
+        """Move a batch into the table. Raises StateError when it is not there and was not committed."""
+
+    async def discard(self, prepared: Prepared) -> None:
+        """Remove a staged batch."""
+
+    async def close(self) -> None: ...
+
+
+def was_committed(prepared: Prepared, found: int, last: int | None) -> bool:
+    """Whether the batch, of which `found` pieces are staged, was committed before; `last` is its writer's last committed checkpoint."""
+    if found == prepared.pieces:
+        return False
+    if found == 0 and last is not None and last >= prepared.checkpoint:
+        return True
+    raise StateError(
+        f"{found} of {prepared.pieces} pieces of the rows that {prepared.sink!r}, subtask {prepared.subtask}, staged for checkpoint "
+        f"{prepared.checkpoint} are in aioflow_staged, and aioflow_sinks tells of no commit of that checkpoint (last: {last}): the "
+        "database was set back or emptied since; restore it too, or start with restore=None, fresh=True"
+    )
+
+
+class RowShape:
+    """Turns records into rows: dicts, dataclasses, NamedTuples and Structs by field, lists and tuples by place."""
+
+    def __init__(self, place: str, table_columns: list[str], columns: Sequence[str] | None, adapt: Callable[[Any, str], Any]) -> None:
+        """`columns`: those to fill; None: the fields of the first record. `adapt(value, column)` gives what the database takes."""
+        self._place = place
+        self._table_columns = table_columns
+        self._chosen = columns is not None
+        self._adapt = adapt
+        self.columns: list[str] = []
+        if columns is not None:
+            self._choose(list(columns))
+
+    def rows(self, values: Sequence[Any]) -> list[Row]:
+        """One row a record. Raises ValueError or TypeError naming the record and the columns."""
+        if not self.columns:
+            self._choose(fields_of_value(values[0]) or self._table_columns)
+        return [self._row(value) for value in values]
+
+    def _choose(self, columns: list[str]) -> None:
+        unknown = [name for name in columns if name not in self._table_columns]
+        if unknown:
+            raise ValueError(
+                f"{self._place} has no column {', '.join(map(repr, unknown))}, expected some of "
+                f"{', '.join(map(repr, self._table_columns))}: name those to fill by columns=, or add them to the table"
+            )
+        self.columns = columns
+
+    def _row(self, value: Any) -> Row:
+        columns, adapt = self.columns, self._adapt
+        try:
+            if isinstance(value, dict):
+                if not self._chosen and len(value) != len(columns):
+                    raise KeyError
+                cells = [value[name] for name in columns]
+            elif type(value) in (list, tuple):
+                if len(value) != len(columns):
+                    raise KeyError
+                cells = value
+            else:
+                cells = [getattr(value, name) for name in columns]
+        except (KeyError, AttributeError):
+            raise ValueError(
+                f"sink into {self._place} got {describe_record(value)}, expected a record with the columns {', '.join(columns)}, as the "
+                "first one had: give all records the same fields, or name the columns by columns="
+            ) from None
+        return tuple([adapt(cell, name) for cell, name in zip(cells, columns, strict=True)])
+
+
+class TableWriter:
+    """Writes the rows of one subtask."""
+
+    def __init__(
+        self, ctx: OperatorContext, place: str, store: TableStore, columns: Sequence[str] | None, adapt: Callable[[Any, str], Any]
+    ) -> None:
+        self._ctx = ctx
+        self._place = place
+        self._store = store
+        self._columns = columns
+        self._adapt = adapt
+        self._sink = f"{ctx.flow_name}/{ctx.uid}"
+        self._shape: RowShape
+        self._rows: list[Row] = []
+        self._restored = 0
+        self._since = 0
+        self._generation = 0
+        self._batch: Batch | None = None
+        self._pieces = 0
+        self.full = False
+
+    def restored(self, checkpoint_id: int) -> None:
+        """What was staged up to `checkpoint_id` is committed, or will be by whoever has its name."""
+        self._restored = self._since = checkpoint_id
+
+    async def open(self) -> None:
+        runtime = self._ctx.runtime
+        self._shape = RowShape(self._place, await self._store.open(), self._columns, self._adapt)
+        if self._ctx.checkpointing:
+            self._generation = await self._store.register(self._sink, runtime.subtask_index, runtime.parallelism, self._restored)
+
+    def write_batch(self, values: Sequence[Any], timestamps: Sequence[int] | None) -> None:
+        if values:
+            self._rows += self._shape.rows(values)
+            self.full = len(self._rows) >= PIECE_ROWS
+
+    async def flush(self) -> None:
+        self.full = False
+        rows, self._rows = self._rows, []
+        columns = self._shape.columns
+        for start in range(0, len(rows), PIECE_ROWS):
+            some = rows[start : start + PIECE_ROWS]
+            if not self._ctx.checkpointing:
+                await self._store.insert(columns, some)
+                continue
+            if self._batch is None:
+                name = self._ctx.host.ids.new("batch")
+                self._batch = Batch(self._sink, self._ctx.runtime.subtask_index, name, self._since, self._generation)
+            await self._store.stage(self._batch, Piece(self._pieces, columns, some))
+            self._pieces += 1
+
+    async def prepare(self, checkpoint_id: int) -> list[list[Any]]:
+        """The one batch since the last checkpoint, if anything was written."""
+        await self.flush()
+        self._since = max(self._since, checkpoint_id)
+        batch, self._batch = self._batch, None
+        pieces, self._pieces = self._pieces, 0
+        return [] if batch is None else [list(Prepared(batch.sink, batch.subtask, checkpoint_id, batch.name, pieces))]
+
+    async def close(self) -> None:
+        """What was staged and not prepared is removed by the writer that comes after."""
+        await self._store.close()
+
+
+class TableCommitter:
+    """Moves batches. It connects when there is the first one."""
+
+    def __init__(self, store: TableStore) -> None:
+        self._store = store
+        self._is_open = False
+
+    async def commit(self, committables: Sequence[Any]) -> None:
+        """Each in a transaction of its own."""
+        await self._open()
+        for committable in committables:
+            await self._store.commit(Prepared(*committable))
+
+    async def abort(self, committables: Sequence[Any]) -> None:
+        """Remove what is staged; what was committed stays."""
+        await self._open()
+        for committable in committables:
+            await self._store.discard(Prepared(*committable))
+
+    async def _open(self) -> None:
+        if not self._is_open:
+            await self._store.open()
+            self._is_open = True
+
+    async def close(self) -> None:
+        await self._store.close()
