@@ -195,6 +195,8 @@ class Job:
         await self._ended()
         if self._cluster.job_master.stop_error is not None:
             raise self._cluster.job_master.stop_error
+        if self._options.checkpoints is not None and self.status is JobStatus.FAILED:
+            self._raise_error()
         made = self._cluster.job_master.stopped_with
         return None if made is None else shown_path(made)
 
