@@ -6,6 +6,7 @@ that is kept and no pending one refers to it any more. Savepoints belong to the 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -97,6 +98,10 @@ def _files(state: SubtaskState) -> Iterable[StateFile]:
         yield channel.file
 
 
+_DELETED_MAX = 16
+"""The files of so many deleted checkpoints are remembered: a task that has missed more completions in a row is not heard of any more."""
+
+
 @dataclass(slots=True)
 class _Dropped:
     """A checkpoint that is kept no more, but may be what a pending one builds on."""
@@ -121,6 +126,7 @@ class CheckpointRetention:
         self._dropped: list[_Dropped] = []
         self._owned: dict[int, dict[str, None]] = {}
         self._references: dict[str, int] = {}
+        self._deleted: deque[frozenset[str]] = deque(maxlen=_DELETED_MAX)
 
     @property
     def checkpoints(self) -> tuple[CompletedCheckpoint, ...]:
@@ -177,6 +183,10 @@ class CheckpointRetention:
         """What may be deleted of a state that came too late: what nobody else refers to."""
         return Discard((), tuple(name for name in files_of([state]) if name not in self._references))
 
+    def deleted(self, state: SubtaskState) -> list[str]:
+        """The files that `state` refers to and that are deleted: whoever wrote it had not heard yet that what it built on was subsumed."""
+        return [name for name in files_of([state]) if name not in self._references and any(name in gone for gone in self._deleted)]
+
     def all_ours(self) -> Discard:
         """Everything that is kept and ours, for a job that leaves nothing to resume."""
         for checkpoint in self._kept:
@@ -196,7 +206,10 @@ class CheckpointRetention:
             if checkpoint.checkpoint_id in self._not_ours:
                 continue  # Its references stay for ever: what still builds on its files must not delete them either.
             checkpoints.append(checkpoint)
-            files += self._forget(checkpoint.checkpoint_id)
+            free = self._forget(checkpoint.checkpoint_id)
+            if free:
+                self._deleted.append(frozenset(free))
+            files += free
         return Discard(tuple(checkpoints), tuple(files))
 
     def _forget(self, owner: int) -> list[str]:

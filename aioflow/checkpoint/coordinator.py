@@ -208,6 +208,11 @@ class CheckpointCoordinator:
             if is_strange or checkpoint_id in self._ended_badly:
                 return self._discard(self._retention.unreferenced(state))
             return []  # Said twice, or unknown: deleting what somebody may refer to would be worse than an orphan.
+        deleted = self._retention.deleted(state)
+        if deleted:
+            detail = f"by {self._subtasks.name_of(attempt)}: {deleted[0]}"
+            instructions = self._abort(pending, CheckpointFailureReason.FILES_DELETED, detail, now)
+            return self._after(instructions + self._discard(self._retention.unreferenced(state)), now)
         del pending.waiting[attempt]
         pending.states[self._uids[attempt.vertex_id], attempt.subtask_index] = state
         self._retention.refer(checkpoint_id, [state])
@@ -244,7 +249,8 @@ class CheckpointCoordinator:
         """It is durable, at the URL `location`."""
         doomed = self._doomed.pop(checkpoint_id, None)
         if doomed is not None:
-            return self._discard(self._retention.failed(checkpoint_id, doomed))
+            # With its place: only so its metadata is found, which must not outlive its files.
+            return self._discard(self._retention.failed(checkpoint_id, replace(doomed, location=location)))
         pending = self._pending.pop(checkpoint_id)
         assert pending.storing is not None, f"checkpoint {checkpoint_id} was stored before it was acknowledged"
         checkpoint = replace(pending.storing, location=location)

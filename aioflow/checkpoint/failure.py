@@ -29,6 +29,7 @@ class CheckpointFailureReason(StrEnum):
     EXPIRED = "EXPIRED"
     IO_EXCEPTION = "IO_EXCEPTION"
     SUBSUMED = "SUBSUMED"
+    FILES_DELETED = "FILES_DELETED"
     TASK_FAILURE = "TASK_FAILURE"
     NOT_ALL_TASKS_RUNNING = "NOT_ALL_TASKS_RUNNING"
     ALL_TASKS_FINISHED = "ALL_TASKS_FINISHED"
@@ -67,6 +68,7 @@ _SENTENCES = {
     CheckpointFailureReason.EXPIRED: "it was not complete within the timeout",
     CheckpointFailureReason.IO_EXCEPTION: "it could not be stored",
     CheckpointFailureReason.SUBSUMED: "a newer one completed first",
+    CheckpointFailureReason.FILES_DELETED: "a task did not know yet that what it built on was subsumed, and files of that are deleted",
     CheckpointFailureReason.TASK_FAILURE: "a task failed or was cancelled, and the job goes back to its last checkpoint",
     CheckpointFailureReason.NOT_ALL_TASKS_RUNNING: "not all tasks that it needs are running",
     CheckpointFailureReason.ALL_TASKS_FINISHED: "all tasks have finished, so nothing is left to take one of",

@@ -279,6 +279,24 @@ def test_late_acknowledgement_deletes_nothing_that_somebody_refers_to() -> None:
     assert job.ack((COUNT, 0), 2, state("base", "delta-1", "delta-2")) == [Discard((), ("delta-2",))]
 
 
+def test_acknowledgement_that_refers_to_deleted_files_aborts_its_checkpoint() -> None:
+    """The task had not heard that 2 is complete when it took 3: its increment builds on 1, whose files are gone. 4 is right again."""
+    job = Job(tolerable_failures=0)
+    job.run()
+    job.checkpoint(1)
+    job.complete(1, "base-1")
+    job.checkpoint(2)
+    assert only(Discard, job.complete(2, "base-2"))[0].files == ("base-1",)
+    job.checkpoint(3)
+    refused = job.ack((COUNT, 0), 3, state("base-1", "delta-3"))
+    assert refused[0] == aborted(3, 2, Reason.FILES_DELETED)
+    assert "by Count (1/2), attempt 0: base-1" in answered(refused)[3]
+    assert "delta-3" in only(Discard, refused)[-1].files
+    assert only(FailJob, refused) == []
+    job.checkpoint(4)
+    assert answered(job.complete(4, "base-2", "delta-4")) == {4: "file:///4"}
+
+
 def test_decline_aborts_and_names_the_task_and_its_error() -> None:
     job = Job()
     job.run()
