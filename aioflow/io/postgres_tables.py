@@ -114,7 +114,9 @@ class PostgresTable(Generic[T]):
         try:
             key = self.key or await self._primary_key(connection)
             name = quoted(key, "the key")
-            nulls, last = await connection.fetchrow(f"SELECT count(*) - count({name}), max({name}) FROM {self.rows_from}")
+            nulls = await connection.fetchval(f"SELECT count(*) FROM {self.rows_from} WHERE {name} IS NULL")
+            # Not max(): not every type that has an order has it.
+            last = await connection.fetchval(f"SELECT {name} FROM {self.rows_from} WHERE {name} IS NOT NULL ORDER BY {name} DESC LIMIT 1")
         finally:
             await disconnect(connection)
         if nulls:
