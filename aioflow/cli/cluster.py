@@ -25,11 +25,12 @@ from aioflow.cli.security import add_tls_options, secured_host, tls_arguments, t
 from aioflow.cli.target import UsageError, load_flow
 from aioflow.cluster.execution_graph import JobStatus
 from aioflow.cluster.jobmanager import JobManager, JobManagerOptions, check_bind
-from aioflow.cluster.remote import RemoteCluster, parse_address
+from aioflow.cluster.remote import RemoteCluster
 from aioflow.cluster.restart import fixed_delay, no_restart
 from aioflow.cluster.secret_file import create_secret, read_secret
 from aioflow.cluster.submission import ClusterClient, JobLine, submission_of
 from aioflow.cluster.taskmanager import TaskManager, TaskManagerOptions
+from aioflow.cluster.whereabouts import Whereabouts, parse_address, parse_addresses
 from aioflow.core.errors import AioflowError, CheckpointError, GraphError, NotAuthenticated
 from aioflow.core.host import Host, SystemHost
 from aioflow.core.timeunits import to_seconds
@@ -42,6 +43,7 @@ DATA = Path(".aioflow")
 """Where a cluster keeps its jobs, its secret and its logs, unless told otherwise."""
 
 PORT = 6123
+LOCAL = Whereabouts((("127.0.0.1", PORT),))
 POLL_S = 0.05
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 15.0
@@ -58,7 +60,8 @@ def add_commands(commands: Any) -> None:
     jobmanager.set_defaults(carry_out=_jobmanager)
 
     taskmanager = commands.add_parser("taskmanager", help="run a TaskManager", description="Lend slots to a cluster and run tasks in them.")
-    taskmanager.add_argument("--jobmanager", type=_address, default=("127.0.0.1", PORT), metavar="HOST:PORT", help="whom to register at")
+    taskmanager.add_argument("--jobmanager", type=_addresses, metavar="HOST:PORT[,...]", help=f"whom to register at (127.0.0.1:{PORT})")
+    taskmanager.add_argument("--data", type=Path, metavar="DIR", help="of the JobManagers: the lease in it says which of them leads")
     taskmanager.add_argument("--slots", type=_positive, default=1, help="how many (1)")
     taskmanager.add_argument("--bind", default="127.0.0.1", metavar="ADDRESS", help="address at which others reach it (127.0.0.1)")
     taskmanager.add_argument("--secret-file", type=Path, default=DATA / "secret", metavar="FILE", help=f"the shared secret ({DATA}/secret)")
@@ -106,13 +109,13 @@ def add_commands(commands: Any) -> None:
     for command in (jobmanager, taskmanager, start, status, stop, submit, listing, cancel, stop_job, savepoint):
         add_tls_options(command)
     for command in (submit, listing, cancel, stop_job, savepoint):
-        command.add_argument("--at", type=_address, default=("127.0.0.1", PORT), metavar="HOST:PORT", help="the JobManager")
+        command.add_argument("--at", type=_addresses, default=LOCAL, metavar="HOST:PORT[,...]", help="the JobManager, or several")
         command.add_argument("--secret-file", type=Path, default=DATA / "secret", metavar="FILE", help=f"the shared secret ({DATA}/secret)")
 
 
-def _address(text: str) -> tuple[str, int]:
+def _addresses(text: str) -> Whereabouts:
     try:
-        return parse_address(text)
+        return Whereabouts(parse_addresses(text))
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 
@@ -151,7 +154,9 @@ def _jobmanager(arguments: argparse.Namespace) -> int:
 
 def _taskmanager(arguments: argparse.Namespace) -> int:
     async def body(host: Host) -> int:
-        options = TaskManagerOptions(jobmanager=arguments.jobmanager, slots=arguments.slots, bind=arguments.bind)
+        named = LOCAL if arguments.jobmanager is None and arguments.data is None else arguments.jobmanager or Whereabouts()
+        where = Whereabouts(named.addresses, None if arguments.data is None else str(arguments.data))
+        options = TaskManagerOptions(jobmanagers=where, slots=arguments.slots, bind=arguments.bind)
         manager = TaskManager(host, _secret(arguments.secret_file), options)
         print(f"taskmanager {manager.id[:8]} offers {arguments.slots} slots", flush=True)
         with _stopped_by_signals(manager.stop):
@@ -184,7 +189,7 @@ def _failed(arguments: argparse.Namespace, error: Exception) -> int:
     if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
         text = f"port {arguments.port} is in use: another jobmanager may run there; choose another with --port"
     elif isinstance(error, ConnectionError):
-        text = "no jobmanager listens at {}:{}: start one with aioflow cluster start, or name it with --at".format(*arguments.at)
+        text = f"no jobmanager listens at {arguments.at}: start one with aioflow cluster start, or name it with --at"
     else:
         text = str(error)
     print(f"aioflow {arguments.command}: {text}", file=sys.stderr)
@@ -236,9 +241,9 @@ def _start(arguments: argparse.Namespace) -> int:
         raise UsageError(f"the jobmanager did not start: {lines[-1] if lines else 'it said nothing'}")
     address = (data / "address").read_text(encoding="utf-8").strip()
     for number in range(arguments.workers):
-        options = ["--jobmanager", address, "--slots", str(arguments.slots), "--secret-file", str(data / "secret")]
+        options = ["--jobmanager", address, "--data", str(data), "--slots", str(arguments.slots), "--secret-file", str(data / "secret")]
         _spawn(data, f"taskmanager-{number + 1}", ["taskmanager", *options, *tls])
-    arguments.at, arguments.secret_file = parse_address(address), data / "secret"
+    arguments.at, arguments.secret_file = _at(data), data / "secret"
 
     async def all_registered(client: ClusterClient) -> int:
         deadline = asyncio.get_running_loop().time() + START_TIMEOUT_S
@@ -293,9 +298,10 @@ def _status(arguments: argparse.Namespace) -> int:
 
     async def show(client: ClusterClient) -> int:
         found = await client.taskmanagers()
-        print("jobmanager   {}:{}".format(*arguments.at))
+        print("jobmanager   {}:{}".format(*client.address))
         for worker_id, slots, free in found:
             print(f"taskmanager  {worker_id[:8]}  {slots} slots, {free} free")
+        print(f"fenced_total {await client.fenced_total()}")
         _print_jobs(await client.jobs())
         return FINISHED
 
@@ -346,10 +352,15 @@ def _signal(pid: int, number: int) -> None:
 
 def _find(arguments: argparse.Namespace) -> None:
     try:
-        arguments.at = parse_address((arguments.data / "address").read_text(encoding="utf-8").strip())
+        arguments.at = _at(arguments.data)
     except FileNotFoundError:
         raise UsageError(f"no cluster was started with {arguments.data}") from None
     arguments.secret_file = arguments.data / "secret"
+
+
+def _at(data: Path) -> Whereabouts:
+    """The JobManager that started last, or whoever leads by now."""
+    return Whereabouts((parse_address((data / "address").read_text(encoding="utf-8").strip()),), str(data))
 
 
 # Jobs.
@@ -357,7 +368,7 @@ def _find(arguments: argparse.Namespace) -> None:
 
 def remote_cluster(arguments: argparse.Namespace) -> RemoteCluster:
     """What `--at` and `--secret-file` name."""
-    return RemoteCluster("{}:{}".format(*arguments.at), secret=_secret(arguments.secret_file), tls=tls_files(arguments))
+    return RemoteCluster(str(arguments.at), secret=_secret(arguments.secret_file), tls=tls_files(arguments))
 
 
 def _submit(arguments: argparse.Namespace) -> int:

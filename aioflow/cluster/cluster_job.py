@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from aioflow.core.elements import CheckpointBarrier, RecordBatch
     from aioflow.core.host import Host
 
-__all__ = ["ClusterJob", "Submitter"]
+__all__ = ["ClusterJob", "Submitter", "needs_submitter"]
 
 logger = logging.getLogger(__name__)
 
@@ -125,6 +125,8 @@ class ClusterJob:
         self._placed: dict[ExecutionAttemptId, str] = {}
         """Where attempts are that have not ended."""
         self._stop_drains: bool | None = None
+        self.fenced_total = 0
+        """Reports for another JobMaster of the job, dropped."""
         self._publishing = False
         self._over = False
         self._metrics: dict[str, dict[str, float]] = {}
@@ -337,7 +339,10 @@ class ClusterJob:
 
     def on_task_state(self, token: int, key: AttemptKey, state: str, error: bytes) -> None:
         attempt, reached = ExecutionAttemptId(*key), ExecutionState(state)
-        if token != self.token or self._over:
+        if token != self.token:
+            self.fenced_total += 1
+            return
+        if self._over:
             return
         if reached.is_terminal:
             self._placed.pop(attempt, None)
@@ -387,6 +392,16 @@ class ClusterJob:
             submitter.connection.notify("tapped", tap_id, content, missed, refused)
 
     # What the submitter says.
+
+    def submitter_returned(self, submitter: Submitter) -> None:
+        """The process that submitted the job has connected again. One that runs a part of it is too late: the job is being cancelled."""
+        if submitter.location or self._over:
+            return
+        self._submitter = submitter
+        self._peers[SUBMITTER] = _Peer(submitter.connection, submitter.location)
+        for tap_id, (node_id, may_miss) in submitter.taps.items():
+            self.add_remote_tap(node_id, tap_id, may_miss)
+        self._publish()
 
     def submitter_lost(self) -> None:
         """With tasks there the job has nobody to run them, nor to hear of its results: it ends. Otherwise it goes on."""
@@ -451,6 +466,11 @@ async def _quietly(connection: RpcConnection, method: str, args: tuple[Any, ...]
 
 def _subtask(descriptor: TaskDeploymentDescriptor) -> tuple[int, int]:
     return descriptor.attempt.vertex_id, descriptor.attempt.subtask_index
+
+
+def needs_submitter(job: PersistedJob) -> bool:
+    """Whether a part of the job cannot leave the process that submitted it."""
+    return any(_stays_here(vertex) for vertex in load_job(job.graph).graph.vertices)
 
 
 def _stays_here(vertex: Any) -> bool:

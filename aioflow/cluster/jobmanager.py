@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from aioflow.checkpoint.lease import LeaseOptions
-from aioflow.cluster.cluster_job import ClusterJob, Submitter
+from aioflow.checkpoint.lease import LeaseOptions, current_holder
+from aioflow.cluster.cluster_job import ClusterJob, Submitter, needs_submitter
 from aioflow.cluster.dispatcher import Dispatcher, JobView, UnknownJob
 from aioflow.cluster.fencing import StaleLeader
 from aioflow.cluster.heartbeat import HeartbeatOptions
@@ -28,6 +28,7 @@ from aioflow.cluster.resource_manager import SlotManagerOptions
 from aioflow.cluster.rpc import RpcConnection, RpcServer
 from aioflow.cluster.scheduler import SlotOffer
 from aioflow.cluster.slots import SlotStatus
+from aioflow.cluster.whereabouts import LEASE_DIRECTORY
 from aioflow.core.errors import AioflowError, NotAuthenticated
 from aioflow.core.serializers import Codec
 from aioflow.network.security import is_loopback
@@ -44,6 +45,10 @@ logger = logging.getLogger(__name__)
 
 RECOVERY_S = 2.0
 """How long a leader that follows another waits for TaskManagers before it gives out slots."""
+
+
+SUBMITTER_RETURNS_S = 30.0
+"""How long a leader that follows another waits for the process that runs a part of a job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,17 +88,22 @@ class JobManager:
         """By job, from its submission to the end of the connection."""
         self._peers: dict[RpcConnection, None] = {}
         self._following: dict[asyncio.Task[None], None] = {}
+        self._returning: dict[str, asyncio.Future[Submitter]] = {}
+        """Jobs of the leader before that wait for the processes that submitted them."""
         self._stopping = asyncio.Event()
+        self._leases = DirectoryLeases(host, f"{options.data}/{LEASE_DIRECTORY}")
+        self._address = ""
+        self._fenced = 0
 
     async def run(self) -> None:
         """Until `stop`, or cancelled. Raises OSError if the address cannot be listened at."""
         options = self._options
         port = await self._server.listen(options.bind, options.port)
         try:
+            self._address = f"{options.bind}:{port}"
             self._on_listening(options.bind, port)
             await self._host.fs.mkdirs(options.data)
-            leases = DirectoryLeases(self._host, f"{options.data}/leader")
-            await LeaderElection(self._host, leases, f"{options.bind}:{port}", options.lease).run(self._lead)
+            await LeaderElection(self._host, self._leases, self._address, options.lease).run(self._lead)
         finally:
             if not self._leading.done():
                 self._leading.cancel()
@@ -125,12 +135,28 @@ class JobManager:
 
     async def _make_job(self, resources: ResourceManager, job: PersistedJob, token: int, recovered: bool) -> JobRunner:
         submitter = self._submitters.get(job.job_id)
+        if recovered and submitter is None and needs_submitter(job):
+            submitter = await self._wait_for_submitter(job.job_id)
         made = ClusterJob(self._host, job, token, resources.declare, submitter, self._forget, recovered)
         self._jobs[job.job_id] = made
         return made
 
+    async def _wait_for_submitter(self, job_id: str) -> Submitter | None:
+        """It looks for the leader by itself. None: it did not come."""
+        returns: asyncio.Future[Submitter] = asyncio.get_running_loop().create_future()
+        self._returning[job_id] = returns
+        try:
+            async with asyncio.timeout(SUBMITTER_RETURNS_S):
+                return await returns
+        except TimeoutError:
+            return None
+        finally:
+            del self._returning[job_id]
+
     def _forget(self, job_id: str) -> None:
-        self._jobs.pop(job_id, None)
+        job = self._jobs.pop(job_id, None)
+        if job is not None:
+            self._fenced += job.fenced_total
 
     async def _leader(self) -> _Leading:
         return await asyncio.shield(self._leading)
@@ -142,6 +168,7 @@ class JobManager:
 
     def _handlers(self, connection: RpcConnection) -> dict[str, Callable[..., Any]]:
         return {
+            "leader": self._say_who_leads,
             # TaskManagers.
             "register": partial(self._register, connection),
             "heartbeat": self._on_heartbeat,
@@ -158,6 +185,7 @@ class JobManager:
             "report": self._report,
             # Submitters.
             "submit": partial(self._submit, connection),
+            "attach": partial(self._attach, connection),
             "jobs": self._list_jobs,
             "wait": self._wait,
             "cancel": self._cancel,
@@ -182,6 +210,17 @@ class JobManager:
         if leading is not None:
             leading.resources.connection_ended(connection)
 
+    async def _say_who_leads(self) -> str:
+        """"here", the address of another, or nothing while nobody leads."""
+        if self._now_leading() is not None:
+            return "here"
+        try:
+            info = await current_holder(self._leases)
+        except OSError as error:
+            logger.warning("it cannot be told who leads: %s", error)
+            return ""
+        return "" if info is None or info.address in (None, self._address) else str(info.address)
+
     def _job(self, job_id: str) -> ClusterJob:
         job = self._jobs.get(job_id)
         if job is None:
@@ -195,10 +234,10 @@ class JobManager:
         self._peers[connection] = None
         return leading.resources.register(connection, worker_id, [SlotStatus(*line) for line in report])
 
-    def _on_heartbeat(self, worker_id: str, registration: int, report: Sequence[tuple[Any, ...]]) -> None:
+    def _on_heartbeat(self, worker_id: str, registration: int, report: Sequence[tuple[Any, ...]], fenced_total: int) -> None:
         leading = self._now_leading()
         if leading is not None:
-            leading.resources.heartbeat(worker_id, registration, [SlotStatus(*line) for line in report])
+            leading.resources.heartbeat(worker_id, registration, [SlotStatus(*line) for line in report], fenced_total)
 
     def _on_alive(self, worker_id: str, registration: int, held_s: float) -> None:
         """From a thread of the TaskManager, on a connection of its own."""
@@ -216,6 +255,7 @@ class JobManager:
     ) -> tuple[Any, Any]:
         job = self._job(job_id)
         if job.token != token:
+            self._fenced += 1
             raise StaleLeader(f"slots were offered to the job master of {job_id} with token {token}, its token is {job.token}")
         return job.offered(worker_id, connection, location, [SlotOffer(*offer) for offer in offers])
 
@@ -290,6 +330,22 @@ class JobManager:
         task.add_done_callback(self._following.pop)
         return leading.token
 
+    async def _attach(self, connection: RpcConnection, job_id: str, location: str, taps: dict[int, tuple[int, bool]]) -> int:
+        """The process that submitted a job has found this leader: it is told what becomes of the job, and runs its part again."""
+        leading = await self._leader()
+        leading.dispatcher.job(job_id)
+        self._peers[connection] = None
+        submitter = self._submitters[job_id] = Submitter(connection, location, dict(taps))
+        returns = self._returning.get(job_id)
+        if returns is not None and not returns.done():
+            returns.set_result(submitter)
+        elif job_id in self._jobs:
+            self._jobs[job_id].submitter_returned(submitter)
+        task = asyncio.get_running_loop().create_task(self._follow(leading, job_id, connection), name=f"follow {job_id}")
+        self._following[task] = None
+        task.add_done_callback(self._following.pop)
+        return leading.token
+
     async def _follow(self, leading: _Leading, job_id: str, connection: RpcConnection | None) -> None:
         try:
             view = await leading.dispatcher.wait(job_id)
@@ -326,7 +382,8 @@ class JobManager:
 
     async def _overview(self) -> dict[str, Any]:
         leading = await self._leader()
-        return {"token": leading.token, "taskmanagers": leading.resources.overview()}
+        fenced = self._fenced + leading.resources.fenced_total + sum(job.fenced_total for job in self._jobs.values())
+        return {"token": leading.token, "taskmanagers": leading.resources.overview(), "fenced_total": fenced}
 
     async def _shutdown(self) -> None:
         """End the whole cluster: TaskManagers are sent home, then this process ends."""

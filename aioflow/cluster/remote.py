@@ -19,6 +19,7 @@ from aioflow.cluster.restart import no_restart
 from aioflow.cluster.secret_file import read_secret
 from aioflow.cluster.shipping import local_job
 from aioflow.cluster.submission import ClusterClient, submission_of
+from aioflow.cluster.whereabouts import Whereabouts, parse_addresses
 from aioflow.core.aio import wait_first
 from aioflow.core.batch_codec import decode_batch
 from aioflow.core.errors import AioflowError, Broken, JobNotRunning, TypeNotSupported
@@ -35,9 +36,12 @@ if TYPE_CHECKING:
     from aioflow.graph.job_graph import JobGraph
     from aioflow.task.environment import TaskOptions
 
-__all__ = ["RemoteCluster", "RemoteRun", "parse_address"]
+__all__ = ["RemoteCluster", "RemoteRun"]
 
 logger = logging.getLogger(__name__)
+
+RETURN_TIMEOUT_S = 30.0
+"""How long a run whose JobManager is gone looks for the next one: several leases."""
 
 CANCEL_TIMEOUT_S = 10.0
 """How long a run that is cancelled waits until the cluster says that the job has ended."""
@@ -47,19 +51,26 @@ CANCEL_TIMEOUT_S = 10.0
 class RemoteCluster:
     """Where a flow runs: `await flow.execute(on=af.RemoteCluster("host:6123", secret=...))`.
 
+    `address` may be several with commas between, of which one leads, or the `Path` of the cluster's directory, where its lease says so.
+    When another JobManager takes over the job goes on there, and this handle with it; without checkpoints it begins anew.
     `secret` is the secret that the processes of the cluster share, or the `Path` of the file that holds it. `bind` is the address of this
     machine at which the cluster reaches what stays in this process: functions as sinks, `collect`, inputs that are pushed. `tls` are the
     files of this process's certificate, if the cluster uses TLS; `allow_plaintext` is needed for a `bind` off loopback without.
     """
 
-    address: str
+    address: str | Path
     secret: bytes | str | Path = field(repr=False)
     bind: str = "127.0.0.1"
     tls: TlsFiles | None = None
     allow_plaintext: bool = False
 
     def __post_init__(self) -> None:
-        parse_address(self.address)
+        _ = self.where
+
+    @property
+    def where(self) -> Whereabouts:
+        """Where its JobManagers are. Raises ValueError."""
+        return Whereabouts(data=str(self.address)) if isinstance(self.address, Path) else Whereabouts(parse_addresses(self.address))
 
     def start(
         self, host: Host, graph: JobGraph, restart: RestartPolicy, options: TaskOptions, checkpoints: CheckpointSettings | None = None
@@ -73,15 +84,7 @@ class RemoteCluster:
             secret = read_secret(str(secret))
         elif isinstance(secret, str):
             secret = secret.encode()
-        return RemoteRun(host, graph, restart, options, checkpoints, parse_address(self.address), secret, self.bind)
-
-
-def parse_address(text: str) -> tuple[str, int]:
-    """HOST:PORT. Raises ValueError."""
-    host, colon, port = text.rpartition(":")
-    if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise ValueError(f"expected HOST:PORT, got {text!r}")
-    return host, int(port)
+        return RemoteRun(host, graph, restart, options, checkpoints, self.where, secret, self.bind)
 
 
 class RemoteJobMaster:
@@ -169,7 +172,7 @@ class RemoteRun:
         restart: RestartPolicy,
         options: TaskOptions,
         checkpoints: CheckpointSettings | None,
-        address: tuple[str, int],
+        where: Whereabouts,
         secret: bytes,
         bind: str,
     ) -> None:
@@ -183,10 +186,13 @@ class RemoteRun:
         self._codec = Codec(self._job.types)
         self._secret = secret
         self._bind = bind
-        self._where = "{}:{}".format(*address)
-        self._client = ClusterClient(host, address, secret, self._handlers())
+        self._where = str(where)
+        self._client = ClusterClient(host, where, secret, self._handlers())
         self._session: JobSession | None = None
         self._ended: asyncio.Future[JobStatus] = asyncio.get_running_loop().create_future()
+        self._lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done when the connection to the leader ends before the job does."""
+        self._has_returned = False
         self._taps: dict[int, _Tap] = {}
         self._tap_numbers = itertools.count(1)
         self._asking: dict[asyncio.Task[None], None] = {}
@@ -202,12 +208,11 @@ class RemoteRun:
                 if self.job_master.cancel_asked:
                     self._end(JobStatus.CANCELED)
                     return JobStatus.CANCELED
-                taps = {tap_id: (tap.node_id, tap.on_missed is not None) for tap_id, tap in self._taps.items()}
-                await self._client.submit(self.job_id, self._submission, attach=True, location=location, taps=taps)
+                await self._client.submit(self.job_id, self._submission, attach=True, location=location, taps=self._told_taps())
                 self._submitted = True
-                self.job_master.submitted(self._ask, self._client.connection.call)
+                self.job_master.submitted(self._ask, self._call)
                 logger.info("job %s (%s) is submitted to %s", self._submission.name, self.job_id, self._where)
-                return await asyncio.shield(self._ended)
+                return await self._follow()
             except asyncio.CancelledError:
                 self.job_master.cancel()
                 await wait_first([self._ended], timeout_s=CANCEL_TIMEOUT_S)
@@ -215,6 +220,40 @@ class RemoteRun:
             finally:
                 if self._session is not None:
                     await self._session.close()
+
+    async def _follow(self) -> JobStatus:
+        """To the end of the job, under whichever leader."""
+        while True:
+            await wait_first([self._ended, self._lost])
+            if self._ended.done():
+                return self._ended.result()
+            try:
+                await self._return()
+            except (OSError, AioflowError) as error:
+                self.job_master.error = Broken(
+                    f"the connection to the cluster at {self._where} ended while job {self.job_id} ran there, and the job was not found "
+                    f"again: {error}; it may go on: aioflow list --at {self._where}"
+                )
+                self._end(JobStatus.FAILED)
+
+    async def _return(self) -> None:
+        """Find the leader of now, and the job there. Raises OSError or AioflowError if one of them is gone."""
+        logger.warning("the connection to the cluster at %s ended; job %s is looked for under its next leader", self._where, self.job_id)
+        self.job_master.set_status(JobStatus.RESTARTING)
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()  # What ran here belonged to the leader that is gone.
+        self._has_returned = True
+        await self._client.connect_again(RETURN_TIMEOUT_S)
+        self._lost = asyncio.get_running_loop().create_future()
+        location = await self._open_session()
+        await self._client.attach(self.job_id, location=location, taps=self._told_taps())
+        logger.info("job %s goes on under the jobmanager at %s:%d", self.job_id, *self._client.address)
+        # What was asked meanwhile was heard by nobody.
+        self.job_master.submitted(self._ask, self._call)
+
+    def _told_taps(self) -> dict[int, tuple[int, bool]]:
+        return {tap_id: (tap.node_id, tap.on_missed is not None) for tap_id, tap in self._taps.items()}
 
     async def _open_session(self) -> str:
         """Become a worker for what stays here. Returns where the others find it, empty if there is nothing."""
@@ -232,6 +271,9 @@ class RemoteRun:
 
     def _tell(self, method: str, *args: Any) -> None:
         self._client.connection.notify(method, *args)
+
+    def _call(self, method: str, *args: Any) -> Awaitable[Any]:
+        return self._client.connection.call(method, *args)
 
     def _ask(self, method: str, *args: Any) -> None:
         task = asyncio.get_running_loop().create_task(self._ask_quietly(method, args), name=method)
@@ -282,6 +324,12 @@ class RemoteRun:
         self.job_master.stopped_with = savepoint or None
         if JobStatus(status) is JobStatus.FAILED:
             self.job_master.error = self.job_master.error or unpack_error(error, self._codec)
+        if self._has_returned and JobStatus(status) is JobStatus.CANCELED and not self.job_master.cancel_asked:
+            self.job_master.error = Broken(
+                f"the connection to the cluster at {self._where} ended, and job {self.job_id} with it: this process runs a part of the job"
+            )
+            self._end(JobStatus.FAILED)
+            return
         self._end(JobStatus(status))
 
     def _end(self, status: JobStatus) -> None:
@@ -290,12 +338,8 @@ class RemoteRun:
             self._ended.set_result(status)
 
     def _on_closed(self) -> None:
-        if not self._ended.done():
-            self.job_master.error = Broken(
-                f"the connection to the cluster at {self._where} ended while job {self.job_id} ran there; it may go on: "
-                f"aioflow list --at {self._where}"
-            )
-            self._end(JobStatus.FAILED)
+        if not self._lost.done():
+            self._lost.set_result(None)
 
     def _on_metrics(self, metrics: dict[str, float]) -> None:
         self._metrics = metrics

@@ -37,6 +37,7 @@ logger = logging.getLogger(__name__)
 class _TaskManager:
     connection: RpcConnection
     registration: int
+    fenced_total: int = 0
 
 
 class ResourceManager:
@@ -59,6 +60,7 @@ class ResourceManager:
         self._slots = SlotManager(token, options, host.clock.monotonic())
         self._monitor = HeartbeatMonitor(heartbeat)
         self._workers: dict[str, _TaskManager] = {}
+        self._fenced_by_the_gone = 0
         self._group = OrderedTaskGroup()
 
     async def __aenter__(self) -> Self:
@@ -74,6 +76,11 @@ class ResourceManager:
         """(id, slots, free ones) of each TaskManager, as slots are given out: no heartbeat has to come first."""
         return self._slots.overview()
 
+    @property
+    def fenced_total(self) -> int:
+        """Messages that were refused because another speaks now, here and by the TaskManagers."""
+        return self._slots.fenced_total + self._fenced_by_the_gone + sum(worker.fenced_total for worker in self._workers.values())
+
     # TaskManagers.
 
     def register(self, connection: RpcConnection, worker_id: str, report: Sequence[SlotStatus]) -> int:
@@ -87,8 +94,12 @@ class ResourceManager:
         self._carry_out(instructions)
         return registration
 
-    def heartbeat(self, worker_id: str, registration: int, report: Sequence[SlotStatus]) -> None:
+    def heartbeat(self, worker_id: str, registration: int, report: Sequence[SlotStatus], fenced_total: int = 0) -> None:
+        """`fenced_total` is what the TaskManager has refused so far."""
         self._monitor.received(worker_id, self._host.clock.monotonic())
+        worker = self._workers.get(worker_id)
+        if worker is not None and worker.registration == registration:
+            worker.fenced_total = fenced_total
         self._carry_out(self._slots.slot_report(self._token, worker_id, registration, report, self._host.clock.monotonic()))
 
     def alive(self, worker_id: str, registration: int) -> None:
@@ -113,6 +124,7 @@ class ResourceManager:
 
     def _lost(self, worker_id: str, reason: str) -> None:
         worker = self._workers.pop(worker_id)
+        self._fenced_by_the_gone += worker.fenced_total
         self._monitor.unmonitor(worker_id)
         logger.warning("taskmanager %s is lost: %s", worker_id, reason)
         # Jobs first: what they have lost they want again, and the slots of the dead must not be given out.

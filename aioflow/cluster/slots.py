@@ -135,6 +135,8 @@ class TaskSlotTable:
         self._slots = [_Slot(index) for index in range(slots)]
         self._job_masters: dict[str, _JobMaster] = {}
         self._offers = 0
+        self.fenced_total = 0
+        """Requests of JobMasters that another has replaced, refused."""
 
     def report(self) -> tuple[SlotStatus, ...]:
         """What the ResourceManager is told at registration and with heartbeats. RELEASING slots are still taken."""
@@ -373,6 +375,7 @@ class TaskSlotTable:
             raise self._stale(job_id, token, None if known is None else known.token, what)
 
     def _stale(self, job_id: str, token: int, known: int | None, what: str) -> StaleLeader:
+        self.fenced_total += 1
         expected = "no job master is connected" if known is None else f"the leader known here has token {known}"
         return StaleLeader(
             f"the job master of job {job_id} with fencing token {token} {what}: {expected}; expected the connected leader, connect first"

@@ -6,6 +6,7 @@ sinks). Functions and classes of its own modules travel by value: the processes 
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator
@@ -18,10 +19,10 @@ from typing import TYPE_CHECKING, Any, Self
 import cloudpickle
 
 from aioflow.cluster.execution_graph import JobStatus
-from aioflow.cluster.rpc import RpcConnection, connect_rpc
+from aioflow.cluster.rpc import RpcConnection
 from aioflow.cluster.shipping import ship_job
-from aioflow.core.errors import Broken, CheckpointError, NotAuthenticated
-from aioflow.core.serializers import Codec
+from aioflow.cluster.whereabouts import NobodyLeads, Whereabouts, connect_to_leader
+from aioflow.core.errors import AioflowError, Broken, CheckpointError, NotAuthenticated
 from aioflow.protocol.handshake import PeerRole
 
 if TYPE_CHECKING:
@@ -32,6 +33,11 @@ if TYPE_CHECKING:
     from aioflow.task.environment import TaskOptions
 
 __all__ = ["ClusterClient", "JobLine", "Submission", "submission_of"]
+
+LEADER_TIMEOUT_S = 60.0
+"""How long a command waits while JobManagers can be reached and none leads."""
+
+RETRY_S = 0.2
 
 INSTALLED = tuple(
     {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")} | {str(Path(__file__).parents[1])}
@@ -78,27 +84,42 @@ def submission_of(
 
 
 class ClusterClient:
-    """A connection to a JobManager, as `async with`. Raises OSError if nobody listens, NotAuthenticated for a wrong secret."""
+    """A connection to the JobManager that leads, as `async with`. Raises OSError if none listens, NotAuthenticated for a wrong secret."""
 
-    def __init__(
-        self, host: Host, address: tuple[str, int], secret: bytes, handlers: dict[str, Callable[..., Any]] | None = None
-    ) -> None:
+    def __init__(self, host: Host, where: Whereabouts, secret: bytes, handlers: dict[str, Callable[..., Any]] | None = None) -> None:
         self._host = host
-        self._address = address
+        self._where = where
         self._secret = secret
         self._handlers = handlers or {}
         self._connection: RpcConnection | None = None
         self.on_closed: Callable[[], None] = lambda: None
+        self.address = ("", 0)
+        """Of the leader."""
 
     async def __aenter__(self) -> Self:
-        where = "{}:{}".format(*self._address)
         try:
-            self._connection = await connect_rpc(
-                self._host, self._secret, Codec(), PeerRole.SUBMITTER, self._address, self._handlers, lambda _: self.on_closed()
-            )
+            await self._connect((NobodyLeads,), LEADER_TIMEOUT_S)
         except Broken as error:
-            raise NotAuthenticated(f"the jobmanager at {where} does not know this secret, or is none ({error})") from error
+            raise NotAuthenticated(f"the jobmanager at {self._where} does not know this secret, or is none ({error})") from error
         return self
+
+    async def connect_again(self, timeout_s: float) -> None:
+        """After the end of the connection: find whoever leads now. Raises OSError or AioflowError when nobody is found in time."""
+        await self._connect((OSError, AioflowError), timeout_s)
+
+    async def _connect(self, passing: tuple[type[Exception], ...], timeout_s: float) -> None:
+        """Errors that are `passing` are borne for `timeout_s`."""
+        deadline = self._host.clock.monotonic() + timeout_s
+        while True:
+            try:
+                self.address, self._connection = await connect_to_leader(
+                    self._host, self._secret, PeerRole.SUBMITTER, self._where, self._handlers, lambda _: self.on_closed()
+                )
+                return
+            except passing:
+                if self._host.clock.monotonic() >= deadline:
+                    raise
+            await asyncio.sleep(RETRY_S)
 
     async def __aexit__(self, *exc_info: Any) -> None:
         assert self._connection is not None
@@ -115,6 +136,10 @@ class ClusterClient:
         """On return the job is stored, and runs. Returns the token of its JobMaster."""
         answer = self.connection.call("submit", job_id, job.name, job.content, job.config, attach, location, taps or {})
         return int(await answer)
+
+    async def attach(self, job_id: str, *, location: str, taps: dict[int, tuple[int, bool]]) -> int:
+        """Follow a job that was submitted before. Returns the token of its JobMaster; raises UnknownJob."""
+        return int(await self.connection.call("attach", job_id, location, taps))
 
     async def jobs(self) -> list[JobLine]:
         """Running jobs in order of submission, then ended ones."""
@@ -139,6 +164,10 @@ class ClusterClient:
     async def taskmanagers(self) -> list[tuple[str, int, int]]:
         """(id, slots, free slots) of each."""
         return [tuple(line) for line in (await self.connection.call("overview"))["taskmanagers"]]
+
+    async def fenced_total(self) -> int:
+        """How many messages of leaders, workers and attempts that were replaced the cluster has refused since this leader leads."""
+        return int((await self.connection.call("overview"))["fenced_total"])
 
     async def shutdown(self) -> None:
         """End the cluster. Its jobs stay stored."""

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 from aioflow.cluster.heartbeat import HeartbeatMonitor, HeartbeatOptions, OwnPauses, SendHeartbeat, TimedOut
 from aioflow.cluster.job_session import AttemptKey, JobSession, pack_error
 from aioflow.cluster.pulse import Pulse
-from aioflow.cluster.rpc import RpcConnection, connect_rpc
+from aioflow.cluster.rpc import RpcConnection
 from aioflow.cluster.shipping import load_job
 from aioflow.cluster.slots import ConnectToJobMaster, FailTasks, Instruction, OfferSlots, SlotFreed, SlotOccupied, TaskSlotTable
+from aioflow.cluster.whereabouts import NobodyLeads, Whereabouts, connect_to_leader
 from aioflow.core.aio import cancel_and_wait
 from aioflow.core.errors import AioflowError, Broken, Closed
 from aioflow.core.serializers import Codec
@@ -43,9 +44,9 @@ REPORT_S = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskManagerOptions:
-    """`jobmanager` is (host, port); `bind` the address at which other processes reach the data of this one."""
+    """`jobmanagers` says where the one is that leads; `bind` is the address at which other processes reach the data of this one."""
 
-    jobmanager: tuple[str, int]
+    jobmanagers: Whereabouts
     slots: int = 1
     bind: str = "127.0.0.1"
     slot_timeout_s: float = 30.0
@@ -88,8 +89,8 @@ class TaskManager:
                     if first and not self._released:
                         raise
                     logger.warning("taskmanager %s: %s", self.id[:8], error)
-                except OSError as error:
-                    logger.info("taskmanager %s waits for the jobmanager at %s:%d: %s", self.id[:8], *self._options.jobmanager, error)
+                except (OSError, NobodyLeads) as error:
+                    logger.info("taskmanager %s waits for the jobmanager at %s: %s", self.id[:8], self._options.jobmanagers, error)
                 if not self._released:
                     await asyncio.sleep(self._options.reconnect_s)
         finally:
@@ -109,8 +110,8 @@ class TaskManager:
     async def _serve(self) -> None:
         """One connection, from its beginning to its end."""
         self._disconnected.clear()
-        connection = await connect_rpc(
-            self._host, self._secret, Codec(), PeerRole.TASKMANAGER, self._options.jobmanager, self._handlers(), self._on_closed
+        address, connection = await connect_to_leader(
+            self._host, self._secret, PeerRole.TASKMANAGER, self._options.jobmanagers, self._handlers(), self._on_closed
         )
         self._connection = connection
         try:
@@ -121,7 +122,7 @@ class TaskManager:
                 self._look_for_job_master(job_id)
             who = (self.id, self._registration)
             interval_s = self._options.heartbeat.interval_s
-            async with Pulse(self._host, self._secret, PeerRole.TASKMANAGER, self._options.jobmanager, interval_s, who) as self._pulse:
+            async with Pulse(self._host, self._secret, PeerRole.TASKMANAGER, address, interval_s, who) as self._pulse:
                 await self._disconnected.wait()
         finally:
             self._pulse = None
@@ -351,7 +352,7 @@ class TaskManager:
             for instruction in self._monitor.tick(now):
                 match instruction:
                     case SendHeartbeat(_, payload):
-                        self._tell("heartbeat", self.id, self._registration, payload)
+                        self._tell("heartbeat", self.id, self._registration, payload, self._table.fenced_total)
                     case TimedOut(_, reason):
                         logger.warning("taskmanager %s gives its jobmanager up: %s", self.id[:8], reason.value)
                         self._disconnected.set()

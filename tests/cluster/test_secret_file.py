@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from aioflow.cluster.jobmanager import check_bind
-from aioflow.cluster.remote import parse_address
 from aioflow.cluster.secret_file import create_secret, read_secret
+from aioflow.cluster.whereabouts import parse_address
 from aioflow.core.errors import NotAuthenticated
 
 

@@ -12,9 +12,9 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
-from aioflow.cluster.remote import parse_address
 from aioflow.cluster.secret_file import read_secret
 from aioflow.cluster.submission import ClusterClient
+from aioflow.cluster.whereabouts import Whereabouts
 from aioflow.core.errors import AioflowError
 from aioflow.core.host import SystemHost
 
@@ -71,7 +71,7 @@ class Cluster:
         async def ask() -> T:
             host = SystemHost()
             try:
-                async with ClusterClient(host, parse_address(self.address), read_secret(str(self.secret))) as client:
+                async with ClusterClient(host, Whereabouts(data=str(self.data)), read_secret(str(self.secret))) as client:
                     return await question(client)
             finally:
                 await host.close()

@@ -13,11 +13,13 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import aioflow as af
 from aioflow.cluster.heartbeat import HeartbeatOptions
+from aioflow.cluster.whereabouts import parse_address
 from tests.integration.clusters import FLOWS, ROOT, Cluster, aioflow, until
 
 WORDCOUNT = f"{ROOT / 'examples' / 'wordcount.py'}:flow"
@@ -249,6 +251,61 @@ async def test_a_task_manager_whose_function_blocks_is_not_given_up_and_says_whe
     assert "the event loop has been held for" in log
     assert "time.sleep(HeartbeatOptions().timeout_s + 2.0)" in log
     assert log.count("is registered") == 1
+
+
+async def first_rows(job: af.Job, stream: af.DataStream[Any]) -> list[Any]:
+    """A few that come from now on."""
+    async with asyncio.timeout(60), job.subscribe(stream) as rows:
+        return [await anext(aiter(rows)) for _ in range(3)]
+
+
+@pytest.mark.parametrize("at_home", [False, True], ids=["all there", "a part here"])
+@pytest.mark.parametrize("found", ["by the lease", "among addresses"])
+async def test_a_job_and_its_handle_go_on_under_a_standby_at_another_address(cluster: Cluster, at_home: bool, found: str) -> None:
+    """I6, I5.3: TaskManagers and the submitter find whoever leads now; the handle, its subscriptions and its sinks go on."""
+    await asyncio.to_thread(cluster.start, workers=1, slots=1)
+    first = cluster.address
+    cluster.spawn("jobmanager", "--data", str(cluster.data), "--port", "0")
+    await asyncio.to_thread(until, lambda: cluster.address != first, "the standby listens")
+    where = cluster.data if found == "by the lease" else f"{first}, {cluster.address}"
+    flow = af.Flow("followed")
+    counts = flow.source(slow_ticks).key_by(lambda n: n % 2).count()
+    seen: list[Any] = []
+    counts.sink(seen.append if at_home else af.io.blackhole())
+    async with flow.run(on=af.RemoteCluster(where, secret=cluster.secret), stop_timeout="60s") as job:
+        assert len(await first_rows(job, counts)) == 3
+        async with job.subscribe(counts, buffer=100, overflow="drop_oldest") as rows:
+            os.kill(cluster.pids()[0], signal.SIGKILL)
+            async with asyncio.timeout(60):
+                while job._cluster._client.address == parse_address(first) or job.status != "RUNNING":
+                    await asyncio.sleep(0.02)
+            received, so_far = aiter(rows), len(seen)
+            async with asyncio.timeout(60):
+                for _ in range(150):  # More than are kept of the time before.
+                    await anext(received)
+            assert await job.state(counts).get(0) is not None
+        assert len(await first_rows(job, counts)) == 3
+        if at_home:
+            await asyncio.to_thread(until, lambda: len(seen) > so_far, "the sink here goes on")
+        await job.stop()
+    assert job.status == "FINISHED"
+    assert "goes on" not in cluster.log("taskmanager-1")
+    assert cluster.log("taskmanager-1").count("is registered with 1 slots") == 2
+
+
+async def test_a_standby_sends_whoever_asks_it_to_the_leader(cluster: Cluster) -> None:
+    """I6.1: two candidates, one leads; commands and TaskManagers that know the other one only come to the leader all the same."""
+    await asyncio.to_thread(cluster.start, workers=0)
+    first = cluster.address
+    cluster.spawn("jobmanager", "--data", str(cluster.data), "--port", "0")
+    await asyncio.to_thread(until, lambda: cluster.address != first, "the standby listens")
+    cluster.spawn("taskmanager", "--jobmanager", cluster.address, "--slots", "3", "--secret-file", str(cluster.secret))
+    await asyncio.to_thread(until, lambda: cluster.slots() == [(3, 3)], "the taskmanager has found the leader")
+    listed = await asyncio.to_thread(cluster.ask, "list")
+    assert (listed.returncode, listed.stdout) == (0, "no jobs\n"), listed.stderr
+    status = await asyncio.to_thread(aioflow, "cluster", "status", "--data", cluster.data)
+    assert f"jobmanager   {first}\n" in status.stdout, status.stderr
+    assert "fenced_total 0\n" in status.stdout
 
 
 async def slow_ticks() -> AsyncIterator[int]:

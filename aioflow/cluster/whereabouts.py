@@ -1,0 +1,114 @@
+"""Where the JobManager is that leads: one of several addresses, or what the lease in the directory of the cluster says.
+
+Whoever needs the leader asks any JobManager that it can reach: each knows from the lease which of them leads. A leader that died stands
+in the lease until its time is up, so the way to it may be refused for some seconds: then whoever asks comes again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from aioflow.checkpoint.lease import current_holder
+from aioflow.cluster.leadership import DirectoryLeases
+from aioflow.cluster.rpc import Handlers, RpcConnection, connect_rpc
+from aioflow.core.errors import AioflowError, Broken, Closed
+from aioflow.core.serializers import Codec
+
+if TYPE_CHECKING:
+    from aioflow.core.host import Host
+    from aioflow.protocol.handshake import PeerRole
+
+__all__ = ["LEASE_DIRECTORY", "NobodyLeads", "Whereabouts", "connect_to_leader", "parse_address", "parse_addresses"]
+
+logger = logging.getLogger(__name__)
+
+LEASE_DIRECTORY = "leader"
+"""Of the lease, in the directory of a cluster."""
+
+ANSWER_S = 5.0
+"""A JobManager that takes longer to say who leads is stopped, or cut off: another one is asked."""
+
+Address = tuple[str, int]
+
+
+class NobodyLeads(AioflowError):
+    """JobManagers can be reached and none of them leads now. One will, within seconds: ask again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Whereabouts:
+    """`addresses` of JobManagers, `data` the directory of their lease where this process can read it. One of them is enough."""
+
+    addresses: tuple[Address, ...] = ()
+    data: str | None = None
+
+    async def known(self, host: Host) -> list[Address]:
+        """Where to ask: first where the lease says that the leader is. Raises FileNotFoundError if there is nowhere."""
+        found: dict[Address, None] = {}
+        if self.data is not None:
+            info = await current_holder(DirectoryLeases(host, f"{self.data}/{LEASE_DIRECTORY}"))
+            if info is not None and info.address is not None:
+                found[parse_address(info.address)] = None
+        found.update(dict.fromkeys(self.addresses))
+        if not found:
+            raise FileNotFoundError(f"no jobmanager has led in {self.data} yet: start one with aioflow jobmanager --data {self.data}")
+        return list(found)
+
+    def __str__(self) -> str:
+        return ", ".join("{}:{}".format(*address) for address in self.addresses) or f"the directory {self.data}"
+
+
+async def connect_to_leader(
+    host: Host, secret: bytes, role: PeerRole, where: Whereabouts, handlers: Handlers, on_closed: Callable[[RpcConnection], None]
+) -> tuple[Address, RpcConnection]:
+    """Connect to the JobManager that leads. Returns its address too.
+
+    Raises OSError when no JobManager can be reached, NobodyLeads when some can, Broken when one does not accept this secret.
+    """
+    chosen: RpcConnection | None = None
+
+    def closed(connection: RpcConnection) -> None:
+        if connection is chosen:
+            on_closed(connection)
+
+    ask, asked, errors = await where.known(host), set[Address](), list[Exception]()
+    answered = False
+    for address in ask:  # Grows by where those that are asked point to.
+        if address in asked:
+            continue
+        asked.add(address)
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                connection = await connect_rpc(host, secret, Codec(), role, address, handlers, closed)
+                leader = await connection.call("leader")
+        except (OSError, Broken) as error:  # A TimeoutError is an OSError.
+            errors.append(error)
+            continue
+        answered = True
+        if leader == "here":
+            chosen = connection
+            return address, connection
+        connection.abort(Closed("this jobmanager does not lead"))
+        if leader:
+            ask.append(parse_address(leader))
+    broken = next((error for error in errors if isinstance(error, Broken)), None)
+    if answered:
+        raise NobodyLeads(f"no jobmanager leads now; {where} can be reached, try again in a few seconds")
+    raise broken or errors[0]
+
+
+def parse_address(text: str) -> Address:
+    """HOST:PORT. Raises ValueError."""
+    host, colon, port = text.rpartition(":")
+    if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise ValueError(f"expected HOST:PORT, got {text!r}")
+    return host, int(port)
+
+
+def parse_addresses(text: str) -> tuple[Address, ...]:
+    """HOST:PORT, or several with commas between. Raises ValueError."""
+    return tuple(parse_address(one.strip()) for one in text.split(","))
