@@ -194,7 +194,7 @@ def read_frames(content: bytes, groups: KeyGroupRange, codec: Codec, where: str)
             raise reader.refused(f"entries of key groups {frame.first}-{frame.last} in a file of {header.groups}")
         shared = groups.intersection(KeyGroupRange(frame.first, frame.last))
         if shared is not None:
-            entries = _entries(reader, table, frame)
+            entries = _entries(reader, table, kind, frame)
             yield entries if len(shared) > frame.last - frame.first else _only(entries, kind, groups, header.max_parallelism, reader)
 
 
@@ -270,7 +270,7 @@ class _Reader:
             raise self.refused(f"the frame that ends at byte {self._at} is malformed: {error}") from error
 
 
-def _entries(reader: _Reader, table: str, frame: _Entries) -> Entries:
+def _entries(reader: _Reader, table: str, kind: str, frame: _Entries) -> Entries:
     keys = reader.column(frame.keys)
     namespaces = [None] * len(keys) if frame.namespaces is None else reader.column(frame.namespaces)
     values = None if frame.values is None else reader.column(frame.values)
@@ -281,6 +281,12 @@ def _entries(reader: _Reader, table: str, frame: _Entries) -> Entries:
             dict.fromkeys(column)
     except TypeError as error:
         raise reader.refused(f"table {table!r} holds a key that is none: {error}") from error
+    if kind == TIMERS and not (
+        all(type(timestamp) is int for timestamp in namespaces)
+        and all(type(timer) is tuple and len(timer) == 2 for timer in keys)
+        and all(type(place) is int and place > 0 for place in values or ())
+    ):
+        raise reader.refused(f"table {table!r} holds what is no timer")
     return Entries(table, namespaces, keys, values)
 
 

@@ -1,0 +1,580 @@
+"""What every keyed state backend must do about checkpoints. A backend passes when it is added to `BACKENDS` and nothing here changes."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aioflow.core.elements import MIN_WATERMARK
+from aioflow.core.errors import RestoreError, TypeNotSupported
+from aioflow.core.keygroups import KeyGroupRange, key_group, range_for_subtask
+from aioflow.core.state_descriptors import (
+    AggregatingStateDescriptor,
+    ListStateDescriptor,
+    MapStateDescriptor,
+    ReducingStateDescriptor,
+    ValueStateDescriptor,
+)
+from aioflow.state.backend import KeyedStateBackend, PendingSnapshot, create_keyed_backend
+from aioflow.state.handles import CANONICAL, KeyedStateHandle, StateFile
+from aioflow.state.inline import InlineState
+from aioflow.state.timers import InternalTimerService
+
+BACKENDS = ["heap"]
+MAX_PARALLELISM = 16
+ALL = KeyGroupRange(0, MAX_PARALLELISM - 1)
+
+
+class Subtask:
+    """One backend with a timer service on it, restored from `handles`."""
+
+    def __init__(self, name: str, groups: KeyGroupRange = ALL) -> None:
+        self.backend: KeyedStateBackend = create_keyed_backend(
+            name, max_parallelism=MAX_PARALLELISM, key_group_range=groups, now_ms=lambda: 0, operator="count"
+        )
+        self.fired: list[tuple[int, Any, Any]] = []
+        self.timers: InternalTimerService
+
+    @classmethod
+    async def restored(cls, name: str, handles: list[KeyedStateHandle], groups: KeyGroupRange = ALL) -> Subtask:
+        self = cls(name, groups)
+        await self.backend.restore_from(handles, InlineState())
+        return self.opened()
+
+    def opened(self) -> Subtask:
+        def fire(timestamp: int, key: Any, namespace: Any) -> None:
+            self.fired.append((timestamp, key, namespace))
+
+        self.timers = InternalTimerService("timers", self.backend, fire, fire, lambda _time, _callback: Physical())
+        return self
+
+
+class Physical:
+    def cancel(self) -> None:
+        """Nobody waits for it."""
+
+
+class Slow(InlineState):
+    """Takes a turn of the loop for each chunk, as a disk would; gives up after `fails_after` chunks."""
+
+    def __init__(self, fails_after: int | None = None) -> None:
+        self.fails_after = fails_after
+        self.written = 0
+
+    async def write(self, chunks: AsyncIterator[bytes]) -> StateFile:
+        async def slowly() -> AsyncIterator[bytes]:
+            async for chunk in chunks:
+                self.written += len(chunk)
+                if self.fails_after is not None and self.written > self.fails_after:
+                    raise OSError("disk full")
+                await asyncio.sleep(0)
+                yield chunk
+
+        return await super().write(slowly())
+
+
+@pytest.fixture(params=BACKENDS)
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def subtask(name: str) -> Subtask:
+    return Subtask(name).opened()
+
+
+async def checkpoint(backend: KeyedStateBackend, number: int, *, full: bool = False, canonical: bool = False) -> KeyedStateHandle:
+    """A checkpoint that is completed."""
+    handle = await backend.begin_snapshot(number, full=full, canonical=canonical).write(InlineState())
+    assert handle is not None
+    backend.checkpoint_completed(number)
+    return handle
+
+
+def size(handle: KeyedStateHandle) -> int:
+    return handle.files[-1].size
+
+
+# One snapshot.
+
+
+async def test_a_backend_without_state_has_nothing_to_keep(name: str) -> None:
+    assert await Subtask(name).backend.begin_snapshot(1).write(InlineState()) is None
+
+
+async def test_a_list_changed_while_the_snapshot_is_written_is_in_it_as_it_was(name: str, subtask: Subtask) -> None:
+    """F7.9: in ValueState, whether or not it is written back, and in every other kind of state."""
+    backend = subtask.backend
+    kept = backend.get_state(ValueStateDescriptor("kept"))
+    windowed = backend.get_state(ValueStateDescriptor("kept"), (0, 10))
+    elements = backend.get_state(ListStateDescriptor("list"))
+    entries = backend.get_state(MapStateDescriptor("map"))
+    total = backend.get_state(ReducingStateDescriptor("sum", lambda a, b: a + b))
+    backend.set_current_key("a")
+    kept.update([1])
+    windowed.update([1])
+    elements.add(1)
+    entries.put("k", 1)
+    total.add(1)
+    snapshot = backend.begin_snapshot(1)
+    kept.value().append(2)
+    windowed.value().append(2)
+    elements.add(2)
+    entries.put("k", 2)
+    entries.remove("k")
+    total.add(2)
+    handle = await snapshot.write(InlineState())
+    assert handle is not None
+    new = (await Subtask.restored(name, [handle])).backend
+    found = [new.items("kept"), new.items("kept", namespace=(0, 10)), new.items("list"), new.items("map"), new.items("sum")]
+    assert found == [[("a", [1])], [("a", [1])], [("a", [1])], [("a", {"k": 1})], [("a", 1)]]
+    assert (kept.value(), elements.get(), entries.items(), total.get()) == ([1, 2], [1, 2], [], 3)
+
+
+class Collected:
+    """An AggregateFunction with a list that is changed in place."""
+
+    def create_accumulator(self) -> list[int]:
+        return []
+
+    def add(self, value: int, accumulator: list[int]) -> list[int]:
+        accumulator.append(value)
+        return accumulator
+
+    def get_result(self, accumulator: list[int]) -> list[int]:
+        return accumulator[:]
+
+    def merge(self, a: list[int], b: list[int]) -> list[int]:
+        return a + b
+
+
+@pytest.mark.parametrize("ttl", [None, "1h"])
+async def test_accumulators_and_tables_changed_in_place_are_in_the_snapshot_as_they_were(name: str, subtask: Subtask, ttl: Any) -> None:
+    """F7.9, of what built-in operators keep: they say which keys of a table they change."""
+    backend = subtask.backend
+    collected = backend.get_state(AggregatingStateDescriptor("agg", Collected(), ttl=ttl))
+    table = backend.table("table")
+    backend.set_current_key("a")
+    collected.add(1)
+    table.of(5, ["a", "b"]).update({"a": ([1], [1]), "b": [1]})
+    table.of()["c"] = [1]
+    snapshot = backend.begin_snapshot(1)
+    collected.add(2)
+    table.of(5, ["a"])["a"][0].append(2)
+    table.of_key(5, "b")["b"].append(2)
+    table.of()["c"].append(2)
+    handle = await snapshot.write(InlineState())
+    assert handle is not None
+    new = (await Subtask.restored(name, [handle])).backend
+    assert new.get_state(AggregatingStateDescriptor("agg", Collected(), ttl=ttl)) is not None
+    assert new.query("agg", "a") == [1]
+    assert (dict(new.items("table", namespace=5)), new.items("table")) == ({"a": ([1], [1]), "b": [1]}, [("c", [1])])
+
+
+async def test_a_second_snapshot_may_begin_while_the_first_is_written(name: str, subtask: Subtask) -> None:
+    table = subtask.backend.table("t")
+    snapshots: list[PendingSnapshot] = []
+    for number in range(1, 4):
+        table.of(None, ["a"]).setdefault("a", []).append(number)
+        snapshots.append(subtask.backend.begin_snapshot(number, full=True))
+    table.of(None, ["a"])["a"].append(4)
+    for number in (2, 3, 1):  # In whichever order they end.
+        handle = await snapshots[number - 1].write(InlineState())
+        assert handle is not None
+        assert (await Subtask.restored(name, [handle])).backend.items("t") == [("a", list(range(1, number + 1)))]
+
+
+async def test_a_cancelled_snapshot_leaves_everything_as_it_is(name: str, subtask: Subtask) -> None:
+    """F7.7: what was not written is in the next one."""
+    backend = subtask.backend
+    backend.table("t").of()["a"] = 1
+    await checkpoint(backend, 1)
+    backend.table("t").of()["a"] = 2
+    cancelled = backend.begin_snapshot(2)
+    backend.table("t").of()["b"] = 3
+    cancelled.cancel()
+    cancelled.cancel()
+    interrupted = backend.begin_snapshot(3)
+    writing = asyncio.ensure_future(interrupted.write(Slow()))
+    await asyncio.sleep(0)
+    writing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await writing
+    backend.checkpoint_aborted(3)
+    handle = await checkpoint(backend, 4)
+    assert dict((await Subtask.restored(name, [handle])).backend.items("t")) == {"a": 2, "b": 3}
+
+
+async def test_a_write_that_failed_is_made_up_for_by_the_next(name: str, subtask: Subtask) -> None:
+    """F7.5"""
+    backend = subtask.backend
+    for number in range(100):
+        backend.table("t").of()[number] = number
+    with pytest.raises(OSError, match="disk full"):
+        await backend.begin_snapshot(1).write(Slow(fails_after=100))
+    backend.checkpoint_aborted(1)
+    handle = await checkpoint(backend, 2)
+    assert len((await Subtask.restored(name, [handle])).backend.items("t")) == 100
+
+
+async def test_what_cannot_be_encoded_is_refused_naming_operator_state_and_type(subtask: Subtask) -> None:
+    class Local:
+        pass
+
+    state = subtask.backend.get_state(ValueStateDescriptor("last"))
+    subtask.backend.set_current_key("a")
+    state.update(Local())
+    with pytest.raises(TypeNotSupported, match=r"operator 'count', state 'last'.*Local"):
+        await subtask.backend.begin_snapshot(1).write(InlineState())
+
+
+# Increments.
+
+
+async def test_an_increment_is_small_and_a_full_snapshot_is_not(subtask: Subtask) -> None:
+    table = subtask.backend.table("t")
+    for number in range(2_000):
+        table.of()[f"key-{number}"] = number
+    whole = size(await checkpoint(subtask.backend, 1))
+    for number in range(20):
+        table.of()[f"key-{number}"] = -number
+    handle = await checkpoint(subtask.backend, 2)
+    assert size(handle) <= 0.05 * whole
+    for number in range(20):
+        table.of()[f"key-{number}"] = 0
+    for number, canonical in ((3, False), (4, True)):
+        full = await checkpoint(subtask.backend, number, full=not canonical, canonical=canonical)
+        assert len(full.files) == 1
+        assert size(full) > 0.9 * whole
+        assert (full.format == CANONICAL) is canonical
+
+
+async def test_what_is_gone_stays_gone_after_a_restore(name: str, subtask: Subtask) -> None:
+    backend = subtask.backend
+    state = backend.get_state(ValueStateDescriptor("v"))
+    for number in range(50):
+        backend.set_current_key(number)
+        state.update(number)
+        backend.table("windows").of(number % 5)[number] = number
+        subtask.timers.register_event_time_timer(number, None, 100 + number)
+        subtask.timers.register_event_time_timer(number, "same", 1_000)
+    await checkpoint(backend, 1)
+    backend.set_current_key(7)
+    state.clear()
+    backend.table("windows").drop(3)
+    backend.table("windows").drop(4)
+    backend.table("windows").of(4)["new"] = 1
+    subtask.timers.advance_watermark(109)
+    subtask.timers.delete_event_time_timer(20, None, 120)
+    subtask.timers.delete_event_time_timer(20, "same", 1_000)
+    handle = await checkpoint(backend, 2)
+    assert len(handle.files) == 2
+    new = await Subtask.restored(name, [handle])
+    assert sorted(key for key, _ in new.backend.items("v")) == [*range(7), *range(8, 50)]
+    assert new.backend.table("windows").namespaces() == [0, 1, 2, 4]
+    assert new.backend.items("windows", namespace=4) == [("new", 1)]
+    assert new.timers.event_time_timers() == subtask.timers.event_time_timers()
+    assert new.timers.current_watermark == 109
+
+
+async def test_an_increment_never_refers_to_an_aborted_checkpoint(name: str, subtask: Subtask) -> None:
+    table = subtask.backend.table("t")
+    for number in range(20):
+        table.of()[number] = 0
+    first = await checkpoint(subtask.backend, 1)
+    table.of()[1] = 1
+    aborted = await subtask.backend.begin_snapshot(2).write(InlineState())
+    subtask.backend.checkpoint_aborted(2)
+    table.of()[2] = 2
+    handle = await checkpoint(subtask.backend, 3)
+    assert aborted is not None
+    assert handle.files[0] == first.files[0]
+    assert aborted.files[-1] not in handle.files
+    assert dict((await Subtask.restored(name, [handle])).backend.items("t")) == {**dict.fromkeys(range(20), 0), 1: 1, 2: 2}
+
+
+async def test_files_are_few_and_their_size_in_proportion_after_many_checkpoints(name: str, subtask: Subtask) -> None:
+    table = subtask.backend.table("t")
+    for number in range(300):
+        table.of()[number] = "0" * 100
+    for number in range(1, 120):
+        table.of()[number % 300] = "1" * 100
+        table.of(number)["x"] = 1
+        table.drop(number - 3)
+        handle = await checkpoint(subtask.backend, number)
+        assert len(handle.files) < 40
+    assert sum(file.size for file in handle.files) < 3 * size(await checkpoint(subtask.backend, 200, full=True))
+    new = (await Subtask.restored(name, [handle])).backend
+    assert dict(new.items("t")) == dict(subtask.backend.items("t"))
+    assert new.table("t").namespaces() == subtask.backend.table("t").namespaces()
+
+
+async def test_a_restored_subtask_goes_on_with_the_files_of_the_checkpoint(name: str, subtask: Subtask) -> None:
+    """H7.1: unless it is told to write everything, or was restored from a savepoint, or from more than its own state."""
+    table = subtask.backend.table("t")
+    for number in range(100):
+        table.of(number % 2)[number] = number
+    handle = await checkpoint(subtask.backend, 1)
+    claimed = await Subtask.restored(name, [handle])
+    claimed.backend.table("t").of(1)[1] = -1
+    claimed.backend.table("t").drop(0)
+    second = await checkpoint(claimed.backend, 2)
+    assert second.files[0] == handle.files[0]
+    again = (await Subtask.restored(name, [second])).backend
+    assert sorted(again.items("t", namespace=1)) == sorted(claimed.backend.items("t", namespace=1))
+    assert again.table("t").namespaces() == [1]
+    told = await Subtask.restored(name, [handle])
+    told.backend.table("t").of()["told"] = 1
+    assert handle.files[0] not in (await checkpoint(told.backend, 2, full=True)).files
+    savepoint = await checkpoint(subtask.backend, 2, canonical=True)
+    moved = await Subtask.restored(name, [savepoint])
+    moved.backend.table("t").of()["moved"] = 1
+    assert savepoint.files[0] not in (await checkpoint(moved.backend, 3)).files
+    rescaled = await Subtask.restored(name, [handle], range_for_subtask(0, 2, MAX_PARALLELISM))
+    assert handle.files[0] not in (await checkpoint(rescaled.backend, 2)).files
+
+
+async def test_an_increment_after_a_savepoint_does_not_rest_on_it(name: str, subtask: Subtask) -> None:
+    table = subtask.backend.table("t")
+    table.of().update(dict.fromkeys(range(50), 0))
+    first = await checkpoint(subtask.backend, 1)
+    table.of()[1] = 1
+    savepoint = await checkpoint(subtask.backend, 2, canonical=True)
+    table.of()[2] = 2
+    third = await checkpoint(subtask.backend, 3)
+    assert third.files[0] == first.files[0]
+    assert savepoint.files[0] not in third.files
+    assert dict((await Subtask.restored(name, [third])).backend.items("t")) == {**dict.fromkeys(range(50), 0), 1: 1, 2: 2}
+
+
+# Malformed files.
+
+
+async def test_every_file_that_is_not_whole_is_refused_naming_it_and_the_operator(name: str, subtask: Subtask) -> None:
+    subtask.backend.table("t").of(3).update({f"key-{number}": [number] for number in range(5)})
+    subtask.timers.register_event_time_timer("a", (0, 10), 100)
+    handle = await checkpoint(subtask.backend, 1)
+    (file,) = handle.files
+    assert file.content is not None
+    for end in range(file.size):
+        with pytest.raises(RestoreError, match="inline state of operator 'count'"):
+            await Subtask.restored(name, [with_content(handle, file.content[:end])])
+    with pytest.raises(RestoreError, match="'count'"):
+        await Subtask.restored(name, [with_content(handle, file.content + b"\0")])
+
+
+async def test_bytes_that_are_changed_are_refused_or_harmless_and_never_an_error_of_a_decoder(name: str, subtask: Subtask) -> None:
+    """Their digest guards the files; what gets past it must still not bring down more than this restore."""
+    subtask.backend.table("t").of(3).update({f"key-{number}": [number] for number in range(5)})
+    subtask.timers.register_event_time_timer("a", (0, 10), 100)
+    handle = await checkpoint(subtask.backend, 1)
+    content = handle.files[0].content
+    assert content is not None
+    for place in range(len(content)):
+        for flip in (1, 0x80, 0xFF):
+            changed = bytearray(content)
+            changed[place] ^= flip
+            try:
+                await Subtask.restored(name, [with_content(handle, bytes(changed))])
+            except RestoreError as error:
+                assert "'count'" in str(error)  # noqa: PT017  # It may also be restored.
+    damaged = StateFile("", handle.files[0].size, handle.files[0].digest, content[:-1] + b"\0")
+    with pytest.raises(RestoreError, match="digest"):
+        await Subtask.restored(name, [KeyedStateHandle(handle.format, MAX_PARALLELISM, 0, MAX_PARALLELISM - 1, (damaged,))])
+
+
+async def test_state_of_another_backend_is_refused_with_the_remedy(name: str) -> None:
+    with pytest.raises(RestoreError, match=r"operator 'count' is in the format 'other'.*savepoint"):
+        await Subtask.restored(name, [KeyedStateHandle("other", MAX_PARALLELISM, 0, MAX_PARALLELISM - 1, ())])
+
+
+def with_content(handle: KeyedStateHandle, content: bytes) -> KeyedStateHandle:
+    import hashlib
+
+    file = StateFile("", len(content), hashlib.blake2b(content, digest_size=16).digest(), content)
+    return KeyedStateHandle(handle.format, handle.max_parallelism, handle.first_group, handle.last_group, (file,))
+
+
+# Against plain dicts.
+
+Place = tuple[str, Any, Any]
+
+
+@dataclass
+class World:
+    """A job of several subtasks, and beside it what its state should be."""
+
+    name: str
+    subtasks: list[Subtask]
+    state: dict[Place, Any] = field(default_factory=dict)
+    timers: dict[tuple[int, int, Any], None] = field(default_factory=dict)
+    watermark: int = MIN_WATERMARK
+    number: int = 0
+    pending: dict[int, tuple[list[PendingSnapshot], list[asyncio.Future[Any]], Any]] = field(default_factory=dict)
+    completed: tuple[list[KeyedStateHandle], Any] | None = None
+
+    def owner(self, key: Any) -> Subtask:
+        (owner,) = [s for s in self.subtasks if key_group(key, MAX_PARALLELISM) in s.backend.key_group_range]
+        return owner
+
+    def value(self, key: int, namespace: Any, number: int) -> None:
+        self._set("v", key, namespace, number)
+
+    def nothing(self, key: int, namespace: Any, _number: int) -> None:
+        self._set("v", key, namespace, None)
+
+    def document(self, key: int, namespace: Any, number: int) -> None:
+        held = self.owner(key).backend
+        held.set_current_key(key)
+        state = held.get_state(ValueStateDescriptor("doc"), namespace)
+        found = state.value() or []
+        found.append(number)
+        state.update(found)
+        self.state["doc", namespace, key] = [*self.state.get(("doc", namespace, key), []), number]
+
+    def table(self, key: int, namespace: Any, number: int) -> None:
+        table = self.owner(key).backend.table("table").of(namespace, [key])
+        table.setdefault(key, []).append(number)
+        self.state["table", namespace, key] = [*self.state.get(("table", namespace, key), []), number]
+
+    def removed(self, key: int, namespace: Any, number: int) -> None:
+        table = self.owner(key).backend.table("table")
+        (table.of(namespace) if number % 2 else table.of_key(namespace, key)).pop(key, None)
+        self.state.pop(("table", namespace, key), None)
+
+    def drop(self, _key: int, namespace: Any, _number: int) -> None:
+        for subtask in self.subtasks:
+            subtask.backend.table("table").drop(namespace)
+        self.state = {place: value for place, value in self.state.items() if place[:2] != ("table", namespace)}
+
+    def timer(self, key: int, namespace: Any, number: int) -> None:
+        self.owner(key).timers.register_event_time_timer(key, namespace, number)
+        self.timers[number, key, namespace] = None
+
+    def no_timer(self, key: int, namespace: Any, number: int) -> None:
+        self.owner(key).timers.delete_event_time_timer(key, namespace, number)
+        self.timers.pop((number, key, namespace), None)
+
+    def advance(self, _key: int, _namespace: Any, number: int) -> None:
+        self.watermark = max(self.watermark, number)
+        for subtask in self.subtasks:
+            subtask.timers.advance_watermark(number)
+        self.timers = {timer: None for timer in self.timers if timer[0] > self.watermark}
+
+    def some_fire(self, _key: int, _namespace: Any, number: int) -> None:
+        for subtask in self.subtasks:
+            timer = subtask.timers.pop_due(max(number, self.watermark))
+            if timer is not None:
+                del self.timers[timer]
+                subtask.timers.current_watermark = MIN_WATERMARK  # The others may still be due.
+        self.watermark = MIN_WATERMARK
+        for subtask in self.subtasks:
+            subtask.timers.current_watermark = MIN_WATERMARK
+
+    def begin(self, _key: int, _namespace: Any, number: int) -> None:
+        self.number += 1
+        kind = {0: {"full": True}, 1: {"canonical": True}}.get(number, {})
+        snapshots = [subtask.backend.begin_snapshot(self.number, **kind) for subtask in self.subtasks]
+        writing = [asyncio.ensure_future(snapshot.write(Slow(60 if number == 2 else None))) for snapshot in snapshots]
+        self.pending[self.number] = (snapshots, writing, copy.deepcopy((self.state, self.timers, self.watermark)))
+
+    async def slices(self, key: int, _namespace: Any, _number: int) -> None:
+        for _ in range(3 * key):
+            await asyncio.sleep(0)
+
+    async def complete(self, key: int, _namespace: Any, _number: int) -> None:
+        """Of the checkpoints that are under way, one; those before it are subsumed."""
+        if not self.pending:
+            return
+        number = list(self.pending)[key % len(self.pending)]
+        _, writing, expected = self.pending.pop(number)
+        handles = await asyncio.gather(*writing, return_exceptions=True)
+        if any(isinstance(handle, OSError) for handle in handles):
+            for subtask in self.subtasks:
+                subtask.backend.checkpoint_aborted(number)
+            return
+        self.completed = [handle for handle in handles if isinstance(handle, KeyedStateHandle)], expected
+        for subtask in self.subtasks:
+            subtask.backend.checkpoint_completed(number)
+        for earlier in [known for known in self.pending if known < number]:
+            await self.give_up(earlier)
+        world = await restored(self.name, 1, *self.completed)
+        assert world.seen() == expected
+
+    async def abort(self, key: int, _namespace: Any, _number: int) -> None:
+        if self.pending:
+            await self.give_up(list(self.pending)[key % len(self.pending)])
+
+    async def give_up(self, number: int) -> None:
+        snapshots, writing, _ = self.pending.pop(number)
+        for subtask, snapshot, task in zip(self.subtasks, snapshots, writing, strict=True):
+            task.cancel()
+            snapshot.cancel()
+            subtask.backend.checkpoint_aborted(number)
+        await asyncio.gather(*writing, return_exceptions=True)
+
+    def seen(self) -> Any:
+        state = {
+            (table, namespace, key): value
+            for subtask in self.subtasks
+            for table in subtask.backend.names()
+            for namespace in (None, 0, (0, 10))
+            for key, value in subtask.backend.items(table, namespace=namespace)
+        }
+        timers = {timer: None for subtask in self.subtasks for timer in subtask.timers.event_time_timers()}
+        reached = {subtask.timers.current_watermark for subtask in self.subtasks}
+        return state, timers, min(reached)
+
+    def _set(self, table: str, key: int, namespace: Any, value: Any) -> None:
+        held = self.owner(key).backend
+        held.set_current_key(key)
+        held.get_state(ValueStateDescriptor(table), namespace).update(value)
+        if value is None:
+            self.state.pop((table, namespace, key), None)
+        else:
+            self.state[table, namespace, key] = value
+
+
+async def restored(name: str, parallelism: int, handles: list[KeyedStateHandle], expected: Any) -> World:
+    groups = [range_for_subtask(index, parallelism, MAX_PARALLELISM) for index in range(parallelism)]
+    world = World(name, [await Subtask.restored(name, handles, range) for range in groups])
+    world.state, world.timers, world.watermark = copy.deepcopy(expected)
+    return world
+
+
+ACTIONS = ["value", "nothing", "document", "document", "table", "table", "removed", "drop", "timer", "timer", "no_timer"]
+ACTIONS += ["advance", "some_fire", "begin", "begin", "slices", "slices", "complete", "complete", "abort", "restart"]
+STEP = st.tuples(st.sampled_from(ACTIONS), st.integers(0, 7), st.sampled_from([None, 0, (0, 10)]), st.integers(0, 9))
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+@settings(max_examples=150, deadline=None)
+@given(steps=st.lists(STEP, min_size=10, max_size=60))
+def test_every_checkpoint_agrees_with_plain_dicts_whatever_happens_while_it_is_written(name: str, steps: list[Any]) -> None:
+    """F7.9, G5, H7: updates, removals, dropped windows, timers, several checkpoints at once, failures, aborts, restores, rescaling."""
+
+    async def run() -> None:
+        world = await restored(name, 1, [], ({}, {}, MIN_WATERMARK))
+        for action, key, namespace, number in steps:
+            if action == "restart":
+                while world.pending:
+                    await world.give_up(next(iter(world.pending)))
+                handles, expected = world.completed or ([], ({}, {}, MIN_WATERMARK))
+                world, completed = await restored(name, 1 + number % 3, handles, expected), world.completed
+                world.completed, world.number = completed, 1_000 * len(steps) + key
+                continue
+            ongoing = getattr(world, action)(key, namespace, number)
+            if ongoing is not None:
+                await ongoing
+        assert world.seen() == (world.state, world.timers, world.watermark)
+        while world.pending:
+            await world.complete(0, None, 0)
+
+    asyncio.run(run())
