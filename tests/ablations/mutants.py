@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from tests.ablations.coordination_mutants import COORDINATION_MUTANTS
 from tests.ablations.runner import Mutant
 
 __all__ = ["MUTANTS"]
 
 MUTANTS: list[Mutant] = [
+    *COORDINATION_MUTANTS,
     # Event time.
     Mutant(
         "per-record watermarks are dropped by the source",
@@ -500,6 +502,271 @@ MUTANTS: list[Mutant] = [
         "            if now >= deadline:\n",
         (
             "tests/task/test_chain.py::test_a_slice_ends_when_the_output_is_full",
+        ),
+    ),
+    # The store of checkpoints.
+    Mutant(
+        "an object is not fsynced before it gets its name",
+        "aioflow/checkpoint/directory.py",
+        "await self._append(path, b\"\".join(pending), sync=True)",
+        "await self._append(path, b\"\".join(pending), sync=False)",
+        (
+            "tests/checkpoint_store/test_crashes.py::test_after_a_crash_the_newest_is_whole_and_not_older_than_what_was_acknowledged",
+        ),
+    ),
+    Mutant(
+        "the name of an object is not made durable",
+        "aioflow/checkpoint/directory.py",
+        "        await self._fs.fsync_dir(directory)\n        return True\n",
+        "        return True\n",
+        (
+            "tests/checkpoint_store/test_crashes.py::test_after_a_crash_the_newest_is_whole_and_not_older_than_what_was_acknowledged",
+        ),
+    ),
+    Mutant(
+        "a file replaces another one of its name",
+        "aioflow/core/host.py",
+        "        os.link(source, target, follow_symlinks=False)\n    except FileExistsError:\n"
+        "        return False\n    os.unlink(source)\n",
+        "        os.replace(source, target)\n    except FileExistsError:\n        return False\n",
+        (
+            "tests/simulation/test_disk.py::test_a_file_takes_a_name_only_if_nothing_has_it",
+            "tests/contracts/test_checkpoint_storage.py::test_of_many_that_create_one_name_at_once_one_wins",
+        ),
+    ),
+    Mutant(
+        "a symbolic link leads out of the store",
+        "aioflow/checkpoint/directory.py",
+        "        if real != self._real_root and not",
+        "        if real == self._real_root and not",
+        (
+            "tests/checkpoint_store/test_store.py::test_symbolic_links_out_of_the_store_are_not_followed",
+        ),
+    ),
+    Mutant(
+        "the digest of a state file is not compared",
+        "aioflow/checkpoint/state_files.py",
+        "        if hashlib.blake2b(content, digest_size=DIGEST_BYTES).digest() != file.digest:",
+        "        if not file.digest:",
+        (
+            "tests/checkpoint_store/test_damage.py::test_state_files_damaged_at_any_byte_or_cut_at_any_length_are_refused",
+            "tests/checkpoint_store/test_damage.py::test_state_inside_a_handle_is_checked_as_well",
+        ),
+    ),
+    Mutant(
+        "the digest of metadata is not compared",
+        "aioflow/checkpoint/metadata.py",
+        "    if digest != _digest(rest) or len(rest) < 2:",
+        "    if len(rest) < 2:",
+        (
+            "tests/checkpoint_store/test_damage.py::test_metadata_damaged_at_any_byte_or_cut_at_any_length_is_refused",
+        ),
+    ),
+    Mutant(
+        "an older checkpoint is taken for a newest that cannot be read",
+        "aioflow/checkpoint/store.py",
+        "                if not fall_back:\n",
+        "                if fall_back:\n",
+        (
+            "tests/checkpoint_store/test_store.py::test_a_newest_that_is_damaged_is_refused_and_passed_over_only_when_asked",
+        ),
+    ),
+    Mutant(
+        "a checkpoint that could not be stored may be there all the same",
+        "aioflow/checkpoint/store.py",
+        "            await self._withdraw(objects, name, data)\n            if isinstance",
+        "            if isinstance",
+        (
+            "tests/checkpoint_store/test_store.py::test_a_checkpoint_that_could_not_be_stored_is_not_there",
+            "tests/checkpoint_store/test_crashes.py::test_a_disk_that_is_full_or_fails_costs_checkpoints_and_nothing_else",
+        ),
+    ),
+    Mutant(
+        "what was given up is removed although it is another job's",
+        "aioflow/checkpoint/store.py",
+        "                if checkpoint.location:  # Otherwise nothing was stored, or `settle` has removed it.\n"
+        "                    objects, name = places.find(join_url(checkpoint.location, METADATA))\n",
+        "                if True:\n"
+        "                    objects, name = self._objects, f\"checkpoints/{checkpoint.checkpoint_id}/{METADATA}\"\n",
+        (
+            "tests/checkpoint_store/test_store.py::test_a_number_is_given_once",
+        ),
+    ),
+    Mutant(
+        "a checkpoint is completed without the lease",
+        "aioflow/checkpoint/store.py",
+        "        if self._lease is not None:\n            self._lease.check()\n",
+        "        if self._lease is None:\n            return\n",
+        (
+            "tests/checkpoint_store/test_flow_lease.py::test_one_that_hung_is_told_that_it_lost_and_completes_nothing_any_more",
+        ),
+    ),
+    Mutant(
+        "a second job does not wait to see whether the first one lives",
+        "aioflow/checkpoint/flow_lease.py",
+        "now - since >= options.take_over_s",
+        "now >= since",
+        (
+            "tests/checkpoint_store/test_flow_lease.py::test_a_second_job_is_refused_naming_the_first",
+            "tests/checkpoint_store/test_flow_lease.py::test_one_that_was_killed_elsewhere_is_followed_when_its_lease_has_run_out",
+        ),
+    ),
+    Mutant(
+        "every process of this machine is taken for dead",
+        "aioflow/core/system_processes.py",
+        "        return _start_time(process.pid) != process.started\n",
+        "        return True\n",
+        (
+            "tests/checkpoint_store/test_flow_lease.py::test_a_process_of_this_machine_that_was_killed_is_known_to_be_dead",
+        ),
+    ),
+    Mutant(
+        "what a completed checkpoint refers to is swept away",
+        "aioflow/checkpoint/sweeping.py",
+        "if name not in referred]",
+        "if name]",
+        (
+            "tests/checkpoint_store/test_sweeping.py::test_state_that_no_checkpoint_refers_to_goes_once_it_is_old",
+            "tests/checkpoint_store/test_crashes.py::test_after_a_crash_the_newest_is_whole_and_not_older_than_what_was_acknowledged",
+        ),
+    ),
+    Mutant(
+        "what is younger than the grace is swept away",
+        "aioflow/checkpoint/sweeping.py",
+        "if await objects.modified_ms(name) < before]",
+        "if await objects.modified_ms(name)]",
+        (
+            "tests/checkpoint_store/test_sweeping.py::test_state_that_no_checkpoint_refers_to_goes_once_it_is_old",
+            "tests/checkpoint_store/test_sweeping.py::test_savepoints_that_were_never_completed_go_and_the_others_stay",
+        ),
+    ),
+    # Checkpoints of a task.
+    Mutant(
+        "a snapshot is taken before the chain is empty",
+        "aioflow/task/stream_task.py",
+        "        if self._chain.has_work:\n",
+        "        if self._chain.has_work and not self._checkpoints.is_due:\n",
+        (
+            "tests/task/test_checkpointing.py::test_no_input_is_taken_once_a_checkpoint_is_due_and_the_chain_is_not_empty",
+        ),
+    ),
+    Mutant(
+        "input is taken although a checkpoint is due",
+        "aioflow/task/stream_task.py",
+        "        if self._checkpoints.is_due and not self._finishing:\n",
+        "        if self._checkpoints.is_due and not self._finishing and self._emit_next() is not InputStatus.MORE_AVAILABLE:\n",
+        (
+            "tests/task/test_checkpointing.py::test_no_input_is_taken_once_a_checkpoint_is_due_and_the_chain_is_not_empty",
+        ),
+    ),
+    Mutant(
+        "the barrier goes out behind the snapshot",
+        "aioflow/task/checkpointing.py",
+        "        self._output.broadcast_event(barrier, blocking=True)\n        snapshot = SubtaskSnapshot(barrier)\n",
+        "        asyncio.get_running_loop().call_soon(partial(self._output.broadcast_event, barrier, blocking=True))\n"
+        "        snapshot = SubtaskSnapshot(barrier)\n",
+        (
+            "tests/task/test_checkpointing.py::"
+            "test_operators_prepare_head_first_the_barrier_leaves_and_then_snapshots_come_tail_first",
+        ),
+    ),
+    Mutant(
+        "a checkpoint is acknowledged before it is written",
+        "aioflow/task/checkpointing.py",
+        "            state = await taken.snapshot.write(output, environment.codec, finished=taken.finished)\n",
+        "            environment.responder.acknowledge_checkpoint(self._attempt, barrier.checkpoint_id, SubtaskState(), CheckpointStats())\n"
+        "            state = await taken.snapshot.write(output, environment.codec, finished=taken.finished)\n",
+        (
+            "tests/task/test_checkpointing.py::"
+            "test_records_go_on_while_state_is_written_and_the_acknowledgement_waits_for_all_of_it",
+            "tests/task/test_checkpointing.py::test_cancelling_the_task_cancels_what_it_is_writing",
+        ),
+    ),
+    Mutant(
+        "the position of a source is read behind the next poll",
+        "aioflow/task/source_input.py",
+        "        # A reader that ended because the job is stopped",
+        "        reader.poll_batch(1)\n        # A reader that ended because the job is stopped",
+        (
+            "tests/task/test_exactly_once.py::test_a_checkpoint_in_full_traffic_is_a_consistent_cut",
+        ),
+    ),
+    Mutant(
+        "event time of a split begins anew after a restore",
+        "aioflow/task/source_input.py",
+        "                    self._generators[split.id].restore(split.watermark)\n",
+        "                    pass\n",
+        (
+            "tests/task/test_exactly_once.py::test_event_time_is_told_before_the_first_record_after_a_restore",
+        ),
+    ),
+    Mutant(
+        "a split that was read to its end is forgotten by the second checkpoint",
+        "aioflow/task/source_input.py",
+        " for split in self._known_finished]\n        for split in self._splits:",
+        " for split in ()]\n        for split in self._splits:",
+        (
+            "tests/task/test_exactly_once.py::"
+            "test_a_split_that_was_read_to_its_end_is_not_read_again_after_the_second_crash_either",
+        ),
+    ),
+    Mutant(
+        "operators that had finished do so again after a restore",
+        "aioflow/task/stream_task.py",
+        "            if not self._finished_before:\n",
+        "            if True:\n",
+        (
+            "tests/task/test_exactly_once.py::"
+            "test_a_crash_behind_the_last_checkpoint_commits_what_it_holds_and_finishes_nothing_twice",
+        ),
+    ),
+    Mutant(
+        "a task ends without waiting for its last checkpoint",
+        "aioflow/task/stream_task.py",
+        "        while not self._checkpoints.final_completed:\n",
+        "        while False:\n",
+        (
+            "tests/task/test_exactly_once.py::test_sinks_commit_with_the_last_checkpoint_before_the_job_ends",
+        ),
+    ),
+    Mutant(
+        "a completed checkpoint is told twice",
+        "aioflow/task/checkpointing.py",
+        "        if checkpoint_id <= self._completed:\n",
+        "        if checkpoint_id < self._completed:\n",
+        (
+            "tests/task/test_checkpointing.py::test_a_completed_checkpoint_is_told_once_tail_first_and_never_an_older_one",
+        ),
+    ),
+    Mutant(
+        "a checkpoint that was aborted before its trigger is taken",
+        "aioflow/task/checkpointing.py",
+        "        if checkpoint_id in self._aborted:\n            del",
+        "        if False:\n            del",
+        (
+            "tests/task/test_checkpointing.py::"
+            "test_an_abort_before_the_trigger_makes_it_send_a_cancel_marker_and_nothing_else",
+            "tests/task/test_checkpointing.py::test_a_notice_of_abort_before_the_task_runs_is_remembered",
+        ),
+    ),
+    Mutant(
+        "an aborted alignment is not told downstream",
+        "aioflow/task/checkpointing.py",
+        "        self._cancel_writing(checkpoint_id)\n        self._output.broadcast_event(CancelCheckpointMarker(checkpoint_id))\n",
+        "        self._cancel_writing(checkpoint_id)\n",
+        (
+            "tests/task/test_barriers.py::test_a_cancel_marker_frees_the_channels_and_goes_on_downstream_exactly_once",
+            "tests/task/test_barriers.py::test_a_newer_barrier_subsumes_the_alignment_and_downstream_is_told_once",
+        ),
+    ),
+    Mutant(
+        "an error in writing a snapshot fails the task",
+        "aioflow/task/checkpointing.py",
+        "            self._decline(barrier.checkpoint_id, CheckpointFailureReason.ASYNC_EXCEPTION, error)\n            return\n",
+        "            self._decline(barrier.checkpoint_id, CheckpointFailureReason.ASYNC_EXCEPTION, error)\n            raise\n",
+        (
+            "tests/task/test_checkpointing.py::"
+            "test_a_write_that_fails_declines_the_checkpoint_the_task_goes_on_and_the_next_one_succeeds",
         ),
     ),
 ]

@@ -56,11 +56,6 @@ class Feed:
         return min(self._allowed, len(self.lists[split_id]))
 
     @property
-    def is_open(self) -> bool:
-        """Whether everything may be read."""
-        return self._allowed == 1 << 60
-
-    @property
     def is_drained(self) -> bool:
         """Whether everything that is allowed was read."""
         return bool(self.readers) and all(at >= self.limit(id_) for reader in self.readers for id_, at in reader.at.items())
@@ -98,7 +93,7 @@ class FeedReader:
         return None
 
     def _note_end(self, split_id: str) -> None:
-        if self.feed.bounded and self.feed.is_open and self.at[split_id] == len(self.feed.lists[split_id]):
+        if self.feed.bounded and self.at[split_id] == len(self.feed.lists[split_id]):
             self.finished_splits.add(split_id)
 
     async def wait(self) -> None:
@@ -107,9 +102,7 @@ class FeedReader:
 
     @property
     def finished(self) -> bool:
-        if not (self.feed.bounded and self.feed.is_open):
-            return False
-        return all(at == len(self.feed.lists[split_id]) for split_id, at in self.at.items())
+        return self.feed.bounded and all(at == len(self.feed.lists[split_id]) for split_id, at in self.at.items())
 
     def position(self, split_id: str) -> int:
         return self.at[split_id]
@@ -335,8 +328,8 @@ class Run:
         return replace(descriptor, restore=TaskRestore(checkpoint_id=checkpoint.checkpoint_id, operators=operators))
 
     async def _splits(self, vertex: Any) -> list[Split]:
+        found: list[Split] = await vertex.head.source.discover()
         if self.restored is None:
-            found: list[Split] = await vertex.head.source.discover()
             return found
         splits = []
         for (uid, _), state in sorted(self.restored.states.items()):
@@ -348,4 +341,5 @@ class Run:
                     Split(one.id, one.position, one.payload, one.watermark, one.finished)
                     for one in decode_source_state(content, Codec(), uid)
                 ]
-        return splits
+        known = {split.id for split in splits}
+        return splits + [split for split in found if split.id not in known]

@@ -395,6 +395,36 @@ async def test_a_source_that_ended_early_finishes_and_checkpoints_go_on_without_
     assert Counter(ledger.rows) == Counter([("a", 1), ("b", 1), *((f"n{i}", 1) for i in range(20))])
 
 
+async def test_a_split_that_was_read_to_its_end_is_not_read_again_after_the_second_crash_either() -> None:
+    """F7: it stays in every checkpoint, though no reader has it any more."""
+    feed, ledger = Feed(["a", "b"], [f"n{i}" for i in range(12)]), Ledger()
+    flow = af.Flow("split")
+    flow.source(feed).sink(ledger)
+    taken = None
+    for allowed in (3, 6):
+        async with Run(flow, taken) as run:
+            feed.allow(allowed)
+            await run.idle(feed)
+            taken = await run.checkpoint()
+    async with Run(flow, taken) as run:
+        feed.allow_all()
+        await run.finished()
+    assert Counter(ledger.rows) == Counter(["a", "b", *(f"n{i}" for i in range(12))])
+
+
+async def test_a_reader_hears_of_its_checkpoint_and_of_its_completion() -> None:
+    """F8: what was read before may be acknowledged to whoever it came from."""
+    feed, ledger = Feed(["a", "b"], bounded=False), Ledger()
+    flow = af.Flow("told")
+    flow.source(feed).sink(ledger)
+    async with Run(flow) as run:
+        (reader,) = feed.readers
+        for _ in range(2):
+            await run.checkpoint()
+        await until(lambda: len(reader.told) == 4)
+        assert reader.told == [("checkpoint", 1), ("completed", 1), ("checkpoint", 2), ("completed", 2)]
+
+
 async def test_stopping_keeps_windows_open_for_the_run_that_goes_on() -> None:
     """F4: `stop()` ends in a checkpoint too, and what is restored from it goes on where it was."""
     feed, ledger = Feed(*EVENTS), Ledger()
