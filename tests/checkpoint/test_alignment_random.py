@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 
 from aioflow.checkpoint.alignment import (
     Abort,
@@ -278,4 +278,5 @@ class AgainstModel(RuleBasedStateMachine):
             assert self.alignment.pending_id == self.pending()
 
 
-TestAgainstModel = AgainstModel.TestCase
+def test_a_model_without_states_gives_the_same_answers() -> None:
+    run_state_machine_as_test(AgainstModel)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 
 from aioflow.checkpoint.completed import CheckpointKind, CompletedCheckpoint, Discard, files_of
 from aioflow.checkpoint.instructions import Answer, FailJob, Instruction, NotifyAborted, NotifyComplete, Store, Trigger
@@ -283,5 +283,5 @@ class World(RuleBasedStateMachine):
         assert self.files <= referred | on_the_way | self.foreign, "files are left that nobody needs"
 
 
-World.TestCase.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
-TestWorld = World.TestCase
+def test_nothing_is_deleted_too_early_or_completed_too_soon_in_whatever_order_things_happen() -> None:
+    run_state_machine_as_test(World, settings=settings(max_examples=60, stateful_step_count=60))
