@@ -19,6 +19,15 @@ async def ticks() -> AsyncIterator[int]:
 endless = af.Flow("endless")
 endless.source(ticks).key_by(lambda n: n % 4).count().sink(af.io.blackhole())
 
+async def some_ticks() -> AsyncIterator[int]:
+    for n in range(2_000):
+        yield n
+        await asyncio.sleep(0.01)
+
+
+ending = af.Flow("ending")
+ending.source(some_ticks).key_by(lambda n: n % 4).count().sink(af.io.blackhole())
+
 endless_at_home = af.Flow("endless_at_home")
 endless_at_home.source(ticks).map(lambda n: -n).sink(print)
 
