@@ -94,6 +94,18 @@ class BlockFile:
                     self._line = line + data.count(b"\n")
                 return Block(data, offset, line, at_end)
 
+    def head(self, length: int) -> bytes:
+        """The first `length` bytes, fewer if there are no more; instead of `read`, and it closes."""
+        try:
+            self._open()
+            assert self._file is not None
+            data = self._file.read(length)
+            while len(data) < length and (more := self._file.read(length - len(data))):
+                data += more
+            return data
+        finally:
+            self.close()
+
     def _read_lines(self) -> tuple[bytes, bool]:
         """Whole lines from where the last call ended, and whether the file is at its end."""
         assert self._file is not None

@@ -9,32 +9,26 @@ Invariant: a malformed line is reported when the records before it have been pol
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from aioflow.core.aio import cancel_and_wait, wait_all
-from aioflow.io.blocks import BLOCK_BYTES, BlockFile, is_compressed
+from aioflow.io.blocks import BLOCK_BYTES, BlockFile
 from aioflow.io.malformed import Malformed
-from aioflow.io.paths import FilePart, cut, find_files
-from aioflow.operators.source import Split
+from aioflow.io.paths import FilePart
 
 if TYPE_CHECKING:
-    from pathlib import PurePath
-
     from aioflow.io.blocks import Block
     from aioflow.io.malformed import OnError
-    from aioflow.operators.source import SourceContext
+    from aioflow.operators.source import SourceContext, Split
 
-__all__ = ["Bad", "Decoded", "Decoder", "FileReader", "FollowReader"]
+__all__ = ["Bad", "Decoded", "Decoder", "FileReader"]
 
 BLOCKS_AHEAD = 4
 
 BOM = b"\xef\xbb\xbf"
-
-logger = logging.getLogger(__name__)
 
 
 class Bad(NamedTuple):
@@ -271,89 +265,3 @@ class FileReader:
                 self._reading.exception()  # Looked at: nobody else will.
         if self._file is not None:
             self._file.close()
-
-
-class FollowReader(FileReader):
-    """Reads what is there, then looks every `every_s` seconds for new files and new lines; never ends.
-
-    There is one split. Its position is a mapping from path to the position in that file.
-    """
-
-    def __init__(
-        self,
-        ctx: SourceContext,
-        make_decoder: Callable[[list[str] | None], Decoder],
-        on_error: OnError,
-        path: str | PurePath,
-        every_s: float,
-        *,
-        block_bytes: int = BLOCK_BYTES,
-    ) -> None:
-        super().__init__(ctx, make_decoder, on_error, block_bytes=block_bytes)
-        self._path = path
-        self._every_s = every_s
-        self._split: Split | None = None
-        self._read: dict[str, tuple[int, int | None]] = {}
-        self._sizes: dict[str, int] = {}
-
-    async def open(self, splits: Sequence[Split]) -> None:
-        if not splits:
-            return
-        self._split = splits[0]
-        for id_, position in (splits[0].position or {}).items():
-            self._positions[id_] = position
-            self._read[id_] = (position[0], position[1])
-        await super().open(())
-
-    async def read_ahead(self) -> None:
-        while True:
-            for path in await find_files(self._host, self._path, may_be_missing=True):
-                for part in await cut(self._host, path, divisible=False, split_bytes=0):
-                    await self._read_growth(part)
-            await asyncio.sleep(self._every_s)
-
-    async def _read_growth(self, part: FilePart) -> None:
-        id_ = part.id
-        offset, line = self._read.get(id_, (0, 0))
-        whole = is_compressed(part.path)
-        if whole and id_ in self._sizes:
-            return  # A compressed file appears as a whole.
-        try:
-            size = (await self._host.fs.stat(part.path)).size
-        except FileNotFoundError:
-            return  # Deleted since the listing.
-        if self._sizes.get(id_) == size or (size == offset and not whole):
-            return
-        if size < offset and not whole:
-            if self._blocks or self._page is not None:
-                return  # What it held before is not yet polled: the next look begins anew.
-            logger.warning("file %s became shorter, from %d to %d bytes: read anew from its beginning", part.path, offset, size)
-            offset, line = 0, 0
-            self._positions[id_] = None
-            self._decoders.pop(id_, None)
-            self._rests.pop(id_, None)
-        self._sizes[id_] = size
-        split = Split(id_, self._positions.get(id_))
-        self._positions.setdefault(id_, None)
-        await self.read_part(split, part, offset, line, tail=not whole)
-
-    async def put(self, split_id: str, path: str, block: Block) -> None:
-        lines = None if block.line is None else block.line + block.data.count(b"\n")
-        self._read[split_id] = (block.offset + len(block.data), lines)
-        await super().put(split_id, path, block)
-
-    def poll_batch(self, max_records: int) -> list[Any] | None:
-        batch = super().poll_batch(max_records)
-        if self._split is not None:
-            self.current_split = self._split.id
-        return batch
-
-    @property
-    def finished(self) -> bool:
-        return self._split is None
-
-    def position(self, split_id: str) -> Any:
-        where = super().position
-        positions = {id_: where(id_) for id_ in self._positions}
-        return {id_: position for id_, position in positions.items() if position is not None}
-

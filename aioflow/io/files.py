@@ -15,7 +15,8 @@ from aioflow.core.errors import GraphError
 from aioflow.core.functions import OutputTag
 from aioflow.core.timeunits import to_seconds
 from aioflow.io.blocks import BLOCK_BYTES
-from aioflow.io.file_reader import Bad, Decoded, FileReader, FollowReader
+from aioflow.io.file_reader import Bad, Decoded, FileReader
+from aioflow.io.follow_reader import FollowReader
 from aioflow.io.hosts import lent
 from aioflow.io.malformed import checked_on_error
 from aioflow.io.parts import PartCommitter, PartWriter, RollPolicy

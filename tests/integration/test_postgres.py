@@ -75,9 +75,9 @@ async def test_a_row_that_the_table_refuses_fails_before_the_checkpoint(
 ) -> None:
     server.query(schema, "CREATE TABLE t (x INT NOT NULL CHECK (x < 10))")
     sink = postgres(dsn, "t")
-    for refused, message in (({"x": 11}, "violates check constraint"), ({"x": None}, "null value"), ({"x": "one"}, "cannot be interpreted as an integer")):
+    for refused, message in ((11, "violates check constraint"), (None, "null value"), ("one", "cannot be interpreted as an integer")):
         with pytest.raises(Exception, match=message) as caught:
-            await write(sink, ctx, [{"x": 1}, refused])
+            await write(sink, ctx, [{"x": 1}, {"x": refused}])
         assert "aioflow: in table 't', at one of 2 rows that begin with {'x': 1}" in caught.value.__notes__
     assert server.query(schema, "SELECT (SELECT count(*) FROM t) + (SELECT count(*) FROM aioflow_staged)") == ["0"]
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -67,3 +69,110 @@ async def test_a_file_that_is_gone_is_refused(tmp_path: Path, ctx: Context) -> N
     path.unlink()
     with pytest.raises(RestoreError, match="was read up to byte 4, and is not there any more: put it back"):
         await read_all(source, ctx, splits)
+
+
+async def resumed(source: Any, ctx: Context, position: Any) -> Any:
+    reader = source.reader(ctx)
+    await reader.open([Split("followed", position)])
+    return reader
+
+
+async def follow(source: Any, ctx: Context) -> Any:
+    reader = source.reader(ctx)
+    await reader.open(await source.discover(ctx.host))
+    return reader
+
+
+def append(path: Path, text: str) -> None:
+    with path.open("a") as file:
+        file.write(text)
+
+
+async def test_a_followed_file_goes_on_under_the_name_that_rotation_gave_it(tmp_path: Path, ctx: Context) -> None:
+    """What was written before the rotation and not read yet is read from the old file, then the new one from its beginning."""
+    source = lines(f"{tmp_path}/app.log*", follow=True, every="1ms")
+    log = tmp_path / "app.log"
+    log.write_text("1\n2\n")
+    reader = await follow(source, ctx)
+    assert await take(reader, 2) == ["1", "2"]
+    append(log, "3\n")
+    log.rename(tmp_path / "app.log.1")
+    log.write_text("4\n")
+    assert sorted(await take(reader, 2)) == ["3", "4"]
+    (tmp_path / "app.log.1").rename(tmp_path / "app.log.2")
+    log.rename(tmp_path / "app.log.1")
+    log.write_text("5\n6\n")
+    assert await take(reader, 2) == ["5", "6"]
+    position = reader.position("followed")
+    assert {Path(path).name: at[0] for path, at in position.items()} == {"app.log": 4, "app.log.1": 2, "app.log.2": 6}
+    await reader.close()
+
+
+@pytest.mark.parametrize("how", ["renamed", "renamed and longer", "grown"])
+async def test_a_rotation_while_the_job_was_down_loses_and_repeats_nothing(tmp_path: Path, ctx: Context, how: str) -> None:
+    source = lines(f"{tmp_path}/app.log*", follow=True, every="1ms")
+    log = tmp_path / "app.log"
+    log.write_text("1\n2\n3\n")
+    reader = await follow(source, ctx)
+    assert await take(reader, 2) == ["1", "2"]
+    position = reader.position("followed")
+    await reader.close()
+    append(log, "4\n")
+    if how != "grown":
+        log.rename(tmp_path / "app.log.1")
+        log.write_text("5\n" if how == "renamed" else "5\n6\n7\n8\n9\n")
+    reader = await resumed(source, ctx, position)
+    expected = {"grown": ["3", "4"], "renamed": ["3", "4", "5"], "renamed and longer": ["3", "4", "5", "6", "7", "8", "9"]}[how]
+    assert sorted(await take(reader, len(expected))) == expected
+    await reader.close()
+
+
+@pytest.mark.parametrize("how", ["gone", "shortened", "replaced"])
+async def test_a_followed_file_that_is_not_what_it_was_is_refused_after_a_restore(tmp_path: Path, ctx: Context, how: str) -> None:
+    """Row 21: nobody knows what was in it after the position."""
+    source = lines(f"{tmp_path}/*.log", follow=True, every="1ms")
+    log = tmp_path / "a.log"
+    log.write_text("1\n2\n3\n")
+    reader = await follow(source, ctx)
+    assert await take(reader, 2) == ["1", "2"]
+    position = reader.position("followed")
+    await reader.close()
+    match how:
+        case "gone":
+            log.unlink()
+        case "shortened":
+            log.write_text("1\n")
+        case _:
+            log.write_text("7\n8\n9\n10\n")
+    reader = await resumed(source, ctx, position)
+    message = "is not there any more" if how == "gone" else "holds something else, or less, now"
+    with pytest.raises(RestoreError, match=rf"a\.log was read up to byte 4, and {message}; .* put it back"):
+        await take(reader, 1)
+    await reader.close()
+
+
+async def test_a_file_that_is_deleted_while_it_is_followed_is_forgotten(tmp_path: Path, ctx: Context) -> None:
+    """Its deletion while the job was up is no reason to refuse a restore later."""
+    source = lines(f"{tmp_path}/*.log", follow=True, every="1ms")
+    (tmp_path / "a.log").write_text("1\n")
+    reader = await follow(source, ctx)
+    assert await take(reader, 1) == ["1"]
+    (tmp_path / "a.log").unlink()
+    async with asyncio.timeout(60):
+        while reader.position("followed"):
+            await asyncio.sleep(0.001)
+    (tmp_path / "b.log").write_text("2\n")
+    assert await take(reader, 1) == ["2"]
+    await reader.close()
+
+
+async def test_a_new_file_of_the_same_content_is_read_although_the_old_one_is_gone(tmp_path: Path, ctx: Context) -> None:
+    source = lines(f"{tmp_path}/*.log", follow=True, every="1ms")
+    (tmp_path / "a.log").write_text("1\n")
+    os.utime(tmp_path / "a.log", (1, 1))
+    reader = await follow(source, ctx)
+    assert await take(reader, 1) == ["1"]
+    (tmp_path / "b.log").write_text("1\n")
+    (tmp_path / "a.log").unlink()
+    assert await take(reader, 1) == ["1"]
+    await reader.close()
