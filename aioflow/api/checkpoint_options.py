@@ -39,6 +39,9 @@ def check_checkpoint_options(given: Mapping[str, Any], options: RunOptions) -> N
         raise ValueError(f"fresh=True begins without state, restore={options.restore!r} with some: give restore=None with it")
     settings = checkpoint_settings(options)
     if settings is not None:
+        if settings.unaligned or settings.aligned_timeout_ms is not None:
+            # Tasks align only: what is in flight is not kept, and a barrier that overtook it would lose it.
+            raise ValueError(f"unaligned={options.unaligned!r}: barriers that overtake records are not supported, leave unaligned= out")
         for url in (settings.store, settings.restore):
             if url and url != LATEST:
                 _check_extra(url)
