@@ -6,8 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aioflow.checkpoint.assignment import TaskRestore
 from aioflow.cluster.execution_graph import CancelTask, Deploy, ExecutionGraph, Instruction, JobEnded, JobStatus, ScheduleRestart
-from aioflow.cluster.restart import RestartPolicy, fixed_delay, no_restart
+from aioflow.cluster.restart import RestartPolicy, fixed_delay, no_restart, once_running
+from aioflow.core.errors import Broken
 from aioflow.graph.deployment import ExecutionAttemptId, ExecutionState
 from aioflow.graph.job_graph import build_job_graph
 from aioflow.graph.stream_graph import Partitioning, ShipStrategy, StreamEdge, StreamGraph, StreamNode
@@ -117,12 +119,77 @@ def test_a_finished_task_of_a_failed_region_runs_again() -> None:
 
 
 def test_only_the_region_that_failed_restarts() -> None:
+    """I7.4"""
     job = Job(graph(fixed_delay(1, "0ms"), regions=2))
     job.run_all()
     assert canceled(job.report(0, FAILED, ValueError())) == [(1, 0)]
     job.report(1, CANCELED)
     assert deployed(job.graph.restart_due(0, 1)) == [(0, 0, 1), (1, 0, 1)]
     assert job.graph.executions[2, 0].attempt.attempt == 0
+
+
+def test_a_failure_of_the_job_as_a_whole_restarts_what_has_not_finished_once() -> None:
+    job = Job(graph(fixed_delay(1, "2s"), regions=2))
+    job.run_all()
+    job.report(0, FINISHED)
+    job.report(1, FINISHED)
+    error = ValueError()
+    told = job.graph.fail_all(error, 0.0, 0.5)
+    assert [i for i in told if isinstance(i, ScheduleRestart)] == [ScheduleRestart(1, 1, 2.0)]
+    assert canceled(told) == [(2, 0), (3, 0)]
+    assert (job.graph.status, job.graph.failure, job.graph.restarts) == (JobStatus.RESTARTING, error, 1)
+    job.report(2, CANCELED)
+    job.report(3, CANCELED)
+    assert deployed(job.graph.restart_due(1, 1)) == [(2, 0, 1), (3, 0, 1)]
+
+
+def test_a_failure_of_the_job_as_a_whole_restarts_all_of_its_regions() -> None:
+    job = Job(graph(fixed_delay(1, "0ms"), regions=2))
+    job.run_all()
+    told = job.graph.fail_all(ValueError(), 0.0, 0.5)
+    assert [i.region for i in told if isinstance(i, ScheduleRestart)] == [0, 1]
+    assert canceled(told) == [(0, 0), (1, 0), (2, 0), (3, 0)]
+    assert job.graph.restarts == 1
+
+
+def test_a_failure_of_the_job_as_a_whole_ends_one_that_does_not_restart() -> None:
+    job = Job(graph(no_restart()))
+    job.run_all()
+    assert canceled(job.graph.fail_all(ValueError(), 0.0, 0.5)) == [(0, 0), (1, 0)]
+    job.report(0, CANCELED)
+    assert [type(i) for i in job.report(1, CANCELED)] == [JobEnded]
+    assert job.graph.status is JobStatus.FAILED
+    assert job.graph.fail_all(ValueError(), 0.0, 0.5) == []
+
+
+def test_what_is_deployed_begins_with_what_is_restored() -> None:
+    """The splits of a restored subtask are its own, and no more dealt out."""
+    executions = graph(fixed_delay(1, "0ms"), parallelism=2)
+    restore, split = TaskRestore(7), Split("a", 5)
+    executions.restore({(0, 1): restore, (1, 0): restore}, {(0, 0): [], (0, 1): [split]})
+    told = executions.start({0: [Split("a"), Split("b")]})
+    found = {(d.descriptor.attempt.vertex_id, d.descriptor.attempt.subtask_index): d.descriptor for d in told if isinstance(d, Deploy)}
+    assert {place: (descriptor.restore, descriptor.splits) for place, descriptor in found.items()} == {
+        (0, 0): (None, ()),
+        (0, 1): (restore, (split,)),
+        (1, 0): (restore, ()),
+        (1, 1): (None, ()),
+    }
+
+
+def test_a_policy_that_begins_once_all_run_ends_a_job_that_never_did() -> None:
+    """But for a process that is lost: that is no fault of the program."""
+    job = Job(graph(once_running()))
+    job.report(0, RUNNING)
+    job.report(1, FAILED, ValueError())
+    assert job.graph.status is JobStatus.FAILING
+    job = Job(graph(once_running()))
+    job.report(1, FAILED, Broken("a worker is gone"))
+    assert job.graph.status is JobStatus.RESTARTING
+    job = Job(graph(once_running()))
+    job.run_all()
+    job.report(1, FAILED, ValueError())
+    assert job.graph.status is JobStatus.RESTARTING
 
 
 def test_a_job_is_not_over_while_one_region_waits_and_the_other_has_finished() -> None:
@@ -291,6 +358,7 @@ STIMULI = st.lists(
         st.tuples(st.just("report"), st.integers(0, 3), st.sampled_from([RUNNING, FINISHED, FAILED, CANCELED])),
         st.tuples(st.just("due"), st.integers(0, 1), st.just(None)),
         st.tuples(st.just("cancel"), st.just(0), st.just(None)),
+        st.tuples(st.just("fail all"), st.just(0), st.just(None)),
     ),
     max_size=40,
 )
@@ -322,6 +390,8 @@ def test_whatever_happens_a_job_ends_once_and_deploys_nothing_afterwards(stimuli
     for kind, number, state in stimuli:
         if kind == "cancel":
             see(job.graph.cancel())
+        elif kind == "fail all":
+            see(job.graph.fail_all(ValueError(), 0.0, 0.0))
         elif kind == "due":
             if number in due:
                 see(job.graph.restart_due(number, due.pop(number)))

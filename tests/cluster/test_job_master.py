@@ -92,6 +92,19 @@ async def test_a_deployment_that_fails_ends_the_job_and_later_ones_are_not_made(
     assert job.started.done()
 
 
+async def test_a_deployment_that_fails_is_a_failed_attempt_and_the_next_one_is_deployed(group: OrderedTaskGroup) -> None:
+    """I3.1"""
+    job, workers = master(group, line(3), fixed_delay(1, "0ms")), Workers(refused={1: ValueError("connection lost")})
+    await job.start(workers)
+    assert [(a.vertex_id, a.attempt) for a in workers.submitted] == [(0, 0)]
+    workers.refused.clear()
+    report(job, 0, ExecutionState.CANCELED)
+    while len(workers.submitted) < 4:
+        await asyncio.sleep(0)
+    assert [(a.vertex_id, a.attempt) for a in workers.submitted[1:]] == [(0, 1), (1, 1), (2, 1)]
+    assert job.status is JobStatus.RUNNING
+
+
 async def test_a_restart_is_deployed_after_its_delay(group: OrderedTaskGroup) -> None:
     job, workers = master(group, line(2), fixed_delay(1, "0ms")), Workers()
     await job.start(workers)

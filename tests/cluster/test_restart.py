@@ -26,18 +26,21 @@ def test_fixed_delay_gives_up_after_its_attempts() -> None:
 
 
 def test_failure_rate_counts_failures_of_one_interval() -> None:
+    """I7.2"""
     policy = failure_rate(2, "10s", timedelta(seconds=3))
     assert delays(policy, [0, 1, 2]) == [3, 3, None]
     assert delays(policy, [0, 1, 11, 12, 12.5]) == [3, 3, 3, 3, None]
+    assert delays(failure_rate(2, "1m", "1s"), [0, 30, 59]) == [1, 1, None]
 
 
 def test_exponential_delay_grows_to_its_maximum() -> None:
+    """I7.3"""
     policy = exponential_delay("1s", "5s", jitter=0)
     assert delays(policy, [0, 1, 2, 3, 4]) == [1, 2, 4, 5, 5]
 
 
 def test_exponential_delay_begins_anew_after_a_quiet_time() -> None:
-    """The quiet time counts from the restart, not from the failure."""
+    """I7.3: the quiet time counts from the restart, not from the failure."""
     policy = exponential_delay("1s", "1m", jitter=0, reset_after="10s")
     assert delays(policy, [0, 1, 12.5]) == [1, 2, 4]
     assert delays(policy, [0, 1, 13.5]) == [1, 2, 1]

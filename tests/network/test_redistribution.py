@@ -27,6 +27,7 @@ from aioflow.network.redistribution import redistribute
     ],
 )
 def test_sizes(total: int, bounds: list[tuple[int, int | None]], sizes: list[int]) -> None:
+    """D5.1, D5.2, D5.3, D5.4: the sizes; test_buffers has the sequences."""
     assert redistribute(total, bounds) == sizes
 
 

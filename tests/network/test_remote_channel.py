@@ -229,6 +229,34 @@ def test_a_consumer_that_does_not_read_gets_its_window_and_no_more() -> None:
     on_sockets(main)
 
 
+def test_a_consumer_that_was_stuck_and_goes_on_gets_the_producer_going_again() -> None:
+    """E4.2: at once, over the same connection, with nothing but its own reading."""
+
+    async def main(planes: Planes) -> None:
+        partition = planes.partition(permits=6)
+        reader = Reader(planes.channel())
+        reader.paused = True
+
+        async def produce() -> None:
+            for number in range(500):
+                while not partition.availability.is_available:
+                    await partition.availability.get_available_future()
+                partition.add_batch(0, RecordBatch([number]))
+
+        producing = asyncio.get_running_loop().create_task(produce())
+        await until(lambda: not partition.availability.is_available)
+        await planes.settle()
+        assert not producing.done()
+        reader.paused = False
+        reader.read()
+        await producing
+        await until(lambda: reader.records == list(range(500)))
+        assert planes.link.resets == 0
+        reader.channel.release()
+
+    on_sockets(main)
+
+
 def test_a_stuck_channel_does_not_hold_up_another_of_the_same_connection() -> None:
     """E4: the reason for credits."""
 
