@@ -12,6 +12,7 @@ from aioflow.api.runner import run as run
 from aioflow.api.streams import DataStream as DataStream
 from aioflow.api.subscription import Subscription as Subscription
 from aioflow.api.windows import WindowedStream as WindowedStream
+from aioflow.checkpoint.savepoint import Savepoint as Savepoint
 from aioflow.cluster.execution_graph import JobStatus as JobStatus
 from aioflow.cluster.remote import RemoteCluster as RemoteCluster
 from aioflow.cluster.restart import RestartPolicy as RestartPolicy

@@ -31,7 +31,10 @@ CORE_LAZY_DEPENDENCIES = frozenset({"numpy", "pyarrow"})
 """Core may reach for these inside a function: columns are an extra, and rows must work without it."""
 
 # What may call a banned builtin, with the reason.
-OPEN_ALLOWED = {"core/host.py": "SystemHost is the one place that touches the file system"}
+OPEN_ALLOWED = {
+    "core/host.py": "SystemHost is the one place that touches the file system",
+    "core/system_processes.py": "part of SystemHost: the pipe of a child's secret, and what the system tells of processes",
+}
 HASH_ALLOWED: dict[str, str] = {}
 
 MODULES = sorted(PACKAGE.rglob("*.py"))

@@ -20,7 +20,7 @@ NAMES = [
     "ListState", "ListStateDescriptor", "LocalProtocolError", "MAX_WATERMARK", "MailboxClosed", "MapFunction", "MapState",
     "MapStateDescriptor", "NotAuthenticated", "OutputTag", "ProcessContext", "ProcessFunction", "ProcessWindowFunction",
     "ProducerFailed", "ProtocolError", "ReducingState", "ReducingStateDescriptor", "RemoteCluster", "RemoteError",
-    "RemoteProtocolError", "Resource", "RestartPolicy", "RestoreError", "Retry", "RuntimeContext", "Sink", "SinkWriter",
+    "RemoteProtocolError", "Resource", "RestartPolicy", "RestoreError", "Retry", "RuntimeContext", "Savepoint", "Sink", "SinkWriter",
     "Source", "SourceContext", "SourceReader", "Split", "StateError", "Subscription", "TimeWindow", "TimerService",
     "TlsFiles", "Trigger", "TriggerResult", "TypeNotSupported", "ValueState", "ValueStateDescriptor", "WatermarkStrategy", "WindowContext",
     "WindowResult", "WindowedStream", "agg", "col", "collect", "continuous", "count", "current_scope", "distinct", "early",

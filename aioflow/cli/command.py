@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import aioflow
-from aioflow.cli import cluster, graph_text
+from aioflow.cli import cluster, graph_text, state
 from aioflow.cli.checkpoints import add_checkpoint_options, checkpoint_options
 from aioflow.cli.failure import describe
 from aioflow.cli.running import Watcher, run_flow, watcher_for
@@ -68,6 +68,7 @@ def _parser() -> argparse.ArgumentParser:
     demo.set_defaults(carry_out=_demo)
 
     cluster.add_commands(commands)
+    state.add_commands(commands)
     return parser
 
 

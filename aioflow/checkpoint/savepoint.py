@@ -1,0 +1,214 @@
+"""Savepoints and checkpoints without a job: what is in them, and new ones made from them.
+
+    async with af.Savepoint("/var/lib/app/savepoints/savepoint-1f0c") as savepoint:
+        print([(operator.uid, operator.states) for operator in savepoint.operators])
+        totals = {entry.key: entry.value async for entry in savepoint.entries("count", "total")}
+        edit = savepoint.edit()
+        edit.map_values("count", "total", lambda key, value: value * 100)
+        edit.remove_operator("old-join")
+        print(await edit.write("/var/lib/app/savepoints"))
+
+Values of classes that are not loaded here come as records of the same name and fields; to get the classes, import them before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from os import PathLike, fspath
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+from aioflow.checkpoint.completed import CompletedCheckpoint
+from aioflow.checkpoint.source_state import SplitState, decode_source_state
+from aioflow.checkpoint.standins import StandInTypes
+from aioflow.checkpoint.state_files import FileInput
+from aioflow.checkpoint.store import read_checkpoint
+from aioflow.checkpoint.subtask import OperatorStateHandle
+from aioflow.checkpoint.urls import open_objects
+from aioflow.core.errors import RestoreError
+from aioflow.core.host import SystemHost
+from aioflow.core.keygroups import KeyGroupRange
+from aioflow.core.serializers import Codec
+from aioflow.state.format import TIMERS
+from aioflow.state.heap_restore import ReadState, read_handle
+from aioflow.state.operator_state import decode_operator_state
+from aioflow.state.snapshot import OperatorSnapshot
+
+if TYPE_CHECKING:
+    from aioflow.checkpoint.savepoint_edit import SavepointEdit
+    from aioflow.core.host import Host
+
+__all__ = ["Entry", "OperatorSummary", "Savepoint", "StateSummary"]
+
+
+class Entry(NamedTuple):
+    """One entry of a keyed state."""
+
+    key: Any
+    value: Any
+    """Of a value state the value, of a list or map state the list or dict, of an aggregating state the accumulator."""
+    namespace: Any = None
+    """A window, where the state has one for each."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateSummary:
+    """One state of an operator."""
+
+    name: str
+    kind: str
+    """value, list, map, reducing or aggregating; `table` of a built-in operator; `timers`; `split`, `union` or `broadcast`."""
+    entries: int
+    """Keys (one for each namespace), timers, or elements."""
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorSummary:
+    """One operator of the job."""
+
+    uid: str
+    name: str
+    parallelism: int
+    max_parallelism: int
+    states: tuple[StateSummary, ...] = ()
+    splits: int = 0
+    """Of a source: those whose position is kept."""
+    size: int = 0
+    """Bytes of all its state, as it is stored."""
+
+
+class Savepoint:
+    """A savepoint or a checkpoint, opened at a path or URL with `async with`. Reading it changes nothing.
+
+    `key`: the one that it was written with. Raises RestoreError for whatever cannot be read, naming the file.
+    """
+
+    def __init__(self, path: str | PathLike[str], *, key: bytes | None = None, host: Host | None = None) -> None:
+        self._url = fspath(path)
+        self.key = key
+        self._host = host
+        self._stack = AsyncExitStack()
+        self.codec = Codec(StandInTypes())
+        self._summaries: tuple[OperatorSummary, ...] = ()
+
+    async def __aenter__(self) -> Self:
+        async with AsyncExitStack() as stack:
+            if self._host is None:
+                self._host = SystemHost()
+                stack.push_async_callback(self._host.close)
+            self.checkpoint = await read_checkpoint(self._url, self._host, self.key)
+            self.files = FileInput(self._host, open_objects(self.checkpoint.location, self._host))
+            self._summaries = tuple([await self._summary(uid) for uid in self._uids()])
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        await self._stack.aclose()
+
+    checkpoint: CompletedCheckpoint
+    """What its metadata says."""
+
+    @property
+    def host(self) -> Host:
+        """Of an open one."""
+        assert self._host is not None, "the savepoint is not open: use it inside of `async with`"
+        return self._host
+
+    @property
+    def operators(self) -> tuple[OperatorSummary, ...]:
+        """All operators of the job, those without state too."""
+        return self._summaries
+
+    def operator(self, uid: str) -> OperatorSummary:
+        """One of `operators`. Raises KeyError, naming those that there are."""
+        for summary in self._summaries:
+            if summary.uid == uid:
+                return summary
+        raise KeyError(f"{self.checkpoint.location} has no operator with the uid {uid!r}, only {', '.join(map(repr, self._uids()))}")
+
+    async def entries(self, uid: str, state: str) -> AsyncIterator[Entry]:
+        """Entries of a keyed state, subtask by subtask. Raises KeyError if there is no such state."""
+        known = [summary.name for summary in self.operator(uid).states]
+        if state not in known:
+            raise KeyError(f"operator {uid!r} has no state {state!r}, only {', '.join(map(repr, known)) or 'none'}")
+        async for read in self.read_keyed(uid):
+            meta = read.header.tables.get(state)
+            for namespace, values in read.tables.get(state, {}).items():
+                for key, stored in values.items():
+                    assert meta is not None
+                    yield Entry(key, _without_times(stored, meta.kind) if meta.timed else stored, namespace)
+
+    async def operator_state(self, uid: str) -> list[OperatorSnapshot]:
+        """The operator state of each subtask, in their order."""
+        self.operator(uid)
+        found = [handle.operator for handle in self.handles(uid)]
+        return [
+            OperatorSnapshot() if file is None else decode_operator_state(await self.files.read(file), self.codec, uid) for file in found
+        ]
+
+    async def positions(self, uid: str) -> list[SplitState]:
+        """Where a source stood in each of its splits."""
+        self.operator(uid)
+        found: list[SplitState] = []
+        for handle in self.handles(uid):
+            if handle.source is not None:
+                found += decode_source_state(await self.files.read(handle.source), self.codec, f"source {uid!r}")
+        return found
+
+    def edit(self) -> SavepointEdit:
+        """The beginning of a new savepoint, equal to this one until something is changed."""
+        from aioflow.checkpoint.savepoint_edit import SavepointEdit  # It needs this class.
+
+        return SavepointEdit(self)
+
+    def handles(self, uid: str) -> list[OperatorStateHandle]:
+        """What the metadata has of an operator, by subtask."""
+        places = sorted(self.checkpoint.subtasks.items(), key=lambda place: place[0][1])
+        return [handle for _, state in places for handle in state.operators if handle.uid == uid]
+
+    async def read_keyed(self, uid: str) -> AsyncIterator[ReadState]:
+        """All keyed state of an operator, one former subtask after the other."""
+        for handle in self.handles(uid):
+            if handle.keyed is not None:
+                groups = KeyGroupRange(handle.keyed.first_group, handle.keyed.last_group)
+                yield await read_handle(handle.keyed, groups, self.files, self.codec, uid)
+
+    def _uids(self) -> list[str]:
+        with_state = [handle.uid for state in self.checkpoint.subtasks.values() for handle in state.operators]
+        return list(dict.fromkeys([*(operator.uid for operator in self.checkpoint.operators), *with_state]))
+
+    async def _summary(self, uid: str) -> OperatorSummary:
+        known = next((operator for operator in self.checkpoint.operators if operator.uid == uid), None)
+        if known is None:
+            raise RestoreError(f"{self.checkpoint.location} has state of an operator {uid!r} that it does not list: it is damaged")
+        counts: dict[tuple[str, str], int] = {}
+        async for read in self.read_keyed(uid):
+            for name, meta in read.header.tables.items():
+                entries = sum(len(values) for values in read.tables.get(name, {}).values())
+                counts[name, meta.kind] = counts.get((name, meta.kind), 0) + entries
+        # Without operator state there is nothing to list, and `operator_state` would ask for this very summary.
+        for file in [handle.operator for handle in self.handles(uid) if handle.operator is not None]:
+            state = decode_operator_state(await self.files.read(file), self.codec, uid)
+            for kind, tables in (("split", state.split), ("union", state.union), ("broadcast", state.broadcast)):
+                for name, elements in tables.items():
+                    counts[name, kind] = counts.get((name, kind), 0) + len(elements)
+        splits = 0
+        size = 0
+        for handle in self.handles(uid):
+            files = [*(() if handle.keyed is None else handle.keyed.files), handle.operator, handle.source]
+            size += sum(file.size for file in files if file is not None)
+            if handle.source is not None:
+                splits += len(decode_source_state(await self.files.read(handle.source), self.codec, f"source {uid!r}"))
+        states = tuple(StateSummary(name, kind, entries) for (name, kind), entries in counts.items() if entries or kind != TIMERS)
+        return OperatorSummary(uid, known.name, known.parallelism, known.max_parallelism, states, splits, size)
+
+
+def _without_times(stored: Any, kind: str) -> Any:
+    """A stored value of a state with a time to live, without when its parts were written."""
+    if kind == "list":
+        return [value for _, value in stored]
+    if kind == "map":
+        return {key: value for key, (_, value) in stored.items()}
+    return stored[1]

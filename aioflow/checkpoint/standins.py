@@ -1,0 +1,36 @@
+"""Types for programs that look at state without the program that wrote it: classes that are not loaded here are stood in for.
+
+A stand-in is a frozen dataclass with the name and the fields that were written, so what is written again is what was read.
+"""
+
+from __future__ import annotations
+
+import keyword
+from collections.abc import Sequence
+from dataclasses import make_dataclass
+from typing import Any
+
+from aioflow.core.type_registry import DEFAULT_TYPES, Assembler, TypeRegistry
+
+__all__ = ["StandInTypes"]
+
+
+class StandInTypes(TypeRegistry):
+    """The types of this process, and stand-ins for records of other classes. Enums and registered types have no fields to go by."""
+
+    def __init__(self) -> None:
+        super().__init__(DEFAULT_TYPES)
+
+    def assembler(self, name: str, fields: Sequence[str]) -> Assembler:
+        """As for any registry; LookupError for a class that is not loaded and no plain record."""
+        if self._resolve(name) is None and fields and all(_is_field(field) for field in fields):
+            module, _, qualname = name.rpartition(":")
+            label = qualname.rpartition(".")[2]
+            made: type[Any] = make_dataclass(label if label.isidentifier() else "Record", list(fields), frozen=True)
+            made.__module__, made.__qualname__ = module, qualname
+            self.register(made, name)
+        return super().assembler(name, fields)
+
+
+def _is_field(name: str) -> bool:
+    return name.isidentifier() and not keyword.iskeyword(name)

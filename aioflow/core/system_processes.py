@@ -1,0 +1,120 @@
+"""Processes of the machine: those that this one starts, and which one it is itself. Part of `SystemHost`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from aioflow.core.host import Process
+
+__all__ = ["SECRET_FD_ENV", "ProcessIdentity", "SystemProcesses"]
+
+SECRET_FD_ENV = "AIOFLOW_SECRET_FD"
+"""Environment variable that tells a started process which descriptor its secret can be read from, once."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessIdentity:
+    """Which process of all that ever ran, as another one on the same machine can find out."""
+
+    host: str
+    """Name of the machine, for people."""
+    pid: int
+    machine: str
+    """Tells one boot of one machine from all others; "" where that cannot be known."""
+    started: str
+    """Tells this life of the number `pid` from others on that machine."""
+
+
+class _SystemProcess:
+    __slots__ = ("_process", "pid")
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+        self.pid = process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.returncode
+
+    async def wait(self) -> int:
+        return await self._process.wait()
+
+    def terminate(self) -> None:
+        self._signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):  # It ended between the look and the signal.
+                self._process.send_signal(number)
+
+
+class SystemProcesses:
+    """A `Processes` of the operating system."""
+
+    __slots__ = ()
+
+    def identity(self) -> ProcessIdentity:
+        pid = os.getpid()
+        return ProcessIdentity(socket.gethostname(), pid, _machine(), _start_time(pid) or "")
+
+    def has_ended(self, process: ProcessIdentity) -> bool:
+        # Another boot, another machine or another container: its numbers mean nothing here.
+        if not process.machine or process.machine != _machine():
+            return False
+        return _start_time(process.pid) != process.started
+
+    async def exec(
+        self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, secret: bytes | None = None
+    ) -> Process:
+        environment = {**os.environ, **(env or {})}
+        environment.pop(SECRET_FD_ENV, None)
+        if secret is None:
+            return _SystemProcess(await asyncio.create_subprocess_exec(*argv, env=environment))
+        if len(secret) > 4096:  # The least a pipe holds: writing never blocks although nobody reads yet.
+            raise ValueError(f"secret for {argv[0]} has {len(secret)} bytes, expected at most 4096")
+        read_end, write_end = os.pipe()
+        try:
+            with open(write_end, "wb") as pipe:  # noqa: ASYNC230  # It fits into the pipe.
+                pipe.write(secret)
+            environment[SECRET_FD_ENV] = str(read_end)
+            return _SystemProcess(await asyncio.create_subprocess_exec(*argv, env=environment, pass_fds=(read_end,)))
+        finally:
+            os.close(read_end)
+
+    def take_secret(self) -> bytes | None:
+        number = os.environ.pop(SECRET_FD_ENV, None)
+        if number is None:
+            return None
+        with open(int(number), "rb") as pipe:
+            return pipe.read()
+
+
+def _machine() -> str:
+    """Boot of the machine and name space of its process numbers; "" where the system does not tell."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return ""
+
+
+def _start_time(pid: int) -> str | None:
+    """When a process that runs began, in ticks since boot; None if there is none, or only its parent has not noticed yet."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            # The name of the program comes first and may hold spaces and parentheses.
+            fields = file.read().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in "ZX" else fields[19]

@@ -1,0 +1,145 @@
+"""The bugs of the store of checkpoints, of its files and its lease."""
+
+from __future__ import annotations
+
+from tests.ablations.runner import Mutant
+
+__all__ = ["STORE_MUTANTS"]
+
+STORE_MUTANTS: list[Mutant] = [
+    Mutant(
+        "an object is not fsynced before it gets its name",
+        "aioflow/checkpoint/directory.py",
+        "await self._append(path, b\"\".join(pending), sync=True)",
+        "await self._append(path, b\"\".join(pending), sync=False)",
+        (
+            "tests/checkpoint_store/test_crashes.py::test_after_a_crash_the_newest_is_whole_and_not_older_than_what_was_acknowledged",
+        ),
+    ),
+    Mutant(
+        "the name of an object is not made durable",
+        "aioflow/checkpoint/directory.py",
+        "        await self._fs.fsync_dir(directory)\n        return True\n",
+        "        return True\n",
+        (
+            "tests/checkpoint_store/test_crashes.py::test_after_a_crash_the_newest_is_whole_and_not_older_than_what_was_acknowledged",
+        ),
+    ),
+    Mutant(
+        "a file replaces another one of its name",
+        "aioflow/core/host.py",
+        "        os.link(source, target, follow_symlinks=False)\n    except FileExistsError:\n"
+        "        return False\n    os.unlink(source)\n",
+        "        os.replace(source, target)\n    except FileExistsError:\n        return False\n",
+        (
+            "tests/simulation/test_disk.py::test_a_file_takes_a_name_only_if_nothing_has_it",
+            "tests/contracts/test_checkpoint_storage.py::test_of_many_that_create_one_name_at_once_one_wins",
+        ),
+    ),
+    Mutant(
+        "a symbolic link leads out of the store",
+        "aioflow/checkpoint/directory.py",
+        "        if real != self._real_root and not",
+        "        if real == self._real_root and not",
+        (
+            "tests/checkpoint_store/test_store.py::test_symbolic_links_out_of_the_store_are_not_followed",
+        ),
+    ),
+    Mutant(
+        "the digest of a state file is not compared",
+        "aioflow/checkpoint/state_files.py",
+        "        if hashlib.blake2b(content, digest_size=DIGEST_BYTES).digest() != file.digest:",
+        "        if not file.digest:",
+        (
+            "tests/checkpoint_store/test_damage.py::test_state_files_damaged_at_any_byte_or_cut_at_any_length_are_refused",
+            "tests/checkpoint_store/test_damage.py::test_state_inside_a_handle_is_checked_as_well",
+        ),
+    ),
+    Mutant(
+        "the digest of metadata is not compared",
+        "aioflow/checkpoint/metadata.py",
+        "    if digest != _digest(rest) or len(rest) < 2:",
+        "    if len(rest) < 2:",
+        (
+            "tests/checkpoint_store/test_damage.py::test_metadata_damaged_at_any_byte_or_cut_at_any_length_is_refused",
+        ),
+    ),
+    Mutant(
+        "an older checkpoint is taken for a newest that cannot be read",
+        "aioflow/checkpoint/store.py",
+        "                if not fall_back:\n",
+        "                if fall_back:\n",
+        (
+            "tests/checkpoint_store/test_store.py::test_a_newest_that_is_damaged_is_refused_and_passed_over_only_when_asked",
+        ),
+    ),
+    Mutant(
+        "a checkpoint that could not be stored may be there all the same",
+        "aioflow/checkpoint/store.py",
+        "            await self._withdraw(objects, name, data)\n            if isinstance",
+        "            if isinstance",
+        (
+            "tests/checkpoint_store/test_store.py::test_a_checkpoint_that_could_not_be_stored_is_not_there",
+            "tests/checkpoint_store/test_crashes.py::test_a_disk_that_is_full_or_fails_costs_checkpoints_and_nothing_else",
+        ),
+    ),
+    Mutant(
+        "what was given up is removed although it is another job's",
+        "aioflow/checkpoint/store.py",
+        "                if checkpoint.location:  # Otherwise nothing was stored, or `settle` has removed it.\n"
+        "                    objects, name = places.find(join_url(checkpoint.location, METADATA))\n",
+        "                if True:\n"
+        "                    objects, name = self._objects, f\"checkpoints/{checkpoint.checkpoint_id}/{METADATA}\"\n",
+        (
+            "tests/checkpoint_store/test_store.py::test_a_number_is_given_once",
+        ),
+    ),
+    Mutant(
+        "a checkpoint is completed without the lease",
+        "aioflow/checkpoint/store.py",
+        "        if self._lease is not None:\n            self._lease.check()\n",
+        "        if self._lease is None:\n            return\n",
+        (
+            "tests/checkpoint_store/test_flow_lease.py::test_one_that_hung_is_told_that_it_lost_and_completes_nothing_any_more",
+        ),
+    ),
+    Mutant(
+        "a second job does not wait to see whether the first one lives",
+        "aioflow/checkpoint/flow_lease.py",
+        "now - since >= options.take_over_s",
+        "now >= since",
+        (
+            "tests/checkpoint_store/test_flow_lease.py::test_a_second_job_is_refused_naming_the_first",
+            "tests/checkpoint_store/test_flow_lease.py::test_one_that_was_killed_elsewhere_is_followed_when_its_lease_has_run_out",
+        ),
+    ),
+    Mutant(
+        "every process of this machine is taken for dead",
+        "aioflow/core/system_processes.py",
+        "        return _start_time(process.pid) != process.started\n",
+        "        return True\n",
+        (
+            "tests/checkpoint_store/test_flow_lease.py::test_a_process_of_this_machine_that_was_killed_is_known_to_be_dead",
+        ),
+    ),
+    Mutant(
+        "what a completed checkpoint refers to is swept away",
+        "aioflow/checkpoint/sweeping.py",
+        "if name not in referred]",
+        "if name]",
+        (
+            "tests/checkpoint_store/test_sweeping.py::test_state_that_no_checkpoint_refers_to_goes_once_it_is_old",
+            "tests/checkpoint_store/test_crashes.py::test_after_a_crash_the_newest_is_whole_and_not_older_than_what_was_acknowledged",
+        ),
+    ),
+    Mutant(
+        "what is younger than the grace is swept away",
+        "aioflow/checkpoint/sweeping.py",
+        "if await objects.modified_ms(name) < before]",
+        "if await objects.modified_ms(name)]",
+        (
+            "tests/checkpoint_store/test_sweeping.py::test_state_that_no_checkpoint_refers_to_goes_once_it_is_old",
+            "tests/checkpoint_store/test_sweeping.py::test_savepoints_that_were_never_completed_go_and_the_others_stay",
+        ),
+    ),
+]
