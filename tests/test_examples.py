@@ -63,6 +63,15 @@ def test_dedup_lets_each_payment_pass_once_until_it_is_forgotten() -> None:
     ]
 
 
+def test_exactly_once_has_every_row_once_although_the_job_failed() -> None:
+    assert run("exactly_once.py") == [
+        "FINISHED after 1 restart",
+        "in the database: ada=100 bob=100 cid=100",
+        "in the files:    ada=100 bob=100 cid=100",
+        "each count of ada's exactly once: True",
+    ]
+
+
 def test_fraud_alerts_come_for_a_large_payment_within_a_minute_of_a_small_one() -> None:
     assert run("fraud_alerts.py") == [
         "4711: 800.00 only 20 s after a trial payment",
