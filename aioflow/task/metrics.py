@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from aioflow.checkpoint.subtask import CheckpointStats
     from aioflow.core.metrics import MetricGroup
     from aioflow.mailbox.metrics import MailboxMetrics
     from aioflow.task.chain import OperatorChain
@@ -37,6 +38,12 @@ class TaskInputCounts(Protocol):
     def current_watermark(self) -> int: ...
     @property
     def queued_batches(self) -> int: ...
+
+
+class TakesCheckpoints(Protocol):
+    """What is read of a task's checkpoints."""
+
+    latest: CheckpointStats | None
 
 
 class Sampled:
@@ -95,6 +102,20 @@ class TaskMetrics:
         if operator_groups:
             operator_groups[0].gauge("currentInputWatermark", lambda: task_input.current_watermark)
             operator_groups[-1].gauge("currentOutputWatermark", lambda: output.watermark)
+
+    def register_checkpoints(self, checkpoints: TakesCheckpoints) -> None:
+        """Gauges of the last checkpoint that was acknowledged; 0 before the first."""
+
+        def read(name: str, scale: float = 1) -> Callable[[], float]:
+            return lambda: 0 if checkpoints.latest is None else getattr(checkpoints.latest, name) * scale
+
+        group = self._group
+        group.gauge("checkpointStartDelayNanos", read("start_delay_ms", 1_000_000))
+        group.gauge("checkpointAlignmentTime", read("alignment_ms", 1_000_000))
+        group.gauge("lastCheckpointSyncDuration", read("sync_ms"))
+        group.gauge("lastCheckpointAsyncDuration", read("async_ms"))
+        group.gauge("lastCheckpointStateSize", read("state_size"))
+        group.gauge("lastCheckpointedSize", read("checkpointed_size"))
 
     def initialized(self) -> None:
         """Every operator is open."""

@@ -199,6 +199,7 @@ class StreamTask:
             self._output,
             lambda: None if self._suspension is None else self._suspension.reason,
         )
+        self._metrics.register_checkpoints(self._checkpoints)
 
     async def _after_loop(self) -> None:
         """The input ended. Let everything that is still to come come, then close the stream behind it."""
@@ -471,13 +472,12 @@ class StreamTask:
 
     def trigger_checkpoint(self, barrier: CheckpointBarrier) -> None:
         """Begin a checkpoint here, because no task upstream will send its barrier. Declined while the task does not run."""
-        try:
-            if self._running:
+        if self._running:
+            with suppress(MailboxClosed):
                 self._executor.execute(partial(self._on_trigger, barrier), "checkpoint %d", barrier.checkpoint_id)
                 return
-        except MailboxClosed:
-            self._ended = True
-        reason = CheckpointFailureReason.TASK_CLOSING if self._ended else CheckpointFailureReason.TASK_NOT_READY
+        has_begun = self._running or self._ended
+        reason = CheckpointFailureReason.TASK_CLOSING if has_begun else CheckpointFailureReason.TASK_NOT_READY
         self._checkpoints.refuse(barrier.checkpoint_id, reason)
 
     def _on_trigger(self, barrier: CheckpointBarrier) -> None:

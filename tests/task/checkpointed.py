@@ -211,9 +211,13 @@ class Run:
         loop = asyncio.get_running_loop()
         for attempt, task in self.tasks.items():
             self.runners[attempt] = loop.create_task(task.run(lambda: None, lambda attempt=attempt: self.running.add(attempt)))
-        while len(self.running) < len(self.tasks):
-            self._raise_failures()
-            await asyncio.sleep(0)
+        try:
+            while len(self.running) < len(self.tasks):
+                self._raise_failures()
+                await asyncio.sleep(0)
+        except BaseException:
+            await self.__aexit__()
+            raise
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
