@@ -96,8 +96,7 @@ class ChangeLog:
             return
         for key in keys:
             if key not in dirty:
-                held = space.lookup(key)
-                dirty[key] = held if type(held) in ATOMS or held is MISSING else frozen_copy(held)
+                dirty[key] = _saved(space.lookup(key))
 
     def dirty_of(self, space: Space) -> dict[Any, Any]:
         """Where the changes of `space` in this generation are noted."""
@@ -158,27 +157,35 @@ def value_at(later: Generation | None, space: Space, key: Any) -> Any:
 
 
 class Guard:
-    """Stands in for the dicts that a state is bound to while a snapshot is unfinished: as `_entries` and as `_dirty`."""
+    """Stands in for the dicts that a state is bound to while a snapshot is unfinished: as `_entries` and as `_dirty`.
 
-    __slots__ = ("_log", "_space")
+    Of one generation: made anew when another begins.
+    """
+
+    __slots__ = ("_dirty", "_space")
 
     def __init__(self, log: ChangeLog, space: Space) -> None:
-        self._log = log
         self._space = space
+        self._dirty = log.dirty_of(space)
 
     def get(self, key: Any, default: Any = None) -> Any:
         held = self._space.entries.get(key, MISSING)
         if held is MISSING:
             return default
-        if type(held) not in ATOMS:
-            self._log.touch(self._space, (key,))
+        if type(held) not in ATOMS and key not in self._dirty:
+            self._dirty[key] = _saved(held)
         return held
 
     def __contains__(self, key: object) -> bool:
         return key in self._space.entries
 
     def __setitem__(self, key: Any, value: None) -> None:
-        self._log.touch(self._space, (key,))
+        if key not in self._dirty:
+            self._dirty[key] = _saved(self._space.lookup(key))
+
+
+def _saved(held: Any) -> Any:
+    return held if type(held) in ATOMS or held is MISSING else frozen_copy(held)
 
 
 def _nothing() -> None:

@@ -41,6 +41,9 @@ BYTES_A_FRAME = 1 << 16
 FIRST_FRAME_ROWS = 32
 """Rows of the first frame of a table, of whose values nothing is known yet."""
 
+GENERATIONS_MAX = 8
+"""So many generations that no completed checkpoint covers are looked at one by one."""
+
 SMALL_FILES_MAX = 8
 """So many files of about the size of the new one are written together with it into one."""
 
@@ -102,20 +105,33 @@ class HeapSnapshot:
         try:
             if not plan.header.tables:
                 return None
+            if len(plan.generations) > GENERATIONS_MAX:
+                await self._merge_generations()
             kept, sources, drops = await self._choose()
-            keys, by_group = await self._gather(sources)
-            if len(plan.generations) == len(sources) > 1:
-                # Should this checkpoint not be completed, the next one has one generation to look at, not a growing number.
-                merged = Generation(plan.ended.number)
-                merged.touched, merged.drops = {space: dict.fromkeys(found) for space, found in keys.items()}, drops
-                self._merged(plan.generations, merged)
-            file = await output.write(self._content(by_group, drops if kept else {}, base=not kept))
+            by_group = await self._gather(sources)
+            keys: dict[Space, list[Any]] = {}
+            file = await output.write(self._content(by_group, drops if kept else {}, keys, base=not kept))
         finally:
             self.cancel()
         plan.result = (*kept, WrittenFile(file, keys, drops if kept else {}, self._rows))
         header = plan.header
         files = tuple(written.file for written in plan.result)
         return KeyedStateHandle(plan.format, header.max_parallelism, header.groups.start, header.groups.end, files)
+
+    async def _merge_generations(self) -> None:
+        """While no checkpoint completes, generations gather; what one key was touched in is one of them then."""
+        plan = self.plan
+        merged = Generation(plan.ended.number)
+        for generation in plan.generations:
+            merged.drops.update(generation.drops)
+            for space, touched in generation.touched.items():
+                dirty = merged.touched.setdefault(space, {})
+                remaining = iter(touched)
+                while part := list(islice(remaining, KEYS_A_SLICE)):
+                    dirty.update(dict.fromkeys(part))
+                    await asyncio.sleep(0)
+        self._merged(plan.generations, merged)
+        plan.generations = (merged,)
 
     async def _choose(self) -> tuple[tuple[WrittenFile, ...], list[dict[Space, Any]], dict[tuple[str, Any], None]]:
         """Which files stay, which keys the new one speaks of (from old to new), and which namespaces are void in those that stay."""
@@ -142,11 +158,9 @@ class HeapSnapshot:
         void = [*(written.drops for written in replaced), *(generation.drops for generation in generations)]
         return archive[:kept], sources, {place: None for places in void for place in places}
 
-    async def _gather(self, sources: list[dict[Space, Any]]) -> tuple[dict[Space, list[Any]], dict[str, Rows]]:
-        """Each key once: by space, and by table and key group."""
+    async def _gather(self, sources: list[dict[Space, Any]]) -> dict[str, Rows]:
+        """All keys by table and key group; one that is in two sources twice."""
         dead_since, max_parallelism = self.plan.ended.number, self.plan.header.max_parallelism
-        keys: dict[Space, list[Any]] = {}
-        seen: dict[Space, dict[Any, None]] = {}
         by_group: dict[str, Rows] = {}
         looked_at = 0
         for source in sources:
@@ -154,16 +168,10 @@ class HeapSnapshot:
                 looked_at += 1
                 if space.dropped is not None and space.dropped <= dead_since:
                     continue
-                found = keys.setdefault(space, [])
-                known = seen.setdefault(space, {}) if len(sources) > 1 else None
                 rows = by_group.setdefault(space.table.name, {})
                 kind = space.table.meta.kind
                 remaining = iter(touched)
                 while part := list(islice(remaining, KEYS_A_SLICE)):
-                    if known is not None:
-                        part = [key for key in part if key not in known]
-                        known.update(dict.fromkeys(part))
-                    found += part
                     for key in part:
                         group = group_of(kind, key, max_parallelism)
                         held = rows.get(group)
@@ -175,10 +183,15 @@ class HeapSnapshot:
                     if looked_at >= KEYS_A_SLICE:
                         looked_at = 0
                         await asyncio.sleep(0)
-        return keys, by_group
+        return by_group
 
-    async def _content(self, by_group: dict[str, Rows], drops: dict[tuple[str, Any], None], *, base: bool) -> AsyncIterator[bytes]:
-        """The file, frame by frame. `base`: nothing comes before it, so that nothing has to be said of keys that are gone."""
+    async def _content(
+        self, by_group: dict[str, Rows], drops: dict[tuple[str, Any], None], keys: dict[Space, list[Any]], *, base: bool
+    ) -> AsyncIterator[bytes]:
+        """The file, frame by frame; notes in `keys` of what it speaks.
+
+        `base`: nothing comes before it, so that nothing has to be said of keys that are gone.
+        """
         plan = self.plan
         yield encode_header(plan.header)
         frames = 1
@@ -193,7 +206,7 @@ class HeapSnapshot:
                 frames += 1
                 yield encode_drops(index, part, plan.codec, owner)
             frame_rows = FIRST_FRAME_ROWS
-            ordered = _in_order(by_group.get(name, {}))
+            ordered = _in_order(by_group.get(name, {}), keys)
             while rows := list(islice(ordered, frame_rows)):
                 size = 0
                 # Looked up and encoded in one go: a mutable value of the live state may change as soon as others get their turn.
@@ -233,7 +246,15 @@ class HeapSnapshot:
         return encoded
 
 
-def _in_order(rows: Rows) -> Iterator[Row]:
+def _in_order(rows: Rows, keys: dict[Space, list[Any]]) -> Iterator[Row]:
+    """Each row once. What was seen is kept for one key group at a time: a dict of millions takes long to grow."""
     for group in sorted(rows):
-        for space, key in zip(*rows[group], strict=True):
-            yield group, space, key
+        seen: dict[Space, set[Any]] = {}
+        for space, key in zip(*rows.pop(group), strict=True):
+            known = seen.get(space)
+            if known is None:
+                known = seen[space] = set()
+            if key not in known:
+                known.add(key)
+                keys.setdefault(space, []).append(key)
+                yield group, space, key

@@ -1,0 +1,101 @@
+"""The bugs of snapshots: what keeps a view consistent, and an increment complete."""
+
+from __future__ import annotations
+
+from tests.ablations.runner import Mutant
+
+__all__ = ["STATE_MUTANTS"]
+
+SNAPSHOTS = "tests/contracts/test_state_snapshots.py::"
+AGAINST_DICTS = f"{SNAPSHOTS}test_every_checkpoint_agrees_with_plain_dicts_whatever_happens_while_it_is_written"
+
+STATE_MUTANTS: list[Mutant] = [
+    Mutant(
+        "what a snapshot still needs is shared with the job that changes it",
+        "aioflow/state/changes.py",
+        "    return held if type(held) in ATOMS or held is MISSING else frozen_copy(held)\n",
+        "    return held\n",
+        (
+            f"{SNAPSHOTS}test_a_list_changed_while_the_snapshot_is_written_is_in_it_as_it_was",
+            f"{SNAPSHOTS}test_accumulators_and_tables_changed_in_place_are_in_the_snapshot_as_they_were",
+        ),
+    ),
+    Mutant(
+        "a mutable value that is read while a snapshot is unfinished is not saved",
+        "aioflow/state/changes.py",
+        "        if type(held) not in ATOMS and key not in self._dirty:\n            self._dirty[key] = _saved(held)\n",
+        "",
+        (f"{SNAPSHOTS}test_a_list_changed_while_the_snapshot_is_written_is_in_it_as_it_was",),
+    ),
+    Mutant(
+        "what was saved for the second of two snapshots is not there for the first",
+        "aioflow/state/changes.py",
+        "        later = later.next\n    return space.lookup(key)\n",
+        "        later = None\n    return space.lookup(key)\n",
+        (f"{SNAPSHOTS}test_a_second_snapshot_may_begin_while_the_first_is_written",),
+    ),
+    Mutant(
+        "a key that is gone is not in the increment",
+        "aioflow/state/heap_snapshot.py",
+        "            elif not base:\n",
+        "            elif base:\n",
+        (f"{SNAPSHOTS}test_what_is_gone_stays_gone_after_a_restore",),
+    ),
+    Mutant(
+        "a window that is gone is not in the increment",
+        "aioflow/state/changes.py",
+        "            generation.drops[space.table.name, space.namespace] = None\n",
+        "            pass\n",
+        (f"{SNAPSHOTS}test_what_is_gone_stays_gone_after_a_restore",),
+    ),
+    Mutant(
+        "an increment rests on a checkpoint that was aborted",
+        "aioflow/state/heap.py",
+        "        snapshot = self._snapshots.pop(checkpoint_id, None)\n        if snapshot is not None:\n            snapshot.cancel()\n",
+        "        self.checkpoint_completed(checkpoint_id)\n",
+        (f"{SNAPSHOTS}test_an_increment_never_refers_to_an_aborted_checkpoint",),
+    ),
+    Mutant(
+        "an increment rests on a savepoint",
+        "aioflow/state/heap.py",
+        "if snapshot is None or not snapshot.plan.result or snapshot.plan.format == CANONICAL:",
+        "if snapshot is None or not snapshot.plan.result:",
+        (f"{SNAPSHOTS}test_an_increment_after_a_savepoint_does_not_rest_on_it",),
+    ),
+    Mutant(
+        "a timer is not in the checkpoint",
+        "aioflow/state/timers.py",
+        "        self._touch(bucket, timer)\n        self.order = held[timer] = self.order + 1\n",
+        "        self.order = held[timer] = self.order + 1\n",
+        (
+            "tests/state/test_timers.py::test_restored_timers_fire_in_the_order_they_would_have_fired_in",
+            AGAINST_DICTS,
+        ),
+    ),
+    Mutant(
+        "a timer that has fired is in the checkpoint",
+        "aioflow/state/timers.py",
+        "        self._touch(bucket, timer)\n        bucket.entries[timer] = 0\n",
+        "        bucket.entries[timer] = 0\n",
+        (AGAINST_DICTS,),
+    ),
+    Mutant(
+        "event time begins anew after a restore",
+        "aioflow/state/heap.py",
+        "            self._timers_of(name).watermark = min(reached)\n",
+        "            self._timers_of(name)\n",
+        (
+            f"{SNAPSHOTS}test_what_is_gone_stays_gone_after_a_restore",
+            "tests/state/test_timers.py::test_event_time_goes_on_at_the_lowest_watermark_of_those_whose_keys_are_taken_over",
+        ),
+    ),
+    Mutant(
+        "a frame of foreign key groups is restored",
+        "aioflow/state/format.py",
+        "yield entries if len(shared) > frame.last - frame.first else _only(",
+        "yield entries if len(shared) else _only(",
+        (
+            "tests/state/test_timers.py::test_each_timer_fires_once_on_the_owner_of_its_key_after_any_rescaling",
+        ),
+    ),
+]
