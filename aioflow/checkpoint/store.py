@@ -303,7 +303,7 @@ async def _remove_own(objects: ObjectStore, name: str, data: bytes) -> None:
     try:
         if await objects.read(name) == data:
             await objects.delete([name])
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         pass
 
 

@@ -191,11 +191,23 @@ class ExecutionGraph:
 
     def restart_due(self, region_index: int, epoch: int) -> list[Instruction]:
         """The delay of a restart is over. Too late when the job is over, or the region restarts for another failure."""
-        region = self._regions[region_index]
-        if self.status.is_terminal or region.epoch != epoch or region.state is _RegionState.RUNNING:
+        if not self.awaits_restart(region_index, epoch):
             return []
+        region = self._regions[region_index]
         region.delay_over = True
         return self._after_end(region)
+
+    def restart_failed(self, region_index: int, epoch: int, error: BaseException, now: float, jitter: float) -> list[Instruction]:
+        """What the region should begin with could not be had: another failure, for the strategy to judge."""
+        if not self.awaits_restart(region_index, epoch):
+            return []
+        region = self._regions[region_index]
+        delay = None if isinstance(error, self.restart.fatal) else self._strategy.on_failure(now, jitter)
+        if delay is None:
+            return self.fail(error)
+        self.restarts += 1
+        region.epoch += 1
+        return [ScheduleRestart(region_index, region.epoch, delay)]
 
     def cancel(self) -> list[Instruction]:
         """End the job without a result; ended jobs stay as they are."""
@@ -235,6 +247,11 @@ class ExecutionGraph:
         """Whether an instruction to deploy `attempt` still stands: nothing has cancelled or replaced it meanwhile."""
         execution = self.executions[attempt.vertex_id, attempt.subtask_index]
         return execution.attempt == attempt and execution.state is ExecutionState.DEPLOYING
+
+    def awaits_restart(self, region_index: int, epoch: int) -> bool:
+        """Whether that restart still stands: the job is not over, and the region has not failed again, or begun, meanwhile."""
+        region = self._regions[region_index]
+        return not self.status.is_terminal and region.epoch == epoch and region.state is not _RegionState.RUNNING
 
     def subtasks_of(self, region_index: int) -> list[tuple[int, int]]:
         """Of one region, by vertex and index."""

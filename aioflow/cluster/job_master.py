@@ -247,15 +247,22 @@ class JobMaster:
         try:
             if self._ready is not None:
                 await self._ready()
-            if self._checkpoints is not None:
-                point = await self._checkpoints.restore_point(self._discovered)
-                self.executions.restore(point.states, point.splits)
-                self._checkpoints.restarts(self.executions.subtasks_of(region))
         except Exception as error:  # noqa: BLE001  # Where nothing can be deployed, no restart can help.
             if self.error is not None:
                 error.__cause__ = self.error
             self.fail(error)
             return
+        if self._checkpoints is not None:
+            try:
+                point = await self._checkpoints.restore_point(self._discovered)
+            except Exception as error:  # noqa: BLE001  # As a rule the store is away for a while.
+                logger.warning("job %s: cannot be restored now: %s", self.executions.job_id, error)
+                now, jitter = self._host.clock.monotonic(), self._host.rng.random()
+                self._carry_out(self.executions.restart_failed(region, epoch, error, now, jitter))
+                return
+            if self.executions.awaits_restart(region, epoch):
+                self.executions.restore(point.states, point.splits)
+                self._checkpoints.restarts(self.executions.subtasks_of(region))
         self._carry_out(self.executions.restart_due(region, epoch))
 
     def _fail_and_restart(self, error: BaseException) -> None:

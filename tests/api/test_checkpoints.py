@@ -11,6 +11,11 @@ from typing import Any
 import pytest
 
 import aioflow as af
+from aioflow.checkpoint.lease import LeaseInfo, ObjectLeases
+from aioflow.checkpoint.store import open_store
+from aioflow.checkpoint.urls import flow_url
+from aioflow.core.host import SystemHost
+from aioflow.task.environment import TaskOptions
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -67,8 +72,6 @@ def complete(rows: list[tuple[int, int]], n: int, keys: int = 5) -> bool:
 @pytest.mark.parametrize("batch", [1, 7, 1000])
 async def test_a_stopped_job_goes_on_where_it_was(store: str, batch: int) -> None:
     """H6.2: what was counted before is counted once, what came after goes on from there."""
-    from aioflow.task.environment import TaskOptions
-
     rows: list[Any] = []
     numbers = Numbers()
     for limit in (100, 250, 300):
@@ -414,6 +417,78 @@ async def test_a_savepoint_is_made_while_the_job_goes_on(store: str, tmp_path: P
         await eventually(lambda: len(again) == 200)
     assert complete(rows[:100] + again, 300)
     assert numbers.began_at == [None, 100]
+
+
+# When the world fails.
+
+
+async def test_a_checkpoint_that_cannot_be_stored_is_given_up_and_the_job_goes_on(tmp_path: Path) -> None:
+    """RELIABILITY 13: no half checkpoint is ever taken for one; the next that is stored covers what the lost one did."""
+    rows: list[Any] = []
+    numbers = Numbers(100)
+    async with counting(numbers, rows).run(checkpoints=tmp_path, every="1h") as job:
+        await eventually(lambda: len(rows) == 100)
+        first = await job.checkpoint()
+        numbers.limit = 150
+        await eventually(lambda: len(rows) == 150)
+        checkpoints = tmp_path / "counting" / "checkpoints"
+        (checkpoints / str(first + 1)).write_text("in the way")
+        with pytest.raises(af.CheckpointError, match=rf"checkpoint {first + 1} failed"):
+            await job.checkpoint()
+        assert job.status is af.JobStatus.RUNNING
+        (checkpoints / str(first + 1)).unlink()
+        numbers.limit = 200
+        await eventually(lambda: len(rows) == 200)
+        assert await job.checkpoint() > first + 1
+        await job.cancel()
+    numbers.limit = 300
+    async with counting(numbers, rows).run(checkpoints=tmp_path):
+        await eventually(lambda: len(rows) == 300)
+    assert complete(rows, 300)
+
+
+async def test_so_many_failures_in_a_row_as_are_tolerated_and_one_more_fail_the_job(tmp_path: Path) -> None:
+    rows: list[Any] = []
+    numbers = Numbers(10)
+    async with counting(numbers, rows).run(checkpoints=tmp_path, every="1h", tolerable_failures=1, restart=af.no_restart()) as job:
+        await eventually(lambda: len(rows) == 10)
+        (tmp_path / "counting" / "checkpoints").write_text("in the way")
+        for _ in range(2):
+            with pytest.raises(af.CheckpointError):
+                await job.checkpoint()
+        with pytest.raises(af.CheckpointError):
+            await job.wait()
+    assert job.status is af.JobStatus.FAILED
+
+
+async def test_a_stop_whose_savepoint_fails_says_so_and_loses_nothing(tmp_path: Path) -> None:
+    rows: list[Any] = []
+    numbers = Numbers(100)
+    (tmp_path / "taken").write_text("a file, no directory")
+    restart = af.fixed_delay(1, "1ms")
+    async with counting(numbers, rows).run(checkpoints=tmp_path / "store", every="1h", restart=restart) as job:
+        await eventually(lambda: len(rows) == 100)
+        await job.checkpoint()
+        with pytest.raises(af.CheckpointError, match="savepoint"):
+            await job.stop(savepoint=tmp_path / "taken")
+    numbers.limit = 200
+    async with counting(numbers, rows).run(checkpoints=tmp_path / "store"):
+        await eventually(lambda: len(rows) == 200)
+    assert complete(rows, 200)
+
+
+async def test_a_job_that_lost_its_lease_ends_and_does_not_come_back(store: str) -> None:
+    """RELIABILITY 8: two never write into one store; who came later has the larger number."""
+    numbers, rows = Numbers(10), []
+    with pytest.raises(af.CheckpointError, match="lease"):
+        async with counting(numbers, rows).run(checkpoints=store) as job:
+            await eventually(lambda: len(rows) == 10)
+            host = SystemHost()
+            leases = ObjectLeases(open_store(flow_url(store, "counting"), host).objects, "lease")
+            newest = (await leases.numbers())[-1] + 1
+            assert await leases.create(newest, LeaseInfo(newest, newest, "another", "somebody else").encode())
+            await job.wait()
+    assert job.status is af.JobStatus.FAILED
 
 
 # What is pushed.

@@ -177,6 +177,20 @@ def test_what_is_deployed_begins_with_what_is_restored() -> None:
     }
 
 
+def test_a_restart_that_finds_no_state_is_another_failure() -> None:
+    job = Job(graph(fixed_delay(2, "2s")))
+    job.run_all()
+    job.report(0, FAILED, ValueError())
+    job.report(1, CANCELED)
+    error = OSError("away")
+    assert job.graph.restart_failed(0, 1, error, 0.0, 0.5) == [ScheduleRestart(0, 2, 2.0)]
+    assert job.graph.restart_failed(0, 1, error, 0.0, 0.5) == [], "that restart is given up"
+    assert job.graph.restart_due(0, 1) == []
+    assert job.graph.status is JobStatus.RESTARTING
+    assert [type(i) for i in job.graph.restart_failed(0, 2, error, 0.0, 0.5)] == [JobEnded]
+    assert (job.graph.status, job.graph.failure) == (JobStatus.FAILED, error)
+
+
 def test_a_policy_that_begins_once_all_run_ends_a_job_that_never_did() -> None:
     """But for a process that is lost: that is no fault of the program."""
     job = Job(graph(once_running()))
