@@ -315,6 +315,8 @@ async def test_a_snapshot_waits_for_the_flush_that_is_under_way(ctx: SinkContext
     operator = await opened(ledger, ctx)
     operator.process_batch(RecordBatch([1], None))
     snapshot = asyncio.ensure_future(operator.snapshot_state(1))
+    for _ in range(5):  # Enough for a snapshot that does not wait to begin a flush of its own.
+        await asyncio.sleep(0)
     ledger.flush_gate.set()
     await snapshot
     assert ledger.log == ["open", "flush", "flushed", "flush", "flushed", ("prepare", 1, [1])]
