@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from aioflow.task.chain import OperatorChain
-from benchmarks import bare, bench_latency, bench_scaling, bench_startup, bench_throughput, flows
+from benchmarks import bare, bench_latency, bench_scaling, bench_startup, bench_state, bench_throughput, flows
 from benchmarks.bench_throughput import Workload, compare, run_flow, stage_costs, workloads
 from benchmarks.stages import measured
 from benchmarks.workloads import DISTINCT, POOL, Result, make_events, make_words
@@ -82,6 +82,15 @@ def test_stages_are_unwrapped_after_an_error() -> None:
         assert OperatorChain.run is not original
         raise ZeroDivisionError
     assert OperatorChain.run is original
+
+
+def test_what_state_costs_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
+    report = bench_state.main(["--keys", "2000", "--rounds", "1"])
+    assert [row["access"] for row in report["accesses"]] == ["ValueState.update", "running count", "window count"]
+    whole, increment, savepoint = report["snapshots"]
+    assert increment["bytes"] < whole["bytes"]
+    assert savepoint["files"] == 1
+    assert json.loads(capsys.readouterr().out.splitlines()[-1]) == report
 
 
 def test_a_fresh_process_reports_what_it_costs(capsys: pytest.CaptureFixture[str]) -> None:

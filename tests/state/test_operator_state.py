@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aioflow.core.errors import StateError
+from aioflow.core.errors import RestoreError, StateError, TypeNotSupported
+from aioflow.core.serializers import Codec
 from aioflow.core.state_descriptors import ListStateDescriptor, MapStateDescriptor
-from aioflow.state.operator_state import HeapOperatorStateBackend, redistribute
+from aioflow.state.operator_state import HeapOperatorStateBackend, decode_operator_state, encode_operator_state, redistribute
 from aioflow.state.snapshot import OperatorSnapshot
 
 
@@ -146,3 +147,34 @@ def test_broadcast_state_is_a_map_and_read_only_on_the_other_side() -> None:
     assert rules.keys() == ["a", "b"]
     rules.clear()
     assert seen.is_empty()
+
+
+# As bytes.
+
+
+def test_operator_state_comes_back_from_its_bytes_type_for_type() -> None:
+    snapshot = OperatorSnapshot({"s": [(1, "a"), [2], {3}], "none": []}, {"u": [b"x"]}, {"b": {("k", 1): [1.5], 2: None}})
+    content = encode_operator_state(snapshot, Codec(), "totals")
+    assert decode_operator_state(content, Codec(), "totals") == snapshot
+
+
+def test_bytes_of_operator_state_that_are_not_whole_are_refused_naming_the_operator() -> None:
+    content = encode_operator_state(OperatorSnapshot({"s": [1, "a"]}, {"u": [2]}, {"b": {"k": [3]}}), Codec(), "totals")
+    for end in range(len(content)):
+        with pytest.raises(RestoreError, match="'totals'"):
+            decode_operator_state(content[:end], Codec(), "totals")
+    for place in range(len(content)):
+        changed = bytearray(content)
+        changed[place] ^= 0xFF
+        try:
+            decode_operator_state(bytes(changed), Codec(), "totals")
+        except RestoreError as error:
+            assert "'totals'" in str(error)  # noqa: PT017  # It may also be taken for other values.
+
+
+def test_operator_state_that_cannot_be_encoded_is_named() -> None:
+    class Local:
+        pass
+
+    with pytest.raises(TypeNotSupported, match=r"operator 'totals', operator state 's'.*Local"):
+        encode_operator_state(OperatorSnapshot({"s": [Local()]}), Codec(), "totals")
