@@ -140,7 +140,8 @@ async def test_readme_b_sends_each_element_where_it_belongs(tmp_path: Path) -> N
     ]
 
 
-async def test_readme_c_counts_hits_inside_a_service() -> None:
+async def test_readme_c_counts_hits_inside_a_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # Where its checkpoints go.
     names: dict[str, Any] = {"__name__": "readme_c"}
     exec(compile(README[2], "README.md", "exec", dont_inherit=True), names)
     app = names["app"]
@@ -155,3 +156,6 @@ async def test_readme_c_counts_hits_inside_a_service() -> None:
             assert seen == [("docs", 1), ("docs", 2), ("blog", 1)]
             assert (await client.get("/hits/docs")).json() == 2
             assert (await client.get("/hits/unknown")).json() == 0
+    async with app.router.lifespan_context(app):
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://service") as client:
+            assert (await client.get("/hits/docs")).json() == 2, "it goes on where it stopped"
