@@ -1,0 +1,192 @@
+"""The bugs of sinks under checkpoints and of sources that are restored."""
+
+from __future__ import annotations
+
+from tests.ablations.runner import Mutant
+
+__all__ = ["SINK_MUTANTS"]
+
+_CRASH = "tests/io/test_parts_crash.py::test_a_crash_at_any_operation_leaves_what_was_committed_and_the_next_run_the_rest"
+_RESTORED = "tests/io/test_files_restored.py::test_a_followed_file_that_is_not_what_it_was_is_refused_after_a_restore"
+
+SINK_MUTANTS: list[Mutant] = [
+    Mutant(
+        "a sink commits before the checkpoint is complete",
+        "aioflow/operators/sink.py",
+        "            self._prepared[checkpoint_id] = committables\n        state",
+        "            self._prepared[checkpoint_id] = committables\n            await self._commit(committables)\n        state",
+        (
+            "tests/operators/test_sink.py::test_nothing_is_committed_before_its_checkpoint_is_complete",
+            _CRASH,
+        ),
+    ),
+    Mutant(
+        "a completed checkpoint commits its own and not those before it",
+        "aioflow/operators/sink.py",
+        "return first if first is not None and first <= self._confirmed else None",
+        "return first if first is not None and first == self._confirmed else None",
+        (
+            "tests/operators/test_sink.py::test_a_completed_checkpoint_commits_everything_prepared_up_to_it_in_order",
+        ),
+    ),
+    Mutant(
+        "restored committables are not committed",
+        "aioflow/operators/sink.py",
+        "            await self._commit_confirmed()\n        self._writer = writer",
+        "            self._prepared.clear()\n        self._writer = writer",
+        (
+            "tests/operators/test_sink.py::test_restored_committables_are_committed_before_the_writer_opens",
+            "tests/operators/test_sink.py::test_committables_survive_a_change_of_parallelism",
+            _CRASH,
+        ),
+    ),
+    Mutant(
+        "committables that are not confirmed are left out of the next checkpoint",
+        "aioflow/operators/sink.py",
+        "for id_, prepared in self._prepared.items() for one in prepared])",
+        "for id_, prepared in self._prepared.items() for one in prepared if id_ == checkpoint_id])",
+        (
+            "tests/operators/test_sink.py::test_the_state_holds_what_is_not_confirmed_and_nothing_else",
+        ),
+    ),
+    Mutant(
+        "a snapshot does not wait for the flush that is under way",
+        "aioflow/operators/sink.py",
+        "            await wait_all([self._work])\n",
+        "            pass\n",
+        (
+            "tests/operators/test_sink.py::test_a_snapshot_waits_for_the_flush_that_is_under_way",
+        ),
+    ),
+    Mutant(
+        "a sink is not told that its stopped job has ended",
+        "aioflow/operators/sink.py",
+        "            self._begin_flush(self._commit_rest, \"commit\")\n",
+        "            self._begin_flush(self._writer.flush, \"commit\")\n",
+        (
+            "tests/operators/test_sink.py::test_without_checkpoints_the_end_commits",
+            "tests/api/test_sinks.py::test_stopping_a_job_without_checkpoints_shows_what_was_written",
+        ),
+    ),
+    Mutant(
+        "a part is not synced before it is prepared",
+        "aioflow/io/parts.py",
+        "        await self._fs.fsync(part[0])\n",
+        "",
+        (_CRASH,),
+    ),
+    Mutant(
+        "the names of prepared parts are not durable",
+        "aioflow/io/parts.py",
+        "            if rolled:\n                await self._fs.fsync_dir(self._directory)\n",
+        "",
+        (_CRASH,),
+    ),
+    Mutant(
+        "the names of committed parts are not durable",
+        "aioflow/io/parts.py",
+        "                await host.fs.fsync_dir(directory)\n",
+        "                pass\n",
+        (_CRASH,),
+    ),
+    Mutant(
+        "what an attempt left is not removed",
+        "aioflow/io/parts.py",
+        "            if self._is_orphan(name):\n",
+        "            if False:\n",
+        (
+            _CRASH,
+            "tests/contracts/test_sink.py::test_what_an_attempt_left_is_removed_by_the_next_and_what_is_prepared_is_not",
+        ),
+    ),
+    Mutant(
+        "a writer removes what another subtask is to commit",
+        "aioflow/io/parts.py",
+        "return not self._self_commit and int(match[3]) >= self._restored",
+        "return not self._self_commit",
+        (
+            "tests/contracts/test_sink.py::test_what_an_attempt_left_is_removed_by_the_next_and_what_is_prepared_is_not",
+            "tests/io/test_parts_crash.py::test_a_crash_and_a_restart_at_another_parallelism",
+        ),
+    ),
+    Mutant(
+        "an attempt that is gone removes what a later one has written",
+        "aioflow/io/parts.py",
+        "        if job == self._job and attempt > runtime.attempt:\n",
+        "        if False:\n",
+        (
+            "tests/contracts/test_sink.py::test_an_attempt_that_is_gone_removes_nothing_of_a_later_one",
+        ),
+    ),
+    Mutant(
+        "a batch of rows is committed twice",
+        "aioflow/io/sqlite_tables.py",
+        "            connection.execute(\"DELETE FROM aioflow_staged WHERE batch = ?\", (prepared.batch,))\n            connection",
+        "            connection",
+        (
+            "tests/contracts/test_sink.py::test_committing_and_aborting_again_changes_nothing",
+        ),
+    ),
+    Mutant(
+        "rows that are gone count as committed",
+        "aioflow/io/tables.py",
+        "    if found == 0 and last is not None and last >= prepared.checkpoint:\n",
+        "    if found == 0:\n",
+        (
+            "tests/io/test_sqlite.py::test_rows_that_were_staged_and_are_gone_are_an_error_and_not_nothing",
+        ),
+    ),
+    Mutant(
+        "the number of a checkpoint decides that rows are dropped",
+        "aioflow/io/tables.py",
+        "    if found == prepared.pieces:\n        return False\n",
+        "    if found == prepared.pieces:\n        return last is not None and last >= prepared.checkpoint\n",
+        (
+            "tests/io/test_sqlite.py::test_a_job_restored_from_an_older_savepoint_commits_under_numbers_that_were_used",
+        ),
+    ),
+    Mutant(
+        "a row is not tried on its table before the checkpoint",
+        "aioflow/io/sqlite_tables.py",
+        "            self._insert(connection, piece.columns, piece.rows)\n            connection.execute(\"ROLLBACK TO tried\")\n",
+        "            connection.execute(\"ROLLBACK TO tried\")\n",
+        (
+            "tests/io/test_sqlite.py::test_a_row_that_the_table_refuses_fails_before_the_checkpoint",
+        ),
+    ),
+    Mutant(
+        "a file that was shortened ends where it was read to",
+        "aioflow/io/blocks.py",
+        "            if end < self._offset:\n",
+        "            if False:\n",
+        (
+            "tests/io/test_files_restored.py::test_a_file_that_was_shortened_below_the_position_is_refused",
+        ),
+    ),
+    Mutant(
+        "a followed file is known by its name",
+        "aioflow/io/follow_reader.py",
+        "        return len(head) == length and _digest(head) == known.restored[1]\n",
+        "        return True\n",
+        (
+            "tests/io/test_files_restored.py::test_a_rotation_while_the_job_was_down_loses_and_repeats_nothing",
+            _RESTORED,
+        ),
+    ),
+    Mutant(
+        "a followed file that is gone after a restore is forgotten",
+        "aioflow/io/follow_reader.py",
+        "            elif known.restored is not None and known.offset:\n",
+        "            elif False:\n",
+        (_RESTORED,),
+    ),
+    Mutant(
+        "a durable put returns with the checkpoint before the one that covers it",
+        "aioflow/io/pushing.py",
+        "            if number > position:\n",
+        "            if number > position + 1:\n",
+        (
+            "tests/io/test_memory_streams.py::test_a_durable_put_returns_when_a_checkpoint_covers_it",
+        ),
+    ),
+]
