@@ -25,7 +25,7 @@ __all__: list[str] = []
 
 TESTS = Path(__file__).parent
 FD_DIRECTORY = "/proc/self/fd"
-THREAD_GRACE_S = 1.0
+THREAD_GRACE_S = 30.0
 """How long a thread that was already told to stop may take to do so."""
 
 SHARED_DEVICES = frozenset({"/dev/null", "/dev/random", "/dev/urandom"})

@@ -84,7 +84,7 @@ def program(code: str, directory: Path, **environment: str) -> list[str]:
         env={**os.environ, "PYTHONWARNINGS": "error", "PYTHONIOENCODING": "utf-8", **environment},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=200,
         check=False,
     )
     assert done.returncode == 0, done.stderr

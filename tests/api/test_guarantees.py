@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 import aioflow as af
 from aioflow.task.environment import TaskOptions
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(300)
 """Far above what anything here takes: only a hang is cut off."""
 
 ROOT = Path(__file__).parents[2]

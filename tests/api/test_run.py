@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 import aioflow as af
 from aioflow.task.environment import TaskOptions
 
-pytestmark = pytest.mark.timeout(30)
+pytestmark = pytest.mark.timeout(300)
 """Far above what anything here takes: only a hang is cut off."""
 
 

@@ -125,7 +125,7 @@ def test_ctrl_c_stops_gracefully(folder: Path) -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == "tick 0\n"
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=120)
 
     assert process.returncode == 0, err
     assert "endless: FINISHED" in err
@@ -140,13 +140,16 @@ def test_the_second_ctrl_c_ends_at_once(folder: Path) -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == "waiting\n"
         process.send_signal(signal.SIGINT)
-        with pytest.raises(subprocess.TimeoutExpired):
-            process.wait(timeout=1.0)
+        assert process.stderr is not None
+        said = ""
+        while "stopping" not in said:  # Two signals that wait become one.
+            said += process.stderr.readline()
+        assert process.poll() is None
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=20)
+        _, err = process.communicate(timeout=120)
 
     assert process.returncode == 130, err
-    assert err.count("stopping, Ctrl-C again ends it") == 1
+    assert (said + err).count("stopping, Ctrl-C again ends it") == 1
     assert "Traceback" not in err
 
 
@@ -157,7 +160,7 @@ def test_a_reader_that_leaves_ends_the_job_without_a_word(folder: Path) -> None:
         assert process.stderr is not None
         assert process.stdout.readline() == "tick 0\n"
         process.stdout.close()
-        assert process.wait(timeout=30) == 1
+        assert process.wait(timeout=120) == 1
         err = process.stderr.read()
 
     assert "failed:" not in err
@@ -185,7 +188,7 @@ def test_a_terminal_shows_a_table_with_what_is_printed_above(folder: Path, no_co
         pass  # The other end was closed: the program is over.
     finally:
         os.close(master)
-        assert process.wait(timeout=30) == 0
+        assert process.wait(timeout=120) == 0
 
     text = shown.decode()
     assert text.index("8") < text.index("doubled  FINISHED")

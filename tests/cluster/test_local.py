@@ -18,7 +18,7 @@ from aioflow.core.host import SystemHost
 from aioflow.graph.deployment import ExecutionAttemptId
 from aioflow.task.environment import TaskOptions
 
-pytestmark = pytest.mark.timeout(30)
+pytestmark = pytest.mark.timeout(300)
 
 
 class Opening(af.ProcessFunction[int, int]):

@@ -184,7 +184,7 @@ async def test_a_finished_reader_stays_finished_and_wait_returns(case: Any, ctx:
     assert not reader.finished
     await take(reader, len(expected) + 1)
     assert reader.finished
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         await reader.wait()
     assert reader.poll_batch(10) is None
     assert reader.finished

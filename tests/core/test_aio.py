@@ -18,6 +18,12 @@ async def fail(error: BaseException | None = None) -> None:
     raise Boom() if error is None else error
 
 
+async def turns() -> None:
+    """Enough turns of the loop for every task to come to where it waits."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
 async def until_cancelled(log: list[object], name: object) -> None:
     try:
         await asyncio.get_running_loop().create_future()
@@ -103,7 +109,7 @@ async def test_cancelling_the_owner_cancels_the_children_and_raises_cancelled() 
             group.create_task(until_cancelled(log, "b"))
 
     task = asyncio.create_task(owner())
-    await asyncio.sleep(0.001)
+    await turns()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -120,7 +126,7 @@ async def test_cancelling_the_owner_in_its_body_cancels_the_children() -> None:
             await asyncio.get_running_loop().create_future()
 
     task = asyncio.create_task(owner())
-    await asyncio.sleep(0.001)
+    await turns()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -149,7 +155,7 @@ async def test_child_that_fails_while_the_owner_is_cancelled_wins_and_the_cancel
             raise
 
     task = asyncio.create_task(owner())
-    await asyncio.sleep(0.001)
+    await turns()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -172,11 +178,11 @@ async def test_cancelling_again_while_children_end_does_not_leave_them_behind() 
             group.create_task(slow_to_end())
 
     task = asyncio.create_task(owner())
-    await asyncio.sleep(0.001)
+    await turns()
     task.cancel()
-    await asyncio.sleep(0.001)
+    await turns()
     task.cancel()
-    await asyncio.sleep(0.001)
+    await turns()
     assert not task.done()
     gate.set()
     with pytest.raises(asyncio.CancelledError):

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.processes import alive, eventually
+from tests.integration.processes import alive, eventually, has_taken
 
-pytestmark = pytest.mark.timeout(90)
+pytestmark = pytest.mark.timeout(300)
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {**{k: v for k, v in os.environ.items() if k != "PYTHONHASHSEED"}, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
@@ -26,12 +26,12 @@ ENVIRONMENT = {**{k: v for k, v in os.environ.items() if k != "PYTHONHASHSEED"},
 
 def script(tmp_path: Path, text: str) -> Path:
     path = tmp_path / "program.py"
-    path.write_text(text)
+    path.write_text(text.replace("BEGUN", repr(str(tmp_path / "begun"))))
     return path
 
 
 def run(path: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=60, env=ENVIRONMENT, check=False)
+    return subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=200, env=ENVIRONMENT, check=False)
 
 
 @contextmanager
@@ -156,14 +156,24 @@ async def pause(n):
     await asyncio.sleep(0.001)
     return n
 
+def begun():
+    open(BEGUN, "a").close()
+
 def block(n):
+    begun()
     time.sleep(60)
     return n
 
 def build(function):
     flow = af.Flow("endless", parallelism=2)
     seen = []
-    flow.source(endless).rebalance().map(function).sink(seen.append)
+
+    def take(n):
+        if not seen:
+            begun()
+        seen.append(n)
+
+    flow.source(endless).rebalance().map(function).sink(take)
     return flow, seen
 
 def pids(job):
@@ -188,7 +198,8 @@ if __name__ == "__main__":
     start = Job.start
     async def started(self):
         await start(self)
-        print("workers", pids(self), flush=True)
+        # In the next turn: by then signals stop the job.
+        asyncio.get_running_loop().call_soon(lambda: print("workers", pids(self), flush=True))
     Job.start = started
     flow, seen = build(FUNCTION)
     print(af.run(flow, workers=2, stop_timeout="10s").status, bool(seen))
@@ -201,18 +212,18 @@ async def test_when_the_program_is_killed_its_workers_end_within_seconds(tmp_pat
     with running(script(tmp_path, SERVICE.replace("FUNCTION", function)), "workers") as (process, pids):
         assert len(pids) == 2
         assert all(map(alive, pids))
-        await asyncio.sleep(0.5)
+        await eventually((tmp_path / "begun").exists)
         process.kill()
-        await eventually(lambda: not any(map(alive, pids)), within_s=6)
+        await eventually(lambda: not any(map(alive, pids)))
 
 
 @pytest.mark.parametrize("whole_group", [False, True], ids=["to the program", "from a terminal"])
 async def test_ctrl_c_stops_the_job_gracefully_and_leaves_no_process(tmp_path: Path, whole_group: bool) -> None:
     """A terminal sends SIGINT to every process of the group: the workers leave it to the program."""
     with running(script(tmp_path, OWNED.replace("FUNCTION", "pause")), "workers") as (process, pids):
-        await asyncio.sleep(0.5)
+        await eventually((tmp_path / "begun").exists)
         (os.killpg if whole_group else os.kill)(process.pid, signal.SIGINT)
-        out, errors = await asyncio.to_thread(process.communicate, timeout=20)
+        out, errors = await asyncio.to_thread(process.communicate, timeout=120)
         assert (process.returncode, out) == (0, "FINISHED True\n"), errors
         assert "Traceback" not in errors
         assert not any(map(alive, pids))
@@ -220,11 +231,11 @@ async def test_ctrl_c_stops_the_job_gracefully_and_leaves_no_process(tmp_path: P
 
 async def test_a_second_ctrl_c_ends_the_job_at_once(tmp_path: Path) -> None:
     with running(script(tmp_path, OWNED.replace("FUNCTION", "block").replace("60", "8")), "workers") as (process, pids):
-        await asyncio.sleep(0.5)
+        await eventually((tmp_path / "begun").exists)
         os.kill(process.pid, signal.SIGINT)
-        await asyncio.sleep(0.5)
+        await eventually(lambda: has_taken(process.pid, signal.SIGINT))
         os.kill(process.pid, signal.SIGINT)
-        _, errors = await asyncio.to_thread(process.communicate, timeout=40)
+        _, errors = await asyncio.to_thread(process.communicate, timeout=120)
         assert process.returncode == -signal.SIGINT or process.returncode == 130, errors
         assert "KeyboardInterrupt" in errors
         assert not any(map(alive, pids))
@@ -249,7 +260,7 @@ def bad():
 
 def aioflow(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "aioflow", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=ENVIRONMENT, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=200, env=ENVIRONMENT, check=False)
 
 
 def test_aioflow_run_takes_workers_and_ends_with_the_same_exit_codes(tmp_path: Path) -> None:

@@ -386,7 +386,7 @@ class TestThreads:
 
         def thread_body() -> None:
             done = executor.execute_threadsafe(lambda: ran_in.append(asyncio.current_task()), "from a thread")
-            outcome.append(done.result(timeout=10))
+            outcome.append(done.result(timeout=60))
             processor.all_actions_completed()
 
         thread = threading.Thread(target=thread_body)

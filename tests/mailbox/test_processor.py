@@ -105,7 +105,7 @@ class TestLoop:
             executor.execute(again, "again", urgent=True)
 
         executor.execute(again, "again", urgent=True)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await processor.run_loop()
         assert action.count == 3
 
@@ -476,7 +476,7 @@ class TestControl:
         task = asyncio.create_task(processor.run_loop())
         await until(lambda: not processor.is_default_action_available)
         thread.start()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await task
         thread.join()
 

@@ -12,7 +12,7 @@ from aioflow.network.partition import ResultPartition
 from tests.task.checkpoint_doubles import Answers, Reader, Snapshotted, checkpointed, factories
 from tests.task.running import until
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(300)
 
 
 def barrier(checkpoint_id: int, **fields: Any) -> CheckpointBarrier:

@@ -13,7 +13,7 @@ from aioflow.task.stream_task import StreamTask
 from tests.task.checkpoint_doubles import Reader, Snapshotted, checkpointed, factories
 from tests.task.running import until
 
-pytestmark = pytest.mark.timeout(20)
+pytestmark = pytest.mark.timeout(300)
 
 
 def barrier(checkpoint_id: int, **fields: Any) -> CheckpointBarrier:

@@ -16,7 +16,7 @@ import aioflow as af
 from tests.task.checkpointed import Feed, Ledger, Run
 from tests.task.running import until
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(300)
 
 SIZES = [1, 7, 1024]
 WORDS = [[f"w{(i * 7 + split) % 5}" for i in range(60)] for split in range(2)]

@@ -14,7 +14,7 @@ from aioflow.operators.operator import Operator
 from aioflow.task.execution import TaskExecution
 from tests.task.running import Bench, Logged, until
 
-pytestmark = pytest.mark.timeout(30)
+pytestmark = pytest.mark.timeout(300)
 
 S = ExecutionState
 

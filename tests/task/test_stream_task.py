@@ -16,7 +16,7 @@ from aioflow.task.metrics import HARD
 from aioflow.task.stream_task import StreamTask
 from tests.task.running import Bench, Logged, until
 
-pytestmark = pytest.mark.timeout(30)
+pytestmark = pytest.mark.timeout(300)
 
 
 def chain(log: list[str], names: str = "abc", **special: Any) -> list[Any]:

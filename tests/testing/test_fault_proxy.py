@@ -38,7 +38,7 @@ async def connect(proxy: FaultProxy) -> Client:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0.001)
 
@@ -83,8 +83,7 @@ async def test_late_chunks_keep_their_order(echo: int, fault_proxy: Callable[...
         proxy.delay_s = 0.02
         started = loop.time()
         writer.write(b"first ")
-        await until(lambda: proxy.connections == 1)
-        await asyncio.sleep(0.005)
+        await until(lambda: proxy.bytes_up == len(b"first "))
         proxy.delay_s = 0.0
         writer.write(b"second")
         assert await reader.readexactly(12) == b"first second"
@@ -131,7 +130,7 @@ async def test_a_connection_can_break_in_the_middle_of_a_message(fault_proxy: Ca
         proxy.cut_after(7)
         reader, writer = client = await connect(proxy)
         writer.write(b"0123456789")
-        assert await asyncio.wait_for(arrived, 5) == b"0123456"
+        assert await asyncio.wait_for(arrived, 60) == b"0123456"
         with pytest.raises(ConnectionResetError):
             await reader.read()
         await close(client)
