@@ -7,6 +7,7 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 
 import pytest
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 
@@ -279,4 +280,4 @@ class AgainstModel(RuleBasedStateMachine):
 
 
 def test_a_model_without_states_gives_the_same_answers() -> None:
-    run_state_machine_as_test(AgainstModel)
+    run_state_machine_as_test(AgainstModel, settings=settings(max_examples=60, stateful_step_count=30))

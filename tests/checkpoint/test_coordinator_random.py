@@ -284,4 +284,4 @@ class World(RuleBasedStateMachine):
 
 
 def test_nothing_is_deleted_too_early_or_completed_too_soon_in_whatever_order_things_happen() -> None:
-    run_state_machine_as_test(World, settings=settings(max_examples=60, stateful_step_count=60))
+    run_state_machine_as_test(World, settings=settings(max_examples=30, stateful_step_count=50))
