@@ -22,8 +22,9 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 def run(flow: Flow, **options: Any) -> JobResult:
     """Run `flow` to its end in a loop of its own: uvloop where it is installed. Options as for `flow.run`.
 
-    The first Ctrl-C or SIGTERM stops the sources and lets what is under way reach the sinks, the second ends the job at once. Nothing else
-    in this package touches signals. Raises what the job failed with; KeyboardInterrupt when the second signal was Ctrl-C.
+    The first Ctrl-C or SIGTERM stops the sources and lets what is under way reach the sinks, with checkpoints by a savepoint; the
+    second ends the job at once. Nothing else in this package touches signals. Raises what the job failed with; KeyboardInterrupt when
+    the second signal was Ctrl-C.
     """
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         return runner.run(_run(flow, options))

@@ -100,6 +100,20 @@ async def test_a_job_over_workers_goes_on_where_it_was_stopped_at_another_parall
     assert mistakes(tmp_path) == []
 
 
+async def test_a_store_in_memory_outlives_the_workers(tmp_path: Path) -> None:
+    """State travels whole in acknowledgements and deployments: the workers see no store."""
+    async with counted(tmp_path).run(
+        workers=2, checkpoints="memory://workers", every="50ms", restart=af.fixed_delay(50, "10ms"), heartbeat=QUICK
+    ) as job:
+        await next_checkpoint(job)
+        os.kill(pids(job)[0], signal.SIGKILL)
+        await eventually(lambda: job._cluster.job_master.executions.restarts > 0, within_s=60)
+        await next_checkpoint(job)
+        (tmp_path / "stop").touch()
+        await job.wait()
+    assert mistakes(tmp_path) == []
+
+
 async def test_a_program_that_is_killed_goes_on_when_it_is_started_again(
     tmp_path: Path, start: Callable[..., subprocess.Popen[bytes]]
 ) -> None:
