@@ -229,7 +229,7 @@ MUTANTS: list[Mutant] = [
     Mutant(
         "an event overtakes the records before it",
         "aioflow/network/subpartition.py",
-        "        self.flush()\n        queue.append(entry)\n",
+        "        self.seal()\n        queue.append(entry)\n",
         "        queue.append(entry)\n",
         (
             "tests/network/test_subpartition.py::test_an_event_never_overtakes_records_that_were_written_before_it",
@@ -543,7 +543,8 @@ MUTANTS: list[Mutant] = [
         "a checkpoint is acknowledged before it is written",
         "aioflow/task/checkpointing.py",
         "            state = await taken.snapshot.write(output, environment.codec, finished=taken.finished)\n",
-        "            environment.responder.acknowledge_checkpoint(self._attempt, barrier.checkpoint_id, SubtaskState(), CheckpointStats())\n"
+        "            acknowledge = environment.responder.acknowledge_checkpoint\n"
+        "            acknowledge(self._attempt, barrier.checkpoint_id, SubtaskState(), CheckpointStats())\n"
         "            state = await taken.snapshot.write(output, environment.codec, finished=taken.finished)\n",
         (
             "tests/task/test_checkpointing.py::"
@@ -636,6 +637,65 @@ MUTANTS: list[Mutant] = [
         (
             "tests/task/test_checkpointing.py::"
             "test_a_write_that_fails_declines_the_checkpoint_the_task_goes_on_and_the_next_one_succeeds",
+        ),
+    ),
+    # Flow control between processes, and who may listen.
+    Mutant(
+        "what is flushed behind a sealed batch is forgotten",
+        "aioflow/network/subpartition.py",
+        "        self._flush_when_drained = self.builder.has_news and not self.is_finished\n",
+        "        self._flush_when_drained = False\n",
+        (
+            "tests/network/test_subpartition.py::"
+            "test_what_is_flushed_behind_a_sealed_batch_grows_until_the_reader_comes_to_it",
+            "tests/network/test_subpartition.py::test_a_watermark_flushed_behind_a_sealed_batch_comes_after_it",
+        ),
+    ),
+    Mutant(
+        "a consumer elsewhere that took over all does not get the open batch",
+        "aioflow/network/subpartition.py",
+        "        if self._flush_when_drained and not self._unread and not self._queue and not self._blocked:\n            self.seal()\n",
+        "",
+        (
+            "tests/network/test_subpartition.py::"
+            "test_what_is_on_its_way_to_a_consumer_elsewhere_lets_the_open_batch_grow_too",
+        ),
+    ),
+    Mutant(
+        "idle time counts as the consumer's work",
+        "aioflow/network/debloat.py",
+        "        self._settle(now_s)\n        self._since = None\n",
+        "        self._settle(now_s)\n        self._since = now_s\n",
+        (
+            "tests/network/test_debloat.py::test_time_without_anything_to_take_does_not_count",
+        ),
+    ),
+    Mutant(
+        "every change of the size of batches is announced",
+        "aioflow/network/debloat.py",
+        "        if abs(size - self.records) < THRESHOLD * self.records:\n",
+        "        if size == self.records:\n",
+        (
+            "tests/network/test_debloat.py::test_a_change_below_the_threshold_is_not_announced",
+        ),
+    ),
+    Mutant(
+        "a peer without a certificate is let in",
+        "aioflow/network/security.py",
+        "        context.verify_mode = ssl.CERT_REQUIRED\n",
+        "        context.verify_mode = ssl.CERT_NONE\n",
+        (
+            "tests/network/test_security.py::test_both_sides_demand_a_certificate_and_the_newest_protocol",
+            "tests/network/test_security.py::test_a_server_of_another_authority_is_refused_by_who_dials",
+        ),
+    ),
+    Mutant(
+        "the data plane listens everywhere in plain text",
+        "aioflow/network/links.py",
+        "        check_listen(self._host, address)\n",
+        "",
+        (
+            "tests/network/test_security.py::test_nobody_listens_off_loopback_in_plain_text_unless_that_is_allowed",
         ),
     ),
 ]

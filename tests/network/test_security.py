@@ -181,6 +181,7 @@ def test_who_cannot_prove_itself_by_tls_gets_nowhere_although_it_knows_the_secre
     on_tls(secured(authority.issue("producer")), SecuredHost(SystemHost(), security), main)
 
 
+@pytest.mark.expects_asyncio_errors
 def test_a_server_of_another_authority_is_refused_by_who_dials(authority: Authority, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     impostor = Authority(tmp_path / "other", "other").issue("impostor")
