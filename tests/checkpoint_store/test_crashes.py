@@ -16,7 +16,7 @@ from aioflow.testing.simulation import SimulatedHost
 from tests.checkpoint_store.samples import checkpoint, contents
 
 URL = "file:///shared/store/flow"
-SEEDS = 40
+SEEDS = 25
 RUN_S = 1.0
 """Of virtual time: some five checkpoints."""
 
