@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import asyncpg
 import msgspec
 import pytest
 
@@ -107,7 +108,11 @@ def postgres_table(server: PostgresServer, name: str, ctx: SinkContext) -> Case:
     server.query(name, "CREATE TABLE numbers (n BIGINT NOT NULL)")
 
     async def seen() -> list[int]:
-        return sorted(int(line) for line in server.query(name, "SELECT n FROM numbers"))
+        connection = await asyncpg.connect(dsn)
+        try:
+            return sorted(row["n"] for row in await connection.fetch("SELECT n FROM numbers"))
+        finally:
+            await connection.close()
 
     def staged() -> list[str]:
         return server.query(name, "SELECT batch FROM aioflow_staged")
