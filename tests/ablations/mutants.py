@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.ablations.coordination_mutants import COORDINATION_MUTANTS
+from tests.ablations.job_mutants import JOB_MUTANTS
 from tests.ablations.runner import Mutant
 from tests.ablations.sink_mutants import SINK_MUTANTS
 from tests.ablations.state_mutants import STATE_MUTANTS
@@ -12,6 +13,7 @@ __all__ = ["MUTANTS"]
 
 MUTANTS: list[Mutant] = [
     *COORDINATION_MUTANTS,
+    *JOB_MUTANTS,
     *SINK_MUTANTS,
     *STORE_MUTANTS,
     # Event time.
