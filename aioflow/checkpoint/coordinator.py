@@ -87,7 +87,7 @@ class CheckpointCoordinator:
         self._doomed: dict[int, CompletedCheckpoint] = {}
         """Aborted while they were being stored: whether that worked is not known yet."""
         self._ended_badly: dict[int, None] = {}
-        self._finished_states: dict[tuple[str, int], SubtaskState] = {}
+        self._finished: dict[tuple[str, int], None] = {}
         self._needs_full = False
         """Nothing was completed since a restore without claim: whatever is taken refers to no file of what was restored."""
         self._stop: Request | None = None
@@ -127,11 +127,15 @@ class CheckpointCoordinator:
         self._needs_full = not claim
         self.statistics.restored(checkpoint.checkpoint_id, checkpoint.kind, checkpoint.location, now.ms)
 
+    def kept(self, older: CompletedCheckpoint) -> None:
+        """Before `restored`, oldest first: a former run kept it, and it is ours, like one that this job has completed."""
+        self._retention.restored(older, claim=True)
+
     def restart(self, subtasks: Iterable[tuple[int, int]], now: Moment) -> list[Instruction]:
         """These, by vertex id and index, are about to be deployed again, from `latest`: what is under way is of a past that is given up."""
         for vertex_id, index in subtasks:
             self._subtasks.reset(vertex_id, index)
-            self._finished_states.pop((self._uids[vertex_id], index), None)
+            self._finished.pop((self._uids[vertex_id], index), None)
         instructions = self._abort_all(CheckpointFailureReason.TASK_FAILURE, "the job restarts", now)
         self._final_done = False
         latest = self.latest
@@ -172,9 +176,7 @@ class CheckpointCoordinator:
         """It has nothing left to process: later checkpoints hold what the last one held of it."""
         if not self._subtasks.finished(attempt):
             return []
-        subtask = (self._uids[attempt.vertex_id], attempt.subtask_index)
-        last = None if self.latest is None else self.latest.subtasks.get(subtask)
-        self._finished_states[subtask] = SubtaskState(finished=True) if last is None else replace(last, finished=True)
+        self._finished[self._uids[attempt.vertex_id], attempt.subtask_index] = None
         instructions: list[Instruction] = []
         for pending in list(self._pending.values()):
             if attempt in pending.waiting:
@@ -392,19 +394,25 @@ class CheckpointCoordinator:
             directory=request.directory,
         )
         self._next_id += 1
+        finished = {subtask: self._finished_state(subtask) for subtask in self._finished}
         self._pending[barrier.checkpoint_id] = _Pending(
             barrier=barrier,
             request=request,
             plan=plan,
             expires_s=now.s + options.timeout_ms / 1000,
             waiting=dict.fromkeys(plan.acknowledging),
-            states=dict(self._finished_states),
+            states=finished,
         )
-        self._retention.refer(barrier.checkpoint_id, self._finished_states.values())
+        self._retention.refer(barrier.checkpoint_id, finished.values())
         if options.interval_ms is not None and not is_savepoint:
             self._periodic_at_s = now.s + options.interval_ms / 1000
         self.statistics.triggered(barrier.checkpoint_id, request.kind, now.ms, plan.finished)
         return [Trigger(barrier, plan.triggered)]
+
+    def _finished_state(self, subtask: tuple[str, int]) -> SubtaskState:
+        """Of the newest checkpoint, whose files are kept: those of the one that was the newest when it finished may be deleted by now."""
+        last = None if self.latest is None else self.latest.subtasks.get(subtask)
+        return SubtaskState(finished=True) if last is None else replace(last, finished=True)
 
     def _abort_all(self, reason: CheckpointFailureReason, detail: str, now: Moment) -> list[Instruction]:
         return [i for pending in list(self._pending.values()) for i in self._abort(pending, reason, detail, now)]

@@ -130,8 +130,12 @@ class FlowStore:
         return replace(checkpoint, location=saved.url)
 
     async def settle(self) -> None:
-        """Remove what failed writes may have left. Call before a job goes back to an older checkpoint. Raises CheckpointError."""
+        """Remove what failed writes may have left. Call before a job goes back to an older checkpoint. Raises CheckpointError.
+
+        Not without the lease: whoever holds it now may have found what was in doubt, and have begun with it.
+        """
         while self._in_doubt:
+            self._check_lease()
             objects, name, data = self._in_doubt[-1]
             try:
                 await _remove_own(objects, name, data)
@@ -142,9 +146,13 @@ class FlowStore:
             self._in_doubt.pop()
 
     async def discard(self, discard: Discard) -> None:
-        """Remove what is wanted no more, metadata first. What the store refuses stays, with all that it may refer to, for `sweep`."""
+        """Remove what is wanted no more, metadata first. What the store refuses stays, with all that it may refer to, for `sweep`.
+
+        Without the lease nothing goes: what was given up here may have been stored after all, and another job may have begun with it.
+        """
         places = Places(self._host, self._objects)
         try:
+            self._check_lease()
             await self.settle()
             for checkpoint in discard.checkpoints:
                 if checkpoint.location:  # Otherwise nothing was stored, or `settle` has removed it.

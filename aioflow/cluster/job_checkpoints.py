@@ -36,7 +36,7 @@ from aioflow.checkpoint.urls import flow_url
 from aioflow.cluster.checkpoint_shape import checkpointed_vertices
 from aioflow.cluster.restoring import RestorePoint, begin_anew, found_checkpoint, restore_point
 from aioflow.core.aio import cancel_and_wait, wait_all
-from aioflow.core.errors import CheckpointError, JobNotRunning
+from aioflow.core.errors import CheckpointError, JobNotRunning, RestoreError
 from aioflow.graph.deployment import ExecutionState
 
 if TYPE_CHECKING:
@@ -139,9 +139,23 @@ class JobCheckpoints:
         await sweep(self.store, self._host, retain=settings.retain, keep=() if found is None else (found.checkpoint_id,))
         self._coordinator = CheckpointCoordinator(options, vertices, flow=self._graph.name, job_id=self._job_id, first_id=first_id)
         if found is not None:
+            for older in await self._older(found.checkpoint_id):
+                self._coordinator.kept(older)
             ours = not found.kind.is_savepoint and found.location.startswith(f"{self.store.url}/")
             self._coordinator.restored(found, self._now(), claim=ours)
             logger.info("job %s begins with %s", self._job_id, found.location)
+
+    async def _older(self, newest: int) -> list[CompletedCheckpoint]:
+        """What former runs left beside what this one begins with: it may share files, which must not go before it does."""
+        finished = await self.store.finished()
+        older = []
+        for number in await self.store.checkpoints():
+            if finished < number < newest:
+                try:
+                    older.append(await self.store.checkpoint(number))
+                except RestoreError as error:
+                    logger.warning("an older checkpoint is left as it is: %s", error)
+        return older
 
     def run_with(self, tasks: CheckpointedTasks) -> None:
         """From now on there are tasks to talk to."""

@@ -139,8 +139,8 @@ COORDINATION_MUTANTS: list[Mutant] = [
     Mutant(
         "a finished subtask is forgotten by later checkpoints",
         "aioflow/checkpoint/coordinator.py",
-        "        self._finished_states[subtask] = SubtaskState(finished=True) if last is None else replace(last, finished=True)\n",
-        "        self._finished_states[subtask] = SubtaskState(finished=True)\n",
+        "        return SubtaskState(finished=True) if last is None else replace(last, finished=True)\n",
+        "        return SubtaskState(finished=True)\n",
         (f"{COORDINATOR}test_finished_subtask_counts_with_what_it_had",),
     ),
     Mutant(

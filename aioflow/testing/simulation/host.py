@@ -71,6 +71,10 @@ class Simulation:
         last = self._started[name]
         return self._start(name, last.main, None, last.env, last.secret)
 
+    def life(self, name: str) -> SimulatedProcess:
+        """The last life of a process, whether it has ended or not."""
+        return self._started[name]
+
     def _start(
         self, name: str, main: ProcessMain, machine: str | None, env: Mapping[str, str], secret: bytes | None
     ) -> SimulatedProcess:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import inspect
 import random  # noqa: TID251  # Every stream is seeded: this is where simulated chance comes from.
 import struct
 import zlib
@@ -20,6 +21,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextvars import Context
 from types import CoroutineType
 from typing import Any, Protocol, TypeVar, TypeVarTuple
+from weakref import WeakKeyDictionary
 
 from aioflow.testing.simulation.process import OWNER, Life, SimHandle, SimMachine, SimProcess
 
@@ -121,6 +123,7 @@ class SimLoop(asyncio.BaseEventLoop):
         self._timers_made = 0
         self._runnable: list[SimProcess] = []
         self._graveyard: list[asyncio.Task[Any]] = []
+        self._own_generators: WeakKeyDictionary[AsyncGenerator[Any, Any], None] = WeakKeyDictionary()
         self._stop_asked = False
         # The kernel is a process only so that its timers look like all others; they run the moment they are due.
         self.kernel = SimProcess("kernel", 0, SimMachine("kernel"))
@@ -468,6 +471,16 @@ class SimLoop(asyncio.BaseEventLoop):
 
     # The end.
 
+    def _asyncgen_firstiter_hook(self, agen: AsyncGenerator[Any, Any]) -> None:
+        super()._asyncgen_firstiter_hook(agen)  # type: ignore[misc]  # asyncio's own, which typeshed leaves out.
+        if self.current is self.root:
+            self._own_generators[agen] = None
+
+    async def close_own_generators(self) -> None:
+        """Close what generators the main process has left open. Those of the others died with them, or wait for what never comes."""
+        for agen in list(self._own_generators):
+            await agen.aclose()
+
     def _asyncgen_finalizer_hook(self, agen: AsyncGenerator[Any, Any]) -> None:
         if not self.finished:
             self.call_soon(self.create_task, agen.aclose())
@@ -518,6 +531,10 @@ def _close_all(awaited: Any) -> None:
     while isinstance(awaited, CoroutineType):
         chain.append(awaited)
         awaited = awaited.cr_await
+    first = chain[0] if chain else None
+    if first is not None and inspect.getcoroutinestate(first) == inspect.CORO_CREATED:
+        # A task that never took its first step may have been given what it was to await.
+        chain += [value for value in first.cr_frame.f_locals.values() if isinstance(value, CoroutineType)]
     for coro in reversed(chain):
         for _ in range(CLOSES_MAX):
             try:

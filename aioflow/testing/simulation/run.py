@@ -92,4 +92,4 @@ async def _clean_up(loop: SimLoop) -> None:
     loop.errors.extend(f"{loop.root.name}: task {task.get_name()} was left pending" for task in left)
     for error in await cancel_and_wait(left):
         loop.errors.append(f"{loop.root.name}: task left pending ended with {error!r}")
-    await loop.shutdown_asyncgens()
+    await loop.close_own_generators()

@@ -1,0 +1,145 @@
+"""What must hold of the output of the simulated world, at every instant and at the end. It knows the input, and nothing of the engine.
+
+Rows are what the sinks have committed. Of the external store: `("n", key, n, record)` counts the records of a key, `("t", key, time)` is an
+event-time timer that fired, `("p", key)` the one processing-time timer of a key. Of the files: `[key, start, count]`, one a window.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["Data", "Oracle", "Violation"]
+
+KEYS = 5
+STEP_MS = 10
+LAG_MS = 12
+TIMER_MS = 37
+WINDOW_MS = 100
+
+Record = tuple[str, int, int]
+"""Source, split, number within the split."""
+
+
+class Violation(AssertionError):
+    """A guarantee of the engine does not hold. As an AssertionError it ends the run wherever it is raised."""
+
+
+def key_of(record: Record) -> int:
+    source, split, i = record
+    return (i * 3 + i // 4 + split + (source == "b")) % KEYS
+
+
+def time_of(record: Record) -> int:
+    """Event time: out of order by less than LAG_MS."""
+    return record[2] * STEP_MS + record[2] * 7 % LAG_MS
+
+
+def has_timer(record: Record) -> bool:
+    return record[2] % 3 == 0
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """The input: how many splits each source has, and how many records a split. `bounded`: event time ends with it."""
+
+    splits: dict[str, int]
+    records: int
+    bounded: bool
+
+    def all(self) -> Iterable[Record]:
+        for source, splits in self.splits.items():
+            for split in range(splits):
+                for i in range(self.records):
+                    yield source, split, i
+
+    @property
+    def total(self) -> int:
+        return sum(self.splits.values()) * self.records
+
+    @property
+    def final_time(self) -> float:
+        """The watermark behind the last record."""
+        if self.bounded:
+            return float("inf")
+        return max(time_of(("a", 0, i)) for i in range(self.records)) - LAG_MS - 1
+
+
+@dataclass(slots=True)
+class Oracle:
+    """Takes committed rows as they come, and fails with a Violation at the first that cannot be."""
+
+    data: Data
+    counts: Counter[int] = field(default_factory=Counter)
+    records: set[Record] = field(default_factory=set)
+    timers: set[tuple[int, int]] = field(default_factory=set)
+    alarms: set[int] = field(default_factory=set)
+    windows: dict[tuple[int, int], int] = field(init=False)
+    due_timers: set[tuple[int, int]] = field(init=False)
+    all_timers: set[tuple[int, int]] = field(init=False)
+    due_windows: set[tuple[int, int]] = field(init=False)
+    seen_windows: set[tuple[int, int]] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        end = self.data.final_time
+        windows: Counter[tuple[int, int]] = Counter()
+        self.all_timers = set()
+        for record in self.data.all():
+            key, time = key_of(record), time_of(record)
+            windows[key, time - time % WINDOW_MS] += 1
+            if has_timer(record):
+                self.all_timers.add((key, time + TIMER_MS))
+        self.windows = dict(windows)
+        self.due_timers = {timer for timer in self.all_timers if timer[1] <= end}
+        self.due_windows = {window for window in windows if window[1] + WINDOW_MS - 1 <= end}
+
+    def committed(self, rows: Iterable[Any]) -> None:
+        """A transaction became visible, its rows in this order."""
+        for kind, key, *rest in rows:
+            if kind == "n":
+                count, record = rest[0], tuple(rest[1])
+                if record in self.records:
+                    raise Violation(f"record {record} is committed twice, the second time as number {count} of key {key}")
+                if key_of(record) != key:
+                    raise Violation(f"record {record} is counted under key {key}")
+                if count != self.counts[key] + 1:
+                    raise Violation(f"key {key}: count {count} of {record} is committed after {self.counts[key]}")
+                self.counts[key] = count
+                self.records.add(record)
+            elif kind == "t":
+                timer = (key, rest[0])
+                if timer in self.timers or timer not in self.all_timers:
+                    raise Violation(f"timer {timer} is committed " + ("twice" if timer in self.timers else "and was never set"))
+                self.timers.add(timer)
+            else:
+                if key in self.alarms:
+                    raise Violation(f"the alarm of key {key} is committed twice")
+                self.alarms.add(key)
+
+    def visible(self, rows: Iterable[Any]) -> None:
+        """All rows of all files that anybody may read now."""
+        seen: set[tuple[int, int]] = set()
+        for key, start, count in rows:
+            window = (key, start)
+            if window in seen:
+                raise Violation(f"window {window} is in the files twice")
+            if self.windows.get(window) != count:
+                raise Violation(f"window {window} has {count} records in the files, expected {self.windows.get(window)}")
+            seen.add(window)
+        self.seen_windows = seen
+
+    @property
+    def complete(self) -> bool:
+        """Whether everything that must come has come."""
+        return (
+            len(self.records) == self.data.total and self.timers >= self.due_timers and self.seen_windows >= self.due_windows
+        )
+
+    def missing(self) -> str:
+        """What is not there yet, for a message."""
+        records = sorted(set(self.data.all()) - self.records)
+        timers = sorted(self.due_timers - self.timers)
+        windows = sorted(self.due_windows - self.seen_windows)
+        return f"{len(records)} records {records[:4]}, {len(timers)} timers {timers[:4]}, {len(windows)} windows {windows[:4]}"

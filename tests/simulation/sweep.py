@@ -1,0 +1,118 @@
+"""Runs many seeds of the simulated world, on several processors, and keeps account of them.
+
+    python -m tests.simulation.sweep --seeds 0:20000 --jobs 2 --ledger
+
+A failure is printed with its seed and the commit, and with the command that repeats it. With `--ledger` what was run is added to
+`ledger.jsonl`, from which `--sum` computes how many seeds ran without a violation, over which commits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import multiprocessing
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.simulation.world import Outcome, run_world
+
+__all__ = ["main", "sweep_one"]
+
+LEDGER = Path(__file__).parent / "ledger.jsonl"
+ROOT = Path(__file__).parents[2]
+COLLECT_EVERY = 20
+CHUNK = 10
+
+
+def sweep_one(seed: int) -> tuple[int, Outcome | None, str]:
+    """One seed: what it came to, or what was wrong."""
+    if seed % COLLECT_EVERY == 0:
+        gc.collect()
+    try:
+        return seed, run_world(seed), ""
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # Whatever ends a run is what this is for.
+        return seed, None, f"{type(error).__name__}: {error}"
+
+
+def _outcomes(seeds: Sequence[int], jobs: int) -> Iterator[tuple[int, Outcome | None, str]]:
+    if jobs == 1:
+        yield from map(sweep_one, seeds)
+        return
+    # Fresh interpreters: nothing is inherited that a seed run alone would not have.
+    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
+        yield from pool.imap_unordered(sweep_one, seeds, CHUNK)
+
+
+def commit() -> str:
+    """The commit of the tree, marked if the package or its simulation differ from it."""
+
+    def git(*argv: str) -> str:
+        return subprocess.run(["git", *argv], cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
+
+    name = git("rev-parse", "--short=10", "HEAD") or "unknown"
+    return f"{name}+" if git("status", "--porcelain", "--untracked-files=no", "--", "aioflow", "tests/simulation/*.py") else name
+
+
+def _parse_seeds(text: str) -> range:
+    first, colon, end = text.partition(":")
+    return range(int(first), int(end)) if colon else range(int(first))
+
+
+def _print_sum() -> None:
+    total = failed = 0
+    by_commit: dict[str, int] = {}
+    for line in LEDGER.read_text(encoding="utf-8").splitlines():
+        entry = json.loads(line)
+        total += entry["count"]
+        failed += len(entry["failed"])
+        by_commit[entry["commit"]] = by_commit.get(entry["commit"], 0) + entry["count"]
+    for name, count in by_commit.items():
+        print(f"{name}: {count} seeds")
+    print(f"{total} seeds, {failed} failed")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation.sweep", description="Run seeds of the simulated world.")
+    parser.add_argument("--seeds", type=_parse_seeds, default=range(1000), help="FIRST:END, or how many from 0")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--for", dest="for_s", type=float, default=float("inf"), metavar="SECONDS", help="stop after so long")
+    parser.add_argument("--ledger", action="store_true", help="add the result to ledger.jsonl")
+    parser.add_argument("--sum", action="store_true", help="print the sum of the ledger, and run nothing")
+    given = parser.parse_args(argv)
+    if given.sum:
+        _print_sum()
+        return 0
+    at = commit()
+    begun = time.monotonic()
+    failed: list[int] = []
+    done: list[int] = []
+    faults = steps = 0
+    for seed, outcome, error in _outcomes(given.seeds, given.jobs):
+        done.append(seed)
+        if outcome is None:
+            failed.append(seed)
+            print(f"seed {seed} at commit {at}: {error}\n  repeat it: python -m tests.simulation.sweep --seeds {seed}:{seed + 1} --jobs 1")
+            sys.stdout.flush()
+        else:
+            faults += sum(outcome.faults.values())
+            steps += outcome.steps
+        if time.monotonic() - begun > given.for_s:
+            break
+    spent = time.monotonic() - begun
+    print(f"{len(done)} seeds at commit {at}, {len(failed)} failed, {faults} faults, {steps} steps, {spent:.1f} s")
+    if given.ledger:
+        entry: dict[str, Any] = {"commit": at, "test": "world", "first": min(done), "count": len(done), "failed": sorted(failed)}
+        with LEDGER.open("a", encoding="utf-8") as ledger:
+            ledger.write(json.dumps(entry) + "\n")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,183 @@
+"""The flow that the simulated world runs: two replayable sources, an async map, a keyed counter with timers, windows, two sinks.
+
+Everything is plain functions and classes of this module, so that worker processes load it by name; what a run shares is `World.current`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from random import Random  # Only its type; the streams come from the loop.
+from typing import Any
+
+import aioflow as af
+from aioflow.operators.source import Split
+from tests.simulation.external import Database, DatabaseSink
+from tests.simulation.oracle import LAG_MS, TIMER_MS, WINDOW_MS, Record, Violation, has_timer, key_of, time_of
+
+__all__ = ["OUT", "Shared", "shared", "world_flow"]
+
+OUT = "/out"
+ALARM_MS = 8
+
+
+@dataclass(slots=True)
+class Shared:
+    """What the functions of one run have in common, whatever simulated process they are in."""
+
+    database: Database
+    records: int
+    splits: dict[str, int]
+    bounded: bool
+    pace_s: float
+    burst: int
+    rng: Random
+    """What functions draw from, so that they disturb no fault."""
+    failure_rate: float = 0.0
+    """Share of the calls of the async map that raise."""
+
+
+_current: list[Shared] = []
+
+
+def shared() -> Shared:
+    """Of the run that is under way."""
+    return _current[-1]
+
+
+def share(with_all: Shared) -> None:
+    _current[:] = [with_all]
+
+
+def unshare() -> None:
+    _current.clear()
+
+
+def database() -> Database:
+    return shared().database
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """A source of records that come at a pace, some at a time. Positions are numbers."""
+
+    name: str
+
+    @property
+    def bounded(self) -> bool:
+        return shared().bounded
+
+    async def discover(self) -> list[Split]:
+        return [Split(str(split)) for split in range(shared().splits[self.name])]
+
+    def reader(self, ctx: Any) -> NumbersReader:
+        return NumbersReader(ctx, self.name, shared())
+
+
+class NumbersReader:
+    """Reads its splits in turn. Deals out its budget, then waits for another."""
+
+    def __init__(self, ctx: Any, source: str, world: Shared) -> None:
+        self._rng = ctx.host.rng
+        self._source = source
+        self._world = world
+        self._at: dict[str, int] = {}
+        self._budget = 0
+        self.finished_splits: set[str] = set()
+        self.current_split = ""
+
+    async def open(self, splits: Sequence[Split]) -> None:
+        self._at = {split.id: split.position or 0 for split in splits}
+        for split_id in self._at:
+            self._note_end(split_id)
+
+    def poll_batch(self, max_records: int) -> list[Record] | None:
+        for split_id, at in list(self._at.items()):
+            stop = min(at + max_records, at + self._budget, self._world.records)
+            if stop > at:
+                self._budget -= stop - at
+                self._at[split_id] = self._at.pop(split_id) + stop - at  # To the end of the line.
+                self.current_split = split_id
+                self._note_end(split_id)
+                return [(self._source, int(split_id), i) for i in range(at, stop)]
+        return None
+
+    def _note_end(self, split_id: str) -> None:
+        if self._world.bounded and self._at[split_id] == self._world.records:
+            self.finished_splits.add(split_id)
+
+    async def wait(self) -> None:
+        world = self._world
+        if all(at == world.records for at in self._at.values()) and not world.bounded:
+            await asyncio.get_running_loop().create_future()
+        await asyncio.sleep(world.pace_s * self._rng.uniform(0.2, 1.8))
+        self._budget = self._rng.randrange(1, world.burst + 1)
+
+    @property
+    def finished(self) -> bool:
+        return self._world.bounded and all(at == self._world.records for at in self._at.values())
+
+    def position(self, split_id: str) -> int:
+        return self._at[split_id]
+
+    async def close(self) -> None:
+        self._at = {}
+
+
+class Counting(af.KeyedProcessFunction[int, Record, Any]):
+    """Numbers the records of a key, fires timers in event time, and one in processing time a key."""
+
+    def open(self, ctx: Any) -> None:
+        self.count = ctx.get_state(af.ValueStateDescriptor("count", default=0))
+        self.waiting = ctx.get_map_state(af.MapStateDescriptor("waiting"))
+
+    def process_element(self, value: Record, ctx: Any) -> Iterator[Any]:
+        count = self.count.value() + 1
+        self.count.update(count)
+        timers = ctx.timer_service
+        if count == 1:
+            timers.register_processing_time_timer(timers.current_processing_time + ALARM_MS)
+        if has_timer(value):
+            due = ctx.timestamp + TIMER_MS
+            self.waiting.put(due, value)
+            timers.register_event_time_timer(due)
+        yield "n", ctx.current_key, count, value
+
+    def on_timer(self, timestamp: int, ctx: Any) -> Iterator[Any]:
+        if timestamp > 1_000_000_000_000:  # No event time is that late.
+            yield "p", ctx.current_key
+            return
+        waiting = sorted(self.waiting.keys())
+        if not waiting or waiting[0] != timestamp:
+            raise Violation(f"key {ctx.current_key}: a timer fires at {timestamp}, those that wait are {waiting}")
+        self.waiting.remove(timestamp)
+        yield "t", ctx.current_key, timestamp
+
+
+async def enrich(record: Record) -> Record:
+    """An answer takes its time, and sometimes never comes."""
+    world = shared()
+    await asyncio.sleep(world.rng.uniform(0, 2e-3))
+    if world.failure_rate and world.rng.random() < world.failure_rate:
+        raise ConnectionError(f"no answer about {record}")
+    return record
+
+
+def window_row(row: Any) -> list[int]:
+    return [row.key, row.start, row.value]
+
+
+def world_flow(parallelism: int, *, ordered: bool) -> af.Flow:
+    """The flow, as a program that is started with these settings builds it."""
+    strategy: Any = af.WatermarkStrategy.bounded_out_of_orderness(f"{LAG_MS}ms", timestamp=time_of)
+    splits = shared().splits
+    flow = af.Flow("world", parallelism=parallelism, max_parallelism=8)
+    first, second = (
+        flow.source(Numbers(name), uid=name, watermarks=strategy, parallelism=min(parallelism, splits[name])) for name in sorted(splits)
+    )
+    enriched = first.union(second).map(enrich, concurrency=3, ordered=ordered, uid="enrich")
+    enriched.key_by(key_of).process(Counting, uid="count").sink(DatabaseSink(database), uid="database")
+    windows = enriched.key_by(key_of).window(af.tumbling(f"{WINDOW_MS}ms")).aggregate(af.count(), uid="windows")
+    windows.map(window_row, uid="rows").sink(af.io.jsonl(OUT), uid="files")
+    return flow

@@ -1,0 +1,358 @@
+"""One seed of the simulated world: a service runs a flow with checkpoints while everything around it fails, and an oracle looks on.
+
+    outcome = run_world(37)
+
+The seed chooses the shape (parallelism, pace, intervals), a random half of the kinds of faults and their rates, and then every moment. The
+service is killed, loses power, stands still; its disk is slow, full, failing; functions raise; the database loses, delays and repeats
+requests; the operator takes savepoints, stops the job, starts it again at another parallelism. Checked at every fault and every commit: the
+oracle, and that the files which checkpoints name are there and whole. After the last fault everything must be committed within
+LIVENESS_S virtual seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from random import Random  # Seeded: it chooses the shape of a world.
+from typing import Any
+
+import aioflow as af
+from aioflow.checkpoint import state_files
+from aioflow.checkpoint import store as checkpoint_store
+from aioflow.checkpoint.completed import CompletedCheckpoint
+from aioflow.checkpoint.lease import LeaseOptions
+from aioflow.checkpoint.metadata import decode_metadata
+from aioflow.state.handles import StateFile
+from aioflow.task.environment import TaskOptions
+from aioflow.testing.simulation import Faults, SimulatedHost, Simulation, inject, simulate
+from tests.simulation.external import Database
+from tests.simulation.oracle import Data, Oracle, Violation
+from tests.simulation.workload import OUT, Shared, share, unshare, world_flow
+
+__all__ = ["KINDS", "Outcome", "Settings", "run_world"]
+
+LIVENESS_S = 60.0
+STORE = "/store"
+KINDS = ("kill", "power", "pause", "disk", "user", "lost", "repeated", "down", "savepoint", "stop")
+"""What may happen. The first four are `Faults`, the rest is inflicted here."""
+
+INJECTED = ("kill", "power", "pause", "disk")
+SHORT_LEASE = LeaseOptions(lease_s=0.6, renew_s=0.1, stop_s=0.15)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a seed chose before anything runs."""
+
+    kinds: tuple[str, ...]
+    rates: dict[str, float]
+    data: Data
+    parallelism: tuple[int, ...]
+    """The service starts with one of these."""
+    standby: bool
+    """Two machines have the service, one of them runs the flow."""
+    duration_s: float
+    every_ms: int
+    timeout_ms: int
+    min_pause_ms: int
+    retain: int
+    batch: int
+    inline: int
+    pace_s: float
+    burst: int
+    ordered: bool
+
+    @staticmethod
+    def drawn(seed: int) -> Settings:
+        """Drawn from a stream of its own."""
+        rng = Random(f"{seed}/world")
+        kinds = tuple(kind for kind in KINDS if rng.random() < 0.5)
+        standby = rng.random() < 0.1
+        long = rng.random() < 0.1
+        duration_s = rng.uniform(0.3, 0.8) if long else rng.uniform(0.06, 0.2)
+        share_s = rng.uniform(2, 8) / duration_s / max(1, len(kinds))
+        records = rng.randrange(20, 40) if long else rng.randrange(5, 14)
+        burst = rng.choice((1, 3, 8))
+        return Settings(
+            kinds=kinds,
+            rates={kind: share_s * rng.uniform(0.3, 2.0) for kind in kinds},
+            data=Data({"a": rng.choice((1, 2)), "b": 1}, records, rng.random() < 0.5),
+            parallelism=rng.choice(((1,), (2,), (1, 2), (1, 2, 3))),
+            standby=standby,
+            duration_s=duration_s * (3 if standby else 1),
+            every_ms=rng.choice((5, 15, 40)),
+            timeout_ms=rng.choice((150, 400, 2000)),
+            min_pause_ms=rng.choice((0, 0, 10)),
+            retain=rng.choice((1, 1, 2)),
+            batch=rng.choice((1, 4, 1024)),
+            inline=rng.choice((0, 64, 16384)),
+            pace_s=duration_s * (2 if standby else 1) * (burst + 1) / 2 / records * rng.uniform(0.5, 1.2),
+            burst=burst,
+            ordered=rng.random() < 0.5,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a seed came to, if nothing was violated."""
+
+    trace_crc: int
+    steps: int
+    virtual_s: float
+    faults: Counter[str]
+    starts: int
+    checkpoints: int
+    trace: list[str] | None = None
+
+
+@dataclass(slots=True)
+class World:
+    """The state of one run, outside of all simulated processes."""
+
+    sim: Simulation
+    settings: Settings
+    oracle: Oracle
+    database: Database = field(init=False)
+    shared: Shared = field(init=False)
+    done: Counter[str] = field(default_factory=Counter)
+    starts: int = 0
+    completed: set[int] = field(default_factory=set)
+    calm: bool = False
+    _parts: dict[str, tuple[bytes, list[Any]]] = field(default_factory=dict)
+    _decoded: dict[bytes, CompletedCheckpoint] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        settings = self.settings
+        self.database = Database(self.sim, self._committed)
+        data = settings.data
+        self.shared = Shared(
+            self.database, data.records, data.splits, data.bounded, settings.pace_s, settings.burst, self.sim.loop.stream("functions")
+        )
+
+    # The service.
+
+    async def service(self, host: SimulatedHost) -> int:
+        """The main of a simulated process: runs the flow to its end, or until the operator stops it."""
+        settings = self.settings
+        self.look()
+        if self.oracle.complete:
+            return 0
+        self.starts += 1
+        flow = world_flow(host.rng.choice(settings.parallelism), ordered=settings.ordered)
+        options: dict[str, Any] = {
+            "host": host,
+            "checkpoints": f"file://{STORE}",
+            "every": f"{settings.every_ms}ms",
+            "timeout": f"{settings.timeout_ms}ms",
+            "min_pause": f"{settings.min_pause_ms}ms",
+            "retain": settings.retain,
+            "restart": af.fixed_delay(1_000_000, "5ms"),
+            "tasks": TaskOptions(batch_records_max=settings.batch),
+        }
+        stopped = False
+        async with flow.run(**options) as job:
+            operator = asyncio.get_running_loop().create_task(self._operate(host, job), name="operator")
+            try:
+                await job.wait()
+            finally:
+                operator.cancel()
+                try:
+                    stopped = await operator
+                except asyncio.CancelledError:
+                    stopped = bool(self.done["stop"])
+        if not stopped:
+            self.look()
+            if not self.oracle.complete:
+                raise Violation(f"the job has finished, and there is missing: {self.oracle.missing()}")
+        return 0
+
+    async def _operate(self, host: SimulatedHost, job: af.Job) -> bool:
+        """What a person does beside it. True: the job was stopped."""
+        rates = {kind: self.settings.rates[kind] for kind in ("savepoint", "stop") if kind in self.settings.kinds}
+        while rates:
+            await asyncio.sleep(host.rng.expovariate(sum(rates.values())))
+            if self.calm:
+                break
+            kind = host.rng.choices(list(rates), list(rates.values()))[0]
+            self.done[kind] += 1
+            try:
+                if kind == "savepoint":
+                    await job.savepoint()
+                    continue
+                await job.stop(savepoint=None if host.rng.random() < 0.7 else False, drain=False)
+            except af.AioflowError:
+                if kind == "savepoint":
+                    continue
+            return True
+        await asyncio.get_running_loop().create_future()
+        return False
+
+    async def supervise(self, name: str) -> None:
+        """Start it again whenever it has ended, as a service manager does."""
+        rng = self.sim.loop.stream(f"supervisor/{name}")
+        self.sim.spawn(name, self.service)
+        while True:
+            await self.sim.life(name).wait()
+            await asyncio.sleep(rng.uniform(0.001, 0.05))
+            if not self.sim.is_alive(name):
+                self.sim.restart(name)
+
+    # Faults beside those of machines.
+
+    async def trouble(self) -> None:
+        """Functions that raise, a database that loses and repeats, or is down, for a while and again."""
+        settings, rng, database = self.settings, self.sim.fault_rng, self.database
+        if "user" in settings.kinds:
+            self.shared.failure_rate = rng.choice((0.002, 0.02))
+        if "lost" in settings.kinds:
+            database.lost = rng.uniform(0.02, 0.3)
+        if "repeated" in settings.kinds:
+            database.repeated = rng.uniform(0.05, 0.5)
+        while "down" in settings.kinds:
+            await asyncio.sleep(rng.expovariate(settings.rates["down"]))
+            database.down = True
+            self.done["down"] += 1
+            await asyncio.sleep(rng.uniform(0.01, 0.4))
+            database.down = False
+
+    def heal(self) -> None:
+        self.calm = True
+        self.shared.failure_rate = 0.0
+        self.database.lost = self.database.repeated = 0.0
+        self.database.down = False
+
+    # What is looked at.
+
+    def _committed(self, rows: Sequence[Any]) -> None:
+        if self.oracle.complete:
+            return  # A job that has finished leaves nothing to resume: its next run begins anew.
+        self.oracle.committed(rows)
+
+    def look(self) -> None:
+        """Check all that can be seen now."""
+        if not self.oracle.complete:
+            self.oracle.visible(self._visible())
+        self._check_files()
+
+    def _visible(self) -> Iterator[Any]:
+        disk = self.sim.disk
+        names = [name for name in disk.list(OUT, missing_ok=True) if not name.startswith(".")]
+        seen = {}
+        for name in names:
+            data = bytes(disk.file(f"{OUT}/{name}").data)
+            known = self._parts.get(name)
+            if known is None or known[0] != data:
+                known = (data, [json.loads(line) for line in data.splitlines()])
+            seen[name] = known
+            yield from known[1]
+        self._parts = seen
+
+    def _check_files(self) -> None:
+        """Every file that the metadata of a completed checkpoint names is there, and what it says."""
+        disk = self.sim.disk
+        root = f"{STORE}/world"
+        for number in disk.list(f"{root}/checkpoints", missing_ok=True):
+            path = f"{root}/checkpoints/{number}/metadata"
+            if not disk.exists(path):
+                continue
+            data = bytes(disk.file(path).data)
+            checkpoint = self._decoded.get(data)
+            if checkpoint is None:
+                try:
+                    checkpoint = self._decoded[data] = decode_metadata(data, path)
+                except af.RestoreError as error:
+                    raise Violation(str(error)) from error
+                self.completed.add(checkpoint.checkpoint_id)
+            for file in _named_files(checkpoint):
+                full = f"{root}/{file.name}"
+                if not disk.exists(full):
+                    raise Violation(f"{path} names {file.name}, which is not there")
+                content = bytes(disk.file(full).data)
+                if len(content) != file.size or hashlib.blake2b(content, digest_size=state_files.DIGEST_BYTES).digest() != file.digest:
+                    raise Violation(f"{path} names {file.name}, which holds something else")
+
+
+def _named_files(checkpoint: CompletedCheckpoint) -> Iterator[StateFile]:
+    for state in checkpoint.subtasks.values():
+        for operator in state.operators:
+            if operator.keyed is not None:
+                yield from (file for file in operator.keyed.files if file.name)
+            for file in (operator.operator, operator.source):
+                if file is not None and file.name:
+                    yield file
+
+
+def run_world(seed: int, *, keep_trace: bool = False, settings: Settings | None = None) -> Outcome:
+    """Run one seed. Raises Violation, SimDeadlock, SimLivelock or whatever else broke; a note names the seed."""
+    chosen = settings or Settings.drawn(seed)
+    worlds: list[World] = []
+
+    async def main(host: SimulatedHost) -> None:
+        world = World(host.sim, chosen, Oracle(chosen.data))
+        worlds.append(world)
+        share(world.shared)
+        await _live(world)
+
+    with _environment(chosen):
+        result = simulate(main, seed, max_steps=200_000, keep_trace=keep_trace)
+    (world,) = worlds
+    strange = [error for error in result.errors if ": ended with " not in error]
+    if strange:
+        raise Violation(f"seed {seed}: errors that nobody awaited: {strange[:3]}")
+    return Outcome(
+        result.trace_crc, result.steps, result.virtual_s, world.done, world.starts, len(world.completed), result.trace
+    )
+
+
+async def _live(world: World) -> None:
+    settings, sim = world.settings, world.sim
+    loop = asyncio.get_running_loop()
+    names = ["alpha", "beta"] if settings.standby else ["alpha"]
+    beside = [loop.create_task(world.supervise(name), name=f"supervise {name}") for name in names]
+    trouble = loop.create_task(world.trouble(), name="trouble")
+    await asyncio.sleep(0)
+    rates: dict[str, Any] = {kind: settings.rates[kind] for kind in INJECTED if kind in settings.kinds}
+    faults = Faults(**rates, outage_s=(0.002, 1.2 if settings.standby else 0.05))
+    await inject(sim, faults, names, duration_s=settings.duration_s, check=world.look, done=world.done)
+    trouble.cancel()
+    world.heal()
+    deadline = loop.time() + LIVENESS_S
+    while True:
+        world.look()
+        if world.oracle.complete:
+            break
+        if loop.time() >= deadline:
+            raise Violation(f"{LIVENESS_S:g} s after the last fault there is missing: {world.oracle.missing()}")
+        await asyncio.sleep(0.01)
+    for task in beside:
+        task.cancel()
+    for name in names:
+        sim.kill(name)
+    await asyncio.gather(*beside, trouble, return_exceptions=True)
+
+
+@contextmanager
+def _environment(settings: Settings) -> Iterator[None]:
+    """Small files and a short lease, and no log: expected troubles would fill it."""
+    inline, lease = state_files.INLINE_BYTES, checkpoint_store.LeaseOptions
+    disabled = logging.root.manager.disable
+    state_files.INLINE_BYTES = settings.inline
+    checkpoint_store.LeaseOptions = lambda: SHORT_LEASE  # type: ignore[assignment,misc]  # The times of a cluster are too long here.
+    if disabled < logging.CRITICAL and not _LOG:
+        logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        state_files.INLINE_BYTES = inline
+        checkpoint_store.LeaseOptions = lease  # type: ignore[misc]
+        logging.disable(disabled)
+        unshare()
+
+
+_LOG: list[bool] = []
