@@ -73,17 +73,17 @@ class Settings:
         """Drawn from a stream of its own."""
         rng = Random(f"{seed}/world")
         kinds = tuple(kind for kind in KINDS if rng.random() < 0.5)
-        standby = rng.random() < 0.1
-        long = rng.random() < 0.1
-        duration_s = rng.uniform(0.3, 0.8) if long else rng.uniform(0.06, 0.2)
+        standby = rng.random() < 0.05
+        long = rng.random() < 0.03
+        duration_s = rng.uniform(0.3, 0.8) if long else rng.uniform(0.05, 0.16)
         share_s = rng.uniform(2, 8) / duration_s / max(1, len(kinds))
-        records = rng.randrange(20, 40) if long else rng.randrange(5, 14)
+        records = rng.randrange(20, 40) if long else rng.randrange(4, 10)
         burst = rng.choice((1, 3, 8))
         return Settings(
             kinds=kinds,
             rates={kind: share_s * rng.uniform(0.3, 2.0) for kind in kinds},
-            data=Data({"a": rng.choice((1, 2)), "b": 1}, records, rng.random() < 0.5),
-            parallelism=rng.choice(((1,), (2,), (1, 2), (1, 2, 3))),
+            data=Data({"a": rng.choice((1, 1, 2)), "b": 1}, records, rng.random() < 0.5),
+            parallelism=rng.choice(((1,), (1,), (2,), (1, 2), (1, 3))),
             standby=standby,
             duration_s=duration_s * (3 if standby else 1),
             every_ms=rng.choice((5, 15, 40)),
@@ -91,7 +91,7 @@ class Settings:
             min_pause_ms=rng.choice((0, 0, 10)),
             retain=rng.choice((1, 1, 2)),
             batch=rng.choice((1, 4, 1024)),
-            inline=rng.choice((0, 64, 16384)),
+            inline=rng.choice((0, 64, 16384, 16384)),
             pace_s=duration_s * (2 if standby else 1) * (burst + 1) / 2 / records * rng.uniform(0.5, 1.2),
             burst=burst,
             ordered=rng.random() < 0.5,

@@ -385,7 +385,7 @@ def _normal(path: str) -> str:
 
 
 def _parent(path: str | None) -> str | None:
-    return posixpath.dirname(path) if path is not None and path != "/" else None
+    return None if path is None or path == "/" else path.rpartition("/")[0] or "/"
 
 
 def _within(path: str, top: str) -> bool:

@@ -270,8 +270,8 @@ class SimLoop(asyncio.BaseEventLoop):
     def _run_slice(self) -> None:
         """Run 1 to 8 callbacks of one process, both chosen by the seed."""
         runnable, rng = self._runnable, self.sched_rng
-        process = runnable[rng.randrange(len(runnable)) if len(runnable) > 1 else 0]
-        length = rng.randrange(1, SLICE_MAX + 1) if self.perturb else SLICE_MAX
+        process = runnable[int(rng.random() * len(runnable)) if len(runnable) > 1 else 0]
+        length = 1 + int(rng.random() * SLICE_MAX) if self.perturb else SLICE_MAX
         self.crc = zlib.crc32(_TURN.pack(process.index, self.steps, self._now), self.crc)
         ready, generation = process.ready, process.generation
         for _ in range(length):
