@@ -45,6 +45,9 @@ __all__ = ["CheckpointCoordinator"]
 FINAL_RETRY_S = 1.0
 """A final checkpoint that failed is tried again after so long: the tasks wait for it, and a store that is full is not asked in a loop."""
 
+_RETRIED = (CheckpointFailureReason.TASK_FAILURE, CheckpointFailureReason.TASK_CLOSING)
+"""What ends the final checkpoint without ending what was asked for."""
+
 _ENDED_BADLY_MAX = 1000
 """So many failed checkpoints are remembered; what is acknowledged for older ones is left to the sweep of orphans."""
 
@@ -392,6 +395,7 @@ class CheckpointCoordinator:
             aligned_timeout_ms=None if options.unaligned else aligned_timeout_ms,
             full=is_savepoint or self._needs_full,
             directory=request.directory,
+            final=request.final,
         )
         self._next_id += 1
         finished = {subtask: self._finished_state(subtask) for subtask in self._finished}
@@ -450,8 +454,8 @@ class CheckpointCoordinator:
         request = pending.request
         if request.final:
             self._final_at_s = now.s + FINAL_RETRY_S
-        if request.final and request.number is not None and reason is CheckpointFailureReason.TASK_FAILURE:
-            self._stop = request  # The job comes back and is still to be stopped.
+        if request.final and request.number is not None and reason in _RETRIED:
+            self._stop = request  # Still to be stopped: the job comes back, or a task ended that was through by itself.
             return []
         instructions: list[Instruction] = [] if request.number is None else [Answer(request.number, None, error)]
         if request.kind is CheckpointKind.SYNC_SAVEPOINT and reason is not CheckpointFailureReason.SHUTDOWN:

@@ -187,7 +187,7 @@ _unpack_ints: Final[Callable[[Any], list[int]]] = msgspec.msgpack.Decoder(list[i
 _EVENTS: Final[tuple[tuple[Callable[..., Event], Any], ...]] = (
     (Watermark, tuple[int]),
     (WatermarkStatus, tuple[bool]),
-    (CheckpointBarrier, tuple[int, int, bool, bool, int | None, bool, str]),
+    (CheckpointBarrier, tuple[int, int, bool, bool, int | None, bool, str, bool]),
     (CancelCheckpointMarker, tuple[int]),
     (EndOfData, tuple[bool]),
     (EndOfPartition, tuple[()]),

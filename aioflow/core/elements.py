@@ -140,6 +140,8 @@ class CheckpointBarrier:
     """It refers to no file of an earlier checkpoint."""
     directory: str = ""
     """URL of the directory that its files go to; empty: the flow's own store."""
+    final: bool = False
+    """Taken when every task is through with its data: once it is complete, the tasks end."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -182,7 +182,8 @@ class SubtaskCheckpoints:
         except Exception as error:
             self._decline(checkpoint_id, CheckpointFailureReason.DECLINED, error)
             raise
-        if self._ended and self._first_after_end is None:
+        # A stopped task goes on from the final one; what was under way before may complete without it.
+        if self._ended and self._first_after_end is None and (self._drained or barrier.final):
             self._first_after_end = checkpoint_id
         now = monotonic()
         taken = _Taken(take, snapshot, self._drained, (now - begun) * 1000.0, now * 1000.0)

@@ -554,7 +554,7 @@ def test_final_checkpoint_is_triggered_as_soon_as_all_tasks_are_through() -> Non
     job.complete(1)
     assert job.at_end(*KEYS[:-1]) == []
     (trigger,) = only(Trigger, job.at_end(KEYS[-1]))
-    assert trigger.barrier == CheckpointBarrier(2, job.now.ms)
+    assert trigger.barrier == CheckpointBarrier(2, job.now.ms, final=True)
     assert job.checkpoint(5) == []
     assert job.savepoint(6) == []
     done = job.complete(2)
@@ -590,7 +590,7 @@ def test_stop_makes_the_final_checkpoint_a_savepoint() -> None:
     assert triggered(job.advance(1000)) == [2]  # The way to the end may be long.
     job.complete(2, "b")
     (trigger,) = only(Trigger, job.at_end(*KEYS))
-    assert trigger.barrier == CheckpointBarrier(3, job.now.ms, savepoint=True, full=True, directory="file:///sp")
+    assert trigger.barrier == CheckpointBarrier(3, job.now.ms, savepoint=True, full=True, directory="file:///sp", final=True)
     job.ack_all(3, "sp")
     done = job.stored(3)
     assert done == [NotifyComplete(3, everybody()), Answer(7, job.coordinator.latest)]  # type: ignore[arg-type]
@@ -636,6 +636,20 @@ def test_task_that_fails_during_the_savepoint_of_a_stop_restarts_and_the_stop_st
     job.restart()
     job.advance(1000)
     (trigger,) = only(Trigger, job.at_end(*KEYS))
+    assert trigger.barrier.savepoint
+    assert answered(job.complete(2)) == {7: "file:///2"}
+
+
+def test_task_that_ended_before_the_savepoint_of_a_stop_does_not_end_the_stop() -> None:
+    """One that was through by itself may end on a checkpoint that was under way; the savepoint is taken of the others."""
+    job = Job()
+    job.run()
+    job.stop(7)
+    assert triggered(job.at_end(*KEYS)) == [1]
+    ended = job.finished((SOURCE, 0))
+    assert only(FailJob, ended) == []
+    assert answered(ended) == {}
+    (trigger,) = only(Trigger, [*ended, *job.advance(1000)])
     assert trigger.barrier.savepoint
     assert answered(job.complete(2)) == {7: "file:///2"}
 

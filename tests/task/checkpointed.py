@@ -293,7 +293,7 @@ class Run:
     def end_of_data_reached(self, attempt: ExecutionAttemptId) -> None:
         self.ended.add(attempt)
         if self.final and all(task.descriptor.attempt in self.ended for task in self._alive()):
-            self.trigger()
+            self.trigger(final=True)
 
     def _complete_if_all(self, pending: Checkpoint) -> None:
         needed = {self._key(task.descriptor.attempt) for task in self._alive()}

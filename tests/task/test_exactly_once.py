@@ -442,6 +442,30 @@ async def test_stopping_keeps_windows_open_for_the_run_that_goes_on() -> None:
     assert Counter(map(repr, ledger.rows)) == await reference(windows, EVENTS)
 
 
+async def test_a_checkpoint_that_was_under_way_does_not_end_what_is_stopped() -> None:
+    """F4: what was triggered before the stop may reach a task behind its end, and complete; the tasks stay for the final one."""
+    feed, ledger = Feed(*EVENTS), Ledger()
+    flow = windows(feed, ledger)
+    async with Run(flow) as run:
+        run.final = False
+        feed.allow(25)
+        await run.idle(feed)
+        for task in run.tasks.values():
+            task.stop_source(drain=False)
+        while len(run.ended) < len(run.tasks):
+            await asyncio.sleep(0)
+        await run.checkpoint()
+        await run.checkpoint(savepoint=True)
+        assert not any(runner.done() for runner in run.runners.values())
+        await run.checkpoint(final=True)
+        await run.finished()
+        taken = run.latest
+    async with Run(flow, taken) as run:
+        feed.allow_all()
+        await run.finished()
+    assert Counter(map(repr, ledger.rows)) == await reference(windows, EVENTS)
+
+
 @pytest.mark.parametrize("parallelism", [1, 3])
 @pytest.mark.parametrize("program", [counts, timers, windows], ids=lambda program: program.__name__)
 async def test_another_parallelism_gives_the_same_results(program: Program, parallelism: int) -> None:
