@@ -23,11 +23,12 @@ from __future__ import annotations
 import dataclasses
 import struct
 import zlib
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from decimal import Decimal
 from enum import Enum, Flag
+from itertools import repeat
 from typing import Any
 from uuid import UUID
 
@@ -41,6 +42,7 @@ __all__ = [
     "canonical_key",
     "default_max_parallelism",
     "key_group",
+    "key_groups",
     "range_for_subtask",
     "subtask_for_group",
 ]
@@ -49,6 +51,8 @@ MAX_PARALLELISM_LIMIT = 1 << 15
 """As in Flink: a key group is a 16-bit number."""
 
 _DEFAULT_MAX_PARALLELISM = 128
+_TEXT = frozenset((str,))
+_TEXT_CHECKSUM = zlib.crc32(b"s")
 _DECIMAL_DIGITS_MAX = 10_000
 """A Decimal such as 1E+999999999 equals an int of a gigabyte: with more digits it is refused, not expanded."""
 
@@ -67,6 +71,17 @@ class KeyNotSupported(TypeNotSupported):
 def key_group(key: Hashable, max_parallelism: int) -> int:
     """Returns the key group of `key`, in `range(max_parallelism)`. Raises KeyNotSupported."""
     return zlib.crc32(canonical_key(key)) % max_parallelism
+
+
+def key_groups(keys: Sequence[Any], max_parallelism: int) -> list[int]:
+    """Returns the key group of each of `keys`; of texts in a third of the time. Raises KeyNotSupported."""
+    if _TEXT.issuperset(map(type, keys)):
+        try:
+            # The sum of b"s" + text, without making it.
+            return [checksum % max_parallelism for checksum in map(zlib.crc32, map(str.encode, keys), repeat(_TEXT_CHECKSUM))]
+        except UnicodeEncodeError:
+            pass  # A lone surrogate: one by one.
+    return [zlib.crc32(canonical_key(key)) % max_parallelism for key in keys]
 
 
 def canonical_key(key: Any) -> bytes:

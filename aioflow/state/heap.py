@@ -25,16 +25,14 @@ from aioflow.state.backend import INTERNAL_PREFIX, NO_KEY
 from aioflow.state.changes import ChangeLog, Generation, Space
 from aioflow.state.format import TIMERS, FileHeader
 from aioflow.state.handles import CANONICAL, KeyedStateHandle, StateInput
+from aioflow.state.heap_keys import KEYS_A_SLICE
 from aioflow.state.heap_restore import ReadFile, ReadState, read_handle
-from aioflow.state.heap_snapshot import HEAP_FORMAT, KEYS_A_SLICE, HeapSnapshot, SnapshotPlan, WrittenFile
-from aioflow.state.heap_table import HeapStateTable
+from aioflow.state.heap_snapshot import HEAP_FORMAT, HeapSnapshot, SnapshotPlan, WrittenFile
+from aioflow.state.heap_table import RAW, HeapStateTable
 from aioflow.state.snapshot import TableMeta, check_max_parallelism
 from aioflow.state.timers import InternalTimerService, TimerQueue
 
 __all__ = ["HeapKeyedStateBackend", "HeapStateTable"]
-
-RAW = "table"
-"""Kind of a table that a built-in operator uses directly."""
 
 EVENT, PROCESSING = ".event", ".processing"
 TIMERS_PREFIX = f"{INTERNAL_PREFIX}timers."
@@ -158,7 +156,7 @@ class HeapKeyedStateBackend:
             for name, timers in self._timers.items()
         }
         filters = {name: alive for name, state in self._states.items() if (alive := state.still_alive()) is not None}
-        ended = self._log.begin()
+        ended = self._log.begin(self._spaces)
         self._generations.append(ended)
         plan = SnapshotPlan(
             FileHeader(self.max_parallelism, self.key_group_range, tables, watermarks),
@@ -179,10 +177,10 @@ class HeapKeyedStateBackend:
         snapshot = self._snapshots.get(checkpoint_id)
         for earlier in [known for known in self._snapshots if known <= checkpoint_id]:
             del self._snapshots[earlier]
-        if snapshot is None or not snapshot.plan.result or snapshot.plan.format == CANONICAL:
+        if snapshot is None or snapshot.plan.result is None or snapshot.plan.format == CANONICAL:
             return
         plan = snapshot.plan
-        self._archive = plan.result
+        self._archive = snapshot.plan.result
         self._generations = [generation for generation in self._generations if generation.number > plan.ended.number]
         if plan.full:
             self._must_be_full = False
@@ -223,8 +221,7 @@ class HeapKeyedStateBackend:
         if read is not None and len(mine) == 1 and mine[0].format == HEAP_FORMAT and read.header.groups == groups:
             # The very files of that checkpoint can be built upon.
             self._archive = tuple(self._written(file) for file in read.files)
-        else:
-            await self._note_everything()
+            self._log.build_upon_restored()
         for name, state in self._states.items():
             self._tables[name].index = None
             state.prepare()
@@ -345,20 +342,13 @@ class HeapKeyedStateBackend:
             await asyncio.sleep(0)
 
     def _written(self, read: ReadFile) -> WrittenFile:
-        keys: dict[Space, list[Any]] = {}
+        keys: dict[Space, list[Sequence[Any]]] = {}
         for (name, namespace), found in read.keys.items():
             table = self._tables.get(name)
             space = self._queue(name).find(namespace) if table is None else table.find(namespace)
             if space is not None:
                 keys[space] = found
         return WrittenFile(read.file, keys, read.drops, read.rows)
-
-    async def _note_everything(self) -> None:
-        for space in self._spaces():
-            rows = iter(space.entries)
-            while part := list(islice(rows, KEYS_A_SLICE)):
-                self._log.touch(space, part)
-                await asyncio.sleep(0)
 
     def _show(self, table: HeapStateTable, state: views.View | None, stored: Any) -> Any:
         if state is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,7 +23,7 @@ class ReadFile:
     """What one file spoke of."""
 
     file: StateFile
-    keys: dict[tuple[str, Any], list[Any]] = field(default_factory=dict)
+    keys: dict[tuple[str, Any], list[Sequence[Any]]] = field(default_factory=dict)
     """(table, namespace) -> keys, whether it put or removed them."""
     drops: dict[tuple[str, Any], None] = field(default_factory=dict)
     rows: int = 0
@@ -98,5 +98,8 @@ def _apply(rows: Entries, table: dict[Any, dict[Any, Any]], read: ReadFile) -> N
             held = table.get(namespace)
             if held is not None:
                 held.pop(key, None)
+    spoken: dict[Any, list[Any]] = {}
     for namespace, key in zip(rows.namespaces, rows.keys, strict=True):
-        read.keys.setdefault((name, namespace), []).append(key)
+        spoken.setdefault(namespace, []).append(key)
+    for namespace, keys in spoken.items():
+        read.keys.setdefault((name, namespace), []).append(tuple(keys))

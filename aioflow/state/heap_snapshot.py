@@ -9,30 +9,24 @@ A file that replaces all is a base: it says everything and nothing is taken from
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import dataclass, field
-from itertools import islice
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice, repeat
 from typing import Any
 
+from aioflow.core.elements import MIN_WATERMARK
 from aioflow.core.errors import StateError
 from aioflow.core.keygroups import KeyGroupRange
 from aioflow.core.serializers import Codec
-from aioflow.state.changes import MISSING, ChangeLog, Generation, Space, value_at
-from aioflow.state.format import FileHeader, encode_drops, encode_end, encode_entries, encode_header, group_of
+from aioflow.state.changes import MISSING, ChangeLog, Generation, Space, missing_in, values_at
+from aioflow.state.format import FileHeader, encode_drops, encode_end, encode_entries, encode_header
 from aioflow.state.handles import KeyedStateHandle, StateFile, StateOutput
+from aioflow.state.heap_keys import KEYS_A_SLICE, GatheredKeys, KeysSpokenOf, Part
 
 __all__ = ["HEAP_FORMAT", "HeapSnapshot", "SnapshotPlan", "WrittenFile"]
 
 HEAP_FORMAT = "heap"
 """Of a checkpoint that may consist of several files; each is like the one of a canonical snapshot."""
-
-Rows = dict[int, tuple[list[Space], list[Any]]]
-"""Key group -> spaces and keys, side by side."""
-
-Row = tuple[int, Space, Any]
-
-KEYS_A_SLICE = 1_024
-"""Keys looked at before others get their turn: about 0.3 ms."""
 
 ROWS_A_FRAME = 512
 BYTES_A_FRAME = 1 << 16
@@ -53,9 +47,17 @@ class WrittenFile:
     """One file of a checkpoint that can be built upon, and what it speaks of."""
 
     file: StateFile
-    keys: dict[Space, list[Any]]
+    keys: dict[Space, list[Sequence[Any]]]
+    """In tuples of up to some hundred keys: Python's garbage collector looks at these once, and at a list each time."""
     drops: dict[tuple[str, Any], None]
     rows: int
+
+
+    def parts(self) -> Iterator[Part]:
+        """Keys that it puts or removes, in order."""
+        for space, parts in self.keys.items():
+            for part in parts:
+                yield space, part
 
 
 @dataclass(slots=True)
@@ -75,7 +77,7 @@ class SnapshotPlan:
     format: str
     codec: Codec
     operator: str
-    result: tuple[WrittenFile, ...] = field(default=())
+    result: tuple[WrittenFile, ...] | None = None
     """The files of this one, once it is written."""
 
 
@@ -97,20 +99,22 @@ class HeapSnapshot:
             self._log.end()
 
     async def write(self, output: StateOutput) -> KeyedStateHandle | None:
-        """Writes what has to be written. None when there never was any state. Once, and not after `cancel`."""
+        """Writes what has to be written. None when there is nothing to keep. Once, and not after `cancel`."""
         if not self._open or self._began:
             raise StateError("a snapshot was written twice, or after it was cancelled; begin another")
         self._began = True
         plan = self.plan
         try:
-            if not plan.header.tables:
-                return None
             if len(plan.generations) > GENERATIONS_MAX:
                 await self._merge_generations()
             kept, sources, drops = await self._choose()
-            by_group = await self._gather(sources)
-            keys: dict[Space, list[Any]] = {}
-            file = await output.write(self._content(by_group, drops if kept else {}, keys, base=not kept))
+            gathered = await self._gather(sources)
+            if not kept and not gathered and all(reached == MIN_WATERMARK for reached in plan.header.watermarks.values()):
+                plan.result = ()
+                return None
+            spoken = KeysSpokenOf()
+            file = await output.write(self._content(gathered, drops if kept else {}, spoken, base=not kept))
+            keys = await spoken.settled()
         finally:
             self.cancel()
         plan.result = (*kept, WrittenFile(file, keys, drops if kept else {}, self._rows))
@@ -124,23 +128,26 @@ class HeapSnapshot:
         merged = Generation(plan.ended.number)
         for generation in plan.generations:
             merged.drops.update(generation.drops)
-            for space, touched in generation.touched.items():
-                dirty = merged.touched.setdefault(space, {})
-                remaining = iter(touched)
+            merged.whole += generation.whole
+            for space, keys in generation.noted():
+                dirty: Any = merged.touched.get(space)
+                if dirty is None:
+                    dirty = merged.touched[space] = {} if space.keeps_order else set()
+                remaining = iter(keys)
                 while part := list(islice(remaining, KEYS_A_SLICE)):
-                    dirty.update(dict.fromkeys(part))
+                    dirty.update(dict.fromkeys(part) if space.keeps_order else part)
                     await asyncio.sleep(0)
         self._merged(plan.generations, merged)
         plan.generations = (merged,)
 
-    async def _choose(self) -> tuple[tuple[WrittenFile, ...], list[dict[Space, Any]], dict[tuple[str, Any], None]]:
+    async def _choose(self) -> tuple[tuple[WrittenFile, ...], list[Iterable[tuple[Space, Iterable[Any]]]], dict[tuple[str, Any], None]]:
         """Which files stay, which keys the new one speaks of (from old to new), and which namespaces are void in those that stay."""
         plan = self.plan
         archive, generations = plan.archive, plan.generations
         changed = 0
         for generation in generations:
             changed += len(generation.drops)
-            for counted, keys in enumerate(generation.touched.values(), 1):
+            for counted, (_, keys) in enumerate(generation.noted(), 1):
                 changed += len(keys)
                 if counted % KEYS_A_SLICE == 0:
                     await asyncio.sleep(0)
@@ -154,41 +161,30 @@ class HeapSnapshot:
             if small >= SMALL_FILES_MAX:
                 kept -= small
         replaced = archive[kept:]
-        sources: list[dict[Space, Any]] = [*(written.keys for written in replaced), *(generation.touched for generation in generations)]
+        sources: list[Iterable[tuple[Space, Iterable[Any]]]] = [written.parts() for written in replaced]
+        for generation in generations:
+            sources += [generation.touched.items(), generation.saved.items()]
         void = [*(written.drops for written in replaced), *(generation.drops for generation in generations)]
         return archive[:kept], sources, {place: None for places in void for place in places}
 
-    async def _gather(self, sources: list[dict[Space, Any]]) -> dict[str, Rows]:
-        """All keys by table and key group; one that is in two sources twice."""
-        dead_since, max_parallelism = self.plan.ended.number, self.plan.header.max_parallelism
-        by_group: dict[str, Rows] = {}
-        looked_at = 0
+    async def _gather(self, sources: list[Iterable[tuple[Space, Iterable[Any]]]]) -> GatheredKeys:
+        """The keys of all `sources`, and all keys of what was not noted."""
+        plan = self.plan
+        gathered = GatheredKeys(plan.ended, plan.header.max_parallelism)
         for source in sources:
-            for space, touched in source.items():
-                looked_at += 1
-                if space.dropped is not None and space.dropped <= dead_since:
-                    continue
-                rows = by_group.setdefault(space.table.name, {})
-                kind = space.table.meta.kind
-                remaining = iter(touched)
-                while part := list(islice(remaining, KEYS_A_SLICE)):
-                    for key in part:
-                        group = group_of(kind, key, max_parallelism)
-                        held = rows.get(group)
-                        if held is None:
-                            held = rows[group] = ([], [])
-                        held[0].append(space)
-                        held[1].append(key)
-                    looked_at += len(part)
-                    if looked_at >= KEYS_A_SLICE:
-                        looked_at = 0
-                        await asyncio.sleep(0)
-        return by_group
+            gathered.sources += 1
+            for space, keys in source:
+                await gathered.add(space, keys)
+        for generation in plan.generations:
+            gathered.sources += 1
+            for space in generation.whole:
+                await gathered.add_whole(space)
+        return gathered
 
     async def _content(
-        self, by_group: dict[str, Rows], drops: dict[tuple[str, Any], None], keys: dict[Space, list[Any]], *, base: bool
+        self, gathered: GatheredKeys, drops: dict[tuple[str, Any], None], spoken: KeysSpokenOf, *, base: bool
     ) -> AsyncIterator[bytes]:
-        """The file, frame by frame; notes in `keys` of what it speaks.
+        """The file, frame by frame; notes in `spoken` of what it speaks.
 
         `base`: nothing comes before it, so that nothing has to be said of keys that are gone.
         """
@@ -206,55 +202,44 @@ class HeapSnapshot:
                 frames += 1
                 yield encode_drops(index, part, plan.codec, owner)
             frame_rows = FIRST_FRAME_ROWS
-            ordered = _in_order(by_group.get(name, {}), keys)
-            while rows := list(islice(ordered, frame_rows)):
+            cut = gathered.cut(name)
+            while parts := cut.take(frame_rows):
                 size = 0
                 # Looked up and encoded in one go: a mutable value of the live state may change as soon as others get their turn.
-                for content in self._encoded(index, rows, owner, base=base):
+                for content in self._encoded(index, KeyGroupRange(cut.first, cut.last), parts, owner, base=base):
                     size += len(content)
                     frames += 1
                     yield content
+                for space, keys in parts:
+                    spoken.add(space, keys)
                 frame_rows = max(1, min(ROWS_A_FRAME, 2 * frame_rows, frame_rows * BYTES_A_FRAME // (size + 1)))
                 await asyncio.sleep(0)
         yield encode_end(frames)
 
-    def _encoded(self, index: int, rows: list[Row], owner: str, *, base: bool) -> list[bytes]:
+    def _encoded(self, index: int, groups: KeyGroupRange, parts: list[Part], owner: str, *, base: bool) -> list[bytes]:
         plan = self.plan
         later = plan.ended.next
-        name = rows[0][1].table.name
-        left_of = plan.filters.get(name)
-        groups = KeyGroupRange(rows[0][0], rows[-1][0])
+        left_of = plan.filters.get(parts[0][0].table.name)
         namespaces: list[Any] = []
         keys: list[Any] = []
         values: list[Any] = []
         gone: tuple[list[Any], list[Any]] = ([], [])
-        for _, space, key in rows:
-            held = value_at(later, space, key)
-            if left_of is not None and held is not MISSING:
-                held = left_of(held)
-            if held is not MISSING:
-                namespaces.append(space.namespace)
-                keys.append(key)
-                values.append(held)
-            elif not base:
-                gone[0].append(space.namespace)
-                gone[1].append(key)
+        for space, some in parts:
+            held = values_at(later, space, some)
+            if left_of is not None:
+                held = [now if now is MISSING else left_of(now) for now in held]
+            if missing_in(held):
+                if not base:
+                    lost = [key for key, now in zip(some, held, strict=True) if now is MISSING]
+                    gone[0].extend(repeat(space.namespace, len(lost)))
+                    gone[1].extend(lost)
+                some = [key for key, now in zip(some, held, strict=True) if now is not MISSING]
+                held = [now for now in held if now is not MISSING]
+            namespaces.extend(repeat(space.namespace, len(some)))
+            keys.extend(some)
+            values.extend(held)
         self._rows += len(keys) + len(gone[1])
         encoded = [encode_entries(index, groups, namespaces, keys, values, plan.codec, owner)] if keys else []
         if gone[1]:
             encoded.append(encode_entries(index, groups, *gone, None, plan.codec, owner))
         return encoded
-
-
-def _in_order(rows: Rows, keys: dict[Space, list[Any]]) -> Iterator[Row]:
-    """Each row once. What was seen is kept for one key group at a time: a dict of millions takes long to grow."""
-    for group in sorted(rows):
-        seen: dict[Space, set[Any]] = {}
-        for space, key in zip(*rows.pop(group), strict=True):
-            known = seen.get(space)
-            if known is None:
-                known = seen[space] = set()
-            if key not in known:
-                known.add(key)
-                keys.setdefault(space, []).append(key)
-                yield group, space, key

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from aioflow.state.changes import MISSING, ChangeLog, Guard, Space
+from aioflow.state.changes import MISSING, ChangeLog, Guard, OrderedSpace, Space
 from aioflow.state.snapshot import ATOMS, TableMeta
 
-__all__ = ["HeapStateTable"]
+__all__ = ["RAW", "HeapStateTable"]
+
+RAW = "table"
+"""Kind of a table that a built-in operator uses directly, a batch at a time."""
 
 _NOTHING: Any = MappingProxyType({})
 
@@ -18,7 +20,7 @@ _NOTHING: Any = MappingProxyType({})
 class HeapStateTable:
     """`namespace -> key -> value`. Namespace None always exists."""
 
-    __slots__ = ("_log", "_spaces", "index", "meta", "name", "result")
+    __slots__ = ("_kind", "_log", "_spaces", "index", "meta", "name", "result")
 
     def __init__(self, log: ChangeLog, name: str, meta: TableMeta, result: Callable[[Any], Any] | None = None) -> None:
         self.name = name
@@ -26,6 +28,7 @@ class HeapStateTable:
         self.result = result
         self.index: Any = None
         self._log = log
+        self._kind = Space if meta.kind == RAW else OrderedSpace
         self._spaces: dict[Any, Space] = {}
         self.space(None)
 
@@ -37,7 +40,7 @@ class HeapStateTable:
         if space is None:
             space = self.space(namespace)
         if space.token is self._log.token:
-            deque(map(space.dirty.setdefault, keys), 0)
+            space.dirty.update(keys)
         else:
             self._log.touch(space, keys)
         return space.entries
@@ -47,10 +50,11 @@ class HeapStateTable:
         space = self._spaces.get(namespace)
         if space is None:
             space = self.space(namespace)
-        if space.token is self._log.token:
-            space.dirty[key] = None
-        else:
-            self._log.touch(space, (key,))
+        log = self._log
+        if space.token is log.token and not space.keeps_order:
+            space.dirty.add(key)
+        elif log.noting:
+            log.touch(space, (key,))
         return space.entries
 
     def peek(self, namespace: Any = None) -> Mapping[Any, Any]:
@@ -82,7 +86,7 @@ class HeapStateTable:
         """The space of `namespace`, created on demand."""
         space = self._spaces.get(namespace)
         if space is None:
-            space = self._spaces[namespace] = Space(self, namespace, self._log.current.number)
+            space = self._spaces[namespace] = self._kind(self, namespace, self._log.current.number)
         return space
 
     def spaces(self) -> list[Space]:
@@ -103,9 +107,12 @@ class HeapStateTable:
         return self.space(namespace).entries
 
     def marks(self, namespace: Any) -> Any:
-        """Takes `marks[key] = None` before `key` is changed."""
+        """Takes `marks[key] = None` before `key` is changed. None: nothing is noted yet."""
+        log = self._log
+        if not log.noting:
+            return None
         space = self.space(namespace)
-        return Guard(self._log, space) if self._log.guarded else self._log.dirty_of(space)
+        return Guard(log, space) if log.guarded else log.dirty_of(space)
 
 
 class _Tracked(MutableMapping[Any, Any]):

@@ -16,12 +16,13 @@ to a second dict beside it. To a snapshot a bucket is a namespace of a table: a 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from typing import Any, Protocol
 
 from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK
 from aioflow.state.backend import NO_KEY
-from aioflow.state.changes import MISSING, ChangeLog, Space
+from aioflow.state.changes import MISSING, ChangeLog, OrderedSpace, Space
 from aioflow.state.format import TIMERS
 from aioflow.state.snapshot import TableMeta
 
@@ -52,7 +53,7 @@ class TimerBackend(Protocol):
         """Makes the timers and the event time of `service` part of every snapshot, and gives it those that were restored."""
 
 
-class Bucket(Space):
+class Bucket(OrderedSpace):
     """The timers of one timestamp: (key, namespace) -> place in the order of registration, 0 for one that has fired."""
 
     __slots__ = ("firing", "late", "pending")
@@ -64,9 +65,13 @@ class Bucket(Space):
         """How many of those that are being iterated have not fired."""
         self.late: dict[Timer, int] | None = None
 
-    def lookup(self, key: Timer) -> Any:
-        late = self.late
-        return self.entries.get(key) or (late.get(key) if late else None) or MISSING
+    def lookup(self, keys: Sequence[Timer]) -> list[Any]:
+        held, late = self.entries, self.late or {}
+        return [held.get(timer) or late.get(timer) or MISSING for timer in keys]
+
+    def keys(self, start: int, count: int) -> list[Timer]:
+        held = [*self.entries, *self.late] if self.late else self.entries
+        return list(islice(held, start, start + count))
 
     def release(self) -> None:
         super().release()
@@ -108,7 +113,8 @@ class TimerQueue:
             held = bucket.late
         if timer in held:
             return False
-        self._touch(bucket, timer)
+        if self._log.noting:
+            self._touch(bucket, timer)
         self.order = held[timer] = self.order + 1
         return True
 
@@ -122,10 +128,12 @@ class TimerQueue:
             if bucket.entries.get(timer):
                 self._spend(bucket, timer)
             elif bucket.late and timer in bucket.late:
-                self._touch(bucket, timer)
+                if self._log.noting:
+                    self._touch(bucket, timer)
                 del bucket.late[timer]
         elif timer in bucket.entries:
-            self._touch(bucket, timer)
+            if self._log.noting:
+                self._touch(bucket, timer)
             del bucket.entries[timer]
             if not bucket.entries:
                 self._drop(bucket)
@@ -183,7 +191,8 @@ class TimerQueue:
 
     def _spend(self, bucket: Bucket, timer: Timer) -> None:
         # A bucket that has begun to fire loses a timer. After its last one come those registered meanwhile.
-        self._touch(bucket, timer)
+        if self._log.noting:
+            self._touch(bucket, timer)
         bucket.entries[timer] = 0
         bucket.pending -= 1
         if not bucket.pending:

@@ -152,7 +152,8 @@ class TimedValueView(TimedView, ValueView):
             return
         now = self._now_ms()
         key = self._backend.current_key
-        self._dirty[key] = None
+        if (dirty := self._dirty) is not None:
+            dirty[key] = None
         self._store[key] = (now, value)
         self._written(now)
 
@@ -204,7 +205,8 @@ class TimedListView(TimedView, ListView):
         added = [(now, value) for value in values]
         stored = self._current()
         key = self._backend.current_key
-        self._dirty[key] = None
+        if (dirty := self._dirty) is not None:
+            dirty[key] = None
         if stored is MISSING:
             self._store[key] = added
         else:
@@ -233,7 +235,8 @@ class TimedMapView(TimedView, MapView):
     def put(self, key: Any, value: Any) -> None:
         now = self._now_ms()
         current = self._backend.current_key
-        self._dirty[current] = None
+        if (dirty := self._dirty) is not None:
+            dirty[current] = None
         stored = self._entries.get(current)
         if stored is None:
             self._store[current] = {key: (now, value)}
@@ -286,7 +289,8 @@ class TimedReducingView(TimedView, ReducingView):
         stored = self._current()
         now = self._now_ms()
         key = self._backend.current_key
-        self._dirty[key] = None
+        if (dirty := self._dirty) is not None:
+            dirty[key] = None
         self._store[key] = (now, value if stored is MISSING else self._fn(stored[1], value))
         self._written(now)
 
@@ -309,7 +313,8 @@ class TimedAggregatingView(TimedView, AggregatingView):
         accumulator = self._agg.create_accumulator() if stored is MISSING else stored[1]
         now = self._now_ms()
         key = self._backend.current_key
-        self._dirty[key] = None
+        if (dirty := self._dirty) is not None:
+            dirty[key] = None
         self._store[key] = (now, self._agg.add(value, accumulator))
         self._written(now)
 

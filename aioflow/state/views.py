@@ -80,7 +80,8 @@ class View:
         """Removes what the current key has."""
         key = self._backend.current_key
         if key in self._entries:  # This looks at the key, and so raises for none; `pop` of an empty dict would not.
-            self._dirty[key] = None
+            if (dirty := self._dirty) is not None:
+                dirty[key] = None
             del self._store[key]
             self._table.drop_if_empty(self._namespace)
 
@@ -113,7 +114,8 @@ class ValueView(View):
             self.clear()
         else:
             key = self._backend.current_key
-            self._dirty[key] = None
+            if (dirty := self._dirty) is not None:
+                dirty[key] = None
             self._store[key] = value
 
     def show_missing(self) -> Any:
@@ -143,7 +145,8 @@ class ListView(View):
         if value is None:
             raise self.none_refused()
         key = self._backend.current_key
-        self._dirty[key] = None
+        if (dirty := self._dirty) is not None:
+            dirty[key] = None
         stored = self._entries.get(key)
         if stored is None:
             self._store[key] = [value]
@@ -154,7 +157,8 @@ class ListView(View):
         added = self.checked(values)
         if added:
             key = self._backend.current_key
-            self._dirty[key] = None
+            if (dirty := self._dirty) is not None:
+                dirty[key] = None
             stored = self._entries.get(key)
             if stored is None:
                 self._store[key] = added
@@ -165,7 +169,8 @@ class ListView(View):
         new = self.checked(values)
         if new:
             key = self._backend.current_key
-            self._dirty[key] = None
+            if (dirty := self._dirty) is not None:
+                dirty[key] = None
             self._store[key] = new
         else:
             self.clear()
@@ -197,7 +202,8 @@ class MapView(View):
 
     def put(self, key: Any, value: Any) -> None:
         current = self._backend.current_key
-        self._dirty[current] = None
+        if (dirty := self._dirty) is not None:
+            dirty[current] = None
         stored = self._entries.get(current)
         if stored is None:
             self._store[current] = {key: value}
@@ -212,7 +218,8 @@ class MapView(View):
         current = self._backend.current_key
         stored = self._entries.get(current)
         if stored is not None and key in stored:
-            self._dirty[current] = None
+            if (dirty := self._dirty) is not None:
+                dirty[current] = None
             del stored[key]
             if not stored:
                 self.clear()
@@ -260,7 +267,8 @@ class ReducingView(AppendingView):
     def add(self, value: Any) -> None:
         key = self._backend.current_key
         old = self._entries.get(key, MISSING)
-        self._dirty[key] = None
+        if (dirty := self._dirty) is not None:
+            dirty[key] = None
         self._store[key] = value if old is MISSING else self._fn(old, value)
 
 
@@ -281,7 +289,8 @@ class AggregatingView(AppendingView):
         accumulator = self._entries.get(key, MISSING)
         if accumulator is MISSING:
             accumulator = self._agg.create_accumulator()
-        self._dirty[key] = None
+        if (dirty := self._dirty) is not None:
+            dirty[key] = None
         self._store[key] = self._agg.add(value, accumulator)
 
     def show(self, stored: Any) -> Any:

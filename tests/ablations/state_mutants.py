@@ -13,7 +13,7 @@ STATE_MUTANTS: list[Mutant] = [
     Mutant(
         "what a snapshot still needs is shared with the job that changes it",
         "aioflow/state/changes.py",
-        "    return held if type(held) in ATOMS or held is MISSING else frozen_copy(held)\n",
+        "    return held if type(held) in _SHARED else frozen_copy(held)\n",
         "    return held\n",
         (
             f"{SNAPSHOTS}test_a_list_changed_while_the_snapshot_is_written_is_in_it_as_it_was",
@@ -23,22 +23,22 @@ STATE_MUTANTS: list[Mutant] = [
     Mutant(
         "a mutable value that is read while a snapshot is unfinished is not saved",
         "aioflow/state/changes.py",
-        "        if type(held) not in ATOMS and key not in self._dirty:\n            self._dirty[key] = _saved(held)\n",
+        "        if type(held) not in ATOMS and key not in self._saved:\n            self._saved[key] = _saved(held)\n",
         "",
         (f"{SNAPSHOTS}test_a_list_changed_while_the_snapshot_is_written_is_in_it_as_it_was",),
     ),
     Mutant(
         "what was saved for the second of two snapshots is not there for the first",
         "aioflow/state/changes.py",
-        "        later = later.next\n    return space.lookup(key)\n",
-        "        later = None\n    return space.lookup(key)\n",
+        "        later = later.next\n    for saved in",
+        "        later = None\n    for saved in",
         (f"{SNAPSHOTS}test_a_second_snapshot_may_begin_while_the_first_is_written",),
     ),
     Mutant(
         "a key that is gone is not in the increment",
         "aioflow/state/heap_snapshot.py",
-        "            elif not base:\n",
-        "            elif base:\n",
+        "                if not base:\n",
+        "                if base:\n",
         (f"{SNAPSHOTS}test_what_is_gone_stays_gone_after_a_restore",),
     ),
     Mutant(
@@ -58,15 +58,15 @@ STATE_MUTANTS: list[Mutant] = [
     Mutant(
         "an increment rests on a savepoint",
         "aioflow/state/heap.py",
-        "if snapshot is None or not snapshot.plan.result or snapshot.plan.format == CANONICAL:",
-        "if snapshot is None or not snapshot.plan.result:",
+        "if snapshot is None or snapshot.plan.result is None or snapshot.plan.format == CANONICAL:",
+        "if snapshot is None or snapshot.plan.result is None:",
         (f"{SNAPSHOTS}test_an_increment_after_a_savepoint_does_not_rest_on_it",),
     ),
     Mutant(
         "a timer is not in the checkpoint",
         "aioflow/state/timers.py",
-        "        self._touch(bucket, timer)\n        self.order = held[timer] = self.order + 1\n",
-        "        self.order = held[timer] = self.order + 1\n",
+        "            self._touch(bucket, timer)\n        self.order = held[timer] = self.order + 1\n",
+        "            pass\n        self.order = held[timer] = self.order + 1\n",
         (
             "tests/state/test_timers.py::test_restored_timers_fire_in_the_order_they_would_have_fired_in",
             AGAINST_DICTS,
@@ -75,8 +75,8 @@ STATE_MUTANTS: list[Mutant] = [
     Mutant(
         "a timer that has fired is in the checkpoint",
         "aioflow/state/timers.py",
-        "        self._touch(bucket, timer)\n        bucket.entries[timer] = 0\n",
-        "        bucket.entries[timer] = 0\n",
+        "            self._touch(bucket, timer)\n        bucket.entries[timer] = 0\n",
+        "            pass\n        bucket.entries[timer] = 0\n",
         (AGAINST_DICTS,),
     ),
     Mutant(
@@ -97,5 +97,26 @@ STATE_MUTANTS: list[Mutant] = [
         (
             "tests/state/test_timers.py::test_each_timer_fires_once_on_the_owner_of_its_key_after_any_rescaling",
         ),
+    ),
+    Mutant(
+        "keys that went before they were listed are not in the first snapshot",
+        "aioflow/state/heap_keys.py",
+        "            parts.append(list(filterfalse(space.entries.__contains__, later.saved.get(space, ()))))\n",
+        "",
+        (f"{SNAPSHOTS}test_the_first_snapshot_holds_all_keys_while_they_come_and_go", AGAINST_DICTS),
+    ),
+    Mutant(
+        "keys that moved up are passed over by the first snapshot",
+        "aioflow/state/heap_keys.py",
+        "            if before is not parts[-1][-1]:\n",
+        "            if before is None:\n",
+        (f"{SNAPSHOTS}test_the_first_snapshot_holds_all_keys_while_they_come_and_go",),
+    ),
+    Mutant(
+        "what was restored is never noted, and so missing in the increment",
+        "aioflow/state/heap.py",
+        "            self._log.build_upon_restored()\n",
+        "",
+        (f"{SNAPSHOTS}test_a_restored_subtask_goes_on_with_the_files_of_the_checkpoint",),
     ),
 ]

@@ -328,7 +328,8 @@ def test_same_name_declared_as_another_kind_is_an_error(backend: KeyedStateBacke
 
 def test_restored_state_asked_for_as_another_kind_is_an_error(bench: Bench, backend: KeyedStateBackend) -> None:
     """H2.4"""
-    backend.get_state(ValueStateDescriptor("x"))
+    backend.set_current_key("a")
+    backend.get_state(ValueStateDescriptor("x")).update(1)
     (new,) = bench.rescaled([backend], 1)
     with pytest.raises(StateError, match="'x' is declared as map, but it exists as value"):
         new.get_state(MapStateDescriptor("x"))

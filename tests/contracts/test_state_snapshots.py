@@ -239,6 +239,43 @@ async def test_what_cannot_be_encoded_is_refused_naming_operator_state_and_type(
         await subtask.backend.begin_snapshot(1).write(InlineState())
 
 
+async def test_the_first_snapshot_holds_all_keys_while_they_come_and_go(name: str, subtask: Subtask) -> None:
+    """F7.9: it is the one that nobody prepared for. Keys go from before and behind what it has looked at, and some come back."""
+    table = subtask.backend.table("t")
+    table.of().update(dict.fromkeys(range(60), 0))
+    with patch.multiple("aioflow.state.heap_keys", KEYS_A_SLICE=2, KEYS_LISTED=4):
+        snapshot = subtask.backend.begin_snapshot(1)
+        writing = asyncio.ensure_future(snapshot.write(Slow()))
+        for number in range(0, 60, 2):
+            del table.of()[number]
+            del table.of()[59 - number]
+            table.of()[f"new-{number}"] = 1
+            table.of()[number] = 1
+            await asyncio.sleep(0)
+        handle = await writing
+    assert handle is not None
+    assert dict((await Subtask.restored(name, [handle])).backend.items("t")) == dict.fromkeys(range(60), 0)
+
+
+async def test_a_subtask_without_entries_writes_nothing(name: str, subtask: Subtask) -> None:
+    """Also if state is declared; what it held once is in no later checkpoint, and no longer referred to."""
+    backend = subtask.backend
+    backend.get_state(ValueStateDescriptor("v"))
+    windows = backend.table("windows")
+    assert await backend.begin_snapshot(1).write(InlineState()) is None
+    backend.checkpoint_completed(1)
+    windows.of(5)["a"] = 1
+    before = await checkpoint(backend, 2)
+    windows.drop(5)
+    assert await backend.begin_snapshot(3, full=True).write(InlineState()) is None
+    backend.checkpoint_completed(3)
+    windows.of(6)["b"] = 2
+    after = await checkpoint(backend, 4)
+    assert not any(known is file for known in after.files for file in before.files)
+    new = (await Subtask.restored(name, [after])).backend
+    assert (new.table("windows").namespaces(), new.items("windows", namespace=6)) == ([6], [("b", 2)])
+
+
 # Increments.
 
 
@@ -583,5 +620,6 @@ def test_every_checkpoint_agrees_with_plain_dicts_whatever_happens_while_it_is_w
 
     # What a slice is in production would take in all of this at once.
     small = {"KEYS_A_SLICE": 2, "ROWS_A_FRAME": 2, "FIRST_FRAME_ROWS": 1, "SMALL_FILES_MAX": 2, "GENERATIONS_MAX": 2}
-    with patch.multiple("aioflow.state.heap_snapshot", **small):
+    few = {"KEYS_A_SLICE": 2, "KEYS_LISTED": 1, "KEYS_A_TUPLE": 3, "KEYS_ALONE": 2}
+    with patch.multiple("aioflow.state.heap_snapshot", **small), patch.multiple("aioflow.state.heap_keys", **few):
         asyncio.run(run())

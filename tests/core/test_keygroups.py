@@ -28,6 +28,7 @@ from aioflow.core.keygroups import (
     canonical_key,
     default_max_parallelism,
     key_group,
+    key_groups,
     range_for_subtask,
     subtask_for_group,
 )
@@ -424,3 +425,9 @@ def test_the_subtask_cache_refuses_what_cannot_be_a_key_each_time() -> None:
         with pytest.raises(KeyNotSupported):
             cache[None]
     assert not cache
+
+
+@given(st.lists(st.text(max_size=5) | st.integers() | st.binary(max_size=3), max_size=8) | st.lists(st.text(max_size=5), max_size=8))
+def test_the_groups_of_many_keys_are_those_of_each(keys: list[Any]) -> None:
+    for together in (keys, [*keys, "\ud800"], [*keys, True]):
+        assert key_groups(together, 128) == [key_group(key, 128) for key in together]

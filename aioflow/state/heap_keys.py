@@ -1,0 +1,200 @@
+"""The keys of which a snapshot of the heap speaks: brought together from where they were noted, and put in order of key groups.
+
+In slices, as everything that takes long. What is kept long is kept in tuples of some hundred keys: Python's garbage collector looks at a
+tuple of texts or numbers once, and at a list of a million in each full collection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import filterfalse, islice
+from typing import Any
+
+from aioflow.core.keygroups import canonical_key
+from aioflow.state.changes import Generation, Space
+from aioflow.state.format import groups_of
+
+__all__ = ["KEYS_A_SLICE", "CutKeys", "GatheredKeys", "KeysSpokenOf", "Part"]
+
+Rows = dict[int, dict[Space, list[Any]]]
+"""Key group -> keys."""
+
+Part = tuple[Space, Sequence[Any]]
+"""Keys of a space."""
+
+KEYS_A_SLICE = 1_024
+"""Keys looked at before others get their turn: about 0.5 ms."""
+
+KEYS_LISTED = 1 << 16
+"""Keys taken at once of a dict that others change between two slices: to find the place again costs some ns for each key before it."""
+
+KEYS_A_TUPLE = 512
+KEYS_ALONE = 32
+"""So many keys of one space get a tuple of their own."""
+
+_SORTED = frozenset((str, bytes, int))
+"""Types whose values sort fast among themselves."""
+
+
+class GatheredKeys:
+    """Keys by table and key group, as of the end of a generation. False while there are none."""
+
+    def __init__(self, ended: Generation, max_parallelism: int) -> None:
+        self.sources = 0
+        """Counted up by who adds: one source names a key once."""
+        self._ended = ended
+        self._max_parallelism = max_parallelism
+        self._tables: dict[str, Rows] = {}
+        self._source_of: dict[Space, int] = {}
+        self._repeated: set[Space] = set()
+        """These may have a key twice."""
+        self._looked_at = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._tables)
+
+    def cut(self, table: str) -> CutKeys:
+        """The keys of `table`, to be taken once."""
+        return CutKeys(self._tables.pop(table, {}), self._repeated)
+
+    async def add(self, space: Space, keys: Iterable[Any]) -> None:
+        """What was noted. The keys of a set, which come in another order in each process, are sorted: the same files everywhere."""
+        if space.dropped is not None and space.dropped <= self._ended.number:
+            await self._looked(1)
+            return
+        if self._source_of.setdefault(space, self.sources) != self.sources:
+            self._repeated.add(space)
+        kind = space.table.meta.kind
+        found: dict[int, list[Any]] = {}
+        remaining = iter(keys)
+        while part := list(islice(remaining, KEYS_A_SLICE)):
+            for group, key in zip(groups_of(kind, part, self._max_parallelism), part, strict=True):
+                held = found.get(group)
+                if held is None:
+                    held = found[group] = []
+                held.append(key)
+            await self._looked(len(part))
+        if not found:
+            return
+        rows = self._tables.setdefault(space.table.name, {})
+        for group, some in found.items():
+            if isinstance(keys, set):
+                _sort(some)
+            known = rows.setdefault(group, {}).setdefault(space, some)
+            if known is not some:
+                known += some
+            await self._looked(len(some))
+
+    async def add_whole(self, space: Space) -> None:
+        """All that `space` held at the end of the generation, of which nothing was noted: what it holds now, and what was touched since."""
+        parts = [space.keys(0, KEYS_LISTED)]
+        count, step = len(parts[0]), max(KEYS_LISTED, len(space.entries) // 8)
+        last = parts[0]
+        while len(last) >= KEYS_LISTED:
+            await asyncio.sleep(0)
+            # Keys that came are behind all others. Where the last one still has its place, none before it has gone.
+            before, *last = space.keys(count - 1, step + 1) or [None]
+            if before is not parts[-1][-1]:
+                self._repeated.add(space)
+                last = space.keys(0, len(space.entries) + KEYS_LISTED)
+                parts.append(last)
+                break
+            count += len(last)
+            parts.append(last)
+        # At this very moment: what goes later is in the list, and what comes back later is in one of these.
+        later = self._ended.next
+        while later is not None:
+            parts.append(list(filterfalse(space.entries.__contains__, later.saved.get(space, ()))))
+            later = later.next
+        for keys in parts:
+            await self.add(space, keys)
+
+    async def _looked(self, keys: int) -> None:
+        self._looked_at += keys + 1
+        if self._looked_at >= KEYS_A_SLICE:
+            self._looked_at = 0
+            await asyncio.sleep(0)
+
+
+class CutKeys:
+    """Cuts what is to be written into frames: in order of key groups, each key once, as many as are wanted."""
+
+    def __init__(self, rows: Rows, repeated: set[Space]) -> None:
+        self._rows = rows
+        self._repeated = repeated
+        self._groups = iter(sorted(rows))
+        self._spaces: Iterator[tuple[Space, list[Any]]] = iter(())
+        self._space: Space | None = None
+        self._keys: list[Any] = []
+        self._at = 0
+        self._group = 0
+        self.first = self.last = 0
+        """Key groups of what was taken last."""
+
+    def take(self, wanted: int) -> list[Part]:
+        """Up to `wanted` keys, none only at the end."""
+        parts: list[Part] = []
+        while wanted:
+            if self._at == len(self._keys) and not self._next():
+                break
+            some = tuple(self._keys[self._at : self._at + wanted])
+            self._at += len(some)
+            wanted -= len(some)
+            if not parts:
+                self.first = self._group
+            self.last = self._group
+            assert self._space is not None, "keys are those of a space"
+            parts.append((self._space, some))
+        return parts
+
+    def _next(self) -> bool:
+        """Goes to the next keys, if there are any."""
+        found = next(self._spaces, None)
+        while found is None:
+            group = next(self._groups, None)
+            if group is None:
+                return False
+            self._group = group
+            self._spaces = iter(self._rows.pop(group).items())
+            found = next(self._spaces, None)
+        self._space, self._keys = found
+        if self._space in self._repeated:
+            self._keys = list(dict.fromkeys(self._keys))
+        self._at = 0
+        return True
+
+
+class KeysSpokenOf:
+    """Of which keys a file speaks."""
+
+    def __init__(self) -> None:
+        self._keys: dict[Space, list[Sequence[Any]]] = {}
+        self._few: dict[Space, list[Any]] = {}
+        """Of many spaces with few keys in each group: not a tuple for each."""
+
+    def add(self, space: Space, keys: Sequence[Any]) -> None:
+        if len(keys) >= KEYS_ALONE:
+            self._keys.setdefault(space, []).append(keys)
+            return
+        few = self._few.setdefault(space, [])
+        few += keys
+        if len(few) >= KEYS_A_TUPLE:
+            self._keys.setdefault(space, []).append(tuple(few))
+            few.clear()
+
+    async def settled(self) -> dict[Space, list[Sequence[Any]]]:
+        for counted, (space, few) in enumerate(self._few.items(), 1):
+            if few:
+                self._keys.setdefault(space, []).append(tuple(few))
+            if counted % KEYS_A_SLICE == 0:
+                await asyncio.sleep(0)
+        return self._keys
+
+
+def _sort(keys: list[Any]) -> None:
+    kind = type(keys[0])
+    if kind in _SORTED and list(map(type, keys)).count(kind) == len(keys):
+        keys.sort()
+    else:
+        keys.sort(key=canonical_key)
