@@ -25,6 +25,7 @@ from aioflow.state.handles import KeyedStateHandle, StateInput, StateOutput
 from aioflow.state.snapshot import OperatorSnapshot
 
 if TYPE_CHECKING:
+    from aioflow.core.host import Host
     from aioflow.state.timers import InternalTimerService
 
 __all__ = [
@@ -45,7 +46,7 @@ DEFAULT_BACKEND = "heap"
 INTERNAL_PREFIX = "aioflow."
 """State whose name begins so is the engine's own beside the user's: part of every snapshot, and nothing that a reader of state sees."""
 
-BACKENDS = {"heap": ("aioflow.state.heap", "HeapKeyedStateBackend")}
+BACKENDS = {"heap": ("aioflow.state.heap", "HeapKeyedStateBackend"), "rocksdb": ("aioflow.state.rocksdb", "RocksDB")}
 """Name -> (module, class), imported when the backend is asked for: an extra may be dear to load, or absent."""
 
 
@@ -183,7 +184,10 @@ class OperatorStateBackend(Protocol):
 
 @runtime_checkable
 class StateBackend(Protocol):
-    """A backend object that the application brings along. May have `configure(options: Mapping) -> None`, called first."""
+    """A backend object that the application brings along. May have `configure(options: Mapping) -> None`, called first.
+
+    With a true attribute `needs_host` it also gets `host=`: the machine that it runs on, None if it was made without one.
+    """
 
     def create_keyed(
         self, *, max_parallelism: int, key_group_range: KeyGroupRange, now_ms: Callable[[], int], codec: Codec, operator: str
@@ -211,10 +215,12 @@ def create_keyed_backend(
     options: Mapping[str, Any] | None = None,
     codec: Codec | None = None,
     operator: str = "",
+    host: Host | None = None,
 ) -> KeyedStateBackend:
     """Creates the keyed backend of one subtask. `now_ms` is the processing-time clock that times to live count by.
 
-    `codec` encodes what users keep in state (None: the types that are registered by default); errors name `operator`.
+    `codec` encodes what users keep in state (None: the types that are registered by default); errors name `operator`. `host` is the
+    machine, for a backend that keeps files on it.
     `options` (of the cluster) are handed to a backend that can be configured, also to one the application brought.
     Raises StateError for an unknown name, naming the known ones.
     """
@@ -225,6 +231,8 @@ def create_keyed_backend(
             raise StateError(f"unknown state backend {backend!r}, expected {known} or a StateBackend object")
         module, name = BACKENDS[backend]
         backend = getattr(importlib.import_module(module), name)
+        if hasattr(backend, "configure"):
+            backend = backend()  # Options of one subtask are not those of another.
     elif not isinstance(backend, StateBackend):
         raise StateError(
             f"state backend is {type(backend).__name__} object {backend!r}, expected a name ({known}) or an object with "
@@ -233,12 +241,14 @@ def create_keyed_backend(
     configure = getattr(backend, "configure", None)
     if configure is not None:
         configure(options or {})
+    needs_host = {"host": host} if getattr(backend, "needs_host", False) else {}
     return backend.create_keyed(
         max_parallelism=max_parallelism,
         key_group_range=key_group_range,
         now_ms=now_ms,
         codec=Codec() if codec is None else codec,
         operator=operator,
+        **needs_host,
     )
 
 

@@ -178,6 +178,7 @@ class TaskAssembly:
                 now_ms=self._environment.host.clock.wall_ms,
                 codec=self._environment.codec,
                 operator=node.name,
+                host=self._environment.host,
             )
         runtime = SubtaskRuntimeContext(
             job_name=descriptor.job_name,

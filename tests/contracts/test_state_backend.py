@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
@@ -22,9 +22,9 @@ from aioflow.core.state_descriptors import (
     ValueStateDescriptor,
 )
 from aioflow.state.backend import KeyedStateBackend, choose_backend, create_keyed_backend, require_keyed
-from tests.state.snapshots import restore, taken
+from tests.state.snapshots import closing_backends, made, restore, taken
 
-BACKENDS = ["heap"]
+BACKENDS = ["heap", "rocksdb"]
 MAX_PARALLELISM = 128
 ALL = KeyGroupRange(0, MAX_PARALLELISM - 1)
 
@@ -47,7 +47,7 @@ class Bench:
     clock: Clock = field(default_factory=Clock)
 
     def create(self, groups: KeyGroupRange = ALL, max_parallelism: int = MAX_PARALLELISM) -> KeyedStateBackend:
-        return create_keyed_backend(self.name, max_parallelism=max_parallelism, key_group_range=groups, now_ms=self.clock)
+        return made(self.name, max_parallelism=max_parallelism, key_group_range=groups, now_ms=self.clock)
 
     def rescaled(self, olds: list[KeyedStateBackend], parallelism: int) -> list[KeyedStateBackend]:
         snapshots = [taken(old) for old in olds]
@@ -67,6 +67,12 @@ def bench(request: pytest.FixtureRequest) -> Bench:
 @pytest.fixture
 def backend(bench: Bench) -> KeyedStateBackend:
     return bench.create()
+
+
+@pytest.fixture(autouse=True)
+def closed() -> Iterator[None]:
+    with closing_backends():
+        yield
 
 
 class Mean:

@@ -1,29 +1,78 @@
-"""Snapshots for tests without a loop: written inline, at once."""
+"""Snapshots for tests without a loop, and a machine without threads for the backends that need one."""
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Sequence
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from aioflow.state.backend import KeyedStateBackend
+from aioflow.core.host import SystemHost
+from aioflow.state.backend import KeyedStateBackend, create_keyed_backend
 from aioflow.state.handles import KeyedStateHandle
 from aioflow.state.inline import InlineState
 
 T = TypeVar("T")
 
+TURNS = 2
+"""After so many turns of the loop a blocking call has been made."""
+
+_made: list[KeyedStateBackend] = []
+
+
+class TurnsHost(SystemHost):
+    """Makes blocking calls on the loop, some turns later: as a thread would, but the same each time."""
+
+    def blocking(self, fn: Callable[..., T], *args: Any, dedicated: bool = False, name: str | None = None) -> asyncio.Future[T]:
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+
+        def call(turns: int) -> None:
+            if turns:
+                loop.call_soon(call, turns - 1)
+                return
+            try:
+                result = fn(*args)
+            except Exception as error:
+                if not future.done():
+                    future.set_exception(error)
+            else:
+                if not future.done():
+                    future.set_result(result)
+
+        loop.call_soon(call, TURNS)
+        return future
+
+
+def made(name: Any, **arguments: Any) -> KeyedStateBackend:
+    """A backend, closed with `closing_backends`."""
+    backend = create_keyed_backend(name, host=TurnsHost(), **arguments)
+    _made.append(backend)
+    return backend
+
+
+@contextmanager
+def closing_backends() -> Iterator[None]:
+    """Closes what was `made` inside."""
+    before = len(_made)
+    try:
+        yield
+    finally:
+        while len(_made) > before:
+            _made.pop().close()
+
 
 def run_now(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Runs what awaits nothing but its turn."""
-    while True:
-        try:
-            coroutine.send(None)
-        except StopIteration as done:
-            return done.value  # type: ignore[no-any-return]
+    """Runs it on a loop of its own."""
+    return asyncio.run(coroutine)
 
 
 def taken(backend: KeyedStateBackend) -> KeyedStateHandle:
     """All state and timers of `backend`, inline."""
-    handle = run_now(backend.begin_snapshot(1, full=True).write(InlineState()))
+    async def take() -> KeyedStateHandle | None:
+        return await backend.begin_snapshot(1, full=True).write(InlineState())
+
+    handle = run_now(take())
     backend.checkpoint_aborted(1)
     return handle or KeyedStateHandle("heap", backend.max_parallelism, 0, backend.max_parallelism - 1, ())
 

@@ -1,0 +1,135 @@
+"""The states of a backend by their names: who declared what, and what queries see of it, whatever the tables are kept in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Generic, Protocol, TypeVar
+
+from aioflow.core.errors import StateError
+from aioflow.core.state_descriptors import StateDescriptor
+from aioflow.core.timeunits import to_ms
+from aioflow.state import ttl, views
+from aioflow.state.snapshot import TableMeta
+
+__all__ = ["RAW", "NamedStates", "NamedTable"]
+
+RAW = "table"
+"""Kind of a table that a built-in operator uses directly."""
+
+
+class NamedTable(views.Table, Protocol):
+    """What is needed of a table."""
+
+    name: str
+    meta: TableMeta
+    result: Callable[[Any], Any] | None
+
+
+T = TypeVar("T", bound=NamedTable)
+
+
+class NamedStates(Generic[T]):
+    """Tables of type T, made by `make`, and the states that are views of them."""
+
+    def __init__(self, owner: views.Owner, make: Callable[[str, TableMeta], T]) -> None:
+        self.tables: dict[str, T] = {}
+        self.states: dict[str, views.View] = {}
+        self._owner = owner
+        self._make = make
+
+    def get_state(self, descriptor: StateDescriptor, namespace: Any) -> Any:
+        """The state that `descriptor` declares, see `KeyedStateBackend`."""
+        state = self.states.get(descriptor.name)
+        if state is None:
+            state = self.states[descriptor.name] = self._declare(descriptor)
+        elif state.descriptor is not descriptor:
+            _check_same(state.descriptor, descriptor)
+        return state if namespace is None else state.in_namespace(namespace)
+
+    def open_table(self, name: str, meta: TableMeta) -> T:
+        """Table `name`, made on demand."""
+        if not name:
+            raise StateError("state needs a name that is not empty")
+        table = self.tables.get(name)
+        if table is None:
+            table = self.tables[name] = self._make(name, meta)
+        elif table.meta != meta:
+            raise StateError(
+                f"state {name!r} is declared as {_spell(meta)}, but it exists as {_spell(table.meta)}; use another "
+                "name, or restore without it"
+            )
+        return table
+
+    def query(self, name: str, key: Any, namespace: Any, default: Any) -> Any:
+        """What the state shows for `key`, see `KeyedStateBackend`; `default` may be `MISSING`."""
+        table, state = self._known(name), self.states.get(name)
+        stored = table.peek(namespace).get(key, views.MISSING)
+        shown = stored if stored is views.MISSING else _show(table, state, stored)
+        if shown is views.MISSING:
+            shown = default
+        if shown is views.MISSING and state is not None:
+            shown = state.show_missing()
+        return None if shown is views.MISSING else shown
+
+    def items(self, name: str, limit: int | None, namespace: Any) -> list[tuple[Any, Any]]:
+        """Up to `limit` pairs of key and what `query` gives."""
+        table, state = self._known(name), self.states.get(name)
+        shown: list[tuple[Any, Any]] = []
+        for key, stored in table.peek(namespace).items():
+            if limit is not None and len(shown) >= limit:
+                break
+            value = _show(table, state, stored)
+            if value is not views.MISSING:
+                shown.append((key, value))
+        return shown
+
+    def filters(self) -> dict[str, Callable[[Any], Any]]:
+        """State with a time to live -> what is left now of a stored value, or `MISSING`."""
+        return {name: alive for name, state in self.states.items() if (alive := state.still_alive()) is not None}
+
+    def bind(self) -> None:
+        for state in self.states.values():
+            state.bind()
+
+    def _declare(self, descriptor: StateDescriptor) -> views.View:
+        timed = descriptor.ttl is not None
+        view = (ttl.VIEWS if timed else views.VIEWS).get(descriptor.kind)
+        if view is None:
+            raise StateError(
+                f"state {descriptor.name!r} is declared by a {type(descriptor).__name__}, expected a Value-, List-, Map-, "
+                "Reducing- or AggregatingStateDescriptor"
+            )
+        if timed and to_ms(descriptor.ttl, "ttl") <= 0:  # type: ignore[arg-type]  # `timed` says that it is not None.
+            raise StateError(f"ttl of state {descriptor.name!r} is {descriptor.ttl!r}, expected a positive duration")
+        restored = self.tables.get(descriptor.name)
+        if restored is not None and restored.meta == TableMeta(descriptor.kind, not timed):
+            # A time to live was given to state that had none, or taken from it: the data stays, its time starts now.
+            restored.meta = TableMeta(descriptor.kind, timed)
+            ttl.convert(restored, descriptor.kind, self._owner.now_ms() if timed else None)
+        return view(self._owner, self.open_table(descriptor.name, TableMeta(descriptor.kind, timed)), descriptor)
+
+    def _known(self, name: str) -> T:
+        table = self.tables.get(name)
+        if table is None:
+            known = ", ".join(map(repr, self.tables)) or "none at all"
+            raise StateError(f"there is no state {name!r}, expected one of {known}")
+        return table
+
+
+def _check_same(old: StateDescriptor, new: StateDescriptor) -> None:
+    if old.kind != new.kind:
+        raise StateError(f"state {new.name!r} is declared as {new.kind}, but it was declared as {old.kind} before; use another name")
+    ttl_before = None if old.ttl is None else to_ms(old.ttl)
+    ttl_now = None if new.ttl is None else to_ms(new.ttl)
+    if ttl_before != ttl_now:
+        raise StateError(f"state {new.name!r} is declared with ttl {new.ttl!r}, but it was declared with ttl {old.ttl!r} before")
+
+
+def _show(table: NamedTable, state: views.View | None, stored: Any) -> Any:
+    if state is not None:
+        return state.show(stored)
+    return stored if table.result is None else table.result(stored)
+
+
+def _spell(meta: TableMeta) -> str:
+    return f"{meta.kind} with a time to live" if meta.timed else meta.kind

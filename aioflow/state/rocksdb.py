@@ -1,0 +1,358 @@
+"""Keyed state in RocksDB, for more of it than fits into memory: `state="rocksdb"`, or a `RocksDB` object with options.
+
+What is hot is kept in memory as Python values and never encoded for an access (`rocksdb_cache`); what is cold costs a read of some
+microseconds. Timers, and the names of namespaces (windows), stay in memory. A checkpoint uploads the files that are new
+(`rocksdb_snapshot`). The database is in a temporary directory of its own (`rocksdb_files`), and nothing in it outlives the process: what
+survives is the last checkpoint. It has threads of its own, which no simulation can hold still, so it is refused there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from aioflow.core.elements import MIN_WATERMARK
+from aioflow.core.errors import RestoreError, StateError
+from aioflow.core.host import Host, SystemHost
+from aioflow.core.keygroups import KeyGroupRange
+from aioflow.core.serializers import Codec
+from aioflow.core.state_descriptors import StateDescriptor
+from aioflow.state.backend import INTERNAL_PREFIX, NO_KEY
+from aioflow.state.changes import MISSING
+from aioflow.state.format import TIMERS, Entries, FileHeader
+from aioflow.state.handles import CANONICAL, KeyedStateHandle, StateFile, StateInput
+from aioflow.state.heap_restore import read_state_file
+from aioflow.state.named import RAW, NamedStates
+from aioflow.state.rocksdb_cache import Cache, CacheLimits
+from aioflow.state.rocksdb_files import Database, Directory
+from aioflow.state.rocksdb_restore import StoredState, download
+from aioflow.state.rocksdb_rows import RowCodec
+from aioflow.state.rocksdb_snapshot import ROCKSDB_FORMAT, RocksSnapshot, SnapshotPlan
+from aioflow.state.rocksdb_table import RocksTable
+from aioflow.state.rocksdb_timers import TimerSpace, open_queue
+from aioflow.state.snapshot import TableMeta, check_max_parallelism
+from aioflow.state.timers import InternalTimerService
+
+__all__ = ["RocksDB", "RocksKeyedStateBackend"]
+
+EVENT, PROCESSING = ".event", ".processing"
+TIMERS_PREFIX = f"{INTERNAL_PREFIX}timers."
+"""As with the heap: a savepoint of the one is restored by the other."""
+
+ROWS_A_SLICE = 256
+"""Rows restored before others get their turn: about 1 ms."""
+
+
+@dataclass(slots=True)
+class RocksDB:
+    """Options of the backend, and a `StateBackend` itself: `state=RocksDB(path="/fast/disk")`."""
+
+    needs_host: ClassVar[bool] = True
+
+    path: str | None = None
+    """Below which each operator's subtask makes its directory. None: the system's directory for temporary files."""
+    cache_entries: int = 200_000
+    """At most so many entries of an operator's subtask are in memory as Python values."""
+    cache_bytes: int = 256 << 20
+    """And what they take there, roughly."""
+
+    def configure(self, options: Mapping[str, Any]) -> None:
+        """Takes `rocksdb.path`, `rocksdb.cache_entries` and `rocksdb.cache_bytes` of the cluster's options."""
+        for name in ("path", "cache_entries", "cache_bytes"):
+            if f"rocksdb.{name}" in options:
+                setattr(self, name, options[f"rocksdb.{name}"])
+
+    def create_keyed(
+        self,
+        *,
+        max_parallelism: int,
+        key_group_range: KeyGroupRange,
+        now_ms: Callable[[], int],
+        codec: Codec,
+        operator: str,
+        host: Host | None = None,
+    ) -> RocksKeyedStateBackend:
+        if self.cache_entries < 1 or self.cache_bytes < 1:
+            raise StateError(f"the cache of RocksDB is {self.cache_entries} entries and {self.cache_bytes} bytes, expected at least 1")
+        if not isinstance(host, SystemHost):
+            where = "no host" if host is None else type(host).__name__
+            raise StateError(
+                f"operator {operator!r} cannot keep its state in RocksDB here ({where}): it has files and threads of its own, which only "
+                'a real machine has; use state="heap", which keeps and restores the same'
+            )
+        limits = CacheLimits(self.cache_entries, self.cache_bytes)
+        directory = Directory(self.path, host.procs)
+        return RocksKeyedStateBackend(host, directory, limits, max_parallelism, key_group_range, now_ms, codec, operator)
+
+
+@dataclass(slots=True)
+class _Timers:
+    """The timers of one service: of one that was made, or restored ones of which none was made yet."""
+
+    event: TimerSpace
+    processing: TimerSpace
+    watermark: int = MIN_WATERMARK
+    service: InternalTimerService | None = field(default=None)
+
+
+class RocksKeyedStateBackend:
+    """All keyed state of one operator's subtask."""
+
+    def __init__(
+        self,
+        host: Host,
+        directory: Directory,
+        limits: CacheLimits,
+        max_parallelism: int,
+        key_group_range: KeyGroupRange,
+        now_ms: Callable[[], int],
+        codec: Codec,
+        operator: str,
+    ) -> None:
+        self.current_key: Any = NO_KEY
+        self.max_parallelism = max_parallelism
+        self.key_group_range = key_group_range
+        self.is_restored = False
+        self.now_ms = now_ms
+        self._host = host
+        self._directory = directory
+        self._codec = codec
+        self._operator = operator
+        self._rows = RowCodec(codec, max_parallelism)
+        self._cache = Cache(self._rows, key_group_range, limits, operator, lambda: Database(directory.database()))
+        self._named: NamedStates[RocksTable] = NamedStates(self, self._make_table)
+        self._timers: dict[str, _Timers] = {}
+        self._base: dict[str, StateFile] = {}
+        self._snapshots: dict[int, RocksSnapshot] = {}
+
+    @property
+    def _tables(self) -> dict[str, RocksTable]:
+        return self._named.tables
+
+    def set_current_key(self, key: Any) -> None:
+        self.current_key = key
+
+    def clear_current_key(self) -> None:
+        self.current_key = NO_KEY
+
+    def get_state(self, descriptor: StateDescriptor, namespace: Any = None) -> Any:
+        """The state that `descriptor` declares, see `KeyedStateBackend`."""
+        return self._named.get_state(descriptor, namespace)
+
+    def table(self, name: str, *, result: Callable[[Any], Any] | None = None) -> RocksTable:
+        """Raw table `name`, see `KeyedStateBackend`."""
+        table = self._named.open_table(name, TableMeta(RAW))
+        if result is not None:
+            table.result = result
+        return table
+
+    def query(self, name: str, key: Any, namespace: Any = None, default: Any = MISSING) -> Any:
+        return self._named.query(name, key, namespace, default)
+
+    def items(self, name: str, limit: int | None = None, namespace: Any = None) -> list[tuple[Any, Any]]:
+        return self._named.items(name, limit, namespace)
+
+    def names(self) -> list[str]:
+        return list(self._tables)
+
+    def attach_timers(self, service: InternalTimerService) -> None:
+        """Makes the timers of `service` part of every snapshot, and gives it those that were restored."""
+        timers = self._timers_of(service.name)
+        if timers.service is not None:
+            raise StateError(f"operator {self._operator!r} has two timer services of the name {service.name!r}; use another name")
+        timers.service = service
+        service.attach(timers.event.queue, timers.processing.queue, timers.watermark)
+
+    def begin_snapshot(self, checkpoint_id: int, *, full: bool = False, canonical: bool = False) -> RocksSnapshot:
+        """A view of the present state, see `KeyedStateBackend`. Costs the same however much state there is."""
+        tables = {name: table.meta for name, table in self._tables.items()}
+        for timers in self._timers.values():
+            tables.update((space.table, space.queue.meta) for space in (timers.event, timers.processing))
+        watermarks = {
+            name: timers.watermark if timers.service is None else timers.service.current_watermark
+            for name, timers in self._timers.items()
+        }
+        plan = SnapshotPlan(
+            FileHeader(self.max_parallelism, self.key_group_range, tables, watermarks),
+            self._named.filters(),
+            {} if full else self._base,
+            canonical,
+            self._codec,
+            self._operator,
+        )
+        snapshot = self._snapshots[checkpoint_id] = RocksSnapshot(self._host, self._directory, self._cache, plan)
+        return snapshot
+
+    def checkpoint_completed(self, checkpoint_id: int) -> None:
+        """The next checkpoint may refer to the files of this one. A savepoint, which may be moved away, is no such base."""
+        snapshot = self._snapshots.get(checkpoint_id)
+        for earlier in [known for known in self._snapshots if known <= checkpoint_id]:
+            del self._snapshots[earlier]
+        if snapshot is not None and snapshot.files is not None:
+            self._base = snapshot.files
+
+    def checkpoint_aborted(self, checkpoint_id: int) -> None:
+        """Its files may be deleted: none is referred to."""
+        snapshot = self._snapshots.pop(checkpoint_id, None)
+        if snapshot is not None:
+            snapshot.cancel()
+
+    async def restore_from(self, handles: Sequence[KeyedStateHandle], source: StateInput) -> None:
+        """Takes its key groups out of `handles`, see `KeyedStateBackend`."""
+        self.is_restored = True
+        groups = self.key_group_range
+        for handle in handles:
+            check_max_parallelism(handle.max_parallelism, self.max_parallelism, f"state of operator {self._operator!r}")
+            if handle.format not in (ROCKSDB_FORMAT, CANONICAL):
+                raise RestoreError(
+                    f"state of operator {self._operator!r} is in the format {handle.format!r}, expected {ROCKSDB_FORMAT!r} or "
+                    f"{CANONICAL!r}: restore with the backend that wrote it, or from a savepoint, which every backend reads"
+                )
+        mine = [handle for handle in handles if groups.intersection(KeyGroupRange(handle.first_group, handle.last_group))]
+        restoring = _Restoring()
+        own = (groups.start, groups.end)
+        same = len(mine) == 1 and mine[0].format == ROCKSDB_FORMAT and (mine[0].first_group, mine[0].last_group) == own
+        for origin, handle in enumerate(mine):
+            if handle.format == CANONICAL:
+                await self._restore_canonical(restoring, origin, handle, source)
+                continue
+            path = self._directory.database() if same else self._directory.other(origin)
+            stored = StoredState(await download(handle, path, source, self._host, self._operator), path, self._rows, self._operator)
+            self._declare(restoring, stored.header)
+            try:
+                if same:
+                    await self._go_on_with(restoring, stored)
+                else:
+                    await self._copy(restoring, origin, stored)
+            finally:
+                if not same:
+                    stored.close()
+        for name, reached in restoring.watermarks.items():
+            # What one former subtask had not reached is not late for its keys.
+            self._timers_of(name).watermark = min(reached)
+        for name, buckets in restoring.timers.items():
+            await self._set_timers(self._queue(name), buckets, mine=same)
+        for name, state in self._named.states.items():
+            self._tables[name].index = None
+            state.prepare()
+        self._named.bind()
+
+    def close(self) -> None:
+        """Everything that is not in a checkpoint is gone, and so is the directory."""
+        self.current_key = NO_KEY
+        linking = [snapshot.linking for snapshot in self._snapshots.values()]
+        for snapshot in self._snapshots.values():
+            snapshot.cancel()
+        self._snapshots.clear()
+        self._named.states.clear()
+        self._tables.clear()
+        self._timers.clear()
+        busy = [future for future in linking if future is not None]
+        if busy:
+            # A thread is at work on the database: it is closed right after.
+            busy[0].add_done_callback(lambda _: self._close_database())
+        else:
+            self._close_database()
+
+    def _close_database(self) -> None:
+        database, self._cache.database = self._cache.database, None
+        if database is not None:
+            database.close()
+        self._directory.remove()
+
+    def _make_table(self, name: str, meta: TableMeta) -> RocksTable:
+        return RocksTable(self._cache, self._codec, name, meta, self._named.bind)
+
+    def _timers_of(self, name: str) -> _Timers:
+        timers = self._timers.get(name)
+        if timers is None:
+            table = TIMERS_PREFIX + name
+            timers = self._timers[name] = _Timers(open_queue(self._cache, table + EVENT), open_queue(self._cache, table + PROCESSING))
+        return timers
+
+    def _queue(self, table: str) -> TimerSpace:
+        name = table.removeprefix(TIMERS_PREFIX)
+        if name.endswith(EVENT):
+            return self._timers_of(name.removesuffix(EVENT)).event
+        return self._timers_of(name.removesuffix(PROCESSING)).processing
+
+    # Restoring.
+
+    def _declare(self, restoring: _Restoring, header: FileHeader) -> None:
+        for name, watermark in header.watermarks.items():
+            restoring.watermarks.setdefault(name, []).append(watermark)
+        for name, meta in header.tables.items():
+            if meta.kind == TIMERS:
+                self._queue(name)
+            else:
+                self._named.open_table(name, meta)
+
+    async def _restore_canonical(self, restoring: _Restoring, origin: int, handle: KeyedStateHandle, source: StateInput) -> None:
+        for file in handle.files:
+            async for frame in read_state_file(file, handle, self.key_group_range, source, self._codec, self._operator):
+                if isinstance(frame, FileHeader):
+                    self._declare(restoring, frame)
+                    kinds = {name: meta.kind for name, meta in frame.tables.items()}
+                elif isinstance(frame, Entries) and frame.values is not None:
+                    rows = zip(frame.namespaces, frame.keys, frame.values, strict=True)
+                    if kinds[frame.table] == TIMERS:
+                        for timestamp, timer, order in rows:
+                            restoring.add(frame.table, timestamp, order, origin, timer)
+                    else:
+                        table = self._tables[frame.table]
+                        for namespace, key, value in rows:
+                            table.of_key(namespace, key)[key] = value
+
+    async def _copy(self, restoring: _Restoring, origin: int, stored: StoredState) -> None:
+        groups = self.key_group_range
+        for count, (space, key, value) in enumerate(stored.entries(groups), 1):
+            if space.is_timers:
+                restoring.add(space.table, key[0], value, origin, key[1:])
+            else:
+                self._tables[space.table].of_key(space.namespace, key)[key] = value
+            if count % ROWS_A_SLICE == 0:
+                await asyncio.sleep(0)
+
+    async def _go_on_with(self, restoring: _Restoring, stored: StoredState) -> None:
+        cache = self._cache
+        cache.database = stored.database
+        for count, space in enumerate(stored.spaces.values(), 1):
+            if not space.is_timers:
+                cache.adopt(space.number, self._tables[space.table].space(space.namespace))
+            else:
+                cache.adopt(space.number, self._queue(space.table))
+                for key, value in stored.entries_of(space, self.key_group_range):
+                    restoring.add(space.table, key[0], value, 0, key[1:])
+            if count % ROWS_A_SLICE == 0:
+                await asyncio.sleep(0)
+        self._base = stored.files
+
+    async def _set_timers(self, space: TimerSpace, buckets: dict[int, list[tuple[int, int, Any]]], *, mine: bool) -> None:
+        # The order among equal timestamps is each former subtask's own; the subtask's number breaks ties.
+        order = 0
+        for timestamp, found in buckets.items():
+            found.sort(key=_place)
+            if not mine:
+                found = [(order + place, 0, timer) for place, (_, _, timer) in enumerate(found, 1)]
+                order += len(found)
+                space.touch([(timestamp, *timer) for _, _, timer in found])
+            space.queue.adopt(timestamp, {timer: place for place, _, timer in found})
+            await asyncio.sleep(0)
+
+
+class _Restoring:
+    """What is gathered from all handles before it can be used."""
+
+    def __init__(self) -> None:
+        self.watermarks: dict[str, list[int]] = {}
+        self.timers: dict[str, dict[int, list[tuple[int, int, Any]]]] = {}
+        """Table -> timestamp -> (order, former subtask, timer)."""
+
+    def add(self, table: str, timestamp: int, order: int, origin: int, timer: Any) -> None:
+        self.timers.setdefault(table, {}).setdefault(timestamp, []).append((order, origin, timer))
+
+
+def _place(timer: tuple[int, int, Any]) -> tuple[int, int]:
+    return timer[:2]

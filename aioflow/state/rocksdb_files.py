@@ -1,0 +1,199 @@
+"""The directory of one RocksDB, and how it is opened: once something is written to it.
+
+Each backend has a directory of its own, which no other user may enter; it holds the database and, while one is written, a checkpoint.
+All of it goes when the backend is closed. Its name tells which process made it: what a killed process left goes when another opens one.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+from urllib.parse import quote, unquote
+
+from aioflow.core.errors import StateError
+from aioflow.core.system_processes import ProcessIdentity
+
+try:
+    import rocksdict
+except ModuleNotFoundError as missing:
+    raise StateError(
+        "state backend 'rocksdb' needs the package rocksdict, which is not installed: pip install 'aioflow[rocksdb]'"
+    ) from missing
+
+if TYPE_CHECKING:
+    from aioflow.core.host import Processes
+
+__all__ = ["Database", "Directory", "View", "WriteBatch", "list_files", "read_part", "remove_files", "write_files"]
+
+WriteBatch = rocksdict.WriteBatch
+
+Rows = Iterator[tuple[bytes, bytes]]
+
+PREFIX = "aioflow-rocksdb"
+CONFIG = "rocksdict-config"
+BLOCK_CACHE_BYTES = 32 << 20
+WRITE_BUFFER_BYTES = 32 << 20
+BLOOM_BITS = 10
+"""A key that is not there costs 0.7 us, not a read."""
+
+MANIFEST_BYTES_MAX = 64 << 10
+"""The manifest is part of every checkpoint, and says each change of files since it was begun."""
+
+RUNS_MAX = 6
+"""Files of changes before some are merged. With merging by size a row is written anew about log4(all / changed) times, not each time."""
+
+AMPLIFICATION_PERCENT = 200
+"""So much may lie over the oldest file before all is merged into one."""
+
+
+class Directory:
+    """A directory of this process below `base`. Made at the first use."""
+
+    def __init__(self, base: str | None, processes: Processes) -> None:
+        self._base = base or tempfile.gettempdir()
+        self._processes = processes
+        self._path: str | None = None
+        self._checkpoints = 0
+
+    def database(self) -> str:
+        return os.path.join(self._made(), "db")
+
+    def other(self, number: int) -> str:
+        """Where a database of another subtask is put."""
+        return os.path.join(self._made(), f"other-{number}")
+
+    def checkpoint(self) -> str:
+        """A path that nothing has yet."""
+        self._checkpoints += 1
+        return os.path.join(self._made(), f"checkpoint-{self._checkpoints}")
+
+    def remove(self) -> None:
+        """With all that is in it. Idempotent."""
+        if self._path is not None:
+            shutil.rmtree(self._path, ignore_errors=True)
+            self._path = None
+
+    def _made(self) -> str:
+        if self._path is None:
+            os.makedirs(self._base, exist_ok=True)
+            self._sweep()
+            me = self._processes.identity()
+            name = "_".join((PREFIX, quote(me.machine, safe="").replace("_", "%5F"), str(me.pid), me.started, ""))
+            self._path = tempfile.mkdtemp(prefix=name, dir=self._base)
+        return self._path
+
+    def _sweep(self) -> None:
+        for name in os.listdir(self._base):
+            parts = name.split("_")
+            if parts[0] == PREFIX and len(parts) >= 5 and parts[2].isdecimal():
+                owner = ProcessIdentity("", int(parts[2]), unquote(parts[1]), parts[3])
+                if self._processes.has_ended(owner):
+                    shutil.rmtree(os.path.join(self._base, name), ignore_errors=True)
+
+
+class Database:
+    """An open RocksDB. Nothing in it outlives the process but by its checkpoints, so there is no log of writes."""
+
+    def __init__(self, path: str) -> None:
+        """Raises StateError naming the path."""
+        try:
+            self._db = rocksdict.Rdict(path, _options())
+        except Exception as error:
+            raise StateError(f"RocksDB in {path} cannot be opened: {error}") from error
+        self._write = rocksdict.WriteOptions()
+        setattr(self._write, "disable_wal", True)  # noqa: B010  # A property; its stub says that it is a method.
+
+    def get(self, rows: list[bytes]) -> list[bytes | None]:
+        """What each of `rows` holds."""
+        return self._db.get(rows)  # type: ignore[arg-type, return-value]  # It takes a list of one type, and gives one.
+
+    def write(self, batch: WriteBatch) -> None:
+        self._db.write(batch, self._write)
+
+    def rows(self, start: bytes, stop: bytes) -> Rows:
+        """Rows from `start` up to, and without, `stop`, as they are at the first one."""
+        return _until(cast("Rows", self._db.items(from_key=start)), stop)
+
+    def view(self) -> View:
+        """All rows as they are now."""
+        return View(self._db.snapshot())
+
+    def checkpoint(self, path: str) -> None:
+        """Makes a directory of hard links to all files, after writing out what is in memory. Blocks."""
+        self._db.flush()
+        rocksdict.Checkpoint(self._db).create_checkpoint(path)
+
+    def close(self) -> None:
+        self._db.close()
+
+
+class View:
+    """Rows of one moment. Let go of it: it keeps what was deleted since."""
+
+    def __init__(self, snapshot: rocksdict.Snapshot) -> None:
+        self._snapshot = snapshot
+
+    def rows(self, start: bytes, stop: bytes) -> Rows:
+        return _until(cast("Rows", self._snapshot.items(from_key=start)), stop)
+
+
+def read_part(path: str, offset: int, length: int) -> bytes:
+    """`length` bytes from `offset`, fewer at the end. Blocks."""
+    with Path(path).open("rb") as file:
+        file.seek(offset)
+        return file.read(length)
+
+
+def write_files(path: str, files: Sequence[tuple[str, bytes]]) -> None:
+    """Files by name, in a directory that is made for them. Blocks."""
+    os.makedirs(path, exist_ok=True)
+    for name, content in files:
+        Path(path, name).write_bytes(content)
+
+
+def list_files(path: str) -> tuple[list[str], dict[str, bytes]]:
+    """Of a checkpoint the names of the tables, by their numbers, and the small files that belong to it. Blocks."""
+    names = sorted(os.listdir(path))
+    tables = [name for name in names if name.endswith(".sst")]
+    smalls = {name: Path(path, name).read_bytes() for name in names if name == "CURRENT" or name.startswith(("MANIFEST-", CONFIG))}
+    return tables, smalls
+
+
+def remove_files(path: str) -> None:
+    """A directory with all that is in it."""
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def _until(rows: Rows, stop: bytes) -> Rows:
+    for row, content in rows:
+        if row >= stop:
+            return
+        yield row, content
+
+
+def _options() -> rocksdict.Options:
+    options = rocksdict.Options(raw_mode=True)
+    options.create_if_missing(True)
+    options.set_compaction_style(rocksdict.DBCompactionStyle.universal())
+    universal = rocksdict.UniversalCompactOptions()
+    universal.max_size_amplification_percent = AMPLIFICATION_PERCENT
+    universal.min_merge_width = 4
+    universal.size_ratio = 25
+    options.set_universal_compaction_options(universal)
+    options.set_level_zero_file_num_compaction_trigger(RUNS_MAX)
+    options.set_write_buffer_size(WRITE_BUFFER_BYTES)
+    options.set_compression_type(rocksdict.DBCompressionType.lz4())
+    options.set_max_manifest_file_size(MANIFEST_BYTES_MAX)
+    options.set_keep_log_file_num(1)
+    options.set_max_background_jobs(2)
+    options.set_stats_dump_period_sec(0)
+    options.set_stats_persist_period_sec(0)
+    blocks = rocksdict.BlockBasedOptions()
+    blocks.set_bloom_filter(BLOOM_BITS, False)
+    blocks.set_block_cache(rocksdict.Cache(BLOCK_CACHE_BYTES))
+    options.set_block_based_table_factory(blocks)
+    return options

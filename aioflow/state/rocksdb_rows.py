@@ -1,0 +1,183 @@
+"""How entries of keyed state become rows of RocksDB, and back.
+
+    row      = key group (2 bytes) | space (6 bytes) | canonical key          all big endian, so that rows are in order of key groups
+    content  = flags (1 byte) | the key as it was first spelled, with its length, if its canonical bytes do not tell | value
+
+A *space* is one namespace of one table, by a number that is never used again: so what is dropped is out of reach at once, and removed
+when there is time. Which number stands for what is in rows of its own, behind all key groups. A timer is an entry as well, its canonical
+key being (timestamp, key, namespace).
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import msgspec
+
+from aioflow.core.errors import ProtocolError, StateError
+from aioflow.core.keygroups import KeyNotSupported, canonical_key
+from aioflow.core.serializers import Codec
+
+__all__ = ["END", "SPACES", "RowCodec", "Spaced", "StoredSpace", "group_in", "plain_key", "prefix", "space_of"]
+
+PREFIX_BYTES = 8
+SPACE_BITS = 48
+SPACES = 0xFFFF
+"""The "key group" of the rows that say what each space is: above all key groups."""
+
+TIME_BYTES = 16
+TIME_BIAS = 1 << 127
+"""Makes the order of bytes the order of timestamps."""
+
+END = b"\xff" * (PREFIX_BYTES + 1)
+"""Above all rows."""
+
+SPELLED, CODED = 1, 2
+"""Flags: the key is in the content; the value is a batch of the codec rather than a bare scalar."""
+
+_PLAIN_KEYS = frozenset((str, int, bytes))
+_PLAIN_VALUES = frozenset((str, int, float, bool, bytes))
+
+
+class Spaced(Protocol):
+    """What a row needs to know of its space."""
+
+    @property
+    def number(self) -> int: ...
+
+    @property
+    def is_timers(self) -> bool: ...
+
+    @property
+    def table(self) -> str: ...
+
+    @property
+    def namespace(self) -> Any: ...
+
+    @property
+    def owner(self) -> str:
+        """What errors name: operator and state."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSpace:
+    """A space as the database has it."""
+
+    number: int
+    table: str
+    namespace: Any
+    is_timers: bool
+    owner: str
+
+
+class RowCodec:
+    """Rows of one operator's subtask."""
+
+    __slots__ = ("_codec", "_max_parallelism")
+
+    def __init__(self, codec: Codec, max_parallelism: int) -> None:
+        self._codec = codec
+        self._max_parallelism = max_parallelism
+
+    def row(self, space: Spaced, key: Any) -> bytes:
+        """The row of `key`. Raises KeyNotSupported."""
+        if space.is_timers:
+            timestamp, inner, namespace = key
+            canonical = canonical_key(inner)
+            group = zlib.crc32(canonical) % self._max_parallelism
+            time = (timestamp + TIME_BIAS).to_bytes(TIME_BYTES, "big")
+            canonical = b"".join((time, len(canonical).to_bytes(4, "big"), canonical, self._namespace(namespace, space.owner)))
+        else:
+            canonical = canonical_key(key)
+            group = zlib.crc32(canonical) % self._max_parallelism
+        return prefix(group, space.number) + canonical
+
+    def content(self, space: Spaced, key: Any, value: Any) -> bytes:
+        """What the row of `key` holds. Raises TypeNotSupported naming operator, state, type and remedy."""
+        flags, spelled = 0, b""
+        if space.is_timers:
+            key = key[1:]
+        if type(key) not in _PLAIN_KEYS:
+            encoded = self._codec.encode(key, owner=f"{space.owner}, keys")
+            flags, spelled = SPELLED, len(encoded).to_bytes(4, "big") + encoded
+        if type(value) in _PLAIN_VALUES:
+            try:
+                return b"".join((bytes((flags,)), spelled, _pack(value)))
+            except (OverflowError, UnicodeEncodeError):
+                pass  # An int above 64 bits or a lone surrogate: the codec has a form for them.
+        return b"".join((bytes((flags | CODED,)), spelled, self._codec.encode(value, owner=space.owner)))
+
+    def entry(self, space: Spaced, row: bytes, content: bytes) -> tuple[Any, Any]:
+        """Key and value of a row. Raises StateError: it is damaged."""
+        try:
+            flags, at = content[0], 1
+            key: Any
+            if flags & SPELLED:
+                at = 5 + int.from_bytes(content[1:5], "big")
+                key = self._codec.decode(content[5:at])
+            else:
+                key = plain_key(row[PREFIX_BYTES:])
+            if space.is_timers:
+                key = (int.from_bytes(row[PREFIX_BYTES : PREFIX_BYTES + TIME_BYTES], "big") - TIME_BIAS, *key)
+            value = self._codec.decode(content[at:]) if flags & CODED else _unpack(content[at:])
+        except (ProtocolError, msgspec.MsgspecError, ValueError, LookupError, TypeError) as error:
+            raise StateError(f"{space.owner}: a row of its RocksDB cannot be read: {error}; restore from a checkpoint") from error
+        return key, value
+
+    def space_row(self, number: int) -> bytes:
+        """The row that says what space `number` is."""
+        return prefix(SPACES, number)
+
+    def space_content(self, table: str, namespace: Any, owner: str) -> bytes:
+        return self._codec.encode((table, namespace), owner=f"{owner}, namespaces")
+
+    def spaces(self, rows: Iterable[tuple[bytes, bytes]], operator: str, timers: frozenset[str]) -> dict[int, StoredSpace]:
+        """The spaces that `rows`, those of `space_row`, tell of; `timers` are the tables of timers. Raises StateError: it is damaged."""
+        found: dict[int, StoredSpace] = {}
+        for row, content in rows:
+            try:
+                table, namespace = self._codec.decode(content)
+            except (ProtocolError, ValueError, TypeError) as error:
+                raise StateError(f"operator {operator!r}: a row of its RocksDB cannot be read: {error}") from error
+            number = space_of(row)
+            found[number] = StoredSpace(number, table, namespace, table in timers, f"operator {operator!r}, state {table!r}")
+        return found
+
+    def _namespace(self, namespace: Any, owner: str) -> bytes:
+        if namespace is None:
+            return b""
+        try:
+            return b"c" + canonical_key(namespace)
+        except KeyNotSupported:
+            return b"e" + self._codec.encode(namespace, owner=f"{owner}, namespaces")
+
+
+def prefix(group: int, space: int = 0) -> bytes:
+    """What all rows of a space in a key group begin with; with space 0, which there is not, what is below all rows of the group."""
+    return (group << SPACE_BITS | space).to_bytes(PREFIX_BYTES, "big")
+
+
+def group_in(row: bytes) -> int:
+    return int.from_bytes(row[:2], "big")
+
+
+def space_of(row: bytes) -> int:
+    return int.from_bytes(row[2:PREFIX_BYTES], "big")
+
+
+def plain_key(canonical: bytes) -> str | int | bytes:
+    kind, body = canonical[:1], canonical[1:]
+    if kind == b"s":
+        return body.decode("utf-8", "surrogatepass")
+    if kind == b"i":
+        return int.from_bytes(body, "big", signed=True)
+    if kind == b"b":
+        return body
+    raise ValueError("the key is not in it")
+
+
+_pack = msgspec.msgpack.Encoder().encode
+_unpack = msgspec.msgpack.Decoder().decode

@@ -1,0 +1,392 @@
+"""Snapshots of RocksDB: the dirty part of the cache is written to it in slices, and then its files are linked, not copied.
+
+To begin one is to take the dirty keys over, however many. While a snapshot is *captured*, the job goes on in memory, and nothing newer
+reaches the database. Captures come one after the other, in the order in which the snapshots began; whoever writes a later one brings
+the earlier ones forward. The last step, the checkpoint of RocksDB itself, is made in a thread.
+
+Files of the database never change: each is uploaded once, and what the next checkpoint has in common with the last *completed* one it
+refers to. The small files (the manifest, and what the tables are) go into one, the last. A canonical snapshot is written row by row
+out of a view of the database.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum, auto
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from aioflow.core.elements import MIN_WATERMARK
+from aioflow.core.errors import StateError
+from aioflow.core.keygroups import KeyGroupRange
+from aioflow.core.serializers import Codec
+from aioflow.state.changes import MISSING
+from aioflow.state.format import TIMERS, FileHeader, encode_end, encode_entries, encode_header
+from aioflow.state.handles import CANONICAL, KeyedStateHandle, StateFile, StateOutput
+from aioflow.state.rocksdb_cache import Cache, Space
+from aioflow.state.rocksdb_files import Directory, View, WriteBatch, list_files, read_part, remove_files
+from aioflow.state.rocksdb_rows import END, SPACES, Spaced, group_in, prefix, space_of
+from aioflow.state.snapshot import TableMeta
+
+if TYPE_CHECKING:
+    from aioflow.core.host import Host
+
+__all__ = ["ROCKSDB_FORMAT", "Bundle", "RocksSnapshot", "SnapshotPlan", "decode_bundle", "timers_of"]
+
+ROCKSDB_FORMAT = "rocksdb"
+"""Of a checkpoint that is made of the files of a database: in order of their numbers, and last a `Bundle`."""
+
+VERSION = 1
+
+ROWS_A_SLICE = 256
+"""Rows written before others get their turn: about 1 ms."""
+
+READ_BYTES = 1 << 18
+FRAME_ROWS = 512
+FRAME_BYTES = 1 << 16
+
+POLL_S = 0.001
+"""How often a writer looks whether the thread that makes the checkpoint is done."""
+
+
+class Bundle(msgspec.Struct, forbid_unknown_fields=True):
+    """The last file of a handle."""
+
+    version: int
+    max_parallelism: int
+    first: int
+    last: int
+    tables: list[tuple[str, str, bool]]
+    """Name, kind, timed."""
+    watermarks: dict[str, int]
+    files: list[str]
+    """Names of the handle's other files, in their order."""
+    small: dict[str, bytes]
+    """Files by name."""
+
+
+class _Phase(Enum):
+    WRITING = auto()
+    """Rows are being written to the database."""
+    LINKING = auto()
+    """A thread makes the checkpoint."""
+    CAPTURED = auto()
+    ENDED = auto()
+
+
+@dataclass(slots=True)
+class SnapshotPlan:
+    """What is settled when a snapshot begins."""
+
+    header: FileHeader
+    filters: dict[str, Callable[[Any], Any]]
+    """Table with a time to live -> what is left of a stored value, or `MISSING`."""
+    base: dict[str, StateFile]
+    """Files of the last completed checkpoint, by their names in the database; those that may be referred to."""
+    canonical: bool
+    codec: Codec
+    operator: str
+
+
+class RocksSnapshot:
+    """A snapshot that has begun."""
+
+    def __init__(self, host: Host, directory: Directory, cache: Cache, plan: SnapshotPlan) -> None:
+        self.plan = plan
+        self.frozen = cache.dirty
+        cache.dirty, cache.token = {}, object()
+        self.files: dict[str, StateFile] | None = None
+        """The files of this checkpoint, once it is written."""
+        self._host = host
+        self._directory = directory
+        self._cache = cache
+        self._doomed = cache.take_doomed()
+        self._saved: list[tuple[Space, bytes, bytes | None]] = []
+        self._phase = _Phase.WRITING
+        self._began = self._empty = False
+        self._view: View | None = None
+        self._path: str | None = None
+        self._linking: asyncio.Future[None] | None = None
+        self._error: BaseException | None = None
+        cache.captures.append(self)
+
+    @property
+    def linking(self) -> asyncio.Future[None] | None:
+        """The thread that is at work on the database, if there is one."""
+        return self._linking
+
+    def save(self, space: Space, key: Any, value: Any) -> None:
+        """Takes over what frozen `key` holds, which is about to change."""
+        value = self._left(space, value)
+        content = None if value is MISSING else self._cache.codec.content(space, space.first_spelling(key), value)
+        self._saved.append((space, self._cache.codec.row(space, key), content))
+
+    def cancel(self) -> None:
+        """Lets go of the view. What was not written to the database is dirty again. Safe at any time, and more than once."""
+        phase, self._phase = self._phase, _Phase.ENDED
+        if phase is _Phase.WRITING:
+            self._give_back()
+            self._leave()
+        elif phase is _Phase.CAPTURED:
+            self._release()
+
+    async def write(self, output: StateOutput) -> KeyedStateHandle | None:
+        """Captures the state, and writes what the store does not have. None when there is no state. Once, and not after `cancel`."""
+        if self._phase is _Phase.ENDED or self._began:
+            raise StateError("a snapshot was written twice, or after it was cancelled; begin another")
+        self._began = True
+        try:
+            while self._phase in (_Phase.WRITING, _Phase.LINKING):
+                # The eldest comes first, whoever writes it: files of this snapshot hold what it wrote.
+                eldest = self._cache.captures[0]
+                assert isinstance(eldest, RocksSnapshot)
+                await asyncio.sleep(eldest.advance())
+            if self._error is not None:
+                raise self._error
+            if self._empty:
+                self.files = {}
+                return None
+            if self.plan.canonical:
+                return self._handle(CANONICAL, (await output.write(self._rows()),))
+            return await self._upload(output)
+        finally:
+            self.cancel()
+
+    def advance(self) -> float:
+        """Takes one step towards being captured; gives the time to wait before the next."""
+        if self._phase is not _Phase.WRITING:
+            return POLL_S
+        try:
+            if self._write_slice():
+                return 0.0
+            cache, groups = self._cache, self.plan.header.groups
+            cache.remove(self._doomed)
+            self._doomed = []
+            database = cache.database
+            no_rows = database is None or next(database.rows(prefix(groups.start), prefix(groups.end + 1)), None) is None
+            if no_rows and all(reached == MIN_WATERMARK for reached in self.plan.header.watermarks.values()):
+                self._empty = True
+                self._captured()
+                return 0.0
+            database = cache.opened()
+            if self.plan.canonical:
+                self._view = database.view()
+                self._captured()
+                return 0.0
+            self._path = self._directory.checkpoint()
+            self._phase = _Phase.LINKING
+            self._linking = self._host.blocking(database.checkpoint, self._path)
+            self._linking.add_done_callback(self._linked)
+        except Exception as error:  # noqa: BLE001  # Raised where the snapshot is written.
+            # Whoever writes this snapshot is told; another one that only brought it forward is not to blame.
+            self._error = error
+            self._phase = _Phase.CAPTURED
+            self._give_back()
+            self._leave()
+            return 0.0
+        return POLL_S
+
+    # Capturing.
+
+    def _write_slice(self) -> bool:
+        """Writes some rows; whether there were any."""
+        cache, batch = self._cache, WriteBatch(raw_mode=True)
+        rows = len(self._saved)
+        for space, row, content in self._saved:
+            cache.put_row(batch, space, row, content)
+        written: list[tuple[dict[Any, Any], list[Any]]] = []
+        for space, keys in self.frozen.items():
+            part = list(islice(keys, ROWS_A_SLICE - rows))
+            for key in part:
+                cache.put(batch, space, key, self._left(space, space.lookup(key)))
+            rows += len(part)
+            written.append((keys, part))
+            if rows >= ROWS_A_SLICE:
+                break
+        if len(batch):
+            cache.opened().write(batch)
+        self._saved.clear()
+        for keys, part in written:
+            for key in part:
+                del keys[key]
+        for space in [space for space, keys in islice(self.frozen.items(), len(written)) if not keys]:
+            del self.frozen[space]
+        return rows > 0
+
+    def _left(self, space: Spaced, value: Any) -> Any:
+        left_of = self.plan.filters.get(space.table)
+        return value if left_of is None or value is MISSING else left_of(value)
+
+    def _linked(self, done: asyncio.Future[None]) -> None:
+        self._linking = None
+        if not done.cancelled() and done.exception() is not None:
+            self._error = done.exception()
+        if self._phase is _Phase.ENDED:
+            self._leave()
+            self._release()
+        else:
+            self._captured()
+
+    def _captured(self) -> None:
+        self._phase = _Phase.CAPTURED
+        self._leave()
+
+    def _leave(self) -> None:
+        cache = self._cache
+        if self in cache.captures:
+            cache.captures.remove(self)
+        cache.bury()
+
+    def _give_back(self) -> None:
+        """What this snapshot was to write is left to the next one."""
+        captures = self._cache.captures
+        place = captures.index(self)
+        later = captures[place + 1] if place + 1 < len(captures) else None
+        if isinstance(later, RocksSnapshot):
+            later._saved[:0] = self._saved
+            later._doomed[:0] = self._doomed
+            heirs = later.frozen
+        else:
+            # What was saved has been named since, and is dirty.
+            self._cache.doom(self._doomed)
+            heirs = self._cache.dirty
+        for space, keys in self.frozen.items():
+            if keys and not (space.dropped and later is None):
+                # The few are added to the many.
+                keys.update(heirs.get(space, ()))
+                heirs[space] = keys
+                if later is None:
+                    space.dirty, space.token = keys, self._cache.token
+        self.frozen = {}
+
+    def _release(self) -> None:
+        self._view = None
+        if self._path is not None:
+            path, self._path = self._path, None
+            remove_files(path)
+
+    # Writing.
+
+    async def _upload(self, output: StateOutput) -> KeyedStateHandle:
+        path, base = self._path, self.plan.base
+        assert path is not None, "captured"
+        tables, smalls = await self._host.blocking(list_files, path)
+        files: dict[str, StateFile] = {}
+        for name in tables:
+            files[name] = base.get(name) or await output.write(self._parts(os.path.join(path, name)))
+        header = self.plan.header
+        bundle = Bundle(
+            VERSION,
+            header.max_parallelism,
+            header.groups.start,
+            header.groups.end,
+            [(name, meta.kind, meta.timed) for name, meta in header.tables.items()],
+            header.watermarks,
+            tables,
+            smalls,
+        )
+        last = await output.write(_once(msgspec.msgpack.encode(bundle)))
+        self.files = files
+        return self._handle(ROCKSDB_FORMAT, (*files.values(), last))
+
+    async def _parts(self, path: str) -> AsyncIterator[bytes]:
+        offset = 0
+        while part := await self._host.blocking(read_part, path, offset, READ_BYTES):
+            offset += len(part)
+            yield part
+
+    def _handle(self, kind: str, files: tuple[StateFile, ...]) -> KeyedStateHandle:
+        header = self.plan.header
+        return KeyedStateHandle(kind, header.max_parallelism, header.groups.start, header.groups.end, files)
+
+    async def _rows(self) -> AsyncIterator[bytes]:
+        """The canonical file, frame by frame."""
+        plan, cache, view = self.plan, self._cache, self._view
+        assert view is not None, "captured"
+        yield encode_header(plan.header)
+        frames = 1
+        spaces = cache.codec.spaces(view.rows(prefix(SPACES), END), plan.operator, timers_of(plan.header.tables))
+        places = {name: place for place, name in enumerate(plan.header.tables)}
+        waiting = {name: _Frame() for name in places}
+        groups = plan.header.groups
+        rows = view.rows(prefix(groups.start), prefix(groups.end + 1))
+        while part := list(islice(rows, ROWS_A_SLICE)):
+            for row, content in part:
+                space = spaces.get(space_of(row))
+                if space is None:
+                    continue
+                key, value = cache.codec.entry(space, row, content)
+                value = self._left(space, value)
+                if value is MISSING:
+                    continue
+                frame = waiting[space.table]
+                frame.add(group_in(row), space, key, value, len(content))
+                if frame.is_full:
+                    frames += 1
+                    yield frame.encoded(places[space.table], space.owner, plan.codec)
+                    waiting[space.table] = _Frame()
+            await asyncio.sleep(0)
+        for name, frame in waiting.items():
+            if frame.keys:
+                frames += 1
+                yield frame.encoded(places[name], f"operator {plan.operator!r}, state {name!r}", plan.codec)
+        yield encode_end(frames)
+
+
+class _Frame:
+    """Rows of one table that make a frame of a canonical file."""
+
+    __slots__ = ("first", "keys", "last", "namespaces", "size", "values")
+
+    def __init__(self) -> None:
+        self.first = self.last = -1
+        self.size = 0
+        self.namespaces: list[Any] = []
+        self.keys: list[Any] = []
+        self.values: list[Any] = []
+
+    @property
+    def is_full(self) -> bool:
+        return len(self.keys) >= FRAME_ROWS or self.size >= FRAME_BYTES
+
+    def add(self, group: int, space: Spaced, key: Any, value: Any, size: int) -> None:
+        if self.first < 0:
+            self.first = group
+        self.last = group
+        self.size += size
+        self.namespaces.append(key[0] if space.is_timers else space.namespace)
+        self.keys.append(key[1:] if space.is_timers else key)
+        self.values.append(value)
+
+    def encoded(self, place: int, owner: str, codec: Codec) -> bytes:
+        return encode_entries(place, KeyGroupRange(self.first, self.last), self.namespaces, self.keys, self.values, codec, owner)
+
+
+def timers_of(tables: Mapping[str, TableMeta]) -> frozenset[str]:
+    """The tables that hold timers."""
+    return frozenset(name for name, meta in tables.items() if meta.kind == TIMERS)
+
+
+def decode_bundle(content: bytes) -> Bundle:
+    """Raises ValueError: it is none."""
+    bundle = _decode_bundle(content)
+    if bundle.version != VERSION:
+        raise ValueError(f"its format is of version {bundle.version}, this program reads {VERSION}")
+    if not 0 <= bundle.first <= bundle.last < bundle.max_parallelism:
+        raise ValueError("it contradicts itself")
+    for name in (*bundle.files, *bundle.small):
+        if name != os.path.basename(name) or name in ("", ".", ".."):
+            raise ValueError(f"it names a file {name!r}")
+    return bundle
+
+
+async def _once(content: bytes) -> AsyncIterator[bytes]:
+    yield content
+
+
+_decode_bundle = msgspec.msgpack.Decoder(Bundle).decode

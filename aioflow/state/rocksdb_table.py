@@ -1,0 +1,242 @@
+"""Tables over the cache of RocksDB: what operators and states read and write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, ItemsView, Iterator, Mapping, MutableMapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+from aioflow.core.serializers import Codec
+from aioflow.state.changes import MISSING
+from aioflow.state.rocksdb_cache import Cache, Entries, Space
+from aioflow.state.snapshot import ATOMS, TableMeta
+
+__all__ = ["RocksTable"]
+
+_NOTHING: Any = MappingProxyType({})
+
+
+class RocksTable:
+    """`namespace -> key -> value`. Namespace None always exists."""
+
+    __slots__ = ("_cache", "_codec", "_on_change", "_spaces", "checked", "index", "meta", "name", "result")
+
+    def __init__(self, cache: Cache, codec: Codec, name: str, meta: TableMeta, on_change: Callable[[], None]) -> None:
+        self.name = name
+        self.meta = meta
+        self.result: Callable[[Any], Any] | None = None
+        self.index: Any = None
+        self.checked: set[type] = set(ATOMS)
+        """Types of values of which one is known to be encodable."""
+        self._cache = cache
+        self._codec = codec
+        self._on_change = on_change
+        self._spaces: dict[Any, Space] = {}
+        self.space(None)
+
+    def of(self, namespace: Any = None, keys: Sequence[Any] | None = None) -> MutableMapping[Any, Any]:
+        """The entries of `keys` in memory, to change; None: whichever, each access by itself."""
+        if keys is None:
+            return _Tracked(self, namespace)
+        space = self._spaces.get(namespace)
+        if space is None:
+            space = self.space(namespace)
+        space.touch(keys)
+        return space.entries
+
+    def of_key(self, namespace: Any, key: Any) -> Entries:
+        """`of(namespace, [key])`, cheaper."""
+        space = self._spaces.get(namespace)
+        if space is None:
+            space = self.space(namespace)
+        space.touch_one(key)
+        return space.entries
+
+    def peek(self, namespace: Any = None) -> Mapping[Any, Any]:
+        """`namespace` to read, empty if there is none."""
+        space = self._spaces.get(namespace)
+        return _NOTHING if space is None else _Peek(space)
+
+    def namespaces(self) -> list[Any]:
+        return [namespace for namespace, space in self._spaces.items() if space.entries]
+
+    def drop(self, namespace: Any) -> None:
+        space = self._spaces.pop(namespace, None)
+        if space is not None:
+            self._cache.drop(space)
+            if namespace is None:
+                self.space(None)
+                self._on_change()  # State objects are bound to its space.
+
+    def drop_if_empty(self, namespace: Any) -> None:
+        """Forgets a namespace without keys."""
+        if namespace is not None:
+            space = self._spaces.get(namespace)
+            if space is not None and not space.entries:
+                self.drop(namespace)
+
+    def check(self, value: Any) -> None:
+        """Raises TypeNotSupported naming operator, state, type and remedy if `value`, the first of its type, cannot be encoded."""
+        self._codec.check(value, owner=self._spaces[None].owner)
+        self.checked.add(type(value))
+
+    # For views, and for whoever fills the table.
+
+    def space(self, namespace: Any) -> Space:
+        """The space of `namespace`, made on demand."""
+        space = self._spaces.get(namespace)
+        if space is None:
+            space = self._spaces[namespace] = self._cache.new_space(self.name, namespace, Space)
+        return space
+
+    def find(self, namespace: Any) -> Space | None:
+        return self._spaces.get(namespace)
+
+    def readable(self, namespace: Any) -> Any:
+        """To read from with `get` and `in`, by those who may change the mutable values that they get."""
+        space = self._spaces.get(namespace)
+        return _NOTHING if space is None else _Reader(space)
+
+    def store(self, namespace: Any) -> Any:
+        """To change, after `marks`."""
+        return _Store(self, self.space(namespace).entries)
+
+    def marks(self, namespace: Any) -> Any:
+        """Takes `marks[key] = None` before `key` is changed."""
+        return _Marks(self.space(namespace))
+
+
+class _Reader:
+    __slots__ = ("_cache", "_entries", "_space")
+
+    def __init__(self, space: Space) -> None:
+        self._space = space
+        self._entries = space.entries
+        self._cache = space.cache
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        held = self._entries.get(key, MISSING)
+        if held is MISSING:
+            space = self._space
+            if space.complete:
+                return default
+            held = space.find(key)
+            if held is MISSING:
+                return default
+        if self._cache.captures and type(held) not in ATOMS:
+            self._space.touch_one(key)
+        return held
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._entries or self._space.find(key) is not MISSING
+
+
+class _Marks:
+    __slots__ = ("_cache", "_space")
+
+    def __init__(self, space: Space) -> None:
+        self._space = space
+        self._cache = space.cache
+
+    def __setitem__(self, key: Any, value: None) -> None:
+        space, cache = self._space, self._cache
+        if space.token is cache.token and key in space.dirty:
+            space.dirty[key] = cache.epoch
+        else:
+            space.touch_one(key)
+
+
+class _Store:
+    __slots__ = ("_checked", "_entries", "_table")
+
+    def __init__(self, table: RocksTable, entries: Entries) -> None:
+        self._table = table
+        self._entries = entries
+        self._checked = table.checked
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        if type(value) not in self._checked:
+            self._table.check(value)
+        self._entries[key] = value
+
+    def __delitem__(self, key: Any) -> None:
+        del self._entries[key]
+
+
+class _Peek(Mapping[Any, Any]):
+    """A space to read. Values that are read one by one are in memory then."""
+
+    __slots__ = ("_space",)
+
+    def __init__(self, space: Space) -> None:
+        self._space = space
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        held = self._space.find(key)
+        return default if held is MISSING else held
+
+    def __getitem__(self, key: Any) -> Any:
+        held = self._space.find(key)
+        if held is MISSING:
+            raise KeyError(key)
+        return held
+
+    def __contains__(self, key: object) -> bool:
+        return self._space.find(key) is not MISSING
+
+    def __iter__(self) -> Iterator[Any]:
+        return (key for key, _ in self._space.rows())
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self._space.rows())
+
+    def items(self) -> ItemsView[Any, Any]:
+        return _Items(self)
+
+    def rows(self) -> Iterator[tuple[Any, Any]]:
+        return self._space.rows()
+
+
+class _Items(ItemsView[Any, Any]):
+    """Walks the rows once, instead of looking each key up."""
+
+    _mapping: _Peek
+
+    def __iter__(self) -> Iterator[tuple[Any, Any]]:
+        return self._mapping.rows()
+
+
+class _Tracked(MutableMapping[Any, Any]):
+    """A namespace of which nobody said what will be changed: each access is noted by itself."""
+
+    __slots__ = ("_namespace", "_table")
+
+    def __init__(self, table: RocksTable, namespace: Any) -> None:
+        self._table = table
+        self._namespace = namespace
+        table.space(namespace)
+
+    def __getitem__(self, key: Any) -> Any:
+        held = self._table.space(self._namespace).find(key)
+        if held is MISSING:
+            raise KeyError(key)
+        if type(held) not in ATOMS:
+            self._table.of_key(self._namespace, key)
+        return held
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        if type(value) not in self._table.checked:
+            self._table.check(value)
+        self._table.of_key(self._namespace, key)[key] = value
+
+    def __delitem__(self, key: Any) -> None:
+        del self._table.of_key(self._namespace, key)[key]
+
+    def __contains__(self, key: object) -> bool:
+        return self._table.space(self._namespace).find(key) is not MISSING
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._table.peek(self._namespace))
+
+    def __len__(self) -> int:
+        return len(self._table.peek(self._namespace))
