@@ -78,14 +78,17 @@ def new_backend() -> HeapKeyedStateBackend:
     return HeapKeyedStateBackend(max_parallelism=128, key_group_range=KeyGroupRange(0, 127), now_ms=lambda: 0)
 
 
-def accesses(keys: int) -> dict[str, tuple[Callable[[], None], Callable[[], None], int]]:
-    """Name -> (watched, unwatched, how many accesses each makes)."""
+def accesses(keys: int, *, noted: bool) -> dict[str, tuple[Callable[[], None], Callable[[], None], int]]:
+    """Name -> (over the backend, over bare dicts, how many accesses each makes). `noted`: after a checkpoint, as nothing is before."""
     backend = new_backend()
     batches = [[f"key-{(start * 7919 + i * 31) % keys}" for i in range(BATCH)] for start in range(40)]
     count = sum(map(len, batches))
     values = list(range(BATCH))
     state, bare_state = backend.get_state(ValueStateDescriptor("v")), UnwatchedValue(backend)
     aggregate = Count(None, None)
+    running_table, window_table = backend.table("running"), backend.table("window")
+    if noted:
+        backend.begin_snapshot(1).cancel()
 
     def update(target: Any) -> Callable[[], None]:
         def run() -> None:
@@ -112,14 +115,16 @@ def accesses(keys: int) -> dict[str, tuple[Callable[[], None], Callable[[], None
 
     return {
         "ValueState.update": (update(state), update(bare_state), count),
-        "running count": (running(backend.table("running")), running(Unwatched()), count),
-        "window count": (window(backend.table("window")), window(Unwatched()), count),
+        "running count": (running(running_table), running(Unwatched()), count),
+        "window count": (window(window_table), window(Unwatched()), count),
     }
 
 
 def access_costs(keys: int, rounds: int) -> list[dict[str, Any]]:
     rows = []
-    for name, (watched, unwatched, count) in accesses(keys).items():
+    measured = [(f"{name}, {when}", *runs) for when, noted in (("no checkpoints", False), ("noted", True)) for name, runs in
+                accesses(keys, noted=noted).items()]
+    for name, watched, unwatched, count in measured:
         figures: tuple[list[float], list[float]] = ([], [])
         for _ in range(rounds + 1):
             for times, run in zip(figures, (watched, unwatched), strict=True):
@@ -139,8 +144,8 @@ def access_costs(keys: int, rounds: int) -> list[dict[str, Any]]:
     return rows
 
 
-def snapshot(backend: HeapKeyedStateBackend, number: int, keys: int, **kind: bool) -> dict[str, Any]:
-    """One completed checkpoint while updates go on."""
+def snapshot(backend: HeapKeyedStateBackend, number: int, keys: int, *, beside: int = UPDATES_A_SECOND, **kind: bool) -> dict[str, Any]:
+    """One completed checkpoint while updates go on, `beside` a second."""
     state = backend.get_state(ValueStateDescriptor("v"))
     holds: list[tuple[int, int]] = []
     collections: list[int] = []
@@ -166,7 +171,7 @@ def snapshot(backend: HeapKeyedStateBackend, number: int, keys: int, **kind: boo
         holds.append((perf_counter_ns() - wall, thread_time_ns() - cpu - sum(collections) + before))
         if handle is not None:
             break
-        due += holds[-1][1] * UPDATES_A_SECOND / 1e9
+        due += holds[-1][1] * beside / 1e9
         cpu = thread_time_ns()
         for _ in range(int(due)):
             backend.current_key = f"key-{updates * 7919 % keys}"
@@ -206,7 +211,7 @@ def snapshots(keys: int) -> list[dict[str, Any]]:
 
     change(keys)
     rows = [{"snapshot": "everything", **snapshot(backend, 1, keys)}]
-    snapshot(backend, 2, keys)  # Takes up what was updated beside the first.
+    snapshot(backend, 2, keys, beside=0)  # Takes up what was updated beside the first.
     change(keys // 100)
     rows.append({"snapshot": "1 % changed", **snapshot(backend, 3, keys)})
     rows.append({"snapshot": "savepoint", **snapshot(backend, 4, keys, canonical=True)})
