@@ -74,19 +74,19 @@ class TaskManager:
         self._pulse: Pulse | None = None
         self._disconnected = asyncio.Event()
         self._released = False
+        self._accepted = False
+        """Whether a JobManager has taken the secret: from then on whatever breaks passes."""
 
     async def run(self) -> None:
-        """Serve one JobManager after the other. Raises Broken if the first one does not take this TaskManager."""
+        """Serve one JobManager after the other. Raises Broken if the first one does not take the secret."""
         timers = asyncio.get_running_loop().create_task(self._run_timers(), name="slots and heartbeats")
         reports = asyncio.get_running_loop().create_task(self._run_reports(), name="metrics")
-        first = True
         try:
             while not self._released:
                 try:
                     await self._serve()
-                    first = False
                 except Broken as error:
-                    if first and not self._released:
+                    if not self._accepted and not self._released:
                         raise
                     logger.warning("taskmanager %s: %s", self.id[:8], error)
                 except (OSError, NobodyLeads) as error:
@@ -113,7 +113,7 @@ class TaskManager:
         address, connection = await connect_to_leader(
             self._host, self._secret, PeerRole.TASKMANAGER, self._options.jobmanagers, self._handlers(), self._on_closed
         )
-        self._connection = connection
+        self._connection, self._accepted = connection, True
         try:
             self._registration = await connection.call("register", self.id, self._report())
             logger.info("taskmanager %s is registered with %d slots", self.id[:8], self._options.slots)

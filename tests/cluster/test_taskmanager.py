@@ -1,0 +1,74 @@
+"""When a TaskManager gives up, and when it comes again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from aioflow.cluster.rpc import RpcConnection, RpcServer
+from aioflow.cluster.taskmanager import TaskManager, TaskManagerOptions
+from aioflow.cluster.whereabouts import Whereabouts
+from aioflow.core.errors import Broken, Closed
+from aioflow.core.host import SystemHost
+from aioflow.core.serializers import Codec
+from aioflow.protocol.handshake import PeerRole
+
+SECRET = b"s" * 32
+
+
+@asynccontextmanager
+async def jobmanager(register: Callable[..., Any]) -> AsyncIterator[Whereabouts]:
+    """Leads, and answers registrations by `register(connection, ...)`."""
+
+    def on_peer(connection: RpcConnection) -> dict[str, Callable[..., Any]]:
+        def registering(*args: Any) -> Any:
+            return register(connection, *args)
+
+        return {"leader": lambda: "here", "register": registering, "heartbeat": ignore, "alive": ignore}
+
+    server = RpcServer(SystemHost(), SECRET, Codec(), frozenset([PeerRole.TASKMANAGER]), on_peer, lambda _: None)
+    port = await server.listen()
+    try:
+        yield Whereabouts((("127.0.0.1", port),))
+    finally:
+        await server.close()
+
+
+def ignore(*args: Any) -> None: ...
+
+
+async def test_a_jobmanager_that_goes_while_a_taskmanager_registers_is_waited_for() -> None:
+    """I6: it knew the secret, so there is nothing to give up for; the TaskManager comes again, to whoever leads then."""
+    host = SystemHost()
+    connections: list[RpcConnection] = []
+    registered = asyncio.Event()
+
+    def register(connection: RpcConnection, *args: Any) -> int:
+        connections.append(connection)
+        if len(connections) == 1:
+            connection.abort(Closed("this jobmanager leads no more"))
+        else:
+            registered.set()
+        return len(connections)
+
+    async with jobmanager(register) as where:
+        manager = TaskManager(host, SECRET, TaskManagerOptions(jobmanagers=where, reconnect_s=0.01))
+        running = asyncio.ensure_future(manager.run())
+        async with asyncio.timeout(60):
+            await registered.wait()
+        manager.stop()
+        await running
+    await host.close()
+
+
+async def test_a_taskmanager_whose_secret_is_not_known_gives_up() -> None:
+    """It would never be let in."""
+    host = SystemHost()
+    async with jobmanager(ignore) as where:
+        with pytest.raises(Broken):
+            await TaskManager(host, b"t" * 32, TaskManagerOptions(jobmanagers=where)).run()
+    await host.close()
