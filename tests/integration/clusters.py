@@ -31,7 +31,7 @@ def aioflow(*argv: str | Path, timeout: float = 100) -> subprocess.CompletedProc
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout, cwd=ROOT, check=False)
 
 
-def until(condition: Callable[[], bool], what: str, timeout: float = 60) -> None:
+def until(condition: Callable[[], bool], what: str, timeout: float = 120) -> None:
     deadline = time.monotonic() + timeout
     while not condition():
         assert time.monotonic() < deadline, f"{what}: not within {timeout} s"

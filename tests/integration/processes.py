@@ -9,7 +9,7 @@ from pathlib import Path
 __all__ = ["alive", "eventually", "has_taken"]
 
 
-async def eventually(condition: Callable[[], bool], *, within_s: float = 60.0) -> None:
+async def eventually(condition: Callable[[], bool], *, within_s: float = 120.0) -> None:
     """Returns once `condition()` is true; fails when that takes too long."""
     async with asyncio.timeout(within_s):
         while not condition():

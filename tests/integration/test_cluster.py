@@ -134,12 +134,18 @@ def test_a_job_without_slots_waits_until_more_come(cluster: Cluster) -> None:
     """I2: later slots fulfil the requirements of a job that waits."""
     cluster.start(workers=1, slots=2, request_timeout="10m")
     waits = cluster.submit("wide")
+    until(lambda: cluster.slots() == [(2, 0)], "it has what there is")
     joined = cluster.spawn("taskmanager", "--jobmanager", cluster.address, "--slots", "2", "--secret-file", str(cluster.secret))
     until(lambda: cluster.job(waits) == "FINISHED", "the job has got its slots")
     joined.terminate()
-    assert joined.wait(60) == 0
-    never = cluster.submit("wide")
-    assert cluster.ask("cancel", never).stdout == f"{never}  CANCELED\n"
+    assert joined.wait(100) == 0
+
+
+def test_a_job_that_waits_for_slots_is_cancelled_and_gives_back_those_it_has(cluster: Cluster) -> None:
+    cluster.start(workers=1, slots=2, request_timeout="10m")
+    waits = cluster.submit("wide")
+    until(lambda: cluster.slots() == [(2, 0)], "it has what there is")
+    assert cluster.ask("cancel", waits).stdout == f"{waits}  CANCELED\n"
     until(lambda: cluster.slots() == [(2, 2)], "the slots are free again")
 
 
