@@ -201,13 +201,13 @@ class RocksSnapshot:
             cache.put_row(batch, space, row, content)
         written: list[tuple[dict[Any, Any], list[Any]]] = []
         for space, keys in self.frozen.items():
+            if rows >= ROWS_A_SLICE:
+                break
             part = list(islice(keys, ROWS_A_SLICE - rows))
             for key in part:
                 cache.put(batch, space, key, self._left(space, space.lookup(key)))
             rows += len(part)
             written.append((keys, part))
-            if rows >= ROWS_A_SLICE:
-                break
         if len(batch):
             cache.opened().write(batch)
         self._saved.clear()

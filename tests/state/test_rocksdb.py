@@ -428,3 +428,16 @@ def test_without_the_package_it_is_refused_with_the_command_that_installs_it() -
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2])
     assert "StateError" in done.stderr
     assert "pip install 'aioflow[rocksdb]'" in done.stderr
+
+
+async def test_more_keys_may_change_between_two_slices_than_are_written_in_one() -> None:
+    there = backend()
+    table = there.table("t")
+    numbers = list(range(2_000))
+    table.of(None, numbers).update(dict.fromkeys(numbers, 0))
+    snapshot = there.begin_snapshot(1)
+    table.of(None, numbers[:1_000]).update(dict.fromkeys(numbers[:1_000], 1))
+    handle = await snapshot.write(InlineState())
+    assert handle is not None
+    assert dict((await restored("rocksdb", [handle])).items("t")) == dict.fromkeys(numbers, 0)
+    assert dict(there.items("t")) == {number: int(number < 1_000) for number in numbers}
