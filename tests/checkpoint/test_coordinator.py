@@ -697,6 +697,47 @@ def test_finished_subtask_counts_with_what_it_had() -> None:
     assert only(Discard, job.stored(2)) == [Discard((first,), ())]
 
 
+def test_subtask_that_finishes_while_a_checkpoint_is_stored_counts_with_files_that_are_kept() -> None:
+    """What it has in the newest checkpoint counts, not what it had in the one that was the newest when it finished."""
+    job = Job()
+    job.run()
+    files = []
+    for checkpoint_id in (1, 2):
+        job.checkpoint(checkpoint_id)
+        job.ack((SOURCE, 0), checkpoint_id, state(f"positions-{checkpoint_id}", uid="source"))
+        for key in KEYS[1:]:
+            job.ack(key, checkpoint_id)
+        if checkpoint_id == 2:
+            job.finished((SOURCE, 0))
+        files += [name for discard in only(Discard, job.stored(checkpoint_id)) for name in discard.files]
+    assert files == ["positions-1"]
+    job.checkpoint(3)
+    (store,) = only(Store, [i for key in KEYS[1:] for i in job.ack(key, 3)])
+    assert store.checkpoint.subtasks["source", 0].operators == state("positions-2", uid="source").operators
+    assert all(not discard.files for discard in only(Discard, job.stored(3)))
+
+
+def test_checkpoints_of_former_runs_share_their_files_until_they_go() -> None:
+    """A job that begins with the newest of two keeps what the older one names, as long as that is kept."""
+    before = Job(retain=2)
+    before.run()
+    for number in (1, 2):
+        before.checkpoint(number)
+        before.complete(number, "shared", f"own-{number}")
+    job = Job(first_id=3, retain=2)
+    older, newest = before.coordinator.retained
+    job.coordinator.kept(older)
+    job.coordinator.restored(newest, job.now, claim=True)
+    assert job.coordinator.latest == newest
+    job.run()
+    job.checkpoint(3)
+    (discard,) = only(Discard, job.complete(3, "new"))
+    assert ([checkpoint.checkpoint_id for checkpoint in discard.checkpoints], discard.files) == ([1], ("own-1",))
+    job.checkpoint(4)
+    (discard,) = only(Discard, job.complete(4, "new"))
+    assert sorted(discard.files) == ["own-2", "shared"]
+
+
 def test_tasks_behind_finished_ones_are_triggered_themselves() -> None:
     job = Job()
     job.run()

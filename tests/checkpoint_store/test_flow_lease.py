@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from aioflow.checkpoint.completed import Discard
 from aioflow.checkpoint.flow_lease import FlowLease, Holder
 from aioflow.checkpoint.lease import LeaseOptions
 from aioflow.checkpoint.memory import MemoryObjects
+from aioflow.checkpoint.objects import whole
 from aioflow.checkpoint.store import FlowStore, open_store
 from aioflow.core.errors import CheckpointError
 from aioflow.core.host import ProcessIdentity, SystemHost
@@ -62,6 +64,23 @@ def test_a_second_job_is_refused_naming_the_first() -> None:
 
     for seed in range(5):
         assert simulate(main, seed).errors == []
+
+
+def test_nothing_is_deleted_without_the_lease() -> None:
+    """What was given up may have been stored after all, and another job may have begun with it."""
+
+    async def main(host: SimulatedHost) -> None:
+        store = open_store(URL, host)
+        lease = await store.hold(nothing, OPTIONS)
+        stored = await store.complete(await checkpoint(store, 1))
+        await store.objects.create("state/kept", whole(b"x"))
+        await lease.release()
+        await store.discard(Discard((stored,), ("state/kept",)))
+        assert await store.checkpoints() == [1]
+        assert "state/kept" in await store.objects.names("state")
+        await (await store.hold(nothing, OPTIONS)).release()
+
+    assert simulate(main, 1).errors == []
 
 
 def test_whoever_stops_lets_the_next_one_start_at_once_with_a_larger_number() -> None:

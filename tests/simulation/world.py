@@ -152,7 +152,7 @@ class World:
             "timeout": f"{settings.timeout_ms}ms",
             "min_pause": f"{settings.min_pause_ms}ms",
             "retain": settings.retain,
-            "restart": af.fixed_delay(1_000_000, "5ms"),
+            "restart": af.exponential_delay("5ms", "1s", reset_after="500ms"),
             "tasks": TaskOptions(batch_records_max=settings.batch),
         }
         stopped = False
@@ -197,9 +197,12 @@ class World:
         """Start it again whenever it has ended, as a service manager does."""
         rng = self.sim.loop.stream(f"supervisor/{name}")
         self.sim.spawn(name, self.service)
+        delay_s = 0.01
         while True:
-            await self.sim.life(name).wait()
-            await asyncio.sleep(rng.uniform(0.001, 0.05))
+            code = await self.sim.life(name).wait()
+            # Whoever fails again and again is given longer and longer pauses.
+            delay_s = min(1.0, delay_s * 2) if code > 0 else 0.01
+            await asyncio.sleep(rng.uniform(0.1, 1.0) * delay_s)
             if not self.sim.is_alive(name):
                 self.sim.restart(name)
 
@@ -294,13 +297,13 @@ def run_world(seed: int, *, keep_trace: bool = False, settings: Settings | None 
     worlds: list[World] = []
 
     async def main(host: SimulatedHost) -> None:
-        world = World(host.sim, chosen, Oracle(chosen.data))
+        world = World(host.sim, chosen, Oracle(chosen.data, in_order=len(chosen.parallelism) == 1))
         worlds.append(world)
         share(world.shared)
         await _live(world)
 
     with _environment(chosen):
-        result = simulate(main, seed, max_steps=200_000, keep_trace=keep_trace)
+        result = simulate(main, seed, max_steps=100_000, keep_trace=keep_trace)
     (world,) = worlds
     strange = [error for error in result.errors if ": ended with " not in error]
     if strange:

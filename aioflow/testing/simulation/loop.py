@@ -531,10 +531,10 @@ def _close_all(awaited: Any) -> None:
     while isinstance(awaited, CoroutineType):
         chain.append(awaited)
         awaited = awaited.cr_await
-    first = chain[0] if chain else None
-    if first is not None and inspect.getcoroutinestate(first) == inspect.CORO_CREATED:
+    frame = chain[0].cr_frame if chain and inspect.getcoroutinestate(chain[0]) == inspect.CORO_CREATED else None
+    if frame is not None:
         # A task that never took its first step may have been given what it was to await.
-        chain += [value for value in first.cr_frame.f_locals.values() if isinstance(value, CoroutineType)]
+        chain += [value for value in frame.f_locals.values() if isinstance(value, CoroutineType)]
     for coro in reversed(chain):
         for _ in range(CLOSES_MAX):
             try:

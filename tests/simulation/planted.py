@@ -1,0 +1,242 @@
+"""Bugs that the simulated world must find: a sweep that cannot find them proves nothing.
+
+    python -m tests.simulation.planted "a checkpoint is taken before the last barrier" --seeds 0:5000
+
+Plants one bug in this process, as its module is imported, and runs seeds until one finds it. Most are among those of `tests.ablations`,
+where a test of the very module finds them; here it is a whole service that goes wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.machinery
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+
+from tests.ablations.mutants import MUTANTS
+from tests.ablations.runner import ROOT, Mutant
+
+__all__ = ["FOUND", "WORLD_MUTANTS", "main", "mutant_named"]
+
+SEEDS_MAX = 5000
+NOT_FOUND = 2
+
+WORLD_MUTANTS: list[Mutant] = [
+    Mutant(
+        "calls that are under way are not in the checkpoint",
+        "aioflow/operators/async_wait.py",
+        "get_list_state(IN_FLIGHT).update(in_flight)",
+        "get_list_state(IN_FLIGHT).update([])",
+        (),
+    ),
+    Mutant(
+        "files are deleted without the lease",
+        "aioflow/checkpoint/store.py",
+        "            self._check_lease()\n            await self.settle()\n",
+        "            await self.settle()\n",
+        (),
+    ),
+    Mutant(
+        "checkpoints of former runs are forgotten",
+        "aioflow/cluster/job_checkpoints.py",
+        "                self._coordinator.kept(older)\n",
+        "                pass\n",
+        (),
+    ),
+    Mutant(
+        "a finished subtask counts with what was the newest checkpoint then",
+        "aioflow/checkpoint/coordinator.py",
+        "        self._finished[self._uids[attempt.vertex_id], attempt.subtask_index] = None\n",
+        "        stale = (self._uids[attempt.vertex_id], attempt.subtask_index)\n"
+        "        self._finished[stale] = None\n"
+        "        last = self.latest and self.latest.subtasks.get(stale)\n"
+        "        fresh = self._finished_state\n"
+        "        self._finished_state = lambda s: replace(last, finished=True) if last and s == stale else fresh(s)\n",
+        (),
+    ),
+    Mutant(
+        "a restart does not wait for the checkpoint that is being stored",
+        "aioflow/cluster/job_checkpoints.py",
+        "        while self._beside:  # Whether a checkpoint that is being stored counts must be known.\n"
+        "            await wait_all(list(self._beside))\n"
+        "        await self.store.settle()\n",
+        "",
+        (),
+    ),
+    Mutant(
+        "a restart begins with the oldest checkpoint that is kept",
+        "aioflow/checkpoint/completed.py",
+        "        return self._kept[-1] if self._kept else None\n",
+        "        return self._kept[0] if self._kept else None\n",
+        (),
+    ),
+    Mutant(
+        "a restart begins with the checkpoint that was triggered last",
+        "aioflow/checkpoint/coordinator.py",
+        "        pending.storing = checkpoint = CompletedCheckpoint(",
+        "        self._retention._kept.append(checkpoint := CompletedCheckpoint(checkpoint_id=checkpoint_id, subtasks=pending.states))\n"
+        "        pending.storing = checkpoint = CompletedCheckpoint(",
+        (),
+    ),
+    Mutant(
+        "a split is dealt to two readers",
+        "aioflow/checkpoint/assignment.py",
+        "                dealt[number % parallelism].append(split)\n",
+        "                dealt[number % parallelism].append(split)\n                dealt[-1].append(split)\n",
+        (),
+    ),
+    Mutant(
+        "state is acknowledged before it is written",
+        "aioflow/checkpoint/state_files.py",
+        "            await self._objects.create(name, stream)\n        finally:\n            await stream.aclose()\n",
+        "            __import__('asyncio').ensure_future(self._objects.create(name, stream))\n"
+        "            while rest.size < INLINE_BYTES:\n                break\n        finally:\n            pass\n",
+        (),
+    ),
+    Mutant(
+        "a task does not wait for the final checkpoint",
+        "aioflow/task/checkpointing.py",
+        "        return self._first_after_end is not None and self._completed >= self._first_after_end\n",
+        "        return True\n",
+        (),
+    ),
+    Mutant(
+        "any checkpoint after the end of the data is the final one",
+        "aioflow/task/checkpointing.py",
+        "        return self._first_after_end is not None and self._completed >= self._first_after_end\n",
+        "        return self._first_after_end is not None and self._completed > 0\n",
+        (),
+    ),
+    Mutant(
+        "the state of a key group at the border is restored by nobody",
+        "aioflow/state/format.py",
+        "        rows = [row for row, group in enumerate(found) if groups.start <= group <= groups.end]\n",
+        "        rows = [row for row, group in enumerate(found) if groups.start < group <= groups.end]\n",
+        (),
+    ),
+    Mutant(
+        "a sink keeps nothing of what it prepared in the checkpoint",
+        "aioflow/operators/sink.py",
+        "        state.get_list_state(COMMITTABLES).update([[id_, one] for id_, prepared in self._prepared.items() for one in prepared])\n",
+        "        state.get_list_state(COMMITTABLES).update([])\n",
+        (),
+    ),
+    Mutant(
+        "a commit whose reply is lost is given up",
+        "aioflow/operators/sink.py",
+        "                if tries == retry.attempts:\n                    raise\n",
+        "                if tries:\n                    return\n",
+        (),
+    ),
+    Mutant(
+        "a writer goes on with what it had prepared",
+        "aioflow/io/parts.py",
+        "            rolled, self._rolled = self._rolled, []\n",
+        "            rolled = list(self._rolled)\n",
+        (),
+    ),
+    Mutant(
+        "a job that goes on numbers its checkpoints from the start",
+        "aioflow/cluster/job_checkpoints.py",
+        "        first_id = await self.store.highest() + 1\n",
+        "        first_id = 1\n",
+        (),
+    ),
+    Mutant(
+        "the oldest checkpoint in the store is the newest",
+        "aioflow/checkpoint/store.py",
+        "        numbers = sorted({*savepoints, *await self._numbers(\"checkpoints\")}, reverse=True)\n",
+        "        numbers = sorted({*savepoints, *await self._numbers(\"checkpoints\")})\n",
+        (),
+    ),
+    Mutant(
+        "savepoints are passed over when a job begins",
+        "aioflow/checkpoint/store.py",
+        "        numbers = sorted({*savepoints, *await self._numbers(\"checkpoints\")}, reverse=True)\n",
+        "        numbers = sorted(await self._numbers(\"checkpoints\"), reverse=True)\n",
+        (),
+    ),
+]
+"""Bugs that no single module can show."""
+
+FOUND: dict[str, int] = {
+    "calls that are under way are not in the checkpoint": 38,
+    "a finished subtask counts with what was the newest checkpoint then": 20,
+    "restored committables are not committed": 18,
+    "a sink commits before the checkpoint is complete": 0,
+    "committables that are not confirmed are left out of the next checkpoint": 18,
+    "tasks are told before the metadata is durable": 0,
+    "an object is not fsynced before it gets its name": 0,
+    "a task does not wait for the final checkpoint": 0,
+}
+"""Name of a bug, and the seed that found it when this was written, sweeping from 0."""
+
+
+def mutant_named(name: str) -> Mutant:
+    """One of all that there are."""
+    return next(mutant for mutant in (*WORLD_MUTANTS, *MUTANTS) if mutant.name == name)
+
+
+class _Planter(importlib.machinery.SourceFileLoader):
+    """Loads a module with a bug in it, and leaves no trace of it on disk."""
+
+    def __init__(self, name: str, path: str, mutant: Mutant) -> None:
+        super().__init__(name, path)
+        self._mutant = mutant
+
+    def get_data(self, path: str) -> bytes:
+        data = super().get_data(path)
+        if path != self.path:
+            return data
+        sound = data.decode()
+        if sound.count(self._mutant.old) != 1:
+            raise ValueError(f"{self._mutant.name}: its old text occurs {sound.count(self._mutant.old)} times, expected once")
+        return sound.replace(self._mutant.old, self._mutant.new).encode()
+
+    def get_code(self, fullname: str) -> object:  # type: ignore[override]  # Not from the cache, and not into it.
+        return self.source_to_code(self.get_data(self.path), self.path)
+
+
+class _Finder(importlib.machinery.PathFinder):
+    planted: Mutant
+
+    @classmethod
+    def find_spec(
+        cls, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        spec = super().find_spec(fullname, path, target)
+        if spec is not None and spec.origin is not None and Path(spec.origin) == ROOT / cls.planted.file:
+            spec.loader = _Planter(fullname, spec.origin, cls.planted)
+        return spec
+
+
+def plant(mutant: Mutant) -> None:
+    """From now on the module is imported with its bug. None of the package may be loaded yet."""
+    loaded = [name for name in sys.modules if name.partition(".")[0] == "aioflow" and name != "aioflow"]
+    assert not any(mutant.file == name.replace(".", "/") + ".py" for name in loaded), f"{mutant.file} is loaded already"
+    _Finder.planted = mutant
+    sys.meta_path.insert(0, _Finder)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation.planted", description="Plant a bug, and sweep until it is found.")
+    parser.add_argument("bug", help="its name")
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--max", type=int, default=SEEDS_MAX)
+    given = parser.parse_args(argv)
+    plant(mutant_named(given.bug))
+    from tests.simulation.sweep import sweep_one  # Imports the engine, with the bug.
+
+    for seed in range(given.first, given.first + given.max):
+        _, outcome, error = sweep_one(seed)
+        if outcome is None:
+            print(f"found at seed {seed}: {error}")
+            return 0
+    print(f"not found within {given.max} seeds")
+    return NOT_FOUND
+
+
+if __name__ == "__main__":
+    sys.exit(main())

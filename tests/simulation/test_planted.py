@@ -1,0 +1,34 @@
+"""The simulated world finds the bugs that are planted in it; each names the seed that found it when it was planted."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.simulation.planted import FOUND, SEEDS_MAX, WORLD_MUTANTS, mutant_named
+from tests.simulation.sweep import ROOT
+
+
+@pytest.mark.parametrize("mutant", WORLD_MUTANTS, ids=lambda mutant: mutant.name)
+def test_the_line_of_a_bug_exists_exactly_once_and_the_bug_is_python(mutant) -> None:  # type: ignore[no-untyped-def]
+    sound = (ROOT / mutant.file).read_text(encoding="utf-8")
+    assert sound.count(mutant.old) == 1, f"{mutant.file} has changed: adapt the bug"
+    ast.parse(sound.replace(mutant.old, mutant.new))
+    assert mutant.name in FOUND
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("bug", FOUND)
+def test_a_bug_is_found(bug: str) -> None:
+    """The sweep begins at the seed that found it: while the engine is as it was, it is the first."""
+    mutant_named(bug)
+    command = [sys.executable, "-m", "tests.simulation.planted", bug, "--first", str(FOUND[bug]), "--max", str(SEEDS_MAX)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.match(r"found at seed \d+", done.stdout)
