@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from aioflow.task.chain import OperatorChain
-from benchmarks import bare, bench_latency, bench_scaling, bench_startup, bench_state, bench_throughput, flows
+from benchmarks import bare, bench_latency, bench_rocksdb, bench_scaling, bench_startup, bench_state, bench_throughput, flows
 from benchmarks.bench_throughput import Workload, compare, run_flow, stage_costs, workloads
 from benchmarks.stages import measured
 from benchmarks.workloads import DISTINCT, POOL, Result, make_events, make_words
@@ -90,6 +90,13 @@ def test_what_state_costs_is_reported(capsys: pytest.CaptureFixture[str]) -> Non
     whole, increment, savepoint = report["snapshots"]
     assert increment["bytes"] < whole["bytes"]
     assert savepoint["files"] == 1
+    assert json.loads(capsys.readouterr().out.splitlines()[-1]) == report
+
+
+def test_what_rocksdb_costs_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
+    report = bench_rocksdb.main(["--keys", "2000", "--rounds", "1"])
+    assert [row["access"] for row in report["accesses"]] == ["ValueState value + update", "running count"]
+    assert [row["snapshot"] for row in report["snapshots"]] == ["everything", "1 % changed", "1 %, most bytes", "savepoint"]
     assert json.loads(capsys.readouterr().out.splitlines()[-1]) == report
 
 

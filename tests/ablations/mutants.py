@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.ablations.coordination_mutants import COORDINATION_MUTANTS
 from tests.ablations.job_mutants import JOB_MUTANTS
+from tests.ablations.rocksdb_mutants import ROCKSDB_MUTANTS
 from tests.ablations.runner import Mutant
 from tests.ablations.sink_mutants import SINK_MUTANTS
 from tests.ablations.state_mutants import STATE_MUTANTS
@@ -125,6 +126,7 @@ MUTANTS: list[Mutant] = [
     ),
     # Timers and state.
     *STATE_MUTANTS,
+    *ROCKSDB_MUTANTS,
     Mutant(
         "timers are not deduplicated",
         "aioflow/state/timers.py",

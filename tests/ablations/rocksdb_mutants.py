@@ -1,0 +1,58 @@
+"""The bugs of the state backend over RocksDB: what is only in memory, and what is shared between checkpoints."""
+
+from __future__ import annotations
+
+from tests.ablations.runner import Mutant
+
+__all__ = ["ROCKSDB_MUTANTS"]
+
+SNAPSHOTS = "tests/contracts/test_state_snapshots.py::"
+ROCKSDB = "tests/state/test_rocksdb.py::"
+
+ROCKSDB_MUTANTS: list[Mutant] = [
+    Mutant(
+        "what is dirty in the cache is not in the snapshot",
+        "aioflow/state/rocksdb_snapshot.py",
+        "        self.frozen = cache.dirty\n",
+        "        self.frozen: dict[Space, dict[Any, Any]] = {}\n",
+        (f"{SNAPSHOTS}test_what_is_gone_stays_gone_after_a_restore", f"{ROCKSDB}test_a_file_of_the_database_is_uploaded_once"),
+    ),
+    Mutant(
+        "a frozen value is changed before it is written",
+        "aioflow/state/rocksdb_cache.py",
+        "                        capture.save(self, key, self.lookup(key))\n                        del frozen[key]\n",
+        "",
+        (
+            f"{SNAPSHOTS}test_a_list_changed_while_the_snapshot_is_written_is_in_it_as_it_was",
+            f"{ROCKSDB}test_more_keys_may_change_between_two_slices_than_are_written_in_one",
+        ),
+    ),
+    Mutant(
+        "files of an aborted checkpoint are referred to",
+        "aioflow/state/rocksdb.py",
+        "        snapshot = self._snapshots.pop(checkpoint_id, None)\n        if snapshot is not None:\n            snapshot.cancel()\n",
+        "        self.checkpoint_completed(checkpoint_id)\n",
+        (f"{ROCKSDB}test_what_an_aborted_checkpoint_uploaded_is_uploaded_again",),
+    ),
+    Mutant(
+        "what a cancelled snapshot was to write is clean",
+        "aioflow/state/rocksdb_snapshot.py",
+        "                heirs[space] = keys\n",
+        "",
+        (f"{SNAPSHOTS}test_a_cancelled_snapshot_leaves_everything_as_it_is",),
+    ),
+    Mutant(
+        "a window with nothing in memory is taken for empty",
+        "aioflow/state/rocksdb_cache.py",
+        "        return len(self) > 0 or (not self.space.complete and next(self.space.rows(), None) is not None)\n",
+        "        return len(self) > 0\n",
+        (f"{ROCKSDB}test_a_window_that_is_mostly_on_disk_is_not_taken_for_empty",),
+    ),
+    Mutant(
+        "what is evicted is not written",
+        "aioflow/state/rocksdb_cache.py",
+        "                self.put(batch, space, key, entries[key])\n",
+        "",
+        (f"{ROCKSDB}test_hardly_anything_stays_in_memory_and_everything_is_found",),
+    ),
+]
