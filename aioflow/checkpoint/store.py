@@ -7,6 +7,7 @@
                                     ended a job, wherever it is, as what is older than it must not be resumed
     lease/<number>                  whose job it is (`lease`)
     finished/<number>               up to that number there is nothing to resume: the job had come to its end, or was given up
+    left/<number>                   a job that went on from an older one has left it behind: not resumed unless it is asked for
 
 Numbers grow over the whole life of a flow. Names of state files are relative to the root of the flow in the metadata of a checkpoint,
 relative to its own directory in that of a savepoint, which can therefore be moved; in memory, files of savepoints are named by URL.
@@ -173,20 +174,37 @@ class FlowStore:
             if number not in await self._numbers("finished"):
                 await self._objects.create(f"finished/{number}", whole(b""))
             await self._objects.delete([f"finished/{older}" for older in await self._numbers("finished") if older < number])
+            await self._objects.delete([f"left/{older}" for older in await self._numbers("left") if older <= number])
         except OSError as error:
             raise CheckpointError(f"{self.url} cannot keep that its job is finished: {error}") from error
+
+    async def leave_behind(self, number: int) -> None:
+        """A job goes back to `number`: `newest` finds no longer what is above. Durable on return. Raises CheckpointError.
+
+        Its sinks drop what they prepared since, so a savepoint of that past lacks what it would have to commit.
+        """
+        self._check_lease()
+        try:
+            left = await self._numbers("left")
+            above = {*await self._numbers("taken"), *await self._numbers("checkpoints")}
+            for one in sorted(above.difference(left)):
+                if one > number:
+                    await self._objects.create(f"left/{one}", whole(b""))
+        except (OSError, RestoreError) as error:
+            raise CheckpointError(f"{self.url} cannot keep that its job goes back to {number}: {error}") from error
 
     # Finding.
 
     async def newest(self, *, fall_back: bool = False) -> CompletedCheckpoint | None:
-        """The completed checkpoint or savepoint with the largest number; None if there is none, or its job is finished.
+        """The completed checkpoint or savepoint with the largest number that was not left behind; None: there is none, or its job is over.
 
         One that cannot be read is refused with a RestoreError, and only with `fall_back` passed over for an older one, with a warning: what
         sinks committed since then would be committed again. A savepoint that did not end its job committed nothing, so it may be gone.
         """
         finished = await self.finished()
         savepoints = await self._numbers("taken")
-        numbers = sorted({*savepoints, *await self._numbers("checkpoints")}, reverse=True)
+        left = await self._numbers("left")
+        numbers = sorted({*savepoints, *await self._numbers("checkpoints")}.difference(left), reverse=True)
         refused = False
         for number in numbers:
             if number <= finished:

@@ -100,6 +100,7 @@ class JobCheckpoints:
         self._stop_asked: tuple[bool, str | None] | None = None
         self._opening: asyncio.Future[None] | None = None
         self._over = False
+        self._first_id = 1
         self.stopped_with: CompletedCheckpoint | None = None
         """What the job ended with when it was stopped."""
         self.stop_error: CheckpointError | None = None
@@ -122,7 +123,7 @@ class JobCheckpoints:
     async def _open(self, recovered: bool) -> None:
         settings = self._settings
         self._lease = await self.store.hold(self._on_lost)
-        first_id = await self.store.highest() + 1
+        self._first_id = first_id = await self.store.highest() + 1
         options = CoordinatorOptions(
             interval_ms=settings.every_ms,
             timeout_ms=settings.timeout_ms,
@@ -167,8 +168,11 @@ class JobCheckpoints:
         while self._beside:  # Whether a checkpoint that is being stored counts must be known.
             await wait_all(list(self._beside))
         await self.store.settle()
+        latest = coordinator.latest
+        # Savepoints that this job made after it: the tasks that are deployed now drop what was prepared for them.
+        await self.store.leave_behind(max(self._first_id - 1, 0 if latest is None else latest.checkpoint_id))
         return await restore_point(
-            coordinator.latest, self._graph, self.store, self._codec, discovered, allow_non_restored=self._settings.allow_non_restored
+            latest, self._graph, self.store, self._codec, discovered, allow_non_restored=self._settings.allow_non_restored
         )
 
     def restarts(self, subtasks: Sequence[tuple[int, int]]) -> None:
