@@ -153,10 +153,12 @@ async def test_a_window_that_is_mostly_on_disk_is_not_taken_for_empty() -> None:
     table = small.table("t")
     for number in range(6_000):
         table.of((0, 10), [number])[number] = number
-    left = table.of_key((0, 10), 5_999)
-    del left[5_999]
+    gone = list(table.of_key((0, 10), 5_999).keys_in_memory())  # type: ignore[attr-defined]
+    left = table.of((0, 10), gone)
+    for key in list(left.keys_in_memory()):  # type: ignore[attr-defined]
+        del left[key]
     assert left
-    assert set(left) == set(range(5_999))
+    assert set(left) == set(range(6_000)) - set(gone)
     assert table.namespaces() == [(0, 10)]
     table.drop((0, 10))
     assert table.namespaces() == []
