@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["ClusterClient", "JobLine", "Submission", "submission_of"]
 
 LEADER_TIMEOUT_S = 60.0
-"""How long a command waits while JobManagers can be reached and none leads."""
+"""How long a command waits while JobManagers can be reached and none leads, or none has time to answer."""
 
 RETRY_S = 0.2
 
@@ -98,7 +98,7 @@ class ClusterClient:
 
     async def __aenter__(self) -> Self:
         try:
-            await self._connect((NobodyLeads,), LEADER_TIMEOUT_S)
+            await self._connect((NobodyLeads, TimeoutError), LEADER_TIMEOUT_S)
         except Broken as error:
             raise NotAuthenticated(f"the jobmanager at {self._where} does not know this secret, or is none ({error})") from error
         return self

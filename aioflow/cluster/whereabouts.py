@@ -67,7 +67,8 @@ async def connect_to_leader(
 ) -> tuple[Address, RpcConnection]:
     """Connect to the JobManager that leads. Returns its address too.
 
-    Raises OSError when no JobManager can be reached, NobodyLeads when some can, Broken when one does not accept this secret.
+    Raises OSError when no JobManager can be reached (TimeoutError: it does not answer), NobodyLeads when some can, Broken when one does not
+    accept this secret.
     """
     chosen: RpcConnection | None = None
 
@@ -81,11 +82,17 @@ async def connect_to_leader(
         if address in asked:
             continue
         asked.add(address)
+        connection: RpcConnection | None = None
         try:
             async with asyncio.timeout(ANSWER_S):
                 connection = await connect_rpc(host, secret, Codec(), role, address, handlers, closed)
                 leader = await connection.call("leader")
-        except (OSError, Broken) as error:  # A TimeoutError is an OSError.
+        except TimeoutError:
+            if connection is not None:
+                connection.abort(Closed("this jobmanager does not answer"))
+            errors.append(TimeoutError("the jobmanager at {}:{} does not answer: it is stopped, cut off or overloaded".format(*address)))
+            continue
+        except (OSError, Broken) as error:
             errors.append(error)
             continue
         answered = True

@@ -1,0 +1,56 @@
+"""How a command finds the JobManager that leads."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from aioflow.cluster.rpc import RpcServer
+from aioflow.cluster.submission import ClusterClient
+from aioflow.cluster.whereabouts import Whereabouts
+from aioflow.core.host import SystemHost
+from aioflow.core.serializers import Codec
+from aioflow.protocol.handshake import PeerRole
+
+SECRET = b"s" * 32
+
+
+async def test_a_leader_that_has_no_time_to_answer_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine it may take long to say anything: that is no reason to refuse a command."""
+    monkeypatch.setattr("aioflow.cluster.whereabouts.ANSWER_S", 1.0)
+    asked = 0
+
+    async def leader() -> str:
+        nonlocal asked
+        asked += 1
+        if asked == 1:
+            await asyncio.get_running_loop().create_future()
+        return "here"
+
+    host = SystemHost()
+    server = RpcServer(host, SECRET, Codec(), frozenset([PeerRole.SUBMITTER]), lambda _: {"leader": leader}, lambda _: None)
+    where = Whereabouts((("127.0.0.1", await server.listen()),))
+    async with ClusterClient(host, where, SECRET) as client:
+        assert client.address == where.addresses[0]
+    assert asked > 1
+    await server.close()
+    await host.close()
+
+
+async def test_a_leader_that_never_answers_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error without words helps nobody."""
+    monkeypatch.setattr("aioflow.cluster.whereabouts.ANSWER_S", 0.05)
+    monkeypatch.setattr("aioflow.cluster.submission.LEADER_TIMEOUT_S", 0.0)
+
+    async def leader() -> str:
+        return str(await asyncio.get_running_loop().create_future())
+
+    host = SystemHost()
+    server = RpcServer(host, SECRET, Codec(), frozenset([PeerRole.SUBMITTER]), lambda _: {"leader": leader}, lambda _: None)
+    port = await server.listen()
+    with pytest.raises(TimeoutError, match=f"the jobmanager at 127.0.0.1:{port} does not answer: it is stopped, cut off or overloaded"):
+        async with ClusterClient(host, Whereabouts((("127.0.0.1", port),)), SECRET):
+            pass
+    await server.close()
+    await host.close()
