@@ -86,8 +86,11 @@ class Cluster:
             return "unknown"
 
     def slots(self) -> list[tuple[int, int]]:
-        """(slots, free ones) of each TaskManager."""
-        return [(slots, free) for _, slots, free in self.asked(ClusterClient.taskmanagers)]
+        """(slots, free ones) of each TaskManager; nothing while no JobManager answers."""
+        try:
+            return [(slots, free) for _, slots, free in self.asked(ClusterClient.taskmanagers)]
+        except (AioflowError, OSError):
+            return []
 
     def submit(self, flow: str, *argv: str) -> str:
         done = self.ask("submit", f"{FLOWS}:{flow}", "--detach", *argv)

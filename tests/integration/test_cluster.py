@@ -34,7 +34,7 @@ def listening(*argv: str | Path) -> tuple[int, str]:
         assert process.stdout is not None
         said = process.stdout.readline()
         process.terminate()
-        return process.wait(60), said
+        return process.wait(100), said
 
 
 @pytest.fixture
@@ -261,7 +261,7 @@ async def test_a_task_manager_whose_function_blocks_is_not_given_up_and_says_whe
 
 async def first_rows(job: af.Job, stream: af.DataStream[Any]) -> list[Any]:
     """A few that come from now on."""
-    async with asyncio.timeout(60), job.subscribe(stream) as rows:
+    async with asyncio.timeout(120), job.subscribe(stream) as rows:
         return [await anext(aiter(rows)) for _ in range(3)]
 
 
@@ -282,11 +282,11 @@ async def test_a_job_and_its_handle_go_on_under_a_standby_at_another_address(clu
         assert len(await first_rows(job, counts)) == 3
         async with job.subscribe(counts, buffer=100, overflow="drop_oldest") as rows:
             os.kill(cluster.pids()[0], signal.SIGKILL)
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(120):
                 while job._cluster._client.address == parse_address(first) or job.status != "RUNNING":
                     await asyncio.sleep(0.02)
             received, so_far = aiter(rows), len(seen)
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(120):
                 for _ in range(150):  # More than are kept of the time before.
                     await anext(received)
             assert await job.state(counts).get(0) is not None
@@ -338,7 +338,7 @@ async def test_a_job_restarts_on_another_task_manager_when_its_own_is_killed(clu
         assert busy is not None, status.stdout + status.stderr
         number = next(n for n in (1, 2) if f"taskmanager {busy[1]} " in cluster.log(f"taskmanager-{n}"))
         os.kill(cluster.pids()[number], signal.SIGKILL)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(120):
             while job._cluster.job_master.executions.restarts == 0 or job.status != "RUNNING":
                 await asyncio.sleep(0.02)
         async with job.subscribe(counts) as rows:

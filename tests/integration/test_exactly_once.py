@@ -27,7 +27,7 @@ pytestmark = pytest.mark.timeout(300)
 
 async def next_checkpoint(job: af.Job) -> int:
     """The number of a checkpoint that begins and completes from now on, however many are given up before."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         while True:
             try:
                 return await job.checkpoint()
@@ -66,7 +66,7 @@ def start(programs: list[subprocess.Popen[bytes]], tmp_path: Path) -> Callable[.
 async def grown(folder: Path, process: subprocess.Popen[bytes] | None = None) -> None:
     """Returns once more is committed than now."""
     before = len(committed(folder))
-    await eventually(lambda: len(committed(folder)) > before or (process is not None and process.poll() is not None), within_s=60)
+    await eventually(lambda: len(committed(folder)) > before or (process is not None and process.poll() is not None))
     assert process is None or process.poll() is None, (folder / "log").read_text()
 
 
@@ -79,7 +79,7 @@ async def test_workers_that_are_killed_under_load_lose_and_repeat_nothing(tmp_pa
         for kill in range(5):
             await next_checkpoint(job)
             os.kill(pids(job)[kill % 2], signal.SIGKILL)
-            await eventually(lambda: job._cluster.job_master.executions.restarts > kill, within_s=60)  # noqa: B023  # Awaited here.
+            await eventually(lambda: job._cluster.job_master.executions.restarts > kill)  # noqa: B023  # Awaited here.
         await next_checkpoint(job)
         (tmp_path / "stop").touch()
         result = await job.wait()
@@ -107,7 +107,7 @@ async def test_a_store_in_memory_outlives_the_workers(tmp_path: Path) -> None:
     ) as job:
         await next_checkpoint(job)
         os.kill(pids(job)[0], signal.SIGKILL)
-        await eventually(lambda: job._cluster.job_master.executions.restarts > 0, within_s=60)
+        await eventually(lambda: job._cluster.job_master.executions.restarts > 0)
         await next_checkpoint(job)
         (tmp_path / "stop").touch()
         await job.wait()
@@ -125,7 +125,7 @@ async def test_a_program_that_is_killed_goes_on_when_it_is_started_again(
         process.wait()
     (tmp_path / "stop").touch()
     process = start()
-    await eventually(lambda: process.poll() is not None, within_s=60)
+    await eventually(lambda: process.poll() is not None)
     assert process.returncode == 0, (tmp_path / "log").read_text()
     assert mistakes(tmp_path) == []
 
@@ -139,11 +139,11 @@ async def test_sigterm_stops_with_a_savepoint_and_loses_nothing(
         process = start("--workers", workers)
         await grown(tmp_path, process)
         process.send_signal(signal.SIGTERM)
-        await eventually(lambda: process.poll() is not None, within_s=60)  # noqa: B023  # Awaited here.
+        await eventually(lambda: process.poll() is not None)  # noqa: B023  # Awaited here.
         assert process.returncode == 0, (tmp_path / "log").read_text()
     (tmp_path / "stop").touch()
     process = start("--workers", workers)
-    await eventually(lambda: process.poll() is not None, within_s=60)
+    await eventually(lambda: process.poll() is not None)
     assert process.returncode == 0, (tmp_path / "log").read_text()
     assert mistakes(tmp_path) == []
 
@@ -154,7 +154,7 @@ async def test_a_second_program_on_the_same_store_is_refused_naming_the_first(
     first = start()
     await grown(tmp_path, first)
     second = start()
-    await eventually(lambda: second.poll() is not None, within_s=60)
+    await eventually(lambda: second.poll() is not None)
     assert second.returncode == 1
     assert str(first.pid) in (tmp_path / "log").read_text()
     assert first.poll() is None
@@ -187,7 +187,7 @@ def grows(folder: Path) -> None:
 def ends(cluster: Cluster, job: str, folder: Path) -> None:
     """Let the numbers end, and wait for the job."""
     (folder / "stop").touch()
-    until(lambda: cluster.job(job) not in ("RUNNING", "RESTARTING"), "the job ends")
+    until(lambda: cluster.job(job) in ("FINISHED", "FAILED", "CANCELED"), "the job ends")
     assert cluster.job(job) == "FINISHED"
 
 
