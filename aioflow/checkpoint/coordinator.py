@@ -199,9 +199,20 @@ class CheckpointCoordinator:
         return self._after(instructions, now)
 
     def end_of_data_reached(self, attempt: ExecutionAttemptId, now: Moment) -> list[Instruction]:
-        """It is through with its data, and waits for the final checkpoint."""
+        """It is through with its data, and waits for the final checkpoint.
+
+        While a stop waits for its savepoint, no task may end with another checkpoint: those downstream would not take the final one.
+        """
         self._subtasks.end_of_data(attempt)
-        return self._after([], now)
+        instructions: list[Instruction] = []
+        for pending in list(self._pending.values()):
+            if self._stop is not None and attempt in pending.waiting and not pending.request.kind.is_savepoint:
+                if pending.request.number is not None:
+                    self._requests.add(pending.request)  # The final one will do.
+                    pending.request = replace(pending.request, number=None)
+                detail = f"{self._subtasks.name_of(attempt)} was stopped before it"
+                instructions += self._abort(pending, CheckpointFailureReason.TASK_CLOSING, detail, now)
+        return self._after(instructions, now)
 
     def acknowledge(
         self, attempt: ExecutionAttemptId, checkpoint_id: int, state: SubtaskState, stats: CheckpointStats, now: Moment
@@ -344,6 +355,8 @@ class CheckpointCoordinator:
             return self._requests.take()
         if self._subtasks.all_at_end:
             return self._final_request() if now.s >= self._final_at_s else None
+        if self._stop is not None and self._subtasks.any_at_end:
+            return None
         if first is not None:
             return self._requests.take()
         due = self._periodic_due(now)
@@ -359,6 +372,8 @@ class CheckpointCoordinator:
         """When the interval asks for the next one: first an interval after all tasks run. None: never, or they do not run."""
         interval_ms = self.options.interval_ms
         if interval_ms is None or isinstance(self._plan(), CheckpointRefused):
+            return None
+        if self._stop is not None and self._subtasks.any_at_end:
             return None
         if self._periodic_at_s is None:
             if now is None:

@@ -137,6 +137,11 @@ class SubtaskTable:
         )
 
     @property
+    def any_at_end(self) -> bool:
+        """Whether a subtask is through with its data and waits for the final checkpoint."""
+        return any(subtask.phase is _Phase.AT_END for subtask in self._subtasks.values())
+
+    @property
     def all_at_end(self) -> bool:
         """Whether every subtask that has not finished is through with its data, and there is at least one."""
         phases = {subtask.phase for subtask in self._subtasks.values()}

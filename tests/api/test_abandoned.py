@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -49,3 +51,40 @@ async def test_a_savepoint_of_a_past_that_was_given_up_is_not_the_latest(tmp_pat
         await eventually(lambda: counted[-1] == 29)
     assert visible() == list(range(30))
     assert numbers.began_at == [None, 10, 10]
+
+
+async def test_a_checkpoint_asked_for_while_a_job_drains_does_not_take_the_place_of_its_savepoint(tmp_path: Path) -> None:
+    """Every task takes that one behind its last record, and yet must not end with it: the savepoint would never be made."""
+    rows: list[Any] = []
+    numbers, opened, held = Numbers(10), asyncio.Event(), []
+    opened.set()
+
+    async def gate(pair: tuple[int, int]) -> tuple[int, int]:
+        held.append(pair)
+        await opened.wait()
+        return pair
+
+    def flow() -> af.Flow:
+        made = af.Flow("draining")
+        made.source(numbers.read, uid="numbers").key_by(lambda n: 0).count(uid="count").map(gate, concurrency=100).sink(rows.append)
+        return made
+
+    async with flow().run(checkpoints=tmp_path, every="1h") as job:
+        await eventually(lambda: len(rows) == 10)
+        opened.clear()
+        numbers.limit = 20
+        await eventually(lambda: len(held) == 20)
+        stopping = asyncio.create_task(job.stop(drain=True))
+        source = job._cluster.task_executor.tasks[0]  # type: ignore[union-attr]
+        await eventually(lambda: source._lingers)
+        asked = asyncio.create_task(job.checkpoint())
+        await asyncio.sleep(0)
+        opened.set()
+        path = await stopping
+        await asked
+    assert path is not None
+    numbers.limit = 30
+    async with flow().run(checkpoints=tmp_path):
+        await eventually(lambda: len(rows) == 30)
+    assert [count for _, count in rows] == list(range(1, 31))
+    assert numbers.began_at == [None, 20]

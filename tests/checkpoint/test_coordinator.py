@@ -598,6 +598,23 @@ def test_stop_makes_the_final_checkpoint_a_savepoint() -> None:
     assert job.coordinator.latest.kind is CheckpointKind.SYNC_SAVEPOINT
 
 
+def test_while_stopped_tasks_end_nothing_but_the_final_checkpoint_is_taken() -> None:
+    """A drained task would end with whatever completes, and the savepoint would find nobody to take it."""
+    job = Job(interval_ms=1000)
+    job.run()
+    job.stop(7)
+    assert triggered(job.checkpoint(1)) == [1]
+    job.ack((SOURCE, 0), 1)
+    job.at_end((SOURCE, 0))  # It has taken this one before.
+    assert job.coordinator.pending_ids == (1,)
+    assert len(only(NotifyAborted, job.at_end((SOURCE, 1)))) == 1
+    assert triggered(job.checkpoint(2)) == []
+    assert triggered(job.advance(5000)) == []
+    assert triggered(job.at_end(*KEYS[2:])) == [2]
+    job.ack_all(2, "sp")
+    assert answered(job.stored(2)) == {7: "file:///2", 1: "file:///2", 2: "file:///2"}
+
+
 def test_stop_without_savepoint_ends_with_a_checkpoint() -> None:
     job = Job()
     job.run()
