@@ -253,7 +253,7 @@ class SqliteStore:
             connection.execute("DELETE FROM aioflow_staged WHERE batch = ?", (prepared.batch,))
             connection.execute(
                 "INSERT INTO aioflow_sinks (sink, subtask, checkpoint, generation) VALUES (?, ?, ?, 0) "
-                "ON CONFLICT (sink, subtask) DO UPDATE SET checkpoint = excluded.checkpoint",
+                "ON CONFLICT (sink, subtask) DO UPDATE SET checkpoint = max(checkpoint, excluded.checkpoint)",
                 (prepared.sink, prepared.subtask, prepared.checkpoint),
             )
 

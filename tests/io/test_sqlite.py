@@ -179,6 +179,26 @@ async def test_a_job_restored_from_an_older_savepoint_commits_under_numbers_that
     assert sql("SELECT x FROM t") == [(1,), (2,)]
 
 
+async def test_batches_that_rescaled_subtasks_commit_out_of_order_can_be_committed_again(
+    tmp_path: Path, ctx: SinkContext, sql: Any
+) -> None:
+    """Two batches of one writer go to two subtasks at a restore; the next restore commits both once more."""
+    sql("CREATE TABLE t (x)")
+    sink = sqlite(tmp_path / "a.db", "t")
+    writer, committer = sink.writer(ctx), sink.committer(ctx)  # type: ignore[arg-type]
+    await writer.open()
+    prepared = []
+    for number in (4, 5):
+        writer.write_batch([{"x": number}], None)
+        prepared.append(await writer.prepare(number))
+    older, newer = prepared
+    for batch in (newer, older, newer, older):
+        await committer.commit(batch)
+    await writer.close()
+    await committer.close()
+    assert sql("SELECT x FROM t") == [(5,), (4,)]
+
+
 async def test_without_checkpoints_rows_go_straight_into_the_table(tmp_path: Path, ctx: SinkContext, sql: Any) -> None:
     sql("CREATE TABLE t (x)")
     ctx.checkpointing = False
