@@ -19,13 +19,13 @@ SECRET = b"s" * 32
 async def test_a_leader_that_has_no_time_to_answer_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a busy machine it may take long to say anything: that is no reason to refuse a command."""
     monkeypatch.setattr("aioflow.cluster.whereabouts.ANSWER_S", 1.0)
-    asked = 0
+    asked, is_free = 0, asyncio.Event()
 
     async def leader() -> str:
         nonlocal asked
         asked += 1
         if asked == 1:
-            await asyncio.get_running_loop().create_future()
+            await is_free.wait()
         return "here"
 
     host = SystemHost()
@@ -34,6 +34,7 @@ async def test_a_leader_that_has_no_time_to_answer_is_asked_again(monkeypatch: p
     async with ClusterClient(host, where, SECRET) as client:
         assert client.address == where.addresses[0]
     assert asked > 1
+    is_free.set()
     await server.close()
     await host.close()
 
@@ -42,9 +43,11 @@ async def test_a_leader_that_never_answers_is_named(monkeypatch: pytest.MonkeyPa
     """An error without words helps nobody."""
     monkeypatch.setattr("aioflow.cluster.whereabouts.ANSWER_S", 0.05)
     monkeypatch.setattr("aioflow.cluster.submission.LEADER_TIMEOUT_S", 0.0)
+    is_free = asyncio.Event()
 
     async def leader() -> str:
-        return str(await asyncio.get_running_loop().create_future())
+        await is_free.wait()
+        return "here"
 
     host = SystemHost()
     server = RpcServer(host, SECRET, Codec(), frozenset([PeerRole.SUBMITTER]), lambda _: {"leader": leader}, lambda _: None)
@@ -52,5 +55,6 @@ async def test_a_leader_that_never_answers_is_named(monkeypatch: pytest.MonkeyPa
     with pytest.raises(TimeoutError, match=f"the jobmanager at 127.0.0.1:{port} does not answer: it is stopped, cut off or overloaded"):
         async with ClusterClient(host, Whereabouts((("127.0.0.1", port),)), SECRET):
             pass
+    is_free.set()
     await server.close()
     await host.close()
