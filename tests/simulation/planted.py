@@ -32,20 +32,6 @@ WORLD_MUTANTS: list[Mutant] = [
         (),
     ),
     Mutant(
-        "files are deleted without the lease",
-        "aioflow/checkpoint/store.py",
-        "            self._check_lease()\n            await self.settle()\n",
-        "            await self.settle()\n",
-        (),
-    ),
-    Mutant(
-        "checkpoints of former runs are forgotten",
-        "aioflow/cluster/job_checkpoints.py",
-        "                self._coordinator.kept(older)\n",
-        "                pass\n",
-        (),
-    ),
-    Mutant(
         "a finished subtask counts with what was the newest checkpoint then",
         "aioflow/checkpoint/coordinator.py",
         "        self._finished[self._uids[attempt.vertex_id], attempt.subtask_index] = None\n",
@@ -57,63 +43,10 @@ WORLD_MUTANTS: list[Mutant] = [
         (),
     ),
     Mutant(
-        "a restart does not wait for the checkpoint that is being stored",
-        "aioflow/cluster/job_checkpoints.py",
-        "        while self._beside:  # Whether a checkpoint that is being stored counts must be known.\n"
-        "            await wait_all(list(self._beside))\n"
-        "        await self.store.settle()\n",
-        "",
-        (),
-    ),
-    Mutant(
-        "a restart begins with the oldest checkpoint that is kept",
-        "aioflow/checkpoint/completed.py",
-        "        return self._kept[-1] if self._kept else None\n",
-        "        return self._kept[0] if self._kept else None\n",
-        (),
-    ),
-    Mutant(
-        "a restart begins with the checkpoint that was triggered last",
-        "aioflow/checkpoint/coordinator.py",
-        "        pending.storing = checkpoint = CompletedCheckpoint(",
-        "        self._retention._kept.append(checkpoint := CompletedCheckpoint(checkpoint_id=checkpoint_id, subtasks=pending.states))\n"
-        "        pending.storing = checkpoint = CompletedCheckpoint(",
-        (),
-    ),
-    Mutant(
-        "a split is dealt to two readers",
-        "aioflow/checkpoint/assignment.py",
-        "                dealt[number % parallelism].append(split)\n",
-        "                dealt[number % parallelism].append(split)\n                dealt[-1].append(split)\n",
-        (),
-    ),
-    Mutant(
-        "state is acknowledged before it is written",
-        "aioflow/checkpoint/state_files.py",
-        "            await self._objects.create(name, stream)\n        finally:\n            await stream.aclose()\n",
-        "            __import__('asyncio').ensure_future(self._objects.create(name, stream))\n"
-        "            while rest.size < INLINE_BYTES:\n                break\n        finally:\n            pass\n",
-        (),
-    ),
-    Mutant(
         "a task does not wait for the final checkpoint",
         "aioflow/task/checkpointing.py",
         "        return self._first_after_end is not None and self._completed >= self._first_after_end\n",
         "        return True\n",
-        (),
-    ),
-    Mutant(
-        "any checkpoint after the end of the data is the final one",
-        "aioflow/task/checkpointing.py",
-        "        return self._first_after_end is not None and self._completed >= self._first_after_end\n",
-        "        return self._first_after_end is not None and self._completed > 0\n",
-        (),
-    ),
-    Mutant(
-        "the state of a key group at the border is restored by nobody",
-        "aioflow/state/format.py",
-        "        rows = [row for row, group in enumerate(found) if groups.start <= group <= groups.end]\n",
-        "        rows = [row for row, group in enumerate(found) if groups.start < group <= groups.end]\n",
         (),
     ),
     Mutant(
@@ -131,30 +64,16 @@ WORLD_MUTANTS: list[Mutant] = [
         (),
     ),
     Mutant(
-        "a writer goes on with what it had prepared",
-        "aioflow/io/parts.py",
-        "            rolled, self._rolled = self._rolled, []\n",
-        "            rolled = list(self._rolled)\n",
-        (),
-    ),
-    Mutant(
-        "a job that goes on numbers its checkpoints from the start",
-        "aioflow/cluster/job_checkpoints.py",
-        "        first_id = await self.store.highest() + 1\n",
-        "        first_id = 1\n",
-        (),
-    ),
-    Mutant(
         "the oldest checkpoint in the store is the newest",
         "aioflow/checkpoint/store.py",
-        "        numbers = sorted({*savepoints, *await self._numbers(\"checkpoints\")}, reverse=True)\n",
-        "        numbers = sorted({*savepoints, *await self._numbers(\"checkpoints\")})\n",
+        "        numbers = sorted({*savepoints, *await self._numbers(\"checkpoints\")}.difference(left), reverse=True)\n",
+        "        numbers = sorted({*savepoints, *await self._numbers(\"checkpoints\")}.difference(left))\n",
         (),
     ),
     Mutant(
         "savepoints are passed over when a job begins",
         "aioflow/checkpoint/store.py",
-        "        numbers = sorted({*savepoints, *await self._numbers(\"checkpoints\")}, reverse=True)\n",
+        "        numbers = sorted({*savepoints, *await self._numbers(\"checkpoints\")}.difference(left), reverse=True)\n",
         "        numbers = sorted(await self._numbers(\"checkpoints\"), reverse=True)\n",
         (),
     ),
@@ -170,6 +89,11 @@ FOUND: dict[str, int] = {
     "tasks are told before the metadata is durable": 0,
     "an object is not fsynced before it gets its name": 0,
     "a task does not wait for the final checkpoint": 0,
+    "a sink keeps nothing of what it prepared in the checkpoint": 18,
+    "the oldest checkpoint in the store is the newest": 35,
+    "a file that a subsumed checkpoint shares is deleted with it": 0,
+    "a commit whose reply is lost is given up": 28,
+    "savepoints are passed over when a job begins": 35,
 }
 """Name of a bug, and the seed that found it when this was written, sweeping from 0."""
 
