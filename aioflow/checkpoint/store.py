@@ -17,19 +17,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from aioflow.checkpoint.completed import CheckpointKind, CompletedCheckpoint, Discard
 from aioflow.checkpoint.flow_lease import FlowLease
 from aioflow.checkpoint.lease import LeaseOptions, ObjectLeases
-from aioflow.checkpoint.metadata import decode_metadata, encode_metadata, rename_files, seal, shown, unseal
+from aioflow.checkpoint.metadata import decode_metadata, encode_metadata, map_files, rename_files, seal, shown, unseal
 from aioflow.checkpoint.objects import ObjectStore, to_the_end, whole
 from aioflow.checkpoint.state_files import FileInput, FileOutput, Places
 from aioflow.checkpoint.urls import join_url, open_objects
 from aioflow.core.errors import CheckpointError, RestoreError
-from aioflow.state.handles import StateInput, StateOutput
+from aioflow.state.handles import StateFile, StateInput, StateOutput
 
 if TYPE_CHECKING:
     from aioflow.core.host import Host
@@ -117,7 +117,8 @@ class FlowStore:
         if not checkpoint.directory:
             raise CheckpointError(f"{shown(checkpoint)} has no directory, expected a new one from savepoint_url")
         saved = open_objects(checkpoint.directory, self._host)
-        own = rename_files(checkpoint, lambda name: _relative_name(checkpoint, name, saved.url))
+        complete = await self._with_copies(checkpoint, saved.url)
+        own = rename_files(complete, lambda name: _relative_name(complete, name, saved.url))
         data = encode_metadata(own, self._key)
         await self._put(checkpoint, saved, METADATA, data)
         location = saved.url[len(self.url) + 1 :] if saved.url.startswith(f"{self.url}/") else saved.url
@@ -128,7 +129,25 @@ class FlowStore:
             except (CheckpointError, asyncio.CancelledError):
                 await self._withdraw(saved, METADATA, data)
                 raise
-        return replace(checkpoint, location=saved.url)
+        return replace(complete, location=saved.url)
+
+    async def _with_copies(self, savepoint: CompletedCheckpoint, directory: str) -> CompletedCheckpoint:
+        """A savepoint is complete in itself: state of subtasks that finished before it lies in files of the flow, and is copied."""
+        elsewhere: dict[str, StateFile] = {}
+
+        def note(file: StateFile) -> StateFile:
+            if file.content is None and not file.name.startswith(f"{directory}/"):
+                elsewhere[file.name] = file
+            return file
+
+        map_files(savepoint, note)
+        output, source = self.output(directory), self.input()
+        try:
+            copies = {name: await output.write(_once(await source.read(file))) for name, file in elsewhere.items()}
+        except (OSError, RestoreError) as error:
+            what = "the state of tasks that finished before it cannot be copied"
+            raise CheckpointError(f"{shown(savepoint)}: {what}: {error}") from error
+        return map_files(savepoint, lambda file: file if file.content is not None else copies.get(file.name, file))
 
     async def settle(self) -> None:
         """Remove what failed writes may have left. Call before a job goes back to an older checkpoint. Raises CheckpointError.
@@ -366,6 +385,10 @@ async def read_checkpoint(url: str, host: Host, key: bytes | None = None, *, roo
     if root is None or base != root.url:
         checkpoint = rename_files(checkpoint, lambda name: join_url(base, name))
     return replace(checkpoint, location=location, directory=location if checkpoint.kind.is_savepoint else "")
+
+
+async def _once(content: bytes) -> AsyncIterator[bytes]:
+    yield content
 
 
 def _relative_name(checkpoint: CompletedCheckpoint, name: str, directory: str) -> str:

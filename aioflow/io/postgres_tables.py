@@ -283,7 +283,7 @@ class PostgresStore:
                 await self._insert(connection, piece.columns, piece.rows)
             await connection.execute("DELETE FROM aioflow_staged WHERE batch = $1", prepared.batch)
             await connection.execute(
-                "UPDATE aioflow_sinks SET checkpoint = $3 WHERE sink = $1 AND subtask = $2",
+                "UPDATE aioflow_sinks SET checkpoint = GREATEST(checkpoint, $3) WHERE sink = $1 AND subtask = $2",
                 prepared.sink,
                 prepared.subtask,
                 prepared.checkpoint,

@@ -169,10 +169,30 @@ async def test_a_savepoint_that_ended_nothing_may_be_gone(store: FlowStore, tmp_
     assert await store.savepoints() == []
 
 
-async def test_a_savepoint_refers_to_its_own_files_and_a_checkpoint_to_none_of_a_savepoint(store: FlowStore, tmp_path: Path) -> None:
+async def test_a_savepoint_takes_a_copy_of_what_lies_elsewhere(host: Host, store: FlowStore, tmp_path: Path) -> None:
+    """F4: the state of a subtask that finished long ago lies in files of the flow, which go with its checkpoints."""
+    older = await checkpoint(store, 1)
+    written = await contents(store, older)
     place = store.savepoint_url(f"file://{tmp_path}/mine")
-    with pytest.raises(CheckpointError, match="a savepoint must be complete in itself"):
-        await store.complete(replace(await checkpoint(store, 1), kind=SAVEPOINT, directory=place))
+    saved = await store.complete(replace(older, kind=SAVEPOINT, directory=place))
+    await store.discard(Discard((), tuple(files_of(older.subtasks.values()))))
+    with pytest.raises(RestoreError):
+        await contents(store, older)
+    assert await contents(store, saved) == written
+    assert await contents(store, await read_checkpoint(saved.location, host)) == written
+
+
+async def test_a_savepoint_that_cannot_be_completed_is_none(store: FlowStore, tmp_path: Path) -> None:
+    older = await checkpoint(store, 1)
+    await store.discard(Discard((), tuple(files_of(older.subtasks.values()))))
+    place = store.savepoint_url(f"file://{tmp_path}/mine")
+    with pytest.raises(CheckpointError, match=r"the state of tasks that finished before it cannot be copied: .*state/"):
+        await store.complete(replace(older, kind=SAVEPOINT, directory=place))
+    assert await store.newest() is None
+
+
+async def test_a_checkpoint_refers_to_no_file_of_a_savepoint(store: FlowStore, tmp_path: Path) -> None:
+    place = store.savepoint_url(f"file://{tmp_path}/mine")
     with pytest.raises(CheckpointError, match="must be full"):
         await store.complete(replace(await checkpoint(store, 1, SAVEPOINT, place), kind=CheckpointKind.CHECKPOINT, directory=""))
     with pytest.raises(CheckpointError, match="savepoint_url"):
