@@ -8,6 +8,8 @@ SEEDS  ?= 0 1 4242
 PIP     = -m pip install --quiet --disable-pip-version-check
 FAST    = not integration and not examples and not simulation and not spark and not slow
 .DEFAULT_GOAL := help
+# The tests start hundreds of processes. Where bytecode is not kept, each of them compiles all that it imports: that is most of the time.
+unexport PYTHONDONTWRITEBYTECODE
 .NOTPARALLEL:
 .PHONY: help venv demo test lint types layers unit debug hashseeds suite sim ablations bench docs clean
 
