@@ -73,10 +73,7 @@ class Trigger:
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """Make it durable, metadata last; report `stored` or `not_stored`.
-
-    The state of a subtask that finished long ago may lie in files of the flow's store: a savepoint needs copies of them.
-    """
+    """Make it durable, metadata last; report `stored` or `not_stored`."""
 
     checkpoint: CompletedCheckpoint
 

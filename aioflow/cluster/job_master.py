@@ -195,7 +195,8 @@ class JobMaster:
         if error is not None:
             # A failure that ends the job is raised to whoever runs it; one that the job outlives is told nowhere else.
             level = logging.WARNING if self.status in (JobStatus.RUNNING, JobStatus.RESTARTING) else logging.INFO
-            logger.log(level, "job %s: task %s is %s: %s: %s", self.executions.job_id, attempt, state.value, type(error).__name__, error)
+            told = "; ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())])
+            logger.log(level, "job %s: task %s is %s: %s", self.executions.job_id, attempt, state.value, told)
         self._carry_out(instructions)
 
     def _carry_out(self, instructions: list[Instruction]) -> None:

@@ -201,7 +201,10 @@ async def test_a_bounded_job_of_several_regions_finishes(store: str) -> None:
 # Restarts.
 
 
-async def test_a_failing_function_restarts_from_the_last_checkpoint_with_exact_state(store: str) -> None:
+@pytest.mark.parametrize("state", ["heap", "rocksdb"])
+async def test_a_failing_function_restarts_from_the_last_checkpoint_with_exact_state(
+    store: str, state: str, caplog: pytest.LogCaptureFixture
+) -> None:
     """I5.1 in one process: what the failed attempt counted after the checkpoint is forgotten, and counted again."""
     rows: list[Any] = []
     numbers = Numbers(100)
@@ -214,7 +217,7 @@ async def test_a_failing_function_restarts_from_the_last_checkpoint_with_exact_s
 
     flow = af.Flow("fragile")
     flow.source(numbers.read, uid="numbers").map(fragile).key_by(lambda n: n % 5).count(uid="count").sink(rows.append)
-    async with flow.run(checkpoints=store, every="1h", restart=af.fixed_delay(3, "1ms")) as job:
+    async with flow.run(checkpoints=store, every="1h", restart=af.fixed_delay(3, "1ms"), state=state) as job:
         await eventually(lambda: len(rows) == 100)
         await job.checkpoint()
         numbers.limit = 200
@@ -223,6 +226,7 @@ async def test_a_failing_function_restarts_from_the_last_checkpoint_with_exact_s
         result = await job.wait()
     assert result.restarts == 1
     assert [max(count for k, count in rows if k == key) for key in range(5)] == [40] * 5
+    assert "OSError: away; aioflow: in operator 'map(fragile)', subtask 1/1" in caplog.text, "a failure that is survived says where it was"
     # Only what came after the checkpoint may have come twice.
     assert complete(rows[:100], 100)
     assert all(rows.count((key, count)) == 1 for key in range(5) for count in range(1, 21))
