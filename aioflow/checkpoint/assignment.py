@@ -11,18 +11,18 @@ After Flink's StateAssignmentOperation.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from aioflow.checkpoint.completed import CheckpointedOperator, CompletedCheckpoint
-from aioflow.checkpoint.plan import CheckpointedVertex
+from aioflow.checkpoint.plan import CheckpointedVertex, VertexInput
 from aioflow.checkpoint.source_state import SplitState
-from aioflow.checkpoint.subtask import ChannelStateHandle, OperatorStateHandle
+from aioflow.checkpoint.subtask import OperatorStateHandle
 from aioflow.core.errors import RestoreError
 from aioflow.core.keygroups import KeyGroupRange, range_for_subtask
 from aioflow.state.handles import KeyedStateHandle, StateFile
 
-__all__ = ["FoundSplit", "OperatorRestore", "RestorePlan", "TaskRestore", "assign_splits", "plan_restore"]
+__all__ = ["FoundSplit", "InFlightRestore", "OperatorRestore", "RestorePlan", "TaskRestore", "assign_splits", "plan_restore"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +36,30 @@ class OperatorRestore:
 
 
 @dataclass(frozen=True, slots=True)
+class InFlightRestore:
+    """Data that was in flight in one place, for one subtask to process before anything new."""
+
+    edge_id: int
+    side: str
+    """`input`: channel `index` of its gate. `restored`: a channel that is there no more. `chain`: before operator `index`."""
+    index: int
+    files: tuple[StateFile, ...]
+    """One after the other: what waited at the consumer, then what waited at the producer."""
+    has_head: bool = True
+    """Whether the first file tells what event time stood at in front of the data."""
+    dealt: bool = False
+    """Whether it is dealt out anew: what has keys goes by its keys, and the rest is for this subtask if `takes_rest`."""
+    takes_rest: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class TaskRestore:
     """What one subtask takes over. It counts as restored even if that is nothing."""
 
     checkpoint_id: int
     operators: Mapping[str, OperatorRestore] = field(default_factory=dict)
     """By uid."""
-    channels: tuple[ChannelStateHandle, ...] = ()
+    channels: tuple[InFlightRestore, ...] = ()
     """Data that was in flight, to be processed before anything else."""
 
 
@@ -79,12 +96,12 @@ def plan_restore(
         _refuse_unmatched(checkpoint, [f for uid, f in former.items() if uid not in wanted and f.has_state], vertices)
     tasks: dict[tuple[int, int], TaskRestore] = {}
     sources: dict[int, tuple[StateFile | None, ...]] = {}
-    keeps_channels = _keeps_channels(checkpoint, vertices)
+    in_flight = InFlightPlan(checkpoint, vertices) if _keeps_channels(checkpoint, vertices) else None
     for vertex in vertices:
         found = [(operator, former[operator.uid]) for operator in vertex.operators if operator.uid in former]
         for index in range(vertex.parallelism):
             operators = {operator.uid: state.restore(operator, index) for operator, state in found}
-            channels = checkpoint.subtasks[vertex.uid, index].channels if keeps_channels else ()
+            channels = in_flight.restore(vertex, index) if in_flight is not None else ()
             tasks[vertex.vertex_id, index] = TaskRestore(checkpoint.checkpoint_id, operators, channels)
         for _, state in found:
             if state.is_source:
@@ -217,15 +234,83 @@ def _keeps_channels(checkpoint: CompletedCheckpoint, vertices: Sequence[Checkpoi
     """Whether there are data in flight to hand out. They fit the very exchanges that they were taken from, and no others."""
     if not any(state.channels for state in checkpoint.subtasks.values()):
         return False
-    before = [(operator.uid, operator.parallelism) for operator in checkpoint.operators]
-    now = [(operator.uid, operator.parallelism) for vertex in vertices for operator in vertex.operators]
-    subtasks = {(vertex.uid, index) for vertex in vertices for index in range(vertex.parallelism)}
-    if before != now or not subtasks <= checkpoint.subtasks.keys():
+    chains = {vertex.uid: [operator.uid for operator in vertex.operators] for vertex in vertices}
+    edges = {read.edge_id for vertex in vertices for read in vertex.inputs}
+    fits = [operator.uid for operator in checkpoint.operators] == [uid for chain in chains.values() for uid in chain]
+    for (head, _), state in checkpoint.subtasks.items():
+        uids = [handle.uid for handle in state.operators]
+        fits = fits and (not uids or uids == chains.get(head))
+        fits = fits and all(channel.edge_id in edges or channel.side == "chain" for channel in state.channels)
+    if not fits:
         raise RestoreError(
             f"{_title(checkpoint)} is unaligned, it holds data in flight between operators, and the flow has changed since; restore it "
-            "with the same operators at the same parallelism, or restore a savepoint, which holds none"
+            "with the same operators, chained alike, or restore a savepoint, which holds none"
         )
     return True
+
+
+class InFlightPlan:
+    """Deals out the data in flight of `checkpoint`, which was taken of the same operators, at whatever parallelism.
+
+    What waited at the producer of a channel follows what waited at its consumer. Where neither side of an exchange was rescaled a channel
+    goes on as itself. Otherwise its former channels are read beside the new ones: by key, or each as a whole by one subtask.
+    """
+
+    def __init__(self, checkpoint: CompletedCheckpoint, vertices: Sequence[CheckpointedVertex]) -> None:
+        self._parallelism = {operator.uid: operator.parallelism for operator in checkpoint.operators}
+        self._uids = {vertex.vertex_id: vertex.uid for vertex in vertices}
+        self._now = {vertex.vertex_id: vertex.parallelism for vertex in vertices}
+        self._files = {
+            (head, subtask, channel.edge_id, channel.side, channel.index): channel.file
+            for (head, subtask), state in checkpoint.subtasks.items()
+            for channel in state.channels
+        }
+
+    def restore(self, vertex: CheckpointedVertex, index: int) -> tuple[InFlightRestore, ...]:
+        """The part of subtask `index` of `vertex`."""
+        found: list[InFlightRestore] = []
+        for read in vertex.inputs:
+            found += self._same(vertex, index, read) if self._is_same(vertex, read) else self._dealt(vertex, index, read)
+        former = self._parallelism[vertex.uid]
+        dealt = former != vertex.parallelism
+        for (head, subtask, edge_id, side, place), file in self._files.items():
+            if head == vertex.uid and side in ("chain", "restored") and (dealt or subtask == index):
+                rest = subtask % vertex.parallelism == index
+                found.append(InFlightRestore(edge_id, side, place, (file,), dealt=dealt, takes_rest=rest))
+        return tuple(found)
+
+    def _is_same(self, vertex: CheckpointedVertex, read: VertexInput) -> bool:
+        producer = self._uids[read.vertex_id]
+        return self._parallelism[vertex.uid] == vertex.parallelism and self._parallelism[producer] == self._now[read.vertex_id]
+
+    def _same(self, vertex: CheckpointedVertex, index: int, read: VertexInput) -> list[InFlightRestore]:
+        producer = self._uids[read.vertex_id]
+        count = self._parallelism[producer] if read.producers is None else len(read.producers[index])
+        made = (self._channel(vertex.uid, index, producer, channel, read, "input", channel) for channel in range(count))
+        return [restore for restore in made if restore is not None]
+
+    def _dealt(self, vertex: CheckpointedVertex, index: int, read: VertexInput) -> list[InFlightRestore]:
+        if not read.may_be_overtaken:
+            return []  # Nothing of it is kept but what event time stood at, which its producers tell again.
+        producer = self._uids[read.vertex_id]
+        found: list[InFlightRestore] = []
+        for subtask in range(self._parallelism[vertex.uid]):
+            rest = subtask % vertex.parallelism == index
+            if read.keyed or rest:
+                for channel in range(self._parallelism[producer]):
+                    restore = self._channel(vertex.uid, subtask, producer, channel, read, "restored", len(found))
+                    if restore is not None:
+                        found.append(replace(restore, dealt=True, takes_rest=rest))
+        return found
+
+    def _channel(
+        self, consumer: str, subtask: int, producer: str, channel: int, read: VertexInput, side: str, place: int
+    ) -> InFlightRestore | None:
+        """What was on its way from subtask `channel` of the producer to subtask `subtask` of the consumer."""
+        first = self._files.get((consumer, subtask, read.edge_id, "input", channel))
+        second = self._files.get((producer, channel, read.edge_id, "output", subtask)) if read.may_be_overtaken else None
+        files = tuple(file for file in (first, second) if file is not None)
+        return InFlightRestore(read.edge_id, side, place, files, has_head=first is not None) if files else None
 
 
 def _title(checkpoint: CompletedCheckpoint) -> str:

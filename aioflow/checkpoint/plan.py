@@ -28,6 +28,12 @@ class VertexInput:
     vertex_id: int
     producers: tuple[Sequence[int], ...] | None = None
     """Of a pointwise exchange: for each subtask the producers it reads. None: every subtask reads all."""
+    edge_id: int = -1
+    """Of the exchange."""
+    keyed: bool = False
+    """Whether its records go by key."""
+    may_be_overtaken: bool = False
+    """Whether a checkpoint may hold records of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,9 +27,10 @@ class ChannelStateHandle:
 
     edge_id: int
     side: str
-    """`input` (queued at the consumer), `output` (queued at the producer) or `chain` (between two operators of the task)."""
+    """`input` (queued at the consumer), `output` (queued at the producer), `chain` (in front of an operator of the task), or `restored`
+    (of a channel that the exchange had before it was rescaled)."""
     index: int
-    """Channel of the gate, subpartition of the partition, or stage of the chain."""
+    """Channel of the gate, subpartition of the partition, operator of the chain, or a running number."""
     file: StateFile
 
 

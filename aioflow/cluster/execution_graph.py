@@ -378,8 +378,9 @@ class ExecutionGraph:
                     partition = PartitionId(edge.id, self.executions[producer.id, producer_index].attempt)
                     location = self.locations.get((producer.id, producer_index), "")
                     channels.append(InputChannelDescriptor(partition, index - reached.start, location))
-            keyed = edge.partitioning.strategy is ShipStrategy.HASH
-            inputs.append(InputGateDescriptor(edge.id, edge.input_index, keyed, tuple(channels)))
+            strategy = edge.partitioning.strategy
+            keyed = strategy is ShipStrategy.HASH
+            inputs.append(InputGateDescriptor(edge.id, edge.input_index, keyed, tuple(channels), strategy.may_be_overtaken))
         splits = self._restored_splits.get((vertex.id, index))
         if splits is None:
             splits = self._splits.get(vertex.id, ())[index :: vertex.parallelism]

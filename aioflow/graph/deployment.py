@@ -68,12 +68,13 @@ class InputChannelDescriptor:
 
 @dataclass(frozen=True, slots=True)
 class InputGateDescriptor:
-    """All channels of one edge into one logical input. `keyed`: its batches carry keys."""
+    """All channels of one edge into one logical input. `keyed`: its batches carry keys. `may_be_overtaken`: by barriers."""
 
     edge_id: int
     input_index: int
     keyed: bool
     channels: tuple[InputChannelDescriptor, ...]
+    may_be_overtaken: bool = False
 
 
 @dataclass(frozen=True, slots=True)

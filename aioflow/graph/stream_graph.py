@@ -42,6 +42,12 @@ class ShipStrategy(Enum):
         """Whether a producer subtask reaches only some consumer subtasks."""
         return self in (ShipStrategy.FORWARD, ShipStrategy.RESCALE)
 
+    @property
+    def may_be_overtaken(self) -> bool:
+        """Whether barriers may overtake its records, which are dealt out anew when the parallelism changes. Where it matters which
+        subtask a record was sent to, and only user code or the wiring knows, that cannot be done."""
+        return self in (ShipStrategy.REBALANCE, ShipStrategy.SHUFFLE, ShipStrategy.GLOBAL, ShipStrategy.HASH)
+
 
 class Chaining(Enum):
     """Whether an operator may share a task with the one before it."""

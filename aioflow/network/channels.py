@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from aioflow.core.elements import CheckpointBarrier, Event
 from aioflow.core.errors import ProducerFailed
 from aioflow.network.subpartition import PipelinedSubpartition, Polled
 
@@ -70,6 +71,16 @@ class LocalInputChannel:
     def has_priority_event(self) -> bool:
         """Is the next element a priority event?"""
         return self._subpartition is not None and self._subpartition.has_priority_event
+
+    def overtaken(self) -> list[bytes | Event]:
+        """Nothing: what waits is the producer's, who keeps it."""
+        return []
+
+    def hurry(self, checkpoint_id: int) -> None:
+        """Nothing waits on this side: the producer sees to it."""
+
+    def tell_announced(self, on_announced: Callable[[CheckpointBarrier], None]) -> None:
+        """Nothing waits on this side."""
 
     @property
     def queued_batches(self) -> int:

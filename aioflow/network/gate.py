@@ -19,7 +19,7 @@ from functools import partial
 from typing import Protocol
 
 from aioflow.core.availability import Availability
-from aioflow.core.elements import EndOfData, EndOfPartition, Event, RecordBatch
+from aioflow.core.elements import CheckpointBarrier, EndOfData, EndOfPartition, Event, RecordBatch
 from aioflow.core.errors import Broken, Closed
 from aioflow.network.debloat import BufferDebloater
 from aioflow.network.subpartition import Polled
@@ -57,6 +57,20 @@ class InputChannel(Protocol):
     @property
     def has_priority_event(self) -> bool:
         """Is the next element a priority event?"""
+        ...
+
+    def overtaken(self) -> list[bytes | Event]:
+        """What waits on this side that the last priority event was polled ahead of, oldest first. Empty where all that waits does so
+        at the producer.
+        """
+        ...
+
+    def hurry(self, checkpoint_id: int) -> None:
+        """Let the barrier of this checkpoint, if it waits on this side, overtake what is in front of it."""
+        ...
+
+    def tell_announced(self, on_announced: Callable[[CheckpointBarrier], None]) -> None:
+        """Call back when a barrier comes that may wait on this side only for some time; at once for one that waits already."""
         ...
 
     @property
@@ -119,6 +133,7 @@ class InputGate:
         "_is_up",
         "_lower",
         "_now_s",
+        "_on_priority",
         "_priority_count",
         "_queued",
         "_raise",
@@ -143,6 +158,7 @@ class InputGate:
         self._unfinished = count
         self._priority_count = 0
         self._debloater: BufferDebloater | None = None
+        self._on_priority: Callable[[], None] | None = None
         self._now_s: Callable[[], float] = float
         self.is_closed = False
         self._is_up = False
@@ -208,6 +224,29 @@ class InputGate:
         """From now on keep asking the producers, whose batches have up to `records_max`, for the size that suits this task."""
         self._debloater = BufferDebloater(len(self._channels), records_max)
         self._now_s = now_s
+
+    def tell_priority(self, on_priority: Callable[[], None], on_announced: Callable[[int, CheckpointBarrier], None]) -> None:
+        """Call `on_priority` whenever a priority event may be polled, and `on_announced(index, barrier)` when a barrier that may overtake
+        later waits in channel `index` on this side; at once if there is one.
+        """
+        self._on_priority = on_priority
+        for index, channel in enumerate(self._channels):
+            channel.tell_announced(partial(on_announced, index))
+        if self._priority_count:
+            on_priority()
+
+    @property
+    def has_priority_event(self) -> bool:
+        """Is what `poll` gives next a priority event?"""
+        return self._priority_count > 0 and bool(self._ready) and self._channels[self._ready[0]].has_priority_event
+
+    def overtaken(self, index: int) -> list[bytes | Event]:
+        """What the priority event that channel `index` gave last has overtaken on this side."""
+        return self._channels[index].overtaken()
+
+    def hurry(self, index: int, checkpoint_id: int) -> None:
+        """Let a barrier that waits in channel `index` on this side overtake what is in front of it."""
+        self._channels[index].hurry(checkpoint_id)
 
     def block(self, index: int) -> None:
         """Poll nothing more from channel `index` until `resume`."""
@@ -309,6 +348,8 @@ class InputGate:
         self._queued[index] = True
         ready.insert(self._priority_count, index)
         self._priority_count += 1
+        if self._on_priority is not None:
+            self._on_priority()
 
     def _on_event(self, index: int, event: RecordBatch | Event) -> None:
         match event:

@@ -8,13 +8,14 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from itertools import islice
 from typing import Protocol
 
 from aioflow.core.batch_codec import decode_batch
-from aioflow.core.elements import Event
+from aioflow.core.elements import CheckpointBarrier, Event
 from aioflow.core.serializers import Codec
 from aioflow.network.subpartition import Polled
-from aioflow.protocol.consumer import ConsumerExchange, Delivered, partition_request_backoff
+from aioflow.protocol.consumer import ConsumerExchange, Delivered, PriorityEvent, partition_request_backoff
 from aioflow.protocol.errors import PartitionNotFound
 
 __all__ = ["EXCLUSIVE_BUFFERS", "ChannelLink", "RemoteInputChannel"]
@@ -47,7 +48,11 @@ class RemoteInputChannel:
         self._link = link
         self._codec = codec
         self._number: int | None = None
-        self._received: deque[bytes | Event] = deque()
+        self._received: deque[bytes | Event | None] = deque()
+        """In the order in which it came; None holds the place of an event that overtook what is in front of it."""
+        self._priority: deque[Event] = deque()
+        self._overtaken: list[bytes | Event] = []
+        self._on_announced: Callable[[CheckpointBarrier], None] | None = None
         self._error: Exception | None = None
         self._notify: Callable[[bool], None] | None = None
         self._sequence_number = 0
@@ -72,18 +77,27 @@ class RemoteInputChannel:
         if self._error is not None:
             raise self._error
         received = self._received
+        if self._priority:
+            return self._poll_priority()
         if not received:
             return None
         content = received.popleft()
-        assert self._number is not None
+        assert self._number is not None and content is not None
         # Taken over before it is decoded: a batch that cannot be decoded must not hold its permit for ever.
         self._link.consumer.taken_over(self._number)
+        if received and received[0] is None:
+            self._take_over_places()
         number, self._sequence_number = self._sequence_number, self._sequence_number + 1
         more = bool(received)
         if type(content) is bytes:
             self._batches -= 1
             return decode_batch(content, self._codec, str(self)), self._batches, more, number
         return content, self._batches, more, number  # type: ignore[return-value]  # By exclusion an Event.
+
+    def _poll_priority(self) -> Polled:
+        event = self._priority.popleft()
+        number, self._sequence_number = self._sequence_number, self._sequence_number + 1
+        return event, self._batches, bool(self._received or self._priority), number
 
     def resume(self) -> None:
         if self._number is not None:
@@ -99,8 +113,39 @@ class RemoteInputChannel:
 
     @property
     def has_priority_event(self) -> bool:
-        """Priority events are not sent over a connection."""
-        return False
+        return bool(self._priority)
+
+    def overtaken(self) -> list[bytes | Event]:
+        overtaken, self._overtaken = self._overtaken, []
+        return overtaken
+
+    def hurry(self, checkpoint_id: int) -> None:
+        for place, element in enumerate(self._received):
+            if isinstance(element, CheckpointBarrier) and element.checkpoint_id == checkpoint_id:
+                self._received[place] = None
+                self._put_first(element, place)
+                return
+
+    def tell_announced(self, on_announced: Callable[[CheckpointBarrier], None]) -> None:
+        self._on_announced = on_announced
+        for element in self._received:
+            if isinstance(element, CheckpointBarrier):
+                on_announced(element)
+
+    def _put_first(self, event: Event, place: int) -> None:
+        """`event`, whose place in the order is `place`, comes out next. Taken over it is in its turn: nothing is told out of order."""
+        self._overtaken = [element for element in islice(self._received, place) if element is not None]
+        self._priority.append(event)
+        self._take_over_places()
+        if self._notify is not None:
+            self._notify(True)
+
+    def _take_over_places(self) -> None:
+        received = self._received
+        assert self._number is not None
+        while received and received[0] is None:
+            received.popleft()
+            self._link.consumer.taken_over(self._number)
 
     @property
     def queued_batches(self) -> int:
@@ -113,6 +158,7 @@ class RemoteInputChannel:
         if self._retry is not None:
             self._retry.cancel()
         self._received.clear()
+        self._priority.clear()
         self._batches = 0
         if self._number is not None:
             self._link.consumer.cancel(self._number)
@@ -131,15 +177,22 @@ class RemoteInputChannel:
             self._attempt += 1
             self._retry = asyncio.get_running_loop().call_later(REQUEST_BACKOFF_MS[self._attempt] / 1000, self._request_again)
             return
-        was_empty = not self._received and self._error is None
+        was_empty = not self._received and not self._priority and self._error is None
         if isinstance(what, Exception):
             # It comes out at the next poll: what was received before it is of no use to a task that ends now.
             self._error = what
             self._received.clear()
+            self._priority.clear()
             self._batches = 0
+        elif isinstance(what, PriorityEvent):
+            self._received.append(None)
+            self._put_first(what.event, len(self._received) - 1)
+            return
         else:
             self._received.append(what)
             self._batches += type(what) is bytes
+            if type(what) is CheckpointBarrier and what.aligned_timeout_ms is not None and self._on_announced is not None:
+                self._on_announced(what)
         if was_empty and self._notify is not None:
             self._notify(False)
 

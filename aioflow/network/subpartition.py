@@ -16,9 +16,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from itertools import islice
 from typing import Protocol
 
-from aioflow.core.elements import EndOfPartition, Event, RecordBatch, Watermark
+from aioflow.core.elements import CheckpointBarrier, EndOfPartition, Event, RecordBatch, Watermark
 from aioflow.core.errors import Closed, ProducerFailed
 from aioflow.network.builder import BATCH_RECORDS_MAX, BatchBuilder
 
@@ -51,6 +52,7 @@ class PipelinedSubpartition:
         "_flush_when_drained",
         "_notify",
         "_on_all_processed",
+        "_on_passed",
         "_on_released",
         "_on_resized",
         "_priority_events",
@@ -59,6 +61,7 @@ class PipelinedSubpartition:
         "_sequence_number",
         "_take_permit",
         "_unread",
+        "_unsent",
         "builder",
         "index",
         "is_finished",
@@ -97,6 +100,8 @@ class PipelinedSubpartition:
         self._sequence_number = 0
         self._error: BaseException | None = None
         self._notify: Callable[[bool], None] | None = None
+        self._unsent: Callable[[], list[bytes | Event]] | None = None
+        self._on_passed: Callable[[int], None] | None = None
 
     # The producer's side.
 
@@ -135,6 +140,39 @@ class PipelinedSubpartition:
         if len(queue) == 1 and not self._blocked:
             self._tell_reader()
         return True
+
+    def overtake(self, barrier: CheckpointBarrier) -> list[RecordBatch | bytes | Event]:
+        """Send `barrier` ahead of everything that was written so far. Returns what it overtook, oldest first: batches, those that a remote
+        reader could not send as bytes, and events. Nothing of it is dropped: it is read as usual, behind the barrier.
+        """
+        self.seal()
+        if self.is_finished or self.is_released:
+            return []
+        overtaken = [] if self._unsent is None else list[RecordBatch | bytes | Event](self._unsent())
+        overtaken += [element for element, _ in self._queue]
+        self.add_event(barrier, priority=True)
+        return overtaken
+
+    def holds(self, checkpoint_id: int) -> bool:
+        """Does the barrier of this checkpoint wait here to be read?"""
+        return self._place_of(checkpoint_id) is not None
+
+    def hurry(self, barrier: CheckpointBarrier) -> list[RecordBatch | bytes | Event] | None:
+        """Like `overtake`, for a barrier that waits in its turn: `barrier` takes its place, ahead of what was written before it, which is
+        returned. None: it was read already.
+        """
+        place = self._place_of(barrier.checkpoint_id)
+        if place is None:
+            return None
+        del self._queue[place]
+        overtaken = [] if self._unsent is None else list[RecordBatch | bytes | Event](self._unsent())
+        overtaken += [element for element, _ in islice(self._queue, place)]
+        self.add_event(barrier, priority=True)
+        return overtaken
+
+    def tell_passed(self, on_passed: Callable[[int], None] | None) -> None:
+        """Call `on_passed(index)` when a blocking event was read, or all that waits was dropped; None: no more."""
+        self._on_passed = on_passed
 
     def flush(self) -> bool:
         """Make the open batch visible, a watermark without records too. Was there anything?
@@ -187,12 +225,19 @@ class PipelinedSubpartition:
 
     # The consumer's side.
 
-    def create_read_view(self, on_data_available: Callable[[bool], None], *, acknowledges: bool = False) -> None:
+    def create_read_view(
+        self,
+        on_data_available: Callable[[bool], None],
+        *,
+        acknowledges: bool = False,
+        unsent: Callable[[], list[bytes | Event]] | None = None,
+    ) -> None:
         """Become the reader; called back at once if there is something already. Closed for a second one: data is read
         once.
 
         The callback gets True when a priority event arrived, which should be read before other channels. A reader that
-        `acknowledges` polls for a consumer elsewhere, and calls `taken_over` for each batch.
+        `acknowledges` polls for a consumer elsewhere, and calls `taken_over` for each batch; `unsent` gives what it polled
+        and could not send, which a priority event overtakes too.
         """
         if self._notify is not None:
             raise Closed(f"subpartition {self.index} has a reader already; what is pipelined can be read once")
@@ -200,6 +245,7 @@ class PipelinedSubpartition:
             raise Closed(f"subpartition {self.index} is released; its partition was consumed or dropped")
         self._notify = on_data_available
         self._acknowledges = acknowledges
+        self._unsent = unsent
         if self._queue or self._error is not None:
             on_data_available(self._priority_events > 0)
 
@@ -230,6 +276,8 @@ class PipelinedSubpartition:
             self._priority_events -= 1
         if kind == BLOCKING_EVENT:
             self._blocked = True
+            if self._on_passed is not None:
+                self._on_passed(self.index)
             return element, 0, False, number
         return element, self._backlog, bool(queue), number
 
@@ -287,6 +335,12 @@ class PipelinedSubpartition:
         """Queued batches and events."""
         return len(self._queue)
 
+    def _place_of(self, checkpoint_id: int) -> int | None:
+        for place, (element, _) in enumerate(self._queue):
+            if isinstance(element, CheckpointBarrier) and element.checkpoint_id == checkpoint_id:
+                return place
+        return None
+
     def _seal_quietly(self) -> None:
         """The reader is here and sees by itself that there is more."""
         notify, self._notify = self._notify, None
@@ -302,6 +356,8 @@ class PipelinedSubpartition:
         self.builder.clear()
         for _ in range(backlog):
             self._recycle(self.index)
+        if self._on_passed is not None:
+            self._on_passed(self.index)
 
     def _tell_reader(self, priority: bool = False) -> None:
         if self._notify is not None:

@@ -117,6 +117,24 @@ class StatusWatermarkValve:
             return batch
         return _with_watermarks(batch, _clamped(watermarks, last, limit), combined)
 
+    def state_of(self, channel: int) -> tuple[int, bool]:
+        """The watermark and the status that `channel` has told."""
+        return self._watermarks[channel], self._idle[channel]
+
+    def restore(self, channel: int, watermark: int, idle: bool) -> None:
+        """`channel` goes on where it stood; before anything comes in. Then call `restored`."""
+        self._watermarks[channel] = watermark
+        self._idle[channel] = idle
+        self._aligned[channel] = not idle
+        self._held[channel] = MAX_WATERMARK if idle else watermark
+
+    def restored(self) -> list[Watermark | WatermarkStatus]:
+        """What follows from all that was restored."""
+        outputs: list[Watermark | WatermarkStatus] = []
+        if not self._settle_idle(outputs):
+            self._append(outputs, self._advance())
+        return outputs
+
     def _advance(self) -> int | None:
         # The minimum over the aligned channels, if there are any and it is above the last output.
         lowest = min(self._held)

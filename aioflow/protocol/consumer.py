@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from aioflow.core.batch_codec import decode_event
 from aioflow.core.elements import EndOfPartition, Event
@@ -41,9 +42,9 @@ from aioflow.protocol.messages import (
     decode_message,
     encode_message,
 )
-from aioflow.protocol.producer import FLAG_BLOCKING, FLAG_CONTINUES, PREFIX
+from aioflow.protocol.producer import FLAG_BLOCKING, FLAG_CONTINUES, FLAG_PRIORITY, PREFIX
 
-__all__ = ["RECORD_BYTES_MAX", "ConsumerExchange", "Delivered", "partition_request_backoff"]
+__all__ = ["RECORD_BYTES_MAX", "ConsumerExchange", "Delivered", "PriorityEvent", "partition_request_backoff"]
 
 RECORD_BYTES_MAX = 64 << 20
 """One batch over all its frames. A record larger than that cannot cross."""
@@ -51,7 +52,15 @@ RECORD_BYTES_MAX = 64 << 20
 UNTOLD_EVENTS_MAX = 64
 """Events that are taken over are told with the next credit, and not later than after so many."""
 
-Delivered = bytes | Event | Exception
+
+@dataclass(frozen=True, slots=True)
+class PriorityEvent:
+    """An event that overtakes what its channel holds. It is taken over in its turn, like any other element."""
+
+    event: Event
+
+
+Delivered = bytes | Event | PriorityEvent | Exception
 """The bytes of a batch, an event, or the error that ended the channel (PartitionNotFound: that did not open it)."""
 
 
@@ -313,7 +322,7 @@ class ConsumerExchange:
 
     # One channel.
 
-    def _on_element(self, inlet: _Inlet, kind: FrameType, sequence: int, body: bytes) -> bytes | Event | None:
+    def _on_element(self, inlet: _Inlet, kind: FrameType, sequence: int, body: bytes) -> bytes | Event | PriorityEvent | None:
         """Returns what is complete with this element, None if nothing is."""
         expected = inlet.expected
         if sequence != expected:
@@ -330,7 +339,7 @@ class ConsumerExchange:
         flags, backlog = PREFIX.unpack_from(body)
         if kind is FrameType.BUFFER_RESPONSE:
             return self._on_data(inlet, flags, backlog, body)
-        if inlet.parts or flags & ~FLAG_BLOCKING:
+        if flags not in (0, FLAG_BLOCKING, FLAG_PRIORITY) or (inlet.parts and flags != FLAG_PRIORITY):
             raise RemoteProtocolError(f"{inlet}: event {sequence} has flags {flags}, or came in the middle of a batch")
         event = decode_event(memoryview(body)[PREFIX.size :], str(inlet))
         inlet.expected = sequence + 1
@@ -343,7 +352,7 @@ class ConsumerExchange:
             inlet.credit.on_backlog(backlog)
         if type(event) is EndOfPartition:
             inlet.has_ended = True
-        return event
+        return PriorityEvent(event) if flags == FLAG_PRIORITY else event
 
     def _on_data(self, inlet: _Inlet, flags: int, backlog: int, body: bytes) -> bytes | None:
         if flags & ~FLAG_CONTINUES:

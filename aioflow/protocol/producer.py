@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, Protocol
 
-from aioflow.core.batch_codec import encode_event
+from aioflow.core.batch_codec import decode_event, encode_event
 from aioflow.core.elements import EndOfPartition, Event, RecordBatch
 from aioflow.core.errors import LocalProtocolError, ProducerFailed, RemoteProtocolError
 from aioflow.core.serializers import Codec
@@ -53,6 +53,9 @@ FLAG_CONTINUES = 1
 """The next data frame of the channel goes on with the same batch."""
 FLAG_BLOCKING = 2
 """The channel is blocked behind this event."""
+FLAG_PRIORITY = 4
+"""This event has overtaken what its channel held at the producer, and overtakes what it holds at the consumer. It may come in the middle
+of a batch."""
 
 PAYLOAD_BYTES_MAX = SEGMENT_BYTES - PREFIX.size
 """A longer batch spans several frames."""
@@ -66,15 +69,24 @@ _DATA, _EVENT = FrameType.BUFFER_RESPONSE, FrameType.EVENT_RESPONSE
 class SubpartitionView(Protocol):
     """The queue that a channel reads: `network.subpartition.PipelinedSubpartition`, or batches that are encoded already."""
 
-    def create_read_view(self, on_data_available: Callable[[bool], None], *, acknowledges: bool = False) -> None:
-        """Call back when the queue turns from empty to not empty, fails, or is released. Closed for a second reader.
+    def create_read_view(
+        self,
+        on_data_available: Callable[[bool], None],
+        *,
+        acknowledges: bool = False,
+        unsent: Callable[[], list[bytes | Event]] | None = None,
+    ) -> None:
+        """Call back when the queue turns from empty to not empty, fails, or is released; with True when a priority event has come that
+        is to be polled at once. Closed for a second reader.
 
-        `acknowledges`: `taken_over` is called for each batch.
+        `acknowledges`: `taken_over` is called for each batch. `unsent` gives what was polled and is not sent yet.
         """
 
     def poll(self) -> tuple[RecordBatch | bytes | Event, int, bool, int] | None:
         """(element, backlog behind it, is more available, its number) or None. Raises ProducerFailed."""
 
+    @property
+    def has_priority_event(self) -> bool: ...
     @property
     def next_is_event(self) -> bool: ...
     @property
@@ -171,6 +183,29 @@ class _Outlet:
     def sent_sequence(self) -> int:
         """The sequence of the next frame to be sent."""
         return self.unsent[0].sequence if self.unsent else self.next_sequence
+
+    def unsent_elements(self) -> list[bytes | Event]:
+        """The batches and events that have not left, oldest first; a batch of which some has left is one of them, whole."""
+        elements: list[bytes | Event] = []
+        for sent in self.unsent:
+            payload = sent.payload
+            if sent.type is _EVENT:
+                elements.append(decode_event(payload, f"channel {self.channel}"))
+            elif sent.ends_batch:
+                elements.append(payload if isinstance(payload, bytes) else bytes(payload.obj))
+        return elements
+
+    def put_first(self, event: Event, backlog: int) -> None:
+        """`event` leaves next, in front of what was polled before it. Nothing of that was sent, so it is free to be numbered anew."""
+        sequence = self.sent_sequence
+        behind = deque(sent._replace(sequence=sent.sequence + 1) for sent in self.unsent)
+        self.unsent = behind
+        if self.blocking_sequence is not None and self.blocking_sequence >= sequence:
+            self.blocking_sequence += 1
+        if self.end_sequence is not None and self.end_sequence >= sequence:
+            self.end_sequence += 1
+        behind.appendleft(_Sent(sequence, _EVENT, FLAG_PRIORITY, backlog, encode_event(event), False))
+        self.next_sequence += 1
 
     def can_send(self) -> bool:
         """May a frame leave now? Also true for an error that is to be found by polling."""
@@ -302,7 +337,9 @@ class ProducerExchange:
         outlet = self._outlets[channel] = _Outlet(channel, request, view, encode, permits)
         outlet.credit.reset(request.credit, blocked=False)
         try:
-            view.create_read_view(lambda priority: self._on_data_available(outlet), acknowledges=True)
+            view.create_read_view(
+                lambda priority: self._on_data_available(outlet, priority), acknowledges=True, unsent=outlet.unsent_elements
+            )
         except Exception as error:  # noqa: BLE001 - whatever it is, it concerns this channel only.
             # Not released: it may well have another reader.
             del self._outlets[channel]
@@ -485,8 +522,13 @@ class ProducerExchange:
         outlet.view.resume_consumption()
         self._schedule(outlet)
 
-    def _on_data_available(self, outlet: _Outlet) -> None:
+    def _on_data_available(self, outlet: _Outlet, priority: bool) -> None:
         outlet.has_data = True
+        if priority and outlet.error is None and not outlet.is_closed:
+            # Now: what is polled already must not leave before it, and what it overtook was told to the producer just now.
+            while outlet.view.has_priority_event and (polled := outlet.view.poll()) is not None:
+                event, backlog, outlet.has_data, _ = polled
+                outlet.put_first(event, backlog)  # type: ignore[arg-type]  # A priority event, as the view says.
         self._schedule(outlet)
 
     def _schedule(self, outlet: _Outlet) -> None:

@@ -6,7 +6,7 @@ begins. Nothing here runs user code but the factories of operators, sources' `re
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Protocol
 
 from aioflow.core.keygroups import range_for_subtask
@@ -15,7 +15,7 @@ from aioflow.state.backend import create_keyed_backend
 from aioflow.state.operator_state import HeapOperatorStateBackend
 from aioflow.task.chain import OperatorChain
 from aioflow.task.context import SourceServices, SourceTaskContext, SubtaskRuntimeContext, TaskOperatorContext
-from aioflow.task.input import InputConsumer, NetworkInput
+from aioflow.task.input import InputConsumer, InputEdge, NetworkInput
 from aioflow.task.metrics import unique_names
 from aioflow.task.output import RecordWriter, TaskOutput, TravelCheck
 from aioflow.task.partitioners import create_partitioner
@@ -73,7 +73,9 @@ def _add_writer(
     )
     check = TravelCheck(f"output of {name!r}", made.partition.edge_id, environment.checked_edges, options.strict)
     side = None if made.side is None else (made.operator_index, made.side)
-    output.add(RecordWriter(partition, partitioner, check), side)
+    strategy = made.partitioning.strategy
+    writer = RecordWriter(partition, partitioner, check, edge_id=made.partition.edge_id, may_be_overtaken=strategy.may_be_overtaken)
+    output.add(writer, side)
 
 
 class TaskAssembly:
@@ -134,16 +136,24 @@ class TaskAssembly:
         output.on_slice_records = chain.limit_slice
         return chain
 
-    def create_network_input(self, head: Operator, listener: BarrierListener, timers: ProcessingTimeService) -> NetworkInput:
-        """The gates of all edges; `head` is asked which input it wants, `listener` hears of barriers, whose timeouts are in `timers`."""
+    def create_network_input(
+        self,
+        head: Operator,
+        listener: BarrierListener,
+        timers: ProcessingTimeService,
+        urgently: Callable[[Callable[[], None], str], None],
+    ) -> NetworkInput:
+        """The gates of all edges; `head` is asked which input it wants, `listener` hears of barriers, whose timeouts are in `timers`;
+        `urgently(action, description)` runs what cannot wait until the task takes input.
+        """
         open_channel = self._environment.partitions.open_channel
         edges = []
         for gate in self._descriptor.inputs:
             channels = [open_channel(i, channel) for i, channel in enumerate(gate.channels)]
-            edges.append((channels, gate.input_index))
+            edges.append(InputEdge(channels, gate.input_index, gate.edge_id, gate.may_be_overtaken))
         network = NetworkInput(edges, self._owner, head)
         network.debloat(self._options.batch_records_max, self._environment.host.clock.monotonic)
-        network.align(listener, self._environment.host.clock.wall_ms, timers.register_timer)
+        network.align(listener, self._environment.host.clock.wall_ms, timers.register_timer, urgently)
         return network
 
     def create_source_input(self, context: TaskOperatorContext) -> SourceInput:

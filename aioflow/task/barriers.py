@@ -8,7 +8,7 @@ polled, yet notices of the coordinator and the timer may add verdicts behind. Af
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from aioflow.checkpoint.alignment import Abort, BarrierAlignment, Block, CaptureComplete, Captured, Resume, Take, Verdict, WaitUntil
@@ -30,6 +30,12 @@ class BarrierListener(Protocol):
     def abort(self, checkpoint_id: int, reason: CheckpointFailureReason) -> None:
         """This checkpoint will not be taken here, or not be completed."""
 
+    def captured(self, checkpoint_id: int, channel: int) -> None:
+        """What `channel` brings from here on is no part of the checkpoint, which was taken before its barrier came."""
+
+    def capture_complete(self, complete: CaptureComplete) -> None:
+        """All channels are captured."""
+
 
 class InputBarriers:
     """The alignment of one task over `gates`: (gate, number of its first channel), channels counted through."""
@@ -41,10 +47,11 @@ class InputBarriers:
         records_in: Callable[[], int],
         now_ms: Callable[[], int],
         schedule: Callable[[int, Callable[[int], None]], Any],
+        never_overtaken: Collection[int] = (),
     ) -> None:
         """`schedule(timestamp_ms, callback)` registers a processing-time timer of the task."""
         self._places = [(gate, index) for gate, first in gates for index in range(gate.channel_count)]
-        self._alignment = BarrierAlignment(len(self._places))
+        self._alignment = BarrierAlignment(len(self._places), never_overtaken=never_overtaken)
         self._listener = listener
         self._records_in = records_in
         self._now_ms = now_ms
@@ -58,6 +65,11 @@ class InputBarriers:
     def barrier(self, channel: int, barrier: CheckpointBarrier) -> None:
         self._count()
         self._carry_out(self._alignment.barrier(channel, barrier, self._now_ms()))
+
+    def announce(self, channel: int, barrier: CheckpointBarrier) -> None:
+        """It has come, and waits behind data: the time that it may wait runs."""
+        self._count()
+        self._carry_out(self._alignment.announce(channel, barrier, self._now_ms()))
 
     def cancel(self, channel: int, marker: CancelCheckpointMarker) -> None:
         self._count()
@@ -106,8 +118,10 @@ class InputBarriers:
                     self._listener.abort(checkpoint_id, reason)
                 case WaitUntil(at_ms):
                     self._schedule(at_ms, self._on_time)
-                case Captured() | CaptureComplete():
-                    raise AssertionError("only an unaligned checkpoint captures what is in flight, and none was begun")
+                case Captured(checkpoint_id, channel):
+                    self._listener.captured(checkpoint_id, channel)
+                case CaptureComplete() as complete:
+                    self._listener.capture_complete(complete)
 
     def _on_time(self, timestamp_ms: int) -> None:
         self._count()

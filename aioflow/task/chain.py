@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -122,12 +122,15 @@ class OperatorChain:
         self._blocked_on: Availability | None = None
         self._input_taps: tuple[Tap, ...] = ()
         self._scope = scope
+        self._heads: set[int] = set()
+        """Operators that begin a stage, because restored work waits in front of them."""
         self._early: list[tuple[int, RecordBatch]] = []  # Emitted by `open`, before there were stages.
         self.slowest_operator: Operator | None = None
         """The operator that held the loop for more than `SLOW_NS` last; whoever reports it sets None."""
 
     def compile(self) -> None:
-        """Fuse stateless neighbours. Called after `open`, and again when a tap asks for the output of an operator in a fused run."""
+        """Fuse stateless neighbours. Called after `open`, and again when a tap asks for the output of an operator in a fused run, or work
+        is restored in front of one."""
         if self.has_work:
             raise AssertionError("stages can only be fused anew when nothing waits between them")
         before = {(stage.first, stage.last): stage for stage in self._stages}
@@ -138,7 +141,7 @@ class OperatorChain:
             if self.fuses and isinstance(operator, StatelessOperator):
                 run.append(operator)
                 following = self.operators[index + 1] if index + 1 < len(self.operators) else None
-                if isinstance(following, StatelessOperator) and index not in self._taps:
+                if isinstance(following, StatelessOperator) and index not in self._taps and index + 1 not in self._heads:
                     continue
                 fused = run[0] if len(run) == 1 else StatelessOperator.fuse(run)
                 self._stages.append(_Stage(fused, index - len(run) + 1, index))
@@ -225,6 +228,40 @@ class OperatorChain:
             return
         position = next(at for at, stage in enumerate(self._stages) if stage.first <= index <= stage.last)
         self._emit(position, batch)
+
+    def finish_pending(self) -> None:
+        """Work off what operators have begun and put aside, like many timers of one watermark, whatever room there is."""
+        for position in range(len(self._stages) - 1, -1, -1):
+            stage = self._stages[position]
+            operator = stage.operator
+            while stage.may_pend and operator.has_pending:
+                if self._scope is not None:
+                    self._scope.operator_context = operator.ctx
+                try:
+                    self._emit(position, operator.resume(self._batch_records_max))
+                except BaseException as error:
+                    named = self._named(error, operator)
+                    if named is error:
+                        raise
+                    raise named  # noqa: B904  # Its cause is set.
+
+    def waiting(self) -> list[tuple[int, list[tuple[RecordBatch, int]]]]:
+        """What waits in front of each stage, by its first operator: (the rest of a batch, its input), oldest first."""
+        return [
+            (stage.first, [(batch.slice(taken, len(batch.values)) if taken else batch, index) for batch, taken, index in stage.waiting])
+            for stage in self._stages
+            if stage.waiting
+        ]
+
+    def restore(self, places: Mapping[int, Sequence[tuple[RecordBatch, int]]]) -> None:
+        """Let this work wait where `waiting` found it, before anything else does. By first operator; each batch with its input."""
+        firsts = {stage.first for stage in self._stages}
+        if not places.keys() <= firsts:
+            # Someone looked at the stream between two operators that run as one now.
+            self._heads = set(places)
+            self.compile()
+        for stage in self._stages:
+            stage.waiting.extend((batch, 0, index) for batch, index in places.get(stage.first, ()))
 
     def run(self) -> ChainStatus:
         """Process waiting work for one slice."""

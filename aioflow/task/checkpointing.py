@@ -9,6 +9,9 @@ One checkpoint, between two slices and with nothing waiting in the chain (after 
     4  write the views in a child of the task, while records go on
     5  acknowledge, once everything is written
 
+An unaligned one waits for nothing: what waits in the chain, in the output and in the input is kept with it (`task.inflight`), and the
+barrier overtakes it. It may be one from the start, or become one when an aligned one is not through in time, here or in the output.
+
 What fails in 1 to 3 fails the task too: its state may be half-way. What fails in 4 is declined, and the task goes on. Ids only rise: one
 that is not above the last is ignored. Notices about completed and aborted checkpoints reach every operator once, in order, tail to head.
 """
@@ -19,9 +22,9 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from aioflow.checkpoint.alignment import Take
 from aioflow.checkpoint.failure import CheckpointFailureReason
@@ -29,15 +32,19 @@ from aioflow.checkpoint.subtask import CheckpointStats, SubtaskState
 from aioflow.core.aio import wait_all
 from aioflow.core.elements import MIN_WATERMARK, CancelCheckpointMarker, CheckpointBarrier
 from aioflow.task.blame import naming
+from aioflow.task.inflight import CHAIN, InFlightCapture
 from aioflow.task.snapshot import CountedOutput, SubtaskSnapshot
 
 if TYPE_CHECKING:
+    from aioflow.checkpoint.alignment import CaptureComplete
     from aioflow.core.aio import OrderedTaskGroup
     from aioflow.core.scope import Scope
     from aioflow.graph.deployment import ExecutionAttemptId
     from aioflow.operators.operator import Operator
+    from aioflow.task.chain import OperatorChain
     from aioflow.task.context import TaskOperatorContext
     from aioflow.task.environment import TaskEnvironment
+    from aioflow.task.input import NetworkInput
     from aioflow.task.output import TaskOutput
     from aioflow.task.source_input import SourceInput
 
@@ -55,6 +62,8 @@ class _Taken:
 
     take: Take
     snapshot: SubtaskSnapshot
+    capture: InFlightCapture | None
+    """The data in flight, if any may be part of it."""
     finished: bool
     sync_ms: float
     begun_ms: float
@@ -72,14 +81,24 @@ class SubtaskCheckpoints:
         group: OrderedTaskGroup,
         scope: Scope,
         on_due: Callable[[], None],
+        schedule: Callable[[int, Callable[[int], None]], Any],
     ) -> None:
-        """`on_due` wakes the default action, which asks `is_due`."""
+        """`on_due` wakes the default action, which asks `is_urgent` and `is_due`. `schedule(timestamp_ms, callback)` registers a timer."""
         self._attempt = attempt
         self._environment = environment
         self._output = output
         self._group = group
         self._scope = scope
         self._on_due = on_due
+        self._schedule = schedule
+        self._chain: OperatorChain
+        self._network: NetworkInput | None = None
+        self._captures: dict[int, InFlightCapture] = {}
+        """Of the checkpoints that are being written."""
+        self._hurried: dict[int, CheckpointBarrier] = {}
+        """The barriers that take the place of those that were sent in their turn, when these are not through in time."""
+        self.is_urgent = False
+        """Whether a checkpoint is to be taken at once, whatever waits in the chain, and whatever the output waits for."""
         self._contexts: list[TaskOperatorContext] = []
         self._operators: list[Operator] = []
         self._source: SourceInput | None = None
@@ -102,9 +121,12 @@ class SubtaskCheckpoints:
         source: SourceInput | None,
         emit_from: Callable[..., None],
         restored: int,
+        chain: OperatorChain,
+        network: NetworkInput | None,
     ) -> None:
         """The parts whose state it is; `source` has the first context. `restored`: the checkpoint that they come from, or 0."""
         self._contexts, self._operators, self._source = contexts, operators, source
+        self._chain, self._network = chain, network
         self._emit_from = emit_from
         self._last = self._completed = restored
 
@@ -117,11 +139,34 @@ class SubtaskCheckpoints:
 
     def due(self, take: Take) -> None:
         self._takes.append(take)
-        self._on_due()
+        barrier = take.barrier
+        if _may_overtake_later(barrier):
+            at_ms = barrier.timestamp_ms + (barrier.aligned_timeout_ms or 0) + 1
+            self._schedule(at_ms, partial(self._on_timeout, barrier.checkpoint_id))
+        self._look()
 
     def trigger(self, barrier: CheckpointBarrier) -> None:
         """A source begins: nobody sends it barriers."""
-        self.due(Take(barrier, start_delay_ms=max(0, self._environment.host.clock.wall_ms() - barrier.timestamp_ms)))
+        delay = max(0, self._environment.host.clock.wall_ms() - barrier.timestamp_ms)
+        self.due(Take(barrier, barrier.unaligned, start_delay_ms=delay))
+
+    def _look(self) -> None:
+        """What is due is another one, or became urgent."""
+        first = self._takes[0] if self._takes else None
+        self.is_urgent = first is not None and (first.unaligned or first.barrier.checkpoint_id in self._aborted)
+        if first is not None:
+            self._on_due()
+
+    def _on_timeout(self, checkpoint_id: int, _timestamp_ms: int) -> None:
+        """An aligned checkpoint was to be through by now. Where it still waits, to be taken or in the output, it overtakes."""
+        for place, take in enumerate(self._takes):
+            if take.barrier.checkpoint_id == checkpoint_id and not take.unaligned:
+                self._takes[place] = replace(take, barrier=replace(take.barrier, unaligned=True), unaligned=True)
+                self._look()
+                return
+        capture = self._captures.get(checkpoint_id)
+        if capture is not None:
+            self._output.hurry(self._hurried[checkpoint_id], capture)
 
     def refuse(self, checkpoint_id: int, reason: CheckpointFailureReason) -> None:
         """It cannot be taken here: nobody downstream must wait for it."""
@@ -157,10 +202,21 @@ class SubtaskCheckpoints:
                 return False
         return True
 
+    def _prepare_at_once(self) -> None:
+        """Step 1 of an unaligned one: what it makes operators emit waits behind the rest, and is kept like that."""
+        self._chain.finish_pending()
+        while not self.prepare():
+            pass
+
     async def take(self) -> None:
         """Steps 0 and 2 to 4 of the first one that is due. Raises what an operator raised; then it is declined, and the task must fail."""
+        if self._takes[0].unaligned:
+            self._prepare_at_once()
         take = self._takes.popleft()
         self._prepared = 0
+        self.is_urgent = False
+        if self._takes:
+            self._look()
         barrier = take.barrier
         checkpoint_id = barrier.checkpoint_id
         if checkpoint_id <= self._last:
@@ -173,8 +229,9 @@ class SubtaskCheckpoints:
             return
         monotonic = self._environment.host.clock.monotonic
         begun = monotonic()
-        self._output.flush()
-        self._output.broadcast_event(barrier, blocking=True)
+        capture = self._overtake(take) if take.unaligned else self._send_in_turn(barrier)
+        if capture is not None:
+            self._captures[checkpoint_id] = capture
         snapshot = SubtaskSnapshot(barrier)
         try:
             splits = None if self._source is None else partial(self._source.checkpoint, checkpoint_id)
@@ -186,10 +243,56 @@ class SubtaskCheckpoints:
         if self._ended and self._first_after_end is None and (self._drained or barrier.final):
             self._first_after_end = checkpoint_id
         now = monotonic()
-        taken = _Taken(take, snapshot, self._drained, (now - begun) * 1000.0, now * 1000.0)
+        taken = _Taken(take, snapshot, capture, self._drained, (now - begun) * 1000.0, now * 1000.0)
         writing = self._group.create_task(self._write(taken), name=f"checkpoint-{checkpoint_id}")
         self._writing[checkpoint_id] = writing
         writing.add_done_callback(partial(self._written, taken))
+
+    def _send_in_turn(self, barrier: CheckpointBarrier) -> InFlightCapture | None:
+        """Step 2 of an aligned one: nothing is in flight here, but what was restored and not processed yet."""
+        self._output.flush()
+        self._output.broadcast_event(barrier, blocking=True)
+        leftover = self._network is not None and self._network.has_restored
+        if not leftover and not _may_overtake_later(barrier):
+            return None
+        capture = InFlightCapture(self._environment.codec, str(self._attempt))
+        if leftover and self._network is not None:
+            self._network.begin_capture(capture, barrier.checkpoint_id, ())
+        if _may_overtake_later(barrier):
+            self._hurried[barrier.checkpoint_id] = replace(barrier, unaligned=True)
+            self._output.await_passage(barrier.checkpoint_id, capture)
+        return capture
+
+    def _overtake(self, take: Take) -> InFlightCapture:
+        """Step 2 of an unaligned one."""
+        checkpoint_id = take.barrier.checkpoint_id
+        capture = InFlightCapture(self._environment.codec, str(self._attempt))
+        capture.overtook = True
+        for first, waiting in self._chain.waiting():
+            for batch, input_index in waiting:
+                capture.add(capture.log(-1, CHAIN, first), (batch,), input_index)
+        self._output.overtake(take.barrier, capture)
+        if self._network is not None:
+            if take.overtaken:
+                capture.wait_for(checkpoint_id)
+            self._network.begin_capture(capture, checkpoint_id, take.overtaken)
+        return capture
+
+    def captured(self, checkpoint_id: int, channel: int) -> None:
+        if self._network is not None:
+            self._network.captured(checkpoint_id, channel)
+
+    def capture_complete(self, complete: CaptureComplete) -> None:
+        capture = self._captures.get(complete.checkpoint_id)
+        if capture is not None:
+            capture.alignment_ms, capture.alignment_processed = complete.alignment_ms, complete.alignment_processed
+            capture.arrived(complete.checkpoint_id)
+        self._end_capture(complete.checkpoint_id)
+
+    def _end_capture(self, checkpoint_id: int) -> None:
+        """The inputs add nothing more to it."""
+        if self._network is not None:
+            self._network.end_capture(checkpoint_id)
 
     async def _write(self, taken: _Taken) -> None:
         """Step 4. Supervised: never raises but for a cancellation."""
@@ -199,11 +302,16 @@ class SubtaskCheckpoints:
         try:
             output = CountedOutput(environment.store.output(barrier.directory))
             state = await taken.snapshot.write(output, environment.codec, finished=taken.finished)
+            in_flight = 0
+            if taken.capture is not None:
+                before = output.size
+                state = replace(state, channels=await taken.capture.write(output))
+                in_flight = output.size - before
         except Exception as error:  # noqa: BLE001  # Told to the coordinator, which judges it.
             logger.warning("%s: checkpoint %d could not be written: %r", self._attempt, barrier.checkpoint_id, error)
             self._decline(barrier.checkpoint_id, CheckpointFailureReason.ASYNC_EXCEPTION, error)
             return
-        self.latest = stats = self._stats(taken, state, output.size)
+        self.latest = stats = self._stats(taken, state, output.size, in_flight)
         environment.responder.acknowledge_checkpoint(self._attempt, barrier.checkpoint_id, state, stats)
 
     def _written(self, taken: _Taken, writing: asyncio.Task[None]) -> None:
@@ -212,18 +320,23 @@ class SubtaskCheckpoints:
         if self._writing.get(checkpoint_id) is writing:
             del self._writing[checkpoint_id]
         taken.snapshot.cancel()
+        self._captures.pop(checkpoint_id, None)
+        self._hurried.pop(checkpoint_id, None)
+        self._end_capture(checkpoint_id)
 
-    def _stats(self, taken: _Taken, state: SubtaskState, written: int) -> CheckpointStats:
-        take = taken.take
+    def _stats(self, taken: _Taken, state: SubtaskState, written: int, in_flight: int) -> CheckpointStats:
+        take, capture = taken.take, taken.capture
+        later = capture is not None and capture.alignment_ms is not None
         return CheckpointStats(
             start_delay_ms=take.start_delay_ms,
-            alignment_ms=take.alignment_ms,
-            alignment_processed=take.alignment_processed,
+            alignment_ms=capture.alignment_ms if capture is not None and capture.alignment_ms is not None else take.alignment_ms,
+            alignment_processed=capture.alignment_processed if capture is not None and later else take.alignment_processed,
+            alignment_persisted=in_flight,
             sync_ms=taken.sync_ms,
             async_ms=round(self._environment.host.clock.monotonic() * 1000.0 - taken.begun_ms),
             state_size=_size(state),
             checkpointed_size=written,
-            unaligned=take.unaligned,
+            unaligned=capture is not None and capture.overtook,
         )
 
     def _decline(self, checkpoint_id: int, reason: CheckpointFailureReason, error: BaseException | None = None) -> None:
@@ -273,6 +386,8 @@ class SubtaskCheckpoints:
         self._aborted[checkpoint_id] = None
         if len(self._aborted) > ABORTED_MAX:
             del self._aborted[min(self._aborted)]
+        if self._takes:
+            self._look()
 
     def _tell(self, operator: Operator, what: str, checkpoint_id: int) -> Exception | None:
         self._scope.operator_context = operator.ctx
@@ -306,8 +421,13 @@ class SubtaskCheckpoints:
         await wait_all(list(self._writing.values()))
 
 
+def _may_overtake_later(barrier: CheckpointBarrier) -> bool:
+    return barrier.aligned_timeout_ms is not None and not barrier.unaligned and not barrier.savepoint
+
+
 def _size(state: SubtaskState) -> int:
     """Bytes that the state refers to."""
     files = [file for one in state.operators for file in (one.operator, one.source) if file is not None]
     files += [file for one in state.operators if one.keyed is not None for file in one.keyed.files]
+    files += [channel.file for channel in state.channels]
     return sum(file.size for file in files)

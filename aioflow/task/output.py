@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from aioflow.core.availability import AVAILABLE, Availability, all_of
@@ -18,8 +19,11 @@ from aioflow.core.serializers import Codec
 from aioflow.task.partitioners import BroadcastPartitioner
 
 if TYPE_CHECKING:
+    from aioflow.core.elements import CheckpointBarrier
     from aioflow.core.functions import OutputTag
     from aioflow.network.partition import ResultPartition
+    from aioflow.network.subpartition import PipelinedSubpartition
+    from aioflow.task.inflight import InFlightCapture
     from aioflow.task.partitioners import Partitioner
 
 __all__ = ["FLUSH_MAX_AGE_NS", "RecordWriter", "TaskOutput", "TravelCheck"]
@@ -57,7 +61,18 @@ class TravelCheck:
 class RecordWriter:
     """Writes the batches of one edge into its partition, through the open batch of each subpartition."""
 
-    def __init__(self, partition: ResultPartition, partitioner: Partitioner, check: TravelCheck | None = None) -> None:
+    def __init__(
+        self,
+        partition: ResultPartition,
+        partitioner: Partitioner,
+        check: TravelCheck | None = None,
+        *,
+        edge_id: int = -1,
+        may_be_overtaken: bool = False,
+    ) -> None:
+        """`may_be_overtaken`: whether a barrier may go ahead of what waits here; `edge_id` is the exchange that it is kept for then."""
+        self.edge_id = edge_id
+        self.may_be_overtaken = may_be_overtaken
         self.partition = partition
         self._partitioner = partitioner
         self._subpartitions = partition.subpartitions
@@ -213,6 +228,35 @@ class TaskOutput:
         for writer in self._all:
             writer.partition.broadcast_event(event, blocking)
 
+    def overtake(self, barrier: CheckpointBarrier, capture: InFlightCapture) -> None:
+        """Send `barrier` ahead of all that waits, which `capture` keeps; in its turn where nothing may be overtaken."""
+        for writer in self._all:
+            if writer.may_be_overtaken:
+                for index, subpartition in enumerate(writer.partition.subpartitions):
+                    capture.keep_output(writer.edge_id, index, subpartition.overtake(barrier))
+            else:
+                writer.partition.broadcast_event(barrier)
+
+    def await_passage(self, checkpoint_id: int, capture: InFlightCapture) -> None:
+        """`capture` is not complete until the barrier, sent in its turn, has left every queue where it may still have to overtake."""
+        for writer in self._all:
+            if writer.may_be_overtaken:
+                for subpartition in writer.partition.subpartitions:
+                    if subpartition.holds(checkpoint_id):
+                        capture.wait_for(subpartition)
+                        subpartition.tell_passed(partial(_passed, subpartition, checkpoint_id, capture))
+
+    def hurry(self, barrier: CheckpointBarrier, capture: InFlightCapture) -> None:
+        """Let `barrier` overtake where it still waits in its turn."""
+        for writer in self._all:
+            if writer.may_be_overtaken:
+                for index, subpartition in enumerate(writer.partition.subpartitions):
+                    overtaken = subpartition.hurry(barrier)
+                    if overtaken is not None:
+                        capture.keep_output(writer.edge_id, index, overtaken)
+                        subpartition.tell_passed(None)
+                        capture.arrived(subpartition)
+
     def end_of_data(self, *, drain: bool) -> None:
         """No record follows on any edge."""
         self.broadcast_event(EndOfData(drain))
@@ -226,6 +270,12 @@ class TaskOutput:
         """Consumers see that their producer failed."""
         for writer in self._all:
             writer.partition.fail(error)
+
+
+def _passed(subpartition: PipelinedSubpartition, checkpoint_id: int, capture: InFlightCapture, _index: int) -> None:
+    if not subpartition.holds(checkpoint_id):
+        subpartition.tell_passed(None)
+        capture.arrived(subpartition)
 
 
 class JointAvailability(Availability):

@@ -27,6 +27,7 @@ from aioflow.core.aio import OrderedTaskGroup, close_within
 from aioflow.core.availability import Availability
 from aioflow.core.elements import MAX_WATERMARK, Event, RecordBatch, WatermarkStatus, empty_batch
 from aioflow.core.errors import Closed, JobNotRunning, MailboxClosed, ProducerFailed, note_once
+from aioflow.core.keygroups import range_for_subtask
 from aioflow.core.scope import Scope, enter_scope, leave_scope
 from aioflow.mailbox.mailbox import MAX_PRIORITY
 from aioflow.mailbox.metrics import SlowActions
@@ -40,18 +41,21 @@ from aioflow.task.blame import naming, uncancelled
 from aioflow.task.chain import ChainStatus, OperatorChain, Tap
 from aioflow.task.checkpointing import SubtaskCheckpoints
 from aioflow.task.closing import CLEANUP_TIMEOUT_S, close_user_code
+from aioflow.task.inflight import CHAIN, read_in_flight
 from aioflow.task.input import InputStatus, NetworkInput
 from aioflow.task.metrics import HARD, IDLE, SOFT, TaskMetrics
 from aioflow.task.restoring import mark_finished, restore_state, was_finished
 from aioflow.task.source_input import SourceInput
 
 if TYPE_CHECKING:
+    from aioflow.checkpoint.assignment import TaskRestore
     from aioflow.core.elements import CheckpointBarrier
     from aioflow.core.functions import OutputTag
     from aioflow.graph.deployment import TaskDeploymentDescriptor
     from aioflow.operators.operator import Operator
     from aioflow.task.context import TaskOperatorContext
     from aioflow.task.environment import TaskEnvironment
+    from aioflow.task.inflight import RestoredPlace
 
 __all__ = ["StreamTask"]
 
@@ -101,10 +105,10 @@ class StreamTask:
         self._log_slow = SlowActions(self._processor.now)
         self._executor = self._processor.executor(-1)
         self._notices = self._processor.executor(MAX_PRIORITY)
-        self._checkpoints = SubtaskCheckpoints(
-            descriptor.attempt, environment, self._output, self.group, self._scope, self._resume
-        )
         self._task_timers = ProcessingTimeService(self.host.clock.wall_ms, self._executor)
+        self._checkpoints = SubtaskCheckpoints(
+            descriptor.attempt, environment, self._output, self.group, self._scope, self._resume, self._task_timers.register_timer
+        )
 
     # The life of the task.
 
@@ -162,7 +166,9 @@ class StreamTask:
         self._scope.operator_context = None
         self._chain.compile()
         source = self._input if isinstance(self._input, SourceInput) else None
-        self._checkpoints.bind(self._contexts, self._operators, source, self.emit_from, restored)
+        network = self._input if isinstance(self._input, NetworkInput) else None
+        self._checkpoints.bind(self._contexts, self._operators, source, self.emit_from, restored, self._chain, network)
+        in_flight = () if restore is None or not restore.channels else await self._read_in_flight(restore)
         if isinstance(self._input, SourceInput):
             try:
                 await self._input.open()
@@ -175,7 +181,26 @@ class StreamTask:
         for index, node in enumerate(self.descriptor.vertex.nodes):
             if taps := self._taps.get(node.id):
                 self._chain.set_taps(self._operator_index(index), taps)
+        if in_flight:
+            self._restore_in_flight(in_flight, network)
         self._metrics.initialized()
+
+    async def _read_in_flight(self, restore: TaskRestore) -> Sequence[RestoredPlace]:
+        assert self._environment.store is not None, "a task that is restored has a store to read from"
+        vertex = self.descriptor.vertex
+        own = range_for_subtask(self.descriptor.attempt.subtask_index, vertex.parallelism, vertex.max_parallelism)
+        return await read_in_flight(restore.channels, self._environment.store.input(), self._environment.codec, own, vertex.max_parallelism)
+
+    def _restore_in_flight(self, places: Sequence[RestoredPlace], network: NetworkInput | None) -> None:
+        """What was between two operators goes on from there; what was in front of the task is its first input."""
+        waiting: dict[int, list[tuple[RecordBatch, int]]] = {}
+        for place in places:
+            if place.side == CHAIN:
+                batches = [(element, index) for element, index in place.elements if isinstance(element, RecordBatch)]
+                waiting.setdefault(place.index, []).extend(batches)
+        self._chain.restore(waiting)
+        if network is not None:
+            network.restore([place for place in places if place.side != CHAIN])
 
     def _build(self) -> None:
         assembly = TaskAssembly(self.descriptor, self._environment, self, self._processor, self._scope, self.metrics)
@@ -186,7 +211,7 @@ class StreamTask:
         self._chain = assembly.create_chain(self._operators, self._output)
         self._makes_watermarks = any(isinstance(operator, TimestampsAndWatermarksOperator) for operator in self._operators)
         if self.descriptor.vertex.head.source is None:
-            self._input = assembly.create_network_input(self._operators[0], self._checkpoints, self._task_timers)
+            self._input = assembly.create_network_input(self._operators[0], self._checkpoints, self._task_timers, self._urgently)
         else:
             self._input = assembly.create_source_input(self._contexts[0])
         self._metrics = TaskMetrics(
@@ -299,6 +324,8 @@ class StreamTask:
     # The default action.
 
     def _default_action(self, _processor: MailboxProcessor) -> Awaitable[None] | None:
+        if self._checkpoints.is_urgent and not self._finishing:
+            return self._take_checkpoint()
         if not self._output.availability.is_available:
             self._output.flush()
             self._suspend(self._output.availability, HARD if self._output.is_overdrawn else SOFT)
@@ -474,7 +501,10 @@ class StreamTask:
         """Begin a checkpoint here, because no task upstream will send its barrier. Declined while the task does not run."""
         if self._running:
             with suppress(MailboxClosed):
-                self._executor.execute(partial(self._on_trigger, barrier), "checkpoint %d", barrier.checkpoint_id)
+                # Urgent where it overtakes: the mail in front of it may be as much as what is in flight.
+                executor = self._notices if barrier.unaligned else self._executor
+                trigger = partial(self._on_trigger, barrier)
+                executor.execute(trigger, "checkpoint %d", barrier.checkpoint_id, urgent=barrier.unaligned)
                 return
         has_begun = self._running or self._ended
         reason = CheckpointFailureReason.TASK_CLOSING if has_begun else CheckpointFailureReason.TASK_NOT_READY
@@ -501,6 +531,10 @@ class StreamTask:
         if self._running:
             with suppress(MailboxClosed):  # Nobody is left who could hear of it.
                 self._notices.execute(action, description, checkpoint_id, urgent=True)
+
+    def _urgently(self, action: Callable[[], None], description: str) -> None:
+        with suppress(MailboxClosed):  # The task ends: nothing is to be overtaken any more.
+            self._notices.execute(action, description, urgent=True)
 
     def _on_completed(self, checkpoint_id: int) -> None:
         self._checkpoints.completed(checkpoint_id)

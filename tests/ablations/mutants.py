@@ -9,6 +9,7 @@ from tests.ablations.runner import Mutant
 from tests.ablations.sink_mutants import SINK_MUTANTS
 from tests.ablations.state_mutants import STATE_MUTANTS
 from tests.ablations.store_mutants import STORE_MUTANTS
+from tests.ablations.unaligned_mutants import UNALIGNED_MUTANTS
 
 __all__ = ["MUTANTS"]
 
@@ -17,6 +18,7 @@ MUTANTS: list[Mutant] = [
     *JOB_MUTANTS,
     *SINK_MUTANTS,
     *STORE_MUTANTS,
+    *UNALIGNED_MUTANTS,
     # Event time.
     Mutant(
         "per-record watermarks are dropped by the source",
@@ -109,8 +111,8 @@ MUTANTS: list[Mutant] = [
     Mutant(
         "a channel that was stopped counts as finished",
         "aioflow/task/input.py",
-        "in () if channel in self._stopped else self._valve.input_finished(channel):",
-        "in self._valve.input_finished(channel):",
+        "            if channel not in self._stopped:\n                self._tell_time(self._valve.input_finished(channel))\n",
+        "            self._tell_time(self._valve.input_finished(channel))\n",
         (
             "tests/task/test_input.py::test_a_channel_that_was_stopped_holds_the_watermark_where_it_is",
         ),
@@ -535,9 +537,8 @@ MUTANTS: list[Mutant] = [
     Mutant(
         "the barrier goes out behind the snapshot",
         "aioflow/task/checkpointing.py",
-        "        self._output.broadcast_event(barrier, blocking=True)\n        snapshot = SubtaskSnapshot(barrier)\n",
-        "        asyncio.get_running_loop().call_soon(partial(self._output.broadcast_event, barrier, blocking=True))\n"
-        "        snapshot = SubtaskSnapshot(barrier)\n",
+        "        self._output.broadcast_event(barrier, blocking=True)\n",
+        "        asyncio.get_running_loop().call_soon(partial(self._output.broadcast_event, barrier, blocking=True))\n",
         (
             "tests/task/test_checkpointing.py::"
             "test_operators_prepare_head_first_the_barrier_leaves_and_then_snapshots_come_tail_first",

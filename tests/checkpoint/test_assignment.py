@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from aioflow.checkpoint.assignment import OperatorRestore, TaskRestore, assign_splits, plan_restore
 from aioflow.checkpoint.completed import CheckpointedOperator, CheckpointKind, CompletedCheckpoint
-from aioflow.checkpoint.plan import CheckpointedVertex
+from aioflow.checkpoint.plan import CheckpointedVertex, VertexInput
 from aioflow.checkpoint.source_state import SplitState
 from aioflow.checkpoint.subtask import ChannelStateHandle, OperatorStateHandle, SubtaskState
 from aioflow.core.errors import RestoreError
@@ -180,22 +180,58 @@ def test_key_group_in_two_subtasks_is_refused() -> None:
 
 def in_flight(parallelism: int) -> CompletedCheckpoint:
     def channels(index: int) -> tuple[ChannelStateHandle, ...]:
-        return (ChannelStateHandle(0, "input", index, blob(f"channel-{index}")),)
+        """Of each kind one: from the first producer, at the consumer, and before the operator."""
+        return (ChannelStateHandle(4, "input", 0, blob(f"input-{index}")), ChannelStateHandle(-1, "chain", 0, blob(f"chain-{index}")))
 
     subtasks = {("count", i): SubtaskState((OperatorStateHandle("count", keyed(i, parallelism)),), channels(i)) for i in range(parallelism)}
-    return CompletedCheckpoint(checkpoint_id=7, flow="counts", operators=(an_operator("count", parallelism),), subtasks=subtasks)
+    outputs = tuple(ChannelStateHandle(4, "output", i, blob(f"output-{i}")) for i in range(parallelism))
+    subtasks["map", 0] = SubtaskState((OperatorStateHandle("map"),), outputs)
+    operators = (an_operator("map", 1), an_operator("count", parallelism))
+    return CompletedCheckpoint(checkpoint_id=7, flow="counts", operators=operators, subtasks=subtasks)
+
+
+def counting(parallelism: int, *, keyed: bool = True) -> list[CheckpointedVertex]:
+    """A map and, behind an exchange, a count."""
+    read = VertexInput(0, edge_id=4, keyed=keyed, may_be_overtaken=True)
+    return [a_vertex(0, an_operator("map", 1)), replace(a_vertex(1, an_operator("count", parallelism)), inputs=(read,))]
+
+
+def dealt(parallelism: int, *, keyed: bool = True) -> list[list[tuple[str, list[str], bool, bool]]]:
+    """What each count takes over: side, files, whether only its share, whether also what has no keys."""
+    plan = plan_restore(in_flight(2), counting(parallelism, keyed=keyed))
+    return [
+        [(c.side, [f.name.removeprefix("state/") for f in c.files], c.dealt, c.takes_rest) for c in plan.tasks[1, i].channels]
+        for i in range(parallelism)
+    ]
 
 
 def test_data_in_flight_goes_back_to_where_it_was() -> None:
-    plan = plan_restore(in_flight(2), [a_vertex(0, an_operator("count", 2))])
-    assert [plan.tasks[0, i].channels[0].file.name for i in range(2)] == ["state/channel-0", "state/channel-1"]
+    """F6: what waited at the producer comes behind what waited at the consumer."""
+    assert dealt(2) == [
+        [("input", ["input-0", "output-0"], False, True), ("chain", ["chain-0"], False, True)],
+        [("input", ["input-1", "output-1"], False, True), ("chain", ["chain-1"], False, True)],
+    ]
+
+
+@pytest.mark.parametrize("parallelism", range(1, 5))
+def test_every_place_of_data_in_flight_is_dealt_out_and_its_rest_taken_once(parallelism: int) -> None:
+    """F6: everybody looks for its keys everywhere, and one takes what has none; without keys nobody else reads it."""
+    everywhere = dealt(parallelism)
+    if parallelism != 2:
+        for places in everywhere:
+            assert [files for _, files, _, _ in places] == [["input-0", "output-0"], ["input-1", "output-1"], ["chain-0"], ["chain-1"]]
+            assert all(share for _, _, share, _ in places)
+    for place in ("input-0", "input-1", "chain-0", "chain-1"):
+        assert sum(rest for places in everywhere for _, files, _, rest in places if files[0] == place) == 1
+        without = [files for places in dealt(parallelism, keyed=False) for _, files, _, _ in places if files[0] == place]
+        assert len(without) == 1 or place.startswith("chain")
 
 
 @pytest.mark.parametrize(
     "vertices",
     [
-        [a_vertex(0, an_operator("count", 3))],
-        [a_vertex(0, an_operator("map", 2)), a_vertex(1, an_operator("count", 2))],
+        [a_vertex(0, an_operator("count", 2))],
+        [a_vertex(0, an_operator("map", 1)), a_vertex(1, an_operator("count", 2))],
         [a_vertex(0, an_operator("map", 2), an_operator("count", 2))],
     ],
 )

@@ -21,7 +21,7 @@ from aioflow.network.buffers import NetworkBufferPool
 from aioflow.network.channels import LocalInputChannel
 from aioflow.network.partition import ResultPartition
 from aioflow.operators.operator import Operator
-from aioflow.task.input import InputStatus, NetworkInput
+from aioflow.task.input import InputEdge, InputStatus, NetworkInput
 
 
 class Selecting(Operator):
@@ -48,7 +48,7 @@ class World:
             partitions = [ResultPartition("p", 1, pool.create_buffer_pool(1, 64), 1024) for _ in range(count)]
             self.partitions.append(partitions)
             channels = [LocalInputChannel(i, lambda p=p: p.subpartitions[0]) for i, p in enumerate(partitions)]  # type: ignore[misc]
-            wired.append((channels, index))
+            wired.append(InputEdge(channels, index))
         self.input = NetworkInput(wired, self, self.head)
 
     def send(self, edge: int, *elements: Any, channel: int = 0) -> None:

@@ -1,0 +1,78 @@
+"""The bugs of checkpoints that overtake: what is in flight counts exactly once, in its order, and at its event time."""
+
+from __future__ import annotations
+
+from tests.ablations.runner import Mutant
+
+__all__ = ["UNALIGNED_MUTANTS"]
+
+HERE = "tests/task/test_unaligned.py::"
+CLOSED_GATE = f"{HERE}test_a_checkpoint_behind_a_closed_gate_completes_and_keeps_what_waits"
+CONNECTION = f"{HERE}test_barriers_overtake_what_waits_on_both_sides_of_a_connection"
+RESCALED = f"{HERE}test_data_in_flight_is_dealt_out_anew_when_the_job_is_rescaled"
+
+UNALIGNED_MUTANTS: list[Mutant] = [
+    Mutant(
+        "what a barrier overtakes in the output is not kept",
+        "aioflow/task/inflight.py",
+        "        if overtaken:\n            self.add(self.log(edge_id, OUTPUT, index), overtaken)\n",
+        "",
+        (CLOSED_GATE,),
+    ),
+    Mutant(
+        "what a barrier overtakes in the output is kept twice",
+        "aioflow/task/inflight.py",
+        "            self.add(self.log(edge_id, OUTPUT, index), overtaken)\n",
+        "            self.add(self.log(edge_id, OUTPUT, index), [*overtaken, *overtaken])\n",
+        (CLOSED_GATE,),
+    ),
+    Mutant(
+        "what waits in the chain is not kept",
+        "aioflow/task/checkpointing.py",
+        "                capture.add(capture.log(-1, CHAIN, first), (batch,), input_index)\n",
+        "                pass\n",
+        (CLOSED_GATE,),
+    ),
+    Mutant(
+        "what was received in front of a barrier is not kept",
+        "aioflow/network/remote_channel.py",
+        "        overtaken, self._overtaken = self._overtaken, []\n        return overtaken\n",
+        "        return []\n",
+        (CONNECTION,),
+    ),
+    Mutant(
+        "what waits for credit is not kept",
+        "aioflow/protocol/producer.py",
+        "            elif sent.ends_batch:\n                elements.append(payload if",
+        "            elif not sent.ends_batch:\n                elements.append(payload if",
+        (f"{HERE}test_a_batch_of_several_frames_that_waits_for_credit_is_overtaken_whole",),
+    ),
+    Mutant(
+        "a channel whose barrier was overtaken is not kept",
+        "aioflow/task/input.py",
+        "            self._capture.add(log, (element,))\n",
+        "            pass\n",
+        (f"{HERE}test_what_a_channel_brings_before_its_own_barrier_is_kept",),
+    ),
+    Mutant(
+        "a channel goes on from the beginning of event time",
+        "aioflow/task/input.py",
+        "            self._valve.restore(one.channel, place.watermark, place.idle)\n",
+        "            pass\n",
+        (f"{HERE}test_event_time_goes_on_where_each_channel_stood",),
+    ),
+    Mutant(
+        "data in flight is not dealt out by key",
+        "aioflow/task/inflight.py",
+        "        chosen = [i for i, key in enumerate(keys) if key_group(key, max_parallelism) in own]\n",
+        "        chosen = list(range(len(keys)))\n",
+        (RESCALED,),
+    ),
+    Mutant(
+        "an aligned checkpoint is complete although its barrier may still overtake",
+        "aioflow/task/checkpointing.py",
+        "            self._output.await_passage(barrier.checkpoint_id, capture)\n",
+        "            pass\n",
+        (f"{HERE}test_an_aligned_checkpoint_that_is_not_through_in_time_overtakes",),
+    ),
+]
