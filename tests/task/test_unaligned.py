@@ -437,7 +437,7 @@ async def test_what_a_channel_brings_before_its_own_barrier_is_kept() -> None:
     expected = await reference(counts, WORDS)
     async with Execution(counts(feed, ledger, gate), batch_records_max=4) as run:
         await run.idle(feed)
-        held, free = [task for task in run.tasks.values() if not task.descriptor.inputs]
+        held, _ = [task for task in run.tasks.values() if not task.descriptor.inputs]
         # The first source hears of it; the second goes on, and hears of it only when its records have arrived.
         later: list[Any] = []
         told, held.trigger_checkpoint = held.trigger_checkpoint, later.append  # type: ignore[method-assign]
