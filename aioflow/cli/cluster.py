@@ -141,7 +141,9 @@ def _jobmanager(arguments: argparse.Namespace) -> int:
         )
 
         def on_listening(address: str, port: int) -> None:
-            (arguments.data / "address").write_text(f"{address}:{port}\n", encoding="utf-8")
+            whole = arguments.data / f"address.{os.getpid()}"  # Whoever waits for the file must not find it empty.
+            whole.write_text(f"{address}:{port}\n", encoding="utf-8")
+            whole.replace(arguments.data / "address")
             print(f"jobmanager listens at {address}:{port}", flush=True)
 
         manager = JobManager(host, secret, options, on_listening)
