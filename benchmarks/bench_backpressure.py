@@ -50,10 +50,11 @@ class Counter:
 
     def __call__(self, value: Any) -> Any:
         if self._memory is None:
-            path = Path(self._place[0]) / f"{self._place[1]}-{os.getpid()}-{id(self)}"
-            path.write_bytes(bytes(8))
-            with path.open("r+b") as file:
+            made = Path(self._place[0]) / f".{self._place[1]}-{os.getpid()}-{id(self)}"
+            made.write_bytes(bytes(8))
+            with made.open("r+b") as file:
                 self._memory = mmap.mmap(file.fileno(), 8)
+            made.rename(made.with_name(made.name[1:]))  # From now on it is added up: never while it is empty.
         self._count += 1
         self._memory[:] = struct.pack("=q", self._count)
         return value
