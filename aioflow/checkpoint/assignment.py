@@ -41,7 +41,8 @@ class InFlightRestore:
 
     edge_id: int
     side: str
-    """`input`: channel `index` of its gate. `restored`: a channel that is there no more. `chain`: before operator `index`."""
+    """`input`: channel `index` of its gate. `restored`: a channel that is there no more. `chain`: before an operator,
+    as `ChannelStateHandle` numbers them."""
     index: int
     files: tuple[StateFile, ...]
     """One after the other: what waited at the consumer, then what waited at the producer."""

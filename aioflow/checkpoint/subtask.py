@@ -30,7 +30,7 @@ class ChannelStateHandle:
     """`input` (queued at the consumer), `output` (queued at the producer), `chain` (in front of an operator of the task), or `restored`
     (of a channel that the exchange had before it was rescaled)."""
     index: int
-    """Channel of the gate, subpartition of the partition, operator of the chain, or a running number."""
+    """Channel of the gate, subpartition of the partition, operator of the chain (from 1; 0: a source without any), or a number."""
     file: StateFile
 
 

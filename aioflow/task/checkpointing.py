@@ -270,7 +270,7 @@ class SubtaskCheckpoints:
         capture.overtook = True
         for first, waiting in self._chain.waiting():
             for batch, input_index in waiting:
-                capture.add(capture.log(-1, CHAIN, first), (batch,), input_index)
+                capture.add(capture.log(0, CHAIN, first + 1), (batch,), input_index)
         self._output.overtake(take.barrier, capture)
         if self._network is not None:
             if take.overtaken:

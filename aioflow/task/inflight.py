@@ -152,7 +152,8 @@ class RestoredPlace:
 
     edge_id: int
     side: str
-    """`INPUT`: channel `index` of the gate. `RESTORED`: a channel that is there no more. `CHAIN`: before operator `index`."""
+    """`INPUT`: channel `index` of the gate. `RESTORED`: a channel that is there no more. `CHAIN`: before the operator of that number,
+    counted from 1; 0 is what a source without operators has read."""
     index: int
     watermark: int
     idle: bool

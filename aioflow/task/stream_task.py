@@ -197,7 +197,7 @@ class StreamTask:
         for place in places:
             if place.side == CHAIN:
                 batches = [(element, index) for element, index in place.elements if isinstance(element, RecordBatch)]
-                waiting.setdefault(place.index, []).extend(batches)
+                waiting.setdefault(place.index - 1, []).extend(batches)
         self._chain.restore(waiting)
         if network is not None:
             network.restore([place for place in places if place.side != CHAIN])

@@ -14,6 +14,7 @@ import pytest
 import aioflow as af
 from aioflow.checkpoint.assignment import plan_restore
 from aioflow.checkpoint.completed import CompletedCheckpoint
+from aioflow.checkpoint.metadata import decode_metadata, encode_metadata
 from aioflow.checkpoint.plan import CheckpointedVertex
 from aioflow.cluster.checkpoint_shape import checkpointed_vertices
 from aioflow.core.host import Host
@@ -97,6 +98,7 @@ class Execution(Run):
         operators = tuple(operator for vertex in self.cut.vertices for operator in vertex.operators)
         taken = self.cut.checkpoint
         completed = CompletedCheckpoint(checkpoint_id=taken.checkpoint_id, operators=operators, subtasks=taken.states)
+        completed = decode_metadata(encode_metadata(completed), "test")
         plan = plan_restore(completed, self.vertices)
         return replace(descriptor, restore=plan.tasks[descriptor.attempt.vertex_id, descriptor.attempt.subtask_index])
 
