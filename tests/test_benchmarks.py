@@ -86,7 +86,8 @@ def test_stages_are_unwrapped_after_an_error() -> None:
 
 def test_what_state_costs_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     report = bench_state.main(["--keys", "2000", "--rounds", "1"])
-    assert [row["access"] for row in report["accesses"]] == ["ValueState.update", "running count", "window count"]
+    measured = ["ValueState.update", "running count", "window count"]
+    assert [row["access"] for row in report["accesses"]] == [f"{name}, {when}" for when in ("no checkpoints", "noted") for name in measured]
     whole, increment, savepoint = report["snapshots"]
     assert increment["bytes"] < whole["bytes"]
     assert savepoint["files"] == 1
