@@ -7,6 +7,7 @@ idempotent: a transaction has a name of its own, which says which attempt prepar
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -37,7 +38,8 @@ class Database:
     down: bool = False
     prepared: dict[str, tuple[Any, ...]] = field(default_factory=dict)
     committed: dict[str, None] = field(default_factory=dict)
-    troubles: int = 0
+    struck: Counter[str] = field(default_factory=Counter)
+    """How often each of them was."""
 
     async def call(self, what: str, transaction: str, rows: tuple[Any, ...] = ()) -> None:
         """Send one request and wait for its reply. Raises TimeoutError when none comes, whatever became of the request."""
@@ -45,13 +47,18 @@ class Database:
         sender = loop.current
         reply: asyncio.Future[None] = loop.create_future()
         now = loop.time()
-        if self.down or rng.random() < self.lost:
-            self.troubles += 1
+        if self.down:
+            pass
+        elif rng.random() < self.lost:
+            self.struck["lost"] += 1
         else:
-            answer = None if rng.random() < self.lost else (sender, sender.generation, reply)
+            answer: tuple[SimProcess, int, asyncio.Future[None]] | None = (sender, sender.generation, reply)
+            if rng.random() < self.lost:
+                self.struck["lost"] += 1
+                answer = None
             loop.kernel_at(now + rng.uniform(*LATENCY_S), self._apply, what, transaction, rows, answer)
         if self.repeated and rng.random() < self.repeated:
-            self.troubles += 1
+            self.struck["repeated"] += 1
             loop.kernel_at(now + rng.uniform(*LATE_S), self._apply, what, transaction, rows, None)
         async with asyncio.timeout(REPLY_S):
             await reply

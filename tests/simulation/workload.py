@@ -160,6 +160,7 @@ async def enrich(record: Record) -> Record:
     world = shared()
     await asyncio.sleep(world.rng.uniform(0, 2e-3))
     if world.failure_rate and world.rng.random() < world.failure_rate:
+        world.database.struck["user"] += 1
         raise ConnectionError(f"no answer about {record}")
     return record
 

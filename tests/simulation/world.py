@@ -129,7 +129,7 @@ class World:
 
     def __post_init__(self) -> None:
         settings = self.settings
-        self.database = Database(self.sim, self._committed)
+        self.database = Database(self.sim, self._committed, struck=self.done)
         data = settings.data
         self.shared = Shared(
             self.database, data.records, data.splits, data.bounded, settings.pace_s, settings.burst, self.sim.loop.stream("functions")
@@ -212,7 +212,7 @@ class World:
         """Functions that raise, a database that loses and repeats, or is down, for a while and again."""
         settings, rng, database = self.settings, self.sim.fault_rng, self.database
         if "user" in settings.kinds:
-            self.shared.failure_rate = rng.choice((0.002, 0.02))
+            self.shared.failure_rate = rng.choice((0.02, 0.2))
         if "lost" in settings.kinds:
             database.lost = rng.uniform(0.02, 0.3)
         if "repeated" in settings.kinds:
