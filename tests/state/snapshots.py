@@ -63,8 +63,16 @@ def closing_backends() -> Iterator[None]:
 
 
 def run_now(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Runs it on a loop of its own."""
-    return asyncio.run(coroutine)
+    """Runs it on a loop of its own; called on a loop, it must await nothing but its turn, as the heap does."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(coroutine)
+    while True:
+        try:
+            coroutine.send(None)
+        except StopIteration as done:
+            return done.value  # type: ignore[no-any-return]
 
 
 def taken(backend: KeyedStateBackend) -> KeyedStateHandle:
