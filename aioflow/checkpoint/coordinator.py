@@ -45,8 +45,11 @@ __all__ = ["CheckpointCoordinator"]
 FINAL_RETRY_S = 1.0
 """A final checkpoint that failed is tried again after so long: the tasks wait for it, and a store that is full is not asked in a loop."""
 
+FINAL_REPEAT_S = 5.0
+"""That the final checkpoint is complete is said again after so long, while tasks wait to hear it: no later one will tell them."""
+
 _RETRIED = (CheckpointFailureReason.TASK_FAILURE, CheckpointFailureReason.TASK_CLOSING)
-"""What ends the final checkpoint without ending what was asked for."""
+"""What ends the savepoint of a stop without ending the stop."""
 
 _ENDED_BADLY_MAX = 1000
 """So many failed checkpoints are remembered; what is acknowledged for older ones is left to the sweep of orphans."""
@@ -97,6 +100,7 @@ class CheckpointCoordinator:
         """The user stops the job: the final checkpoint is made for this request."""
         self._final_done = False
         self._final_at_s = 0.0
+        """When the final checkpoint is tried again, and once it is complete: when that is said again."""
         self._periodic_at_s: float | None = None
         self._last_completion_s: float | None = None
         self._wake_at_s: float | None = None
@@ -140,7 +144,8 @@ class CheckpointCoordinator:
             self._subtasks.reset(vertex_id, index)
             self._finished.pop((self._uids[vertex_id], index), None)
         instructions = self._abort_all(CheckpointFailureReason.TASK_FAILURE, "the job restarts", now)
-        self._final_done = False
+        if self._final_done:
+            self._final_done, self._final_at_s = False, now.s
         latest = self.latest
         if latest is not None:
             self.statistics.restored(latest.checkpoint_id, latest.kind, latest.location, now.ms)
@@ -167,7 +172,15 @@ class CheckpointCoordinator:
         for pending in list(self._pending.values()):
             if now.s >= pending.expires_s and pending.id in self._pending:
                 instructions += self._abort(pending, CheckpointFailureReason.EXPIRED, self._missing(pending), now)
+        if self._awaits_the_end and now.s >= self._final_at_s and self.latest is not None:
+            self._final_at_s = now.s + FINAL_REPEAT_S
+            instructions.append(NotifyComplete(self.latest.checkpoint_id))
         return self._after(instructions, now)
+
+    @property
+    def _awaits_the_end(self) -> bool:
+        """Whether the final checkpoint is complete, and tasks may not have heard of it."""
+        return self._final_done and not self._is_over and self._subtasks.any_at_end
 
     # Stimuli of tasks.
 
@@ -277,8 +290,9 @@ class CheckpointCoordinator:
         discard = self._retention.ended(checkpoint_id)
         if checkpoint.kind is not CheckpointKind.SAVEPOINT:
             self._needs_full = False
-            self._final_done = self._final_done or pending.request.final
-            instructions.append(NotifyComplete(checkpoint_id, self._subtasks.running_attempts))
+            if pending.request.final:
+                self._final_done, self._final_at_s = True, now.s + FINAL_REPEAT_S
+            instructions.append(NotifyComplete(checkpoint_id))
             builds_on_older = [p.id for p in self._pending.values() if not p.barrier.full]
             older = self._retention.completed(checkpoint, builds_on_older)
             discard = Discard((*discard.checkpoints, *older.checkpoints), (*discard.files, *older.files))
@@ -385,6 +399,8 @@ class CheckpointCoordinator:
 
     def _next_due(self) -> float | None:
         times = [pending.expires_s for pending in self._pending.values()]
+        if self._awaits_the_end:
+            times.append(self._final_at_s)
         has_slot = not self._is_over and not self._final_done and len(self._pending) < self.options.max_concurrent
         if has_slot and not any(pending.request.final for pending in self._pending.values()):
             due = self._final_at_s if self._subtasks.all_at_end else self._periodic_due(None)
@@ -455,7 +471,7 @@ class CheckpointCoordinator:
         error.__cause__ = cause
         self.statistics.failed(pending.id, reason, str(error), now.ms)
         latest = 0 if self.latest is None else self.latest.checkpoint_id
-        instructions: list[Instruction] = [NotifyAborted(pending.id, latest, self._subtasks.running_attempts, reason)]
+        instructions: list[Instruction] = [NotifyAborted(pending.id, latest, reason)]
         instructions += self._consequences(pending, reason, error, now)
         if pending.storing is None or is_known:
             return instructions + self._discard(self._retention.failed(pending.id, pending.storing))
@@ -469,10 +485,14 @@ class CheckpointCoordinator:
         request = pending.request
         if request.final:
             self._final_at_s = now.s + FINAL_RETRY_S
-        if request.final and request.number is not None and reason in _RETRIED:
-            self._stop = request  # Still to be stopped: the job comes back, or a task ended that was through by itself.
-            return []
-        instructions: list[Instruction] = [] if request.number is None else [Answer(request.number, None, error)]
+        still_stops = request.final and request.number is not None and (reason in _RETRIED or not request.kind.is_savepoint)
+        if still_stops:
+            # The job comes back, or a task ended that was through by itself; and a plain checkpoint is tried again as at any end.
+            self._stop = request
+        is_answered = request.number is not None and not still_stops
+        instructions: list[Instruction] = [Answer(request.number, None, error)] if is_answered and request.number is not None else []
+        if still_stops and request.kind.is_savepoint:
+            return instructions
         if request.kind is CheckpointKind.SYNC_SAVEPOINT and reason is not CheckpointFailureReason.SHUTDOWN:
             # The sources are stopped, so it cannot go on as if nothing had been asked.
             return [*instructions, FailJob(error)]

@@ -80,10 +80,9 @@ class Store:
 
 @dataclass(frozen=True, slots=True)
 class NotifyComplete:
-    """Tell every running task: it is durable, commit everything that was prepared up to it."""
+    """Tell every running task: it is durable, commit everything that was prepared up to it. It may be said again."""
 
     checkpoint_id: int
-    attempts: tuple[ExecutionAttemptId, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +91,6 @@ class NotifyAborted:
 
     checkpoint_id: int
     latest_completed: int
-    attempts: tuple[ExecutionAttemptId, ...]
     reason: CheckpointFailureReason
 
 

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from aioflow.checkpoint.flow_lease import FlowLease
+    from aioflow.checkpoint.statistics import CheckpointStatistics
     from aioflow.checkpoint.subtask import CheckpointStats, SubtaskState
     from aioflow.cluster.checkpoint_settings import CheckpointSettings
     from aioflow.core.elements import CheckpointBarrier
@@ -105,6 +106,11 @@ class JobCheckpoints:
         """What the job ended with when it was stopped."""
         self.stop_error: CheckpointError | None = None
         """Why it could not be stopped that way."""
+
+    @property
+    def statistics(self) -> CheckpointStatistics | None:
+        """What happened to them; None before `open`."""
+        return None if self._coordinator is None else self._coordinator.statistics
 
     # Life.
 
@@ -298,11 +304,11 @@ class JobCheckpoints:
                     self._tasks.trigger_checkpoint(attempt, barrier)
             case Store(checkpoint):
                 self._begin(self._store(checkpoint), f"store checkpoint {checkpoint.checkpoint_id}")
-            case NotifyComplete(checkpoint_id, _):
+            case NotifyComplete(checkpoint_id):
                 logger.info("job %s: checkpoint %d is complete", self._job_id, checkpoint_id)
                 if self._tasks is not None:
                     self._tasks.notify_checkpoint_complete(self._job_id, checkpoint_id)
-            case NotifyAborted(checkpoint_id, latest_completed, _, reason):
+            case NotifyAborted(checkpoint_id, latest_completed, reason):
                 level = logging.WARNING if reason.counts else logging.INFO
                 logger.log(level, "job %s: checkpoint %d is given up: %s", self._job_id, checkpoint_id, reason.sentence)
                 if self._tasks is not None:

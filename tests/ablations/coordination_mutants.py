@@ -91,7 +91,7 @@ COORDINATION_MUTANTS: list[Mutant] = [
         "tasks are told before the metadata is durable",
         "aioflow/checkpoint/coordinator.py",
         "        return [Store(checkpoint)]\n",
-        "        return [Store(checkpoint), NotifyComplete(checkpoint_id, self._subtasks.running_attempts)]\n",
+        "        return [Store(checkpoint), NotifyComplete(checkpoint_id)]\n",
         (f"{COORDINATOR}test_complete_means_stored_and_only_then_tasks_are_told", WORLD),
     ),
     Mutant(

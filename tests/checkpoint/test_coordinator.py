@@ -16,12 +16,8 @@ from aioflow.core.elements import CheckpointBarrier
 from tests.checkpoint.jobs import COUNT, KEYS, SINK, SOURCE, VERTICES, Job, answered, attempt, only, operator, state, triggered
 
 
-def everybody(number: int = 0) -> tuple[object, ...]:
-    return tuple(attempt(*key, number) for key in KEYS)
-
-
 def aborted(checkpoint_id: int, latest: int, reason: Reason) -> NotifyAborted:
-    return NotifyAborted(checkpoint_id, latest, everybody(), reason)  # type: ignore[arg-type]
+    return NotifyAborted(checkpoint_id, latest, reason)
 
 
 # Triggering.
@@ -46,7 +42,7 @@ def test_checkpoints_follow_each_other_by_the_interval_from_trigger_to_trigger()
         assert triggered(job.advance(699)) == []
         assert triggered(job.advance(1)) == [expected]
         job.advance(300)
-        assert only(NotifyComplete, job.complete(expected)) == [NotifyComplete(expected, everybody())]  # type: ignore[arg-type]
+        assert only(NotifyComplete, job.complete(expected)) == [NotifyComplete(expected)]
 
 
 def test_minimum_pause_counts_from_the_last_completion() -> None:
@@ -190,7 +186,7 @@ def test_complete_means_stored_and_only_then_tasks_are_told() -> None:
     assert checkpoint.subtasks["count", 1] == state("f(1, 1)")
     assert job.coordinator.latest is None
     done = job.stored(1)
-    assert done == [NotifyComplete(1, everybody()), Answer(9, job.coordinator.latest)]  # type: ignore[arg-type]
+    assert done == [NotifyComplete(1), Answer(9, job.coordinator.latest)]  # type: ignore[arg-type]
     latest = job.coordinator.latest
     assert latest is not None
     assert latest.location == "file:///1"
@@ -233,7 +229,7 @@ def test_completion_subsumes_older_ones_but_no_savepoint() -> None:
     job.ack((COUNT, 0), 4, state("shared", "of-4"))
     job.ack_all(5, "shared", "of-5")
     done = job.stored(5)
-    assert done[0] == NotifyComplete(5, everybody())  # type: ignore[arg-type]
+    assert done[0] == NotifyComplete(5)
     assert done[1] == aborted(4, 5, Reason.SUBSUMED)
     assert answered(done)[2] == "checkpoint 4 failed: a newer one completed first (checkpoint 5 is complete)"
     assert only(Discard, done) == [Discard((), ("of-4",))]
@@ -335,7 +331,7 @@ def test_failed_metadata_write_fails_that_checkpoint_and_the_next_one_subsumes_i
     assert "OSError: no space left on device" in answered(failed)[1]
     assert only(Discard, failed) == [Discard((first,), ("a",))]
     job.checkpoint(2)
-    assert job.complete(2)[0] == NotifyComplete(2, everybody())  # type: ignore[arg-type]
+    assert job.complete(2)[0] == NotifyComplete(2)
 
 
 def test_checkpoint_that_expires_while_it_is_stored_is_deleted_once_its_outcome_is_known() -> None:
@@ -413,10 +409,9 @@ def test_lost_task_aborts_what_is_pending_and_the_survivors_hear_of_it() -> None
     job.checkpoint(1)
     job.savepoint(2)
     lost = job.lost((SINK, 0))
-    survivors = tuple(attempt(*key) for key in KEYS if key != (SINK, 0))
     assert only(NotifyAborted, lost) == [
-        NotifyAborted(1, 0, survivors, Reason.TASK_FAILURE),
-        NotifyAborted(2, 0, survivors, Reason.TASK_FAILURE),
+        NotifyAborted(1, 0, Reason.TASK_FAILURE),
+        NotifyAborted(2, 0, Reason.TASK_FAILURE),
     ]
     assert "Sink (1/1), attempt 0 is gone" in answered(lost)[2]
     assert job.lost((SINK, 0)) == []
@@ -558,7 +553,7 @@ def test_final_checkpoint_is_triggered_as_soon_as_all_tasks_are_through() -> Non
     assert job.checkpoint(5) == []
     assert job.savepoint(6) == []
     done = job.complete(2)
-    assert done[0] == NotifyComplete(2, everybody())  # type: ignore[arg-type]
+    assert done[0] == NotifyComplete(2)
     assert answered(done) == {5: "file:///2", 6: "a savepoint of counts failed: the job is over"}
     assert triggered(job.advance(100_000)) == []
     assert [i for key in KEYS for i in job.finished(key)] == []
@@ -593,7 +588,7 @@ def test_stop_makes_the_final_checkpoint_a_savepoint() -> None:
     assert trigger.barrier == CheckpointBarrier(3, job.now.ms, savepoint=True, full=True, directory="file:///sp", final=True)
     job.ack_all(3, "sp")
     done = job.stored(3)
-    assert done == [NotifyComplete(3, everybody()), Answer(7, job.coordinator.latest)]  # type: ignore[arg-type]
+    assert done == [NotifyComplete(3), Answer(7, job.coordinator.latest)]  # type: ignore[arg-type]
     assert job.coordinator.latest is not None
     assert job.coordinator.latest.kind is CheckpointKind.SYNC_SAVEPOINT
 
@@ -622,6 +617,47 @@ def test_stop_without_savepoint_ends_with_a_checkpoint() -> None:
     (trigger,) = only(Trigger, job.at_end(*KEYS))
     assert not trigger.barrier.savepoint
     assert answered(job.complete(1)) == {7: "file:///1"}
+
+
+def test_stop_without_savepoint_whose_checkpoint_fails_tries_again_and_is_answered_once_it_is_complete() -> None:
+    job = Job(tolerable_failures=1)
+    job.run()
+    job.stop(7, savepoint=False, directory="")
+    job.at_end(*KEYS)
+    failed = job.decline((COUNT, 0), 1, "ASYNC_EXCEPTION")
+    assert answered(failed) == {}
+    assert only(FailJob, failed) == []
+    assert triggered(job.advance(1000)) == [2]
+    assert answered(job.complete(2)) == {7: "file:///2"}
+
+
+def test_failures_of_the_checkpoint_of_a_stop_count_as_any_others() -> None:
+    job = Job(tolerable_failures=0)
+    job.run()
+    job.stop(7, savepoint=False, directory="")
+    job.at_end(*KEYS)
+    failed = job.decline((COUNT, 0), 1, "ASYNC_EXCEPTION")
+    assert len(only(FailJob, failed)) == 1
+    assert answered(failed) == {}
+    job.restart()
+    job.at_end(*KEYS)
+    assert triggered(job.advance(1000)) == [2]
+    assert answered(job.complete(2)) == {7: "file:///2"}
+
+
+def test_completion_of_the_final_checkpoint_is_said_again_while_a_task_waits_for_it() -> None:
+    """No later checkpoint would make up for a notice that was lost."""
+    job = Job()
+    job.run()
+    job.at_end(*KEYS)
+    job.complete(1)
+    for key in KEYS[1:]:
+        job.finished(key)
+    assert only(NotifyComplete, job.advance(4999)) == []
+    assert only(NotifyComplete, job.advance(1)) == [NotifyComplete(1)]
+    assert only(NotifyComplete, job.advance(5000)) == [NotifyComplete(1)]
+    job.finished(KEYS[0])
+    assert job.advance(100_000) == []
 
 
 def test_second_stop_is_refused() -> None:

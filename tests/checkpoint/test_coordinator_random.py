@@ -93,13 +93,13 @@ class World(RuleBasedStateMachine):
                 case Store(checkpoint):
                     assert set(files_of(checkpoint.subtasks.values())) <= self.files, "it refers to files that are deleted"
                     self.storing[checkpoint.checkpoint_id] = checkpoint
-                case NotifyComplete(checkpoint_id, _):
+                case NotifyComplete(checkpoint_id):
                     assert checkpoint_id in self.metadata
                     assert checkpoint_id > max([0, *self.notified])
                     self.end(checkpoint_id, "complete")
                     self.notified.append(checkpoint_id)
                     self.notices += [(key, checkpoint_id) for key in KEYS if key[0] == COUNT]
-                case NotifyAborted(checkpoint_id, latest, _, _):
+                case NotifyAborted(checkpoint_id, latest, _):
                     self.end(checkpoint_id, "aborted")
                     assert latest == max([0, *self.notified]) or not self.notified
                 case Discard(checkpoints, files):
