@@ -61,4 +61,18 @@ UNALIGNED_MUTANTS: list[Mutant] = [
         "        chosen = list(range(len(keys)))\n",
         (RESCALED,),
     ),
+    Mutant(
+        "the watermark of a channel is not restored with its data in flight",
+        "aioflow/task/input.py",
+        "            self._valve.restore(one.channel, place.watermark, place.idle)\n",
+        "            self._valve.restore(one.channel, MIN_WATERMARK, place.idle)\n",
+        (f"{HERE}test_a_channel_that_has_nothing_in_flight_does_not_hold_back_event_time_after_a_restore",),
+    ),
+    Mutant(
+        "a barrier that was sent in its turn may not overtake later",
+        "aioflow/task/checkpointing.py",
+        "            self._output.await_passage(barrier.checkpoint_id, capture)\n",
+        "",
+        (f"{HERE}test_a_barrier_that_waits_in_its_turn_overtakes_once_its_time_is_over",),
+    ),
 ]

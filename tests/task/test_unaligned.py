@@ -431,6 +431,54 @@ async def test_event_time_goes_on_where_each_channel_stood() -> None:
     assert ledger.rows == [(1000, None), *((time, 979) for time in (10, 20, 30, 40, 50))]
 
 
+async def test_a_channel_that_has_nothing_in_flight_does_not_hold_back_event_time_after_a_restore() -> None:
+    """G5, F6: it stands where it stood, though nobody tells it again before what was in flight elsewhere is processed."""
+    behind = [("a", time) for time in range(500, 810, 10)]
+    feed, ledger, gate = Feed([("a", 1000)], behind, bounded=False), Ledger(), Gate()
+
+    def marks() -> af.Flow:
+        flow = af.Flow("marks", parallelism=2)
+        events = flow.source(feed, watermarks=strategy()).key_by(lambda e: e[0]).process(Marks())
+        events.rebalance().map(gate, concurrency=1).sink(ledger)
+        return flow
+
+    feed.allow(1)
+    async with Execution(marks(), batch_records_max=1) as run:
+        await run.stuck()
+        feed.allow_all()
+        await run.stuck()
+        cut = await run.cut_here(unaligned=True)
+        assert max(task._input.records_in for task in run.tasks.values()) < len(behind), "nothing waits in front of the operator"
+    gate.is_open.set()
+    feed.bounded = True
+    async with Execution(marks(), cut, batch_records_max=1) as run:
+        await run.finished()
+    assert Counter(ledger.rows) == Counter([(1000, None), (500, None), *((time, time - 31) for _, time in behind[1:])])
+
+
+async def test_a_barrier_that_waits_in_its_turn_overtakes_once_its_time_is_over() -> None:
+    """F6.1: its producer is not blocked and has taken its part in time; the barrier it sent stands behind what nobody takes."""
+    expected = await reference(counts, WORDS)
+    feed, ledger, gate = Feed(*WORDS, bounded=False), Ledger(), Gate()
+    async with Execution(counts(feed, ledger, gate), batch_records_max=1) as run:
+        for allowed in range(60):
+            feed.allow(allowed)
+            await run.stuck()
+            if any(partition.queued_batches for partition in run.registry.partitions.values()):
+                break
+        assert all(task._output.availability.is_available for task in run.tasks.values())
+        async with asyncio.timeout(40):
+            cut = await run.cut_here(aligned_timeout_ms=100)
+        assert not gate.is_open.is_set()
+        assert cut.in_flight["output"]
+    gate.is_open.set()
+    feed.bounded = True
+    async with Execution(counts(feed, ledger, gate), cut, batch_records_max=1) as run:
+        feed.allow_all()
+        await run.finished()
+    assert Counter(map(repr, ledger.rows)) == expected
+
+
 async def test_what_a_channel_brings_before_its_own_barrier_is_kept() -> None:
     """F6: it is processed here and now, and again after a restore, from the state as it was before."""
     feed, ledger, gate = Feed(*WORDS, bounded=False), Ledger(), Gate()
