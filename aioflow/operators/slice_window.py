@@ -22,7 +22,7 @@ from functools import partial
 from itertools import compress, islice, repeat
 from typing import TYPE_CHECKING, Any
 
-from aioflow.core.elements import MIN_WATERMARK, RecordBatch, empty_batch
+from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK, RecordBatch, empty_batch
 from aioflow.core.errors import StateError, note_once
 from aioflow.core.functions import OutputTag, WindowResult
 from aioflow.core.keygroups import KeyGroupRange, key_group
@@ -182,11 +182,12 @@ class SliceWindowOperator(Operator):
         """Go on where the former subtasks were: no window fires twice, and what was late stays late.
 
         They had reached one watermark, as a barrier that is aligned cuts all of them at the same. If not, this subtask goes
-        on at the lowest, and `_ahead` holds the key groups that had got further, until it has caught up with them.
+        on at the lowest, and `_ahead` holds the key groups that had got further, until it has caught up with them. Those that were
+        at the end of time begin anew: a job that was drained goes on behind it.
         """
         own = self._state.key_group_range
         found = [(own.intersection(KeyGroupRange(first, last)), reached) for first, last, reached in self._progress.get()]
-        shared = [(groups, reached) for groups, reached in found if groups is not None]
+        shared = [(groups, reached) for groups, reached in found if groups is not None and reached != MAX_WATERMARK]
         if shared:
             self._ahead = shared
             self._moved_to(min(reached for _, reached in shared))

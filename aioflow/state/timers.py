@@ -321,10 +321,11 @@ class InternalTimerService:
     def attach(self, event: TimerQueue, processing: TimerQueue, watermark: int) -> None:
         """Goes on with these timers, at event time `watermark`: what was late stays late.
 
+        A job that was drained goes on behind the end of time: there it begins anew, or all that comes would be late for ever.
         The backend calls it, when the service is made. Processing-time timers that are overdue fire with the first mail.
         """
         self._event, self._processing = event, processing
-        self.current_watermark = watermark
+        self.current_watermark = MIN_WATERMARK if watermark == MAX_WATERMARK else watermark
         self._schedule()
 
     def close(self) -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from aioflow.state.handles import StateFile, StateInput
     from aioflow.task.context import TaskOperatorContext
 
-__all__ = ["FINISHED", "mark_finished", "restore_state", "was_finished"]
+__all__ = ["FINISHED", "forget_finished", "mark_finished", "restore_state", "was_finished"]
 
 FINISHED = f"{INTERNAL_PREFIX}finished"
 """Union list state of the head of a task: how many subtasks there were, from each that had finished its operators."""
@@ -54,6 +54,11 @@ async def _read(blob: StateFile | None, source: StateInput, codec: Codec, uid: s
 def mark_finished(head: TaskOperatorContext) -> None:
     """From the next checkpoint on it is known that every operator of this subtask has finished."""
     head.operator_state.get_union_list_state(FINISHED).update([head.runtime.parallelism])
+
+
+def forget_finished(head: TaskOperatorContext) -> None:
+    """The job goes on behind its end: it was drained, and there is input again."""
+    head.operator_state.get_union_list_state(FINISHED).clear()
 
 
 def was_finished(head: TaskOperatorContext) -> bool:

@@ -44,7 +44,7 @@ from aioflow.task.closing import CLEANUP_TIMEOUT_S, close_user_code
 from aioflow.task.inflight import CHAIN, read_in_flight
 from aioflow.task.input import InputStatus, NetworkInput
 from aioflow.task.metrics import HARD, IDLE, SOFT, TaskMetrics
-from aioflow.task.restoring import mark_finished, restore_state, was_finished
+from aioflow.task.restoring import forget_finished, mark_finished, restore_state, was_finished
 from aioflow.task.source_input import SourceInput
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class StreamTask:
         self._running = self._ended = False
         self._finishing = False  # Operators are half-way between their last element and the end: no checkpoint now.
         self._lingers = False
-        self._finished_before = False  # In the checkpoint that it was restored from: its operators must not finish twice.
+        self._finished_before = False  # In the checkpoint that it was restored from: its operators finish again only behind new input.
         self.failure: BaseException | None = None
         """What ended the loop, as soon as it did; cleaning up is still to come then."""
         self._scope = Scope(descriptor.job_name)
@@ -433,6 +433,9 @@ class StreamTask:
     # What the input gives (InputConsumer).
 
     def on_batch(self, batch: RecordBatch, input_index: int) -> None:
+        if self._finished_before and batch.values:
+            self._finished_before = False
+            forget_finished(self._contexts[0])
         self._chain.push(batch, input_index)
 
     def on_status(self, idle: bool) -> None:

@@ -37,4 +37,25 @@ JOB_MUTANTS: list[Mutant] = [
         "    if settings.fresh and recovered is None:\n",
         (f"{CHECKPOINTS}test_beginning_anew_beside_unfinished_state_has_to_be_meant",),
     ),
+    Mutant(
+        "a function that has finished never finishes again",
+        "aioflow/task/stream_task.py",
+        "        if self._finished_before and batch.values:\n",
+        "        if self._finished_before and not batch.values and batch.values:\n",
+        (f"{CHECKPOINTS}test_functions_of_a_drained_job_finish_again_behind_new_input_and_only_then",),
+    ),
+    Mutant(
+        "a function that has finished finishes again without new input",
+        "aioflow/task/stream_task.py",
+        "            if not self._finished_before:\n",
+        "            if self._ending is not None:\n",
+        (f"{CHECKPOINTS}test_functions_of_a_drained_job_finish_again_behind_new_input_and_only_then",),
+    ),
+    Mutant(
+        "a job goes on at the end of time",
+        "aioflow/operators/slice_window.py",
+        " if groups is not None and reached != MAX_WATERMARK]\n",
+        " if groups is not None]\n",
+        (f"{CHECKPOINTS}test_a_drained_job_fires_its_windows_and_goes_on_behind_them",),
+    ),
 ]

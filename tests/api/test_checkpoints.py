@@ -157,17 +157,58 @@ async def test_an_error_in_the_block_wins_and_the_state_stays(store: str) -> Non
     assert complete(rows, 200)
 
 
+class Total(af.ProcessFunction[int, int]):
+    """Emits the sum of all that it ever saw, at the end."""
+
+    def initialize_state(self, ctx: Any) -> None:
+        self.state = ctx.operator_state.get_list_state("total")
+        self.total = sum(self.state.get())
+
+    def snapshot_state(self, ctx: Any) -> None:
+        self.state.update([self.total])
+
+    def process_element(self, value: int, ctx: Any) -> None:
+        self.total += value
+
+    def finish(self) -> Any:
+        yield self.total
+
+
 async def test_a_drained_job_fires_its_windows_and_goes_on_behind_them(store: str) -> None:
-    flow, rows, numbers = af.Flow("drained"), [], Numbers(25)
+    rows: list[Any] = []
+    late: list[Any] = []
+    numbers = Numbers()
     strategy: Any = af.WatermarkStrategy.monotonous_timestamps(timestamp=lambda n: n * 1000)
-    stream = flow.source(numbers.read, watermarks=strategy).key_by(lambda n: 0)
-    stream.window(af.tumbling("10s")).aggregate(af.count(), uid="window").sink(rows.append)
-    async with flow.run(checkpoints=store, every="1h") as job:
-        await eventually(lambda: len(rows) == 2)
-        await job.checkpoint()
-        path = await job.stop(drain=True)
-    assert path is not None
-    assert [row.value for row in rows] == [10, 10, 5]
+    for limit, fired in ((25, [10, 10, 5]), (40, [5, 10])):
+        flow = af.Flow("drained")
+        stream = flow.source(numbers.read, watermarks=strategy, uid="numbers").key_by(lambda n: 0)
+        windows = stream.window(af.tumbling("10s")).aggregate(af.count(), uid="window")
+        windows.sink(rows.append)
+        windows.late.sink(late.append)
+        numbers.limit, seen = limit, len(rows)
+        async with flow.run(checkpoints=store, every="1h") as job:
+            await eventually(lambda: len(rows) == seen + len(fired) - 1)  # noqa: B023  # Awaited in this turn of the loop.
+            await job.checkpoint()
+            assert await job.stop(drain=True) is not None
+        assert [row.value for row in rows[seen:]] == fired
+    assert late == []
+
+
+async def test_functions_of_a_drained_job_finish_again_behind_new_input_and_only_then(store: str) -> None:
+    rows: list[int] = []
+    numbers = Numbers()
+    for limit, totals in ((5, [10]), (5, [10]), (13, [10, 78]), (13, [10, 78])):
+        flow = af.Flow("drained")
+        stream = flow.source(numbers.read, uid="numbers")
+        stream.process(Total(), uid="total").sink(rows.append)
+        read: list[int] = []
+        stream.sink(read.append)
+        numbers.limit = limit
+        runs = len(numbers.began_at)
+        async with flow.run(checkpoints=store, every="1h") as job:
+            await eventually(lambda: len(numbers.began_at) > runs and len(read) == limit - (numbers.began_at[-1] or 0))  # noqa: B023
+            await job.stop(drain=True)
+        assert rows == totals
 
 
 async def test_a_job_that_finished_by_itself_leaves_nothing_to_resume(store: str) -> None:
