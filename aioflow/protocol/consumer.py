@@ -91,6 +91,7 @@ class _Inlet:
         "has_ended",
         "is_acknowledged",
         "is_blocked",
+        "is_refused",
         "part_bytes",
         "partition_id",
         "parts",
@@ -118,6 +119,8 @@ class _Inlet:
         self.untold_data = 0
         self.untold_events = 0
         self.is_blocked = False
+        self.is_refused = False
+        """The producer did not have the partition when it was asked last."""
         self.is_acknowledged = False
         self.has_ended = False
         self.batch_records: int | None = None
@@ -200,9 +203,11 @@ class ConsumerExchange:
         self._ask(inlet)
 
     def request_again(self, channel: int) -> None:
-        """After PartitionNotFound, once the back-off is over. Nothing if the channel was cancelled meanwhile."""
+        """After PartitionNotFound, once the back-off is over. Nothing if the channel was cancelled meanwhile, or asked for by a new
+        connection: what is on its way already would be sent again, and not always under the same numbers.
+        """
         inlet = self._inlets.get(channel)
-        if inlet is not None:
+        if inlet is not None and inlet.is_refused:
             self._ask(inlet)
 
     def taken_over(self, channel: int, count: int = 1) -> None:
@@ -405,6 +410,7 @@ class ConsumerExchange:
                 return []
             error = rebuild_error(response, self._codec)
             if isinstance(error, PartitionNotFound):
+                inlet.is_refused = True
                 return [(channel, error)]
             return [(channel, self._fail(inlet, error))]
         return [(inlet.channel, self._fail(inlet, rebuild_error(response, self._codec))) for inlet in list(self._inlets.values())]
@@ -430,6 +436,7 @@ class ConsumerExchange:
     def _ask(self, inlet: _Inlet) -> None:
         if self._encoder is None:
             return
+        inlet.is_refused = False
         self._credit_due.pop(inlet.channel, None)
         self._post(inlet.channel, inlet.request())
         if inlet.is_acknowledged:

@@ -75,4 +75,18 @@ UNALIGNED_MUTANTS: list[Mutant] = [
         "",
         (f"{HERE}test_a_barrier_that_waits_in_its_turn_overtakes_once_its_time_is_over",),
     ),
+    Mutant(
+        "what an event overtakes on the wire keeps its numbers",
+        "aioflow/protocol/producer.py",
+        "deque(sent._replace(sequence=sent.sequence + 1) for sent in self.unsent)",
+        "deque(self.unsent)",
+        ("tests/protocol/test_exchange.py::test_an_event_that_overtakes_what_is_sent_again_leaves_first",),
+    ),
+    Mutant(
+        "a partition that was found meanwhile is asked for again",
+        "aioflow/protocol/consumer.py",
+        "        if inlet is not None and inlet.is_refused:\n",
+        "        if inlet is not None:\n",
+        ("tests/protocol/test_exchange.py::test_asking_again_for_a_partition_that_was_found_meanwhile_changes_nothing",),
+    ),
 ]

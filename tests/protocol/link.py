@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 
 from aioflow.core.batch_codec import decode_batch, encode_batch
 from aioflow.core.elements import EndOfPartition, Event, RecordBatch
@@ -25,6 +26,15 @@ def pool_of(count: int) -> LocalBufferPool:
 
 def encode(batch: RecordBatch) -> bytes:
     return encode_batch(batch, CODEC, "map-0")
+
+
+def contents(elements: Iterable[RecordBatch | bytes | Event]) -> list[object]:
+    """Records and events, one by one."""
+    found: list[object] = []
+    for element in elements:
+        batch = decode_batch(element, CODEC, "test") if isinstance(element, bytes) else element
+        found += batch.values if isinstance(batch, RecordBatch) else [batch]
+    return found
 
 
 class Link:
@@ -106,8 +116,7 @@ class Link:
         """The task takes elements from its queue; records are listed one by one."""
         records: list[object] = []
         for _ in range(count):
-            element = self.queues[channel].popleft()
-            records += decode_batch(element, CODEC, "test").values if isinstance(element, bytes) else [element]
+            records += contents([self.queues[channel].popleft()])
             self.downstream.consumer.taken_over(channel)
         self.taken[channel] += records
         return records

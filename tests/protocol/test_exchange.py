@@ -11,7 +11,7 @@ from aioflow.core.elements import CheckpointBarrier, EndOfData, EndOfPartition, 
 from aioflow.core.errors import LocalProtocolError, ProducerFailed, RemoteError, RemoteProtocolError, TypeNotSupported
 from aioflow.network.builder import BATCH_RECORDS_MAX
 from aioflow.network.subpartition import PipelinedSubpartition
-from aioflow.protocol.consumer import partition_request_backoff
+from aioflow.protocol.consumer import PriorityEvent, partition_request_backoff
 from aioflow.protocol.errors import BufferReordering, PartitionNotFound
 from aioflow.protocol.framing import NO_CHANNEL, Frame, FrameDecoder, FrameType
 from aioflow.protocol.messages import (
@@ -25,7 +25,7 @@ from aioflow.protocol.messages import (
     message_body,
 )
 from aioflow.protocol.producer import FLAG_BLOCKING, FLAG_CONTINUES, PAYLOAD_BYTES_MAX, PREFIX, UNACKNOWLEDGED_EVENTS_MAX
-from tests.protocol.link import PARTITION, Link, encode, pool_of
+from tests.protocol.link import PARTITION, Link, contents, encode, pool_of
 
 DATA, EVENT = FrameType.BUFFER_RESPONSE, FrameType.EVENT_RESPONSE
 
@@ -347,6 +347,84 @@ def test_a_channel_goes_on_exactly_where_the_connection_broke(arrived: int) -> N
     link.run()
     assert link.taken[0] == [1, 2, Watermark(1), 3, 4, 5, 6, 7, 8]
     assert not link.errors[0]
+
+
+@pytest.mark.parametrize("moment", ["before anything left", "with all on the way", "with part of it here", "while there is no connection"])
+@pytest.mark.parametrize("arrived", [*range(0, 420, 13), 420 + PAYLOAD_BYTES_MAX, 440 + 2 * PAYLOAD_BYTES_MAX])
+def test_an_event_that_overtakes_comes_once_and_tells_what_it_overtook_wherever_the_connection_broke(arrived: int, moment: str) -> None:
+    """F6, fault 10: what is here in front of it and what the producer keeps as overtaken are all that was produced, each once."""
+    link = Link()
+    subpartition = link.open(0, exclusive=6)
+    link.exchange()
+    large = bytes(3 * PAYLOAD_BYTES_MAX)
+    add_records(subpartition, 1, 2)
+    subpartition.add_event(Watermark(1))
+    add_records(subpartition, 3, large, 4, 5, 6)
+    produced = [1, 2, Watermark(1), 3, large, 4, 5, 6]
+    barrier = CheckpointBarrier(1, 0)
+    overtaken: list[object] = []
+    if moment == "before anything left":
+        overtaken = contents(subpartition.overtake(barrier))
+        assert overtaken == produced
+    link.flush_upstream()
+    if moment == "with all on the way":
+        overtaken = contents(subpartition.overtake(barrier))
+        link.flush_upstream()
+    link.deliver_down(min(arrived, len(link.down_wire)))
+    if moment == "with part of it here":
+        overtaken = contents(subpartition.overtake(barrier))
+        link.flush_upstream()
+        link.deliver_down(len(link.down_wire) // 2)
+    if moment == "while there is no connection":
+        link.upstream.connection_lost()
+        overtaken = contents(subpartition.overtake(barrier))
+    link.connect()
+    add_records(subpartition, 7)
+    link.run()
+    taken = link.taken[0]
+    place = taken.index(PriorityEvent(barrier))
+    assert taken[:place] + overtaken == produced
+    assert taken[:place] + taken[place + 1 :] == [*produced, 7]
+    assert not link.errors[0]
+    assert link.pool.in_use == 0
+
+
+def test_an_event_that_overtakes_what_is_sent_again_leaves_first() -> None:
+    """F6: the consumer asked, and what has to go over the new connection has not left when the event comes."""
+    link = Link()
+    subpartition = link.open(0, exclusive=4)
+    link.exchange()
+    add_records(subpartition, 1, 2, 3)
+    link.flush_upstream()
+    link.connect()
+    link.flush_downstream()
+    link.deliver_up()
+    barrier = CheckpointBarrier(1, 0)
+    assert contents(subpartition.overtake(barrier)) == [1, 2, 3]
+    link.run()
+    assert link.taken[0] == [PriorityEvent(barrier), 1, 2, 3]
+
+
+def test_asking_again_for_a_partition_that_was_found_meanwhile_changes_nothing(link: Link) -> None:
+    """What is on the way would be sent again, and an event that overtakes it would take the number of what has left already."""
+    link.known = False
+    subpartition = link.open(0, exclusive=4)
+    link.exchange()
+    assert [type(error) for error in link.errors[0]] == [PartitionNotFound]
+    link.known = True
+    link.connect()
+    add_records(subpartition, 1, 2, 3)
+    link.flush_downstream()
+    link.deliver_up()
+    link.flush_upstream()
+    link.downstream.consumer.request_again(0)
+    link.flush_downstream()
+    link.deliver_up()
+    barrier = CheckpointBarrier(1, 0)
+    assert contents(subpartition.overtake(barrier)) == []
+    link.run()
+    assert link.taken[0] == [1, 2, 3, PriorityEvent(barrier)]
+    assert len(link.errors[0]) == 1
 
 
 @pytest.mark.parametrize("message", ["resume", "acknowledge", "credit", "cancel", "last", "buffer size"])

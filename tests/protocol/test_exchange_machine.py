@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from aioflow.core.elements import CheckpointBarrier, EndOfPartition, RecordBatch, Watermark
+from aioflow.protocol.consumer import PriorityEvent
 from aioflow.protocol.framing import HEADER
 from aioflow.protocol.producer import FLAG_BLOCKING, PAYLOAD_BYTES_MAX, PREFIX, ProducerExchange, _Outlet
-from tests.protocol.link import Link, pool_of
+from tests.protocol.link import Link, contents, pool_of
 
 channels = st.integers(0, 3)
 FLOATING = 3
@@ -27,6 +28,8 @@ class Exchanged(RuleBasedStateMachine):
         self.exclusive = exclusive
         self.floating = [pool_of(FLOATING), pool_of(FLOATING)]
         self.produced: dict[int, list[object]] = {channel: [] for channel in range(4)}
+        self.overtaken: dict[int, tuple[list[object], list[object]]] = {}
+        """By number of the event: what was produced before it, and what it was said to have overtaken."""
         self.number = 0
         for channel in range(4):
             # Two channels share a pool, which channels without buffers of their own live on alone.
@@ -55,6 +58,13 @@ class Exchanged(RuleBasedStateMachine):
         event = CheckpointBarrier(number, 0) if blocking else Watermark(number)
         if self.link.subpartitions[channel].add_event(event, blocking=blocking):
             self.produced[channel].append(event)
+
+    @rule(channel=channels)
+    def overtake(self, channel: int) -> None:
+        subpartition = self.link.subpartitions[channel]
+        if not subpartition.is_finished:
+            number = self.next_number()
+            self.overtaken[number] = list(self.produced[channel]), contents(subpartition.overtake(CheckpointBarrier(number, 0)))
 
     @rule(channel=channels)
     def finish(self, channel: int) -> None:
@@ -112,7 +122,22 @@ class Exchanged(RuleBasedStateMachine):
     def nothing_is_lost_repeated_or_reordered(self) -> None:
         if hasattr(self, "link"):
             for channel, taken in self.link.taken.items():
-                assert taken == self.produced[channel][: len(taken)]
+                in_turn = [element for element in taken if not isinstance(element, PriorityEvent)]
+                assert in_turn == self.produced[channel][: len(in_turn)]
+
+    @invariant()
+    def what_an_event_overtook_is_told_where_it_waits(self) -> None:
+        """What came in front of it, and what its producer says that it overtook, are all that was produced before it, each once."""
+        if hasattr(self, "link"):
+            for taken in self.link.taken.values():
+                before: list[object] = []
+                for element in taken:
+                    if isinstance(element, PriorityEvent):
+                        assert isinstance(element.event, CheckpointBarrier)
+                        produced, overtaken = self.overtaken[element.event.checkpoint_id]
+                        assert before + overtaken == produced
+                    else:
+                        before.append(element)
 
     @invariant()
     def nothing_went_wrong(self) -> None:
@@ -130,9 +155,14 @@ class Exchanged(RuleBasedStateMachine):
         if not hasattr(self, "link"):
             return
         self.link.run()
+        seen: list[int] = []
         for channel, produced in self.produced.items():
-            assert self.link.taken[channel] == produced, f"channel {channel} stalled or lost something"
+            taken = self.link.taken[channel]
+            in_turn = [element for element in taken if not isinstance(element, PriorityEvent)]
+            assert in_turn == produced, f"channel {channel} stalled or lost something"
+            seen += [element.event.checkpoint_id for element in taken if isinstance(element, PriorityEvent)]  # type: ignore[attr-defined]
             assert self.link.upstream.producer.kept_frames(channel) == 0
+        assert sorted(seen) == sorted(self.overtaken), "an event that overtakes was lost or repeated"
         assert self.link.pool.in_use == 0, "a permit was not given back"
         self.nothing_went_wrong()
         for channel in range(4):
