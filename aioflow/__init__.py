@@ -49,6 +49,7 @@ _HOMES = {
     ),
     "core.states": "AggregatingState ListState MapState ReducingState ValueState",
     "core.type_registry": "register_type",
+    "monitoring.app": "monitor_app",
     "network.security": "TlsFiles",
     "operators.aggregates": "agg collect count distinct first last max max_by mean min min_by sum top",
     "operators.sink": "Committer Sink SinkWriter",

@@ -82,6 +82,7 @@ from aioflow.core.states import MapState as MapState
 from aioflow.core.states import ReducingState as ReducingState
 from aioflow.core.states import ValueState as ValueState
 from aioflow.core.type_registry import register_type as register_type
+from aioflow.monitoring.app import monitor_app as monitor_app
 from aioflow.network.security import TlsFiles as TlsFiles
 from aioflow.operators.aggregates import agg as agg
 from aioflow.operators.aggregates import collect as collect

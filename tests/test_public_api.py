@@ -25,7 +25,7 @@ NAMES = [
     "TlsFiles", "Trigger", "TriggerResult", "TypeNotSupported", "ValueState", "ValueStateDescriptor", "WatermarkStrategy", "WindowContext",
     "WindowResult", "WindowedStream", "agg", "col", "collect", "continuous", "count", "current_scope", "distinct", "early",
     "exponential_delay", "failure_rate", "first", "fixed_delay", "global_window", "io", "keep_last", "keep_within", "last",
-    "lit", "max_by", "mean", "min_by", "no_restart", "on_count", "on_processing_time", "on_watermark", "purging",
+    "lit", "max_by", "mean", "min_by", "monitor_app", "no_restart", "on_count", "on_processing_time", "on_watermark", "purging",
     "register_type", "resource", "run", "session", "sliding", "testing", "top", "tumbling", "use", "when",
 ]
 """Adding is free, and goes into this list; taking away breaks programs."""

@@ -204,14 +204,15 @@ class Flow:
         graph = _with_own_inlets(graph)
         job_graph = build_job_graph(graph, apart=options.workers > 0 or options.on is not None)
         job = Job(graph, job_graph, options)
-        await job.start()
-        try:
-            yield job
-        except BaseException:
-            await job.abort()
-            raise
-        else:
-            await job.leave()
+        async with job.monitoring():
+            await job.start()
+            try:
+                yield job
+            except BaseException:
+                await job.abort()
+                raise
+            else:
+                await job.leave()
 
 
 def _refuse_pushed(graph: StreamGraph, call: str) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from aioflow.core.host import Host
     from aioflow.graph.job_graph import JobGraph
     from aioflow.graph.stream_graph import StreamGraph
+    from aioflow.monitoring.view import Monitored
 
 __all__ = ["Job", "JobResult"]
 
@@ -62,6 +64,8 @@ class Job:
         self._cluster = _cluster(self._host, job_graph, options)
         self._runner: asyncio.Task[JobStatus] | None = None
         self._end_callbacks: list[Callable[[], None]] = []
+        self.monitor_url: str | None = None
+        """Where the dashboard is, with `monitor=`."""
         self._error_seen = False
         self._cancel_asked = False
         self._stop_asked = False
@@ -90,7 +94,25 @@ class Job:
         """What was deployed."""
         return self._job_graph
 
+    def monitored(self) -> Monitored:
+        """What `af.monitor_app(job)` shows."""
+        from aioflow.monitoring.adapters import MonitoredJob  # Loads what only an endpoint needs.
+
+        return MonitoredJob(self._cluster, str(self._options.state))
+
     # Life, driven by Flow.run.
+
+    @asynccontextmanager
+    async def monitoring(self) -> AsyncIterator[None]:
+        """With `monitor=` the endpoint is served inside the block, from before the first task on. Raises OSError."""
+        if self._options.monitor is None:
+            yield
+            return
+        from aioflow.monitoring.server import serving
+
+        async with serving(self, self._options.monitor, self._options.monitor_options) as url:
+            self.monitor_url = url
+            yield
 
     async def start(self) -> None:
         """Deploy, and wait until every operator is open. Raises what failed there."""

@@ -14,6 +14,7 @@ from aioflow.api.checkpoint_options import check_checkpoint_options, checkpoint_
 from aioflow.checkpoint.urls import flow_url
 from aioflow.cluster.restart import RestartPolicy, no_restart, once_running
 from aioflow.core.timeunits import to_seconds
+from aioflow.monitoring.options import served_options
 from aioflow.task.environment import CheckpointTaskOptions, TaskOptions
 
 if TYPE_CHECKING:
@@ -66,6 +67,10 @@ class RunOptions:
     """State backend: a name, or an object that makes one."""
     restart: RestartPolicy = field(default_factory=no_restart)
     """When a failed job tries again. With `checkpoints` the default is `af.exponential_delay()`, once all tasks have run."""
+    monitor: str | None = None
+    """`"HOST:PORT"` at which the dashboard, REST and `/metrics` are served while the run lasts; port 0: any free one."""
+    monitor_options: Mapping[str, Any] = field(default_factory=dict)
+    """What it may do, and for whom: `token=`, `enable_control=`, `allowed_hosts=`, `open_reads=`. Without: reading, on this machine."""
     stop_timeout: str | timedelta = "30s"
     """How long a graceful stop may take before the job is cancelled."""
     strict: bool = False
@@ -123,6 +128,8 @@ def parse_options(given: Mapping[str, Any]) -> RunOptions:
         raise ValueError(f"on= takes a place to run, like af.RemoteCluster(...), and no workers= beside it; got {options.on!r}")
     if options.stop_timeout_s < 0:
         raise ValueError(f"stop_timeout must not be negative, got {options.stop_timeout!r}")
+    if options.monitor is not None:
+        served_options(options.monitor, options.monitor_options)
     check_checkpoint_options(given, options)
     if options.checkpoints is not None and "restart" not in given:
         # State outlives a failure, so trying again is what is wanted.

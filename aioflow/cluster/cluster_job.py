@@ -130,6 +130,8 @@ class ClusterJob:
         self._publishing = False
         self._over = False
         self._metrics: dict[str, dict[str, float]] = {}
+        self._worker_ids: dict[str, str] = {}
+        """By location, whoever was there."""
 
     # JobRunner.
 
@@ -317,6 +319,7 @@ class ClusterJob:
         known = self._peers.get(worker_id)
         if known is None or known.location != location or known.connection is not connection:
             self._peers[worker_id] = _Peer(connection, location)
+            self._worker_ids[location] = worker_id
             if self._stop_drains is not None:
                 self._ask(worker_id, "stop_sources", self.job_id, self._stop_drains)
             if self._submitter is not None:
@@ -378,7 +381,7 @@ class ClusterJob:
     def report(self, worker_id: str, metrics: dict[str, float]) -> None:
         self._metrics[worker_id] = metrics
         if self._submitter is not None:
-            self._submitter.connection.notify("metrics", {name: value for m in self._metrics.values() for name, value in m.items()})
+            self._submitter.connection.notify("metrics", self.all_metrics())
 
     def tapped(self, tap_id: int, content: bytes, rows: int, missed: int, refused: str) -> None:
         """A batch of a subscription, or why there is none. Where one may miss rows, a slow reader's are only counted here."""
@@ -390,6 +393,29 @@ class ClusterJob:
             submitter.missed[tap_id] = missed + rows
         else:
             submitter.connection.notify("tapped", tap_id, content, missed, refused)
+
+    # For whoever watches.
+
+    def metrics_of(self, worker_id: str) -> dict[str, float]:
+        """What one process last reported of this job."""
+        return self._metrics.get(worker_id, {})
+
+    def all_metrics(self) -> dict[str, float]:
+        """Of all processes as one."""
+        return {name: value for metrics in self._metrics.values() for name, value in metrics.items()}
+
+    @property
+    def state_backend(self) -> str:
+        """Where its tasks keep their state."""
+        return str(self._shipped.options.state_backend)
+
+    def worker_at(self, location: str) -> str:
+        """The TaskManager whose tasks of this job are found there; also one that is gone. Empty: nobody was."""
+        return self._worker_ids.get(location, "")
+
+    async def read_state(self, attempt: ExecutionAttemptId, node_id: int, query: Callable[[Any], Any]) -> Any:
+        """As `query_state`, for a reader in this process."""
+        return self._codec.decode(await self.query_state(attempt, node_id, query))
 
     # What the submitter says.
 

@@ -112,6 +112,11 @@ class HeartbeatMonitor:
         known = self._peers.get(peer)
         return known is not None and known.suspect_until is not None
 
+    def silence_s(self, peer: str, now: float) -> float:
+        """Since `peer` was last heard; 0.0 for one that nobody watches."""
+        known = self._peers.get(peer)
+        return 0.0 if known is None else max(now - (known.deadline - self.options.timeout_s), 0.0)
+
     def monitor(self, peer: str, now: float) -> None:
         """Watch `peer` from now on; whoever is watched already starts anew. The first heartbeat goes with the next tick."""
         self._peers.pop(peer, None)

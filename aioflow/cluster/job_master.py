@@ -20,6 +20,7 @@ from aioflow.cluster.execution_graph import (
     ScheduleRestart,
 )
 from aioflow.cluster.job_checkpoints import JobCheckpoints
+from aioflow.cluster.job_history import JobHistory
 from aioflow.core.errors import CheckpointError, note_once
 from aioflow.core.serializers import Codec
 from aioflow.graph.deployment import ExecutionAttemptId, ExecutionState, TaskDeploymentDescriptor
@@ -29,6 +30,7 @@ from aioflow.task.blame import uncancelled
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from aioflow.checkpoint.statistics import CheckpointStatistics
     from aioflow.checkpoint.subtask import CheckpointStats, SubtaskState
     from aioflow.cluster.checkpoint_settings import CheckpointSettings
     from aioflow.cluster.gateways import TaskExecutorGateway
@@ -74,12 +76,15 @@ class JobMaster:
             self._checkpoints = JobCheckpoints(host, job_id, graph, checkpoints, codec or Codec(), self._fail_and_restart, self.fail)
         self._ready = ready
         self._workers: TaskExecutorGateway | None = None
+        self._stop_drains: bool | None = None
         self.fencing_token = host.ids.new("fencing")
         self.executions = ExecutionGraph(job_id, graph, restart, has_run=recovered)
         self.terminated: asyncio.Future[JobStatus] = asyncio.get_running_loop().create_future()
         self.started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Completes once every task has run, or the job is over: what `open` raises is known then."""
         self.timestamps_ms: dict[JobStatus, int] = {}
+        self.history = JobHistory()
+        self.checkpoint_settings = checkpoints
         self._instructions: deque[Instruction] = deque()
         self._carrying_out = False
         self._note_status(JobStatus.CREATED)
@@ -93,14 +98,23 @@ class JobMaster:
         """Why the job failed or restarted last."""
         return self.executions.failure
 
+    @property
+    def checkpoint_statistics(self) -> CheckpointStatistics | None:
+        """What happened to its checkpoints; None without any, or before they are open."""
+        return None if self._checkpoints is None else self._checkpoints.statistics
+
     async def start(self, workers: TaskExecutorGateway) -> None:
         """Find the splits of every source, then deploy."""
         self._workers = workers
+        if self._stop_drains is not None:
+            workers.stop_sources(self.executions.job_id, drain=self._stop_drains)
         splits = self._discovered
         what = "while the state of the job was looked for"
         try:
             if self._checkpoints is not None:
                 await self._checkpoints.open(recovered=self._recovered)
+                if self._checkpoints.is_stopping:
+                    self.stop(savepoint=False)  # Under the leader before: the sinks commit, and it ends.
             for vertex in self.executions.graph.vertices:
                 if vertex.head.source is not None:
                     what = f"in discover() of source {vertex.head.name!r}"
@@ -124,15 +138,18 @@ class JobMaster:
 
     def fail(self, error: BaseException) -> None:
         """End the job as failed, without a retry."""
+        if not self.status.is_terminal:
+            self.history.failed(error, self._host.clock.wall_ms(), None, "", is_root=True)
         self._carry_out(self.executions.fail(error))
 
     def stop(self, *, drain: bool = False, savepoint: bool = True, directory: str | None = None) -> None:
-        """End the sources where they are; what is under way reaches the sinks. With `drain` event time ends too.
+        """End the sources where they are, or as soon as they run; what is under way reaches the sinks. With `drain` event time ends too.
 
         With checkpoints the last one is a savepoint, if `savepoint`: under the store, or at the URL `directory`.
         """
         if self._checkpoints is not None:
             self._checkpoints.stop(savepoint=savepoint, directory=directory)
+        self._stop_drains = drain
         if self._workers is not None:
             self._workers.stop_sources(self.executions.job_id, drain=drain)
 
@@ -189,6 +206,7 @@ class JobMaster:
             self._checkpoints.end_of_data_reached(attempt)
 
     def update_task_state(self, attempt: ExecutionAttemptId, state: ExecutionState, error: BaseException | None) -> None:
+        self._note_task(attempt, state)
         instructions = self.executions.update(attempt, state, error, self._host.clock.monotonic(), self._host.rng.random())
         if self._checkpoints is not None:
             self._checkpoints.task_state(attempt, state)
@@ -197,6 +215,9 @@ class JobMaster:
             level = logging.WARNING if self.status in (JobStatus.RUNNING, JobStatus.RESTARTING) else logging.INFO
             told = "; ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())])
             logger.log(level, "job %s: task %s is %s: %s", self.executions.job_id, attempt, state.value, told)
+            if state is ExecutionState.FAILED:
+                where = self.executions.locations.get((attempt.vertex_id, attempt.subtask_index), "")
+                self.history.failed(error, self._host.clock.wall_ms(), attempt, where, is_root=self.error is error)
         self._carry_out(instructions)
 
     def _carry_out(self, instructions: list[Instruction]) -> None:
@@ -222,6 +243,7 @@ class JobMaster:
                 assert self._workers is not None
                 if self._checkpoints is not None:
                     self._checkpoints.task_state(attempt, ExecutionState.CANCELING)
+                self._note_task(attempt, ExecutionState.CANCELING)
                 self._workers.cancel_task(attempt)
             case ScheduleRestart(region, epoch, delay_s):
                 logger.info("job %s: restarts in %.1f s after %r", self.executions.job_id, delay_s, self.error)
@@ -238,6 +260,7 @@ class JobMaster:
             # One deployed before it failed at once. This one never ran, and nobody else will say so.
             self.update_task_state(attempt, ExecutionState.CANCELED, None)
             return
+        self._note_task(attempt, ExecutionState.DEPLOYING)
         try:
             self._workers.submit_task(descriptor, self.fencing_token)
         except Exception as error:  # noqa: BLE001  # What cannot be deployed has failed, like any task.
@@ -269,8 +292,12 @@ class JobMaster:
     def _fail_and_restart(self, error: BaseException) -> None:
         """As if every task had failed with it."""
         logger.warning("job %s: %s", self.executions.job_id, error)
+        self.history.failed(error, self._host.clock.wall_ms(), None, "", is_root=True)
         self._carry_out(self.executions.fail_all(error, self._host.clock.monotonic(), self._host.rng.random()))
 
     def _note_status(self, status: JobStatus) -> None:
         self.timestamps_ms.setdefault(status, self._host.clock.wall_ms())
 
+    def _note_task(self, attempt: ExecutionAttemptId, state: ExecutionState) -> None:
+        where = self.executions.locations.get((attempt.vertex_id, attempt.subtask_index), "")
+        self.history.task(attempt, state, self._host.clock.wall_ms(), where)

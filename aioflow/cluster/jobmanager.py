@@ -47,6 +47,9 @@ RECOVERY_S = 2.0
 """How long a leader that follows another waits for TaskManagers before it gives out slots."""
 
 
+ENDED_MAX = 20
+"""Jobs that are over and can still be looked at in detail."""
+
 SUBMITTER_RETURNS_S = 30.0
 """How long a leader that follows another waits for the process that runs a part of a job."""
 
@@ -84,6 +87,8 @@ class JobManager:
         self._server = RpcServer(host, secret, Codec(), roles, self._handlers, self._on_closed)
         self._leading: asyncio.Future[_Leading] = asyncio.get_running_loop().create_future()
         self._jobs: dict[str, ClusterJob] = {}
+        self._ended: dict[str, ClusterJob] = {}
+        """The last that are over, for whoever watches."""
         self._submitters: dict[str, Submitter] = {}
         """By job, from its submission to the end of the connection."""
         self._peers: dict[RpcConnection, None] = {}
@@ -128,6 +133,7 @@ class JobManager:
         finally:
             self._leading = asyncio.get_running_loop().create_future()
             self._jobs.clear()
+            self._ended.clear()
             self._submitters.clear()
             # Whoever is connected has to hear that this leader is none any more.
             for connection in list(self._peers):
@@ -157,6 +163,30 @@ class JobManager:
         job = self._jobs.pop(job_id, None)
         if job is not None:
             self._fenced += job.fenced_total
+            self._ended[job_id] = job
+            for oldest in list(self._ended)[:-ENDED_MAX]:
+                del self._ended[oldest]
+
+    # For whoever watches.
+
+    @property
+    def host(self) -> Host:
+        return self._host
+
+    @property
+    def options(self) -> JobManagerOptions:
+        return self._options
+
+    def known_jobs(self) -> dict[str, ClusterJob]:
+        """Those that run here, and the last ones that are over; none while another leads."""
+        return {} if self._now_leading() is None else {**self._ended, **self._jobs}
+
+    def taskmanagers(self) -> list[tuple[str, int, int, float]]:
+        """(id, slots, free ones, seconds since it was last heard) of each."""
+        leading = self._now_leading()
+        if leading is None:
+            return []
+        return [(*line, leading.resources.silence_s(line[0])) for line in leading.resources.overview()]
 
     async def _leader(self) -> _Leading:
         return await asyncio.shield(self._leading)

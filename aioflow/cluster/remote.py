@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import cloudpickle
 
 from aioflow.cluster.execution_graph import ExecutionGraph, JobStatus
+from aioflow.cluster.job_history import JobHistory
 from aioflow.cluster.job_session import AttemptKey, JobSession, attempt_key, unpack_error
 from aioflow.cluster.restart import no_restart
 from aioflow.cluster.secret_file import read_secret
@@ -28,6 +29,7 @@ from aioflow.graph.deployment import ExecutionAttemptId, ExecutionState
 from aioflow.network.security import SecuredHost, Security, TlsFiles
 
 if TYPE_CHECKING:
+    from aioflow.checkpoint.statistics import CheckpointStatistics
     from aioflow.cluster.checkpoint_settings import CheckpointSettings
     from aioflow.cluster.gateways import OnMissed
     from aioflow.cluster.restart import RestartPolicy
@@ -96,6 +98,11 @@ class RemoteJobMaster:
         self.error: BaseException | None = None
         self.started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.timestamps_ms: dict[JobStatus, int] = {}
+        self.history = JobHistory()
+        """What is known here of the tasks: their states as they are told."""
+        self.checkpoint_settings: CheckpointSettings | None = None
+        self.checkpoint_statistics: CheckpointStatistics | None = None
+        """Kept where the JobMaster is."""
         self.ask: Callable[..., None] | None = None
         """Sends a request, once the job is submitted."""
         self.call: Callable[..., Awaitable[Any]] | None = None
@@ -147,6 +154,10 @@ class RemoteJobMaster:
             self.cancel()
         elif self._stop is not None:
             ask("stop", self.executions.job_id, *self._stop)
+
+    def note_task(self, attempt: ExecutionAttemptId, state: ExecutionState) -> None:
+        """A task is in this state, or still is."""
+        self.history.task(attempt, state, self._host.clock.wall_ms(), "")
 
     def set_status(self, status: JobStatus) -> None:
         self.executions.status = status
@@ -314,6 +325,7 @@ class RemoteRun:
             execution = graph.executions[vertex_id, subtask]
             execution.attempt = ExecutionAttemptId(self.job_id, vertex_id, subtask, attempt)
             execution.state = ExecutionState(state)
+            self.job_master.note_task(execution.attempt, execution.state)
         # The end is told by `ended`, when it is stored.
         if not JobStatus(status).is_terminal:
             self.job_master.set_status(JobStatus(status))

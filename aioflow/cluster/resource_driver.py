@@ -76,6 +76,10 @@ class ResourceManager:
         """(id, slots, free ones) of each TaskManager, as slots are given out: no heartbeat has to come first."""
         return self._slots.overview()
 
+    def silence_s(self, worker_id: str) -> float:
+        """Since a TaskManager was last heard."""
+        return self._monitor.silence_s(worker_id, self._host.clock.monotonic())
+
     @property
     def fenced_total(self) -> int:
         """Messages that were refused because another speaks now, here and by the TaskManagers."""

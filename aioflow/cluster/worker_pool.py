@@ -138,6 +138,10 @@ class WorkerPool:
         """Also those that start and those that are lost, oldest first."""
         return list(self._workers.values())
 
+    def silence_s(self, worker: WorkerProcess) -> float:
+        """Since it was last heard."""
+        return self._monitor.silence_s(worker.id, self._host.clock.monotonic())
+
     def __getitem__(self, worker_id: str) -> WorkerProcess:
         return self._workers[worker_id]
 

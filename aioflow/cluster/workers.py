@@ -245,6 +245,11 @@ class WorkersCluster:
         await self.pool.close()
         await self._data_plane.close()
 
+    @property
+    def location(self) -> str:
+        """Where workers find what is produced in this process; empty before it listens."""
+        return self._location
+
     # TaskExecutorGateway: each call goes to the process that has the task.
 
     def submit_task(self, descriptor: TaskDeploymentDescriptor, fencing_token: str) -> None:

@@ -1,0 +1,1 @@
+"""The monitoring endpoint: Flink-compatible REST, Prometheus metrics, events and a dashboard over a read-only view of jobs."""

@@ -1,0 +1,183 @@
+"""Makes what runs jobs visible: one process, its worker processes, a job on a cluster, the JobManager of a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
+
+from aioflow.cluster.gateways import TapGateway
+from aioflow.monitoring.view import JobView, WorkerView
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from aioflow.cluster.jobmanager import JobManager
+    from aioflow.cluster.worker_pool import WorkerPool
+    from aioflow.core.host import Host
+    from aioflow.graph.deployment import ExecutionAttemptId
+    from aioflow.monitoring.view import JobMasterView, Monitored
+
+__all__ = ["MonitoredCluster", "MonitoredJob", "monitored"]
+
+HERE = "local"
+"""Id of this process among the workers."""
+
+
+class _Metrics(Protocol):
+    def snapshot(self) -> Mapping[str, float]: ...
+
+
+class _Tasks(TapGateway, Protocol):
+    async def query_state(self, attempt: ExecutionAttemptId, node_id: int, query: Callable[[Any], Any]) -> Any: ...
+
+
+@runtime_checkable
+class _HasPool(Protocol):
+    """A cluster with worker processes of its own."""
+
+    @property
+    def pool(self) -> WorkerPool: ...
+
+
+class RunsJob(Protocol):
+    """A LocalCluster, a WorkersCluster or a RemoteRun."""
+
+    @property
+    def host(self) -> Host: ...
+    @property
+    def job_id(self) -> str: ...
+    @property
+    def job_master(self) -> JobMasterView: ...
+    @property
+    def metrics(self) -> _Metrics: ...
+    @property
+    def task_executor(self) -> _Tasks: ...
+
+
+class MonitoredJob:
+    """One job and the processes that were started for it."""
+
+    def __init__(self, cluster: RunsJob, state_backend: str) -> None:
+        self._cluster = cluster
+        self._job = JobView(
+            cluster.job_master,
+            cluster.metrics.snapshot,
+            self._worker_at,
+            cluster.task_executor.query_state,
+            cluster.task_executor,
+            state_backend,
+        )
+
+    @property
+    def host(self) -> Host:
+        return self._cluster.host
+
+    def jobs(self) -> Sequence[JobView]:
+        return (self._job,)
+
+    def workers(self) -> Sequence[WorkerView]:
+        slots = max(vertex.parallelism for vertex in self._job.graph.vertices)
+        taken = () if self._job.status.is_terminal else (self._job.id,) * slots
+        location = getattr(self._cluster, "location", "")
+        here = WorkerView(id=HERE, location=location, slots=slots, free_slots=slots - len(taken), is_here=True, job_ids=taken)
+        if not isinstance(self._cluster, _HasPool):
+            return (here,)
+        pool = self._cluster.pool
+        others = [
+            WorkerView(
+                id=worker.id,
+                location=worker.location,
+                slots=slots,
+                free_slots=slots - len(taken),
+                silence_ms=round(pool.silence_s(worker) * 1000),
+                job_ids=taken,
+            )
+            for worker in pool.open
+        ]
+        return (here, *others)
+
+    def _worker_at(self, location: str) -> str:
+        if isinstance(self._cluster, _HasPool):
+            for worker in self._cluster.pool.all:
+                if worker.location == location:
+                    return worker.id
+        return HERE
+
+    def settings(self) -> Mapping[str, str]:
+        master = self._job.master
+        checkpoints = master.checkpoint_settings
+        shown = {"job.name": self._job.name, "restart-strategy": repr(master.executions.restart)}
+        if checkpoints is not None:
+            shown |= {
+                "execution.checkpointing.interval": f"{checkpoints.every_ms} ms",
+                "execution.checkpointing.dir": checkpoints.store,
+                "execution.checkpointing.num-retained": str(checkpoints.retain),
+            }
+        return shown
+
+    def worker_metrics(self, worker_id: str) -> Mapping[str, float]:
+        if isinstance(self._cluster, _HasPool):
+            for worker in self._cluster.pool.all:
+                if worker.id == worker_id:
+                    return dict(worker.metrics)
+        return self._cluster.metrics.snapshot()
+
+
+class MonitoredCluster:
+    """A JobManager: its jobs, also some that have ended, and its TaskManagers."""
+
+    def __init__(self, manager: JobManager) -> None:
+        self._manager = manager
+        self._views: dict[str, JobView] = {}
+
+    @property
+    def host(self) -> Host:
+        return self._manager.host
+
+    def jobs(self) -> Sequence[JobView]:
+        known = self._manager.known_jobs()
+        # A view is made once: it is what the series and the cached metrics of the job hang on.
+        self._views = {
+            job_id: self._views.get(job_id) or JobView(
+                job.job_master, job.all_metrics, job.worker_at, job.read_state, state_backend=job.state_backend
+            )
+            for job_id, job in known.items()
+        }
+        return tuple(self._views.values())
+
+    def workers(self) -> Sequence[WorkerView]:
+        running = [view for view in self.jobs() if not view.status.is_terminal]
+        found = []
+        for worker_id, slots, free, silence_s in self._manager.taskmanagers():
+            jobs = tuple(view.id for view in running if worker_id in view.worker_ids())
+            found.append(WorkerView(id=worker_id, slots=slots, free_slots=free, silence_ms=round(silence_s * 1000), job_ids=jobs))
+        return tuple(found)
+
+    def settings(self) -> Mapping[str, str]:
+        options = self._manager.options
+        return {
+            "jobmanager.bind-host": options.bind,
+            "jobmanager.rpc.port": str(options.port),
+            "high-availability.storageDir": options.data,
+            "heartbeat.interval": f"{options.heartbeat.interval_s:g} s",
+            "heartbeat.timeout": f"{options.heartbeat.timeout_s:g} s",
+            "slot.request.timeout": f"{options.request_timeout_s:g} s",
+        }
+
+    def worker_metrics(self, worker_id: str) -> Mapping[str, float]:
+        found: dict[str, float] = {}
+        for job in self._manager.known_jobs().values():
+            found.update(job.metrics_of(worker_id))
+        return found
+
+
+def monitored(what: object) -> Monitored:
+    """The view of `what`: a Monitored, something that has one (an `af.Job`), or a JobManager. TypeError for anything else."""
+    from aioflow.cluster.jobmanager import JobManager  # Loads what only clusters need.
+
+    if isinstance(what, JobManager):
+        return MonitoredCluster(what)
+    made = what.monitored() if hasattr(what, "monitored") else what
+    if hasattr(made, "jobs") and hasattr(made, "workers"):
+        return cast("Monitored", made)
+    raise TypeError(f"monitor_app() takes a job (of `async with flow.run() as job`) or a JobManager, got {type(what).__name__}: {what!r}")

@@ -1,0 +1,153 @@
+"""The aiohttp application: the routes under `/` and `/v1`, the dashboard's files, and one guard in front of all of it."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Awaitable, Callable
+from importlib.resources import files
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from aioflow.core.errors import AioflowError, JobNotRunning
+from aioflow.monitoring.adapters import monitored
+from aioflow.monitoring.answers import error_response, json_response
+from aioflow.monitoring.calls import Answer, BadRequest, Call, RestError
+from aioflow.monitoring.guard import CHANGES, HEADERS, OPEN, guard
+from aioflow.monitoring.monitor import Monitor
+from aioflow.monitoring.options import MonitorOptions
+from aioflow.monitoring.routes import ROUTES, Route
+
+__all__ = ["MONITOR", "make_app", "monitor_app"]
+
+logger = logging.getLogger(__name__)
+
+BODY_BYTES_MAX = 1024 * 1024
+
+MONITOR: web.AppKey[Monitor] = web.AppKey("monitor", Monitor)
+
+ASSET_TYPES = {
+    ".html": "text/html",
+    ".js": "text/javascript",
+    ".css": "text/css",
+    ".svg": "image/svg+xml",
+    ".ico": "image/x-icon",
+    ".png": "image/png",
+    ".webmanifest": "application/manifest+json",
+}
+"""Nothing else is served."""
+
+
+def monitor_app(job_or_cluster: Any, **options: Any) -> web.Application:
+    """The endpoint of a job or a cluster, to be mounted in a service: `app.add_subapp("/flow/", af.monitor_app(job))`.
+
+    `options`: `token=`, `enable_control=`, `allowed_hosts=`, `open_reads=`; without any it shows, changes nothing, and answers under the
+    names of loopback only. Raises NotAuthenticated for options that would let anybody in.
+    """
+    return make_app(Monitor(monitored(job_or_cluster), MonitorOptions(**options)))
+
+
+def make_app(monitor: Monitor) -> web.Application:
+    """The application of `monitor`."""
+    app = web.Application(middlewares=[_errors, guard(monitor.options)], client_max_size=BODY_BYTES_MAX)
+    app[MONITOR] = monitor
+    for route in ROUTES:
+        endpoint = _endpoint(monitor, route)
+        for prefix in ("", "/v1"):
+            if route.method == "GET":
+                app.router.add_get(prefix + route.path, endpoint)
+            else:
+                app.router.add_route(route.method, prefix + route.path, endpoint)
+    app.router.add_get("/", _index)
+    app.router.add_get("/dashboard/{name}", _asset)
+    app.on_response_prepare.append(_add_headers)
+    return app
+
+
+def _endpoint(monitor: Monitor, route: Route) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+    async def endpoint(request: web.Request) -> web.StreamResponse:
+        body = await _body(request) if route.method in CHANGES else {}
+        answer = route.handler(Call(monitor, request.match_info, request.query, body))
+        if inspect.isawaitable(answer):
+            answer = await answer
+        if isinstance(answer, web.StreamResponse):
+            return answer
+        if not isinstance(answer, Answer):
+            return json_response(answer)
+        if answer.content_type == "application/json":
+            return json_response(answer.body, answer.status)
+        return web.Response(text=answer.body, status=answer.status, content_type=answer.content_type)
+
+    return endpoint
+
+
+async def _body(request: web.Request) -> dict[str, Any]:
+    content = await request.read()
+    if not content:
+        return {}
+    try:
+        body = msgspec.json.decode(content)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BadRequest(f"the body is no JSON: {error}") from error
+    if not isinstance(body, dict):
+        raise BadRequest(f"the body is a JSON {type(body).__name__}, expected an object")
+    return body
+
+
+@web.middleware
+async def _errors(request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> web.StreamResponse:
+    """Every error in Flink's shape, whoever raised it. What nobody expected is logged, and told without its details."""
+    answering, connection = request.config_dict[MONITOR].answering, request.protocol
+    answering[connection] = None
+    try:
+        return await handler(request)
+    except RestError as error:
+        return error_response(error.status, str(error))
+    except web.HTTPException as error:
+        if error.status < 400:
+            raise
+        response = error_response(error.status, f"{error.reason}: {request.method} {request.path}"[:300])
+        if "Allow" in error.headers:
+            response.headers["Allow"] = error.headers["Allow"]
+        return response
+    except JobNotRunning as error:
+        return error_response(503, str(error))
+    except AioflowError as error:
+        return error_response(409, str(error))
+    except Exception:
+        logger.exception("%s %s failed", request.method, request.path)
+        return error_response(500, "internal error; it is in the log of the process")
+    finally:
+        answering.pop(connection, None)
+
+
+async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:
+    for name, value in HEADERS.items():
+        response.headers.setdefault(name, value)
+
+
+# The dashboard.
+
+
+async def _index(request: web.Request) -> web.StreamResponse:
+    return _file("index.html")
+
+
+async def _asset(request: web.Request) -> web.StreamResponse:
+    return _file(request.match_info["name"])
+
+
+for _handler in (_index, _asset):
+    setattr(_handler, OPEN, True)
+
+
+def _file(name: str) -> web.StreamResponse:
+    """By its name among the files of the package, never by a path."""
+    for entry in files("aioflow.monitoring").joinpath("dashboard").iterdir():
+        content_type = ASSET_TYPES.get(entry.name[entry.name.rfind(".") :])
+        if entry.name == name and content_type is not None and entry.is_file():
+            charset = "utf-8" if not content_type.startswith("image/") or content_type == "image/svg+xml" else None
+            return web.Response(body=entry.read_bytes(), content_type=content_type, charset=charset)
+    raise web.HTTPNotFound

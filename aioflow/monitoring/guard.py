@@ -1,0 +1,89 @@
+"""Who may ask what: one middleware in front of every route, that lets through what a rule allows and nothing else.
+
+Rules, in order: the Host header names this endpoint (a page elsewhere cannot reach it by a name of its own, "DNS rebinding"); a browser
+that says it is on another site is refused, and so is an Origin that is not the Host; reading is GET and HEAD; any other method needs
+`enable_control`, the token in a header, and a route that is declared to change something. There are no cookies, so nothing can be asked
+in somebody's name.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from aiohttp import web
+
+from aioflow.monitoring.answers import error_response
+
+if TYPE_CHECKING:
+    from aioflow.monitoring.options import MonitorOptions
+
+__all__ = ["CHANGES", "HEADERS", "OPEN", "guard"]
+
+logger = logging.getLogger(__name__)
+
+READING = ("GET", "HEAD")
+
+CHANGES: frozenset[str] = frozenset({"POST", "PATCH", "PUT", "DELETE"})
+
+OPEN = "aioflow_open"
+"""Attribute of handlers whose answer is no secret: the files of the dashboard, which asks for the token."""
+
+HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'self'; object-src 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+"""On every answer."""
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def guard(options: MonitorOptions) -> Any:
+    """The middleware. What it refuses is told why, because who configures it reads that."""
+
+    @web.middleware
+    async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
+        refusal = _refusal(request, handler, options)
+        if refusal is not None:
+            status, message = refusal
+            logger.debug("%s %s from %s is refused: %s", request.method, request.path, request.remote, message)
+            response = error_response(status, message)
+            if status == 401:
+                response.headers["WWW-Authenticate"] = 'Bearer realm="aioflow"'
+            return response
+        return await handler(request)
+
+    return check
+
+
+def _refusal(request: web.Request, handler: Handler, options: MonitorOptions) -> tuple[int, str] | None:
+    host = request.headers.get("Host", "")
+    if not options.allows_host(host):
+        return 403, f"Host {host[:100]!r} is not one of this endpoint's: ask as localhost, or list the name in allowed_hosts"
+    site = request.headers.get("Sec-Fetch-Site", "none")
+    is_visit = request.method == "GET" and request.headers.get("Sec-Fetch-Mode") == "navigate" and getattr(handler, OPEN, False)
+    if site not in ("same-origin", "none") and not is_visit:
+        return 403, "the request comes from another site"
+    origin = request.headers.get("Origin")
+    if origin is not None and urlsplit(origin).netloc.lower() != host.lower():
+        return 403, f"Origin {origin[:100]!r} is not this endpoint"
+    if request.method not in READING:
+        if request.method not in CHANGES:
+            return 405, f"{request.method} is not answered here"
+        if not options.enable_control:
+            return 403, "this endpoint only shows; changing calls need enable_control and a token"
+        if not options.accepts(request.headers.get("Authorization")):
+            return 401, "expected Authorization: Bearer with the token of this endpoint"
+        return None
+    if options.guards_reads and not getattr(handler, OPEN, False) and not options.accepts(request.headers.get("Authorization")):
+        return 401, "expected Authorization: Bearer with the token of this endpoint"
+    return None

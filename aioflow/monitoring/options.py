@@ -1,0 +1,105 @@
+"""What an endpoint may show and do, and who may ask it."""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from aioflow.core.errors import NotAuthenticated
+
+__all__ = ["MonitorOptions", "is_loopback_name", "parse_monitor_address", "served_options"]
+
+LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
+
+CONNECTIONS_MAX = 200
+"""Browsers open six, scrapers one; beyond that somebody is holding sockets."""
+
+TOKEN_CHARACTERS_MIN = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MonitorOptions:
+    """Safe as it is: reading only, and only under the names of this machine.
+
+    Raises NotAuthenticated for what would let anybody read or change.
+    """
+
+    token: str | None = field(default=None, repr=False)
+    """Expected as `Authorization: Bearer <token>`: for every changing call, and for reading where others could ask."""
+    enable_control: bool = False
+    """Whether jobs can be stopped, cancelled and checkpointed. Needs a token."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Names under which it may be asked, beside those of loopback; without ports. `"*"`: any."""
+    open_reads: bool = False
+    """Whether whoever reaches it may read without a token: for a service that has looked at who asks already."""
+    connections_max: int = CONNECTIONS_MAX
+
+    def __post_init__(self) -> None:
+        if self.enable_control and self.token is None:
+            raise NotAuthenticated("enable_control=True lets callers stop jobs, expected a token that they must know: give token=")
+        if self.token is not None and len(self.token) < TOKEN_CHARACTERS_MIN:
+            raise NotAuthenticated(f"the token has {len(self.token)} characters, expected at least {TOKEN_CHARACTERS_MIN}")
+        if self.allowed_hosts and self.token is None and not self.open_reads:
+            raise NotAuthenticated(
+                f"allowed_hosts={self.allowed_hosts!r} lets other machines ask, expected a token: give token=, "
+                "or open_reads=True if they are checked before they come here"
+            )
+
+    @property
+    def guards_reads(self) -> bool:
+        """Whether reading needs the token too."""
+        return bool(self.allowed_hosts) and not self.open_reads
+
+    def allows_host(self, name: str) -> bool:
+        """Whether a request may name this host, with or without a port."""
+        host = _without_port(name).lower().rstrip(".")
+        return "*" in self.allowed_hosts or host in LOOPBACK_NAMES or host in (each.lower() for each in self.allowed_hosts)
+
+    def accepts(self, authorization: str | None) -> bool:
+        """Whether this header holds the token; in constant time."""
+        if self.token is None:
+            return False
+        given = (authorization or "").encode("utf-8", "surrogateescape")
+        return hmac.compare_digest(given, f"Bearer {self.token}".encode())
+
+
+def _without_port(name: str) -> str:
+    if name.startswith("["):
+        return name[: name.find("]") + 1] or name
+    return name.partition(":")[0]
+
+
+def is_loopback_name(host: str) -> bool:
+    """Whether listening there lets nobody else in. A name that is not known to be of this machine does."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def parse_monitor_address(text: str) -> tuple[str, int]:
+    """`HOST:PORT` in its parts; of a port alone the host is 127.0.0.1. Raises ValueError."""
+    host, _, port = text.rpartition(":")
+    host = host.strip("[]") or "127.0.0.1"
+    if not (port.isascii() and port.isdecimal()) or int(port) > 65_535:
+        raise ValueError(f'monitor is {text!r}, expected "HOST:PORT", like "127.0.0.1:8081"; port 0 is any free one')
+    return host, int(port)
+
+
+def served_options(address: str, given: Mapping[str, Any]) -> MonitorOptions:
+    """The options of an endpoint at `address`. Raises NotAuthenticated if others could ask it without a token."""
+    host, _ = parse_monitor_address(address)
+    if is_loopback_name(host):
+        return MonitorOptions(**given)
+    options = MonitorOptions(**{**given, "allowed_hosts": ()})
+    if options.token is None and not options.open_reads:
+        raise NotAuthenticated(
+            f"monitor={address!r} can be reached from other machines, expected a token: give token=, or listen at 127.0.0.1"
+        )
+    # Who knows the token may call it by any name: a page elsewhere does not know it.
+    return replace(options, allowed_hosts=tuple(given.get("allowed_hosts") or ("*",)))

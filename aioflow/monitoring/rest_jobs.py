@@ -1,0 +1,511 @@
+"""Jobs, vertices, subtasks and exceptions, in Flink's shapes. Kebab case here; checkpoints have their own file and snake case."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from aioflow.cluster.execution_graph import JobStatus
+from aioflow.graph.deployment import ExecutionState
+from aioflow.monitoring.calls import Answer, BadRequest, Call, Conflict, NotFound
+from aioflow.monitoring.redaction import redacted
+
+if TYPE_CHECKING:
+    from aioflow.cluster.job_history import FailureRecord
+    from aioflow.graph.job_graph import JobVertex
+    from aioflow.monitoring.view import JobView, SubtaskView
+
+__all__ = [
+    "accumulators",
+    "attempt",
+    "backpressure",
+    "cancel",
+    "config",
+    "exceptions",
+    "execution_result",
+    "failure_cause",
+    "io_metrics",
+    "job",
+    "jobs",
+    "jobs_overview",
+    "plan",
+    "plan_of",
+    "status",
+    "subtask",
+    "subtask_accumulators",
+    "subtask_times",
+    "vertex",
+    "vertex_accumulators",
+    "vertex_body",
+    "vertex_status",
+    "vertex_taskmanagers",
+    "watermarks",
+]
+
+LOW_SHARE, HIGH_SHARE = 0.1, 0.5
+"""Up to the first, back pressure is ok; above the second it is high."""
+
+FAILURES_SHOWN = 20
+
+
+def jobs(call: Call) -> Any:
+    return {"jobs": [{"id": one.id, "status": one.status.value} for one in call.monitor.jobs()]}
+
+
+def jobs_overview(call: Call) -> Any:
+    return {"jobs": [_overview(one, call.now_ms) for one in call.monitor.jobs()]}
+
+
+def _overview(view: JobView, now_ms: int) -> dict[str, Any]:
+    counts = _state_counts([one for vertex in view.graph.vertices for one in view.subtasks(vertex)])
+    return {
+        "jid": view.id,
+        "name": view.name,
+        "start-time": view.start_ms,
+        "end-time": view.end_ms,
+        "duration": view.duration_ms(now_ms),
+        "state": view.status.value,
+        "last-modification": view.changed_ms,
+        "tasks": {"total": sum(counts.values()), **{state.lower(): count for state, count in counts.items()}},
+        "pending-operators": 0,
+    }
+
+
+def job(call: Call) -> Any:
+    view, now = call.job, call.now_ms
+    times = view.master.timestamps_ms
+    vertices = [vertex_body(call, view, vertex, now) for vertex in view.graph.vertices]
+    statuses = [one["status"] for one in vertices]
+    return {
+        "jid": view.id,
+        "name": view.name,
+        "isStoppable": False,
+        "state": view.status.value,
+        "job-type": "STREAMING",
+        "start-time": view.start_ms,
+        "end-time": view.end_ms,
+        "duration": view.duration_ms(now),
+        "maxParallelism": max((vertex.max_parallelism for vertex in view.graph.vertices), default=-1),
+        "now": now,
+        "timestamps": {name: times.get(JobStatus(name), 0) if name in set(JobStatus) else 0 for name in JOB_STATES},
+        "vertices": vertices,
+        "status-counts": {state.value: statuses.count(state.value) for state in SHOWN_STATES},
+        "plan": plan_of(view),
+        "pending-operators": 0,
+    }
+
+
+JOB_STATES = (*(status.value for status in JobStatus), "SUSPENDED", "RECONCILING")
+"""Two of Flink's states that a job never is in here are shown all the same: whoever reads may count on every name."""
+
+SHOWN_STATES = tuple(ExecutionState)
+
+
+def vertex_body(call: Call, view: JobView, vertex: JobVertex, now: int) -> dict[str, Any]:
+    """A vertex, as a job lists it."""
+    subtasks = view.subtasks(vertex)
+    starts = [one.start_ms for one in subtasks if one.start_ms >= 0]
+    start = min(starts, default=-1)
+    end = max((one.end_ms for one in subtasks), default=-1) if all(one.end_ms >= 0 for one in subtasks) else -1
+    return {
+        "id": view.vertex_ids[vertex.id],
+        "slotSharingGroupId": vertex.slot_sharing_group,
+        "name": vertex.name,
+        "maxParallelism": vertex.max_parallelism,
+        "parallelism": vertex.parallelism,
+        "status": vertex_status(subtasks),
+        "start-time": start,
+        "end-time": end,
+        "duration": -1 if start < 0 else max((now if end < 0 else end) - start, 0),
+        "tasks": _state_counts(subtasks),
+        "metrics": io_metrics(call.monitor.metrics(view).of_vertex(vertex)),
+    }
+
+
+def io_metrics(subtasks: Sequence[Mapping[str, float]]) -> dict[str, Any]:
+    """What a vertex, or one subtask of it, has read and written. Bytes are counted where records are encoded."""
+
+    def known(name: str) -> bool:
+        return bool(subtasks) and all(name in one for one in subtasks)
+
+    def total(name: str) -> int:
+        return round(sum(one.get(name, 0) for one in subtasks))
+
+    busy = [one.get("accumulateBusyTimeMs", math.nan) for one in subtasks]
+    return {
+        "read-bytes": total("numBytesIn"),
+        "read-bytes-complete": known("numBytesIn"),
+        "write-bytes": total("numBytesOut"),
+        "write-bytes-complete": known("numBytesOut"),
+        "read-records": total("numRecordsIn"),
+        "read-records-complete": known("numRecordsIn"),
+        "write-records": total("numRecordsOut"),
+        "write-records-complete": known("numRecordsOut"),
+        "accumulated-backpressured-time": total("accumulateBackPressuredTimeMs"),
+        "accumulated-idle-time": total("accumulateIdleTimeMs"),
+        "accumulated-busy-time": "NaN" if any(map(math.isnan, busy)) else round(sum(busy)),
+    }
+
+
+def vertex_status(subtasks: Sequence[SubtaskView]) -> str:
+    """One state for all subtasks: the most alarming one, as Flink's ExecutionJobVertex puts it together."""
+    states = [one.state for one in subtasks]
+    for state in (ExecutionState.FAILED, ExecutionState.CANCELING, ExecutionState.CANCELED, ExecutionState.INITIALIZING):
+        if state in states:
+            return str(state.value)
+    if states and all(state is ExecutionState.FINISHED for state in states):
+        return str(ExecutionState.FINISHED.value)
+    if ExecutionState.RUNNING in states or ExecutionState.FINISHED in states:
+        return str(ExecutionState.RUNNING.value)
+    for state in (ExecutionState.DEPLOYING, ExecutionState.SCHEDULED):
+        if state in states:
+            return str(state.value)
+    return str(ExecutionState.CREATED.value)
+
+
+def _state_counts(subtasks: Sequence[SubtaskView]) -> dict[str, int]:
+    states = [one.state for one in subtasks]
+    return {**{state.value: states.count(state) for state in SHOWN_STATES}, "RECONCILING": 0}
+
+
+def status(call: Call) -> Any:
+    return {"status": call.job.status.value}
+
+
+def plan(call: Call) -> Any:
+    return {"plan": plan_of(call.job)}
+
+
+def plan_of(view: JobView) -> dict[str, Any]:
+    """The job graph; producers first."""
+    nodes = []
+    for vertex in view.graph.vertices:
+        node: dict[str, Any] = {
+            "id": view.vertex_ids[vertex.id],
+            "parallelism": vertex.parallelism,
+            "operator": "",
+            "operator_strategy": "",
+            "description": vertex.name,
+            "optimizer_properties": {},
+        }
+        inputs = [
+            {
+                "num": number,
+                "id": view.vertex_ids[edge.source],
+                "ship_strategy": edge.partitioning.strategy.value,
+                "exchange": "pipelined_bounded",
+            }
+            for number, edge in enumerate(view.graph.inputs_of(vertex.id))
+        ]
+        if inputs:
+            node["inputs"] = inputs
+        nodes.append(node)
+    return {"jid": view.id, "name": view.name, "type": "STREAMING", "nodes": nodes}
+
+
+def config(call: Call) -> Any:
+    view = call.job
+    restart = view.master.executions.restart
+    return {
+        "jid": view.id,
+        "name": view.name,
+        "execution-config": {
+            "execution-mode": "PIPELINED",
+            "restart-strategy": repr(restart),
+            "job-parallelism": max((vertex.parallelism for vertex in view.graph.vertices), default=1),
+            "object-reuse-mode": True,
+            "user-config": {},
+        },
+    }
+
+
+def exceptions(call: Call) -> Any:
+    text = call.query.get("maxExceptions", str(FAILURES_SHOWN))
+    if not text.isascii() or not text.isdecimal() or len(text) > 9:
+        raise BadRequest(f"maxExceptions is {text[:40]!r}, expected a number")
+    view, most = call.job, int(text)
+    newest = list(reversed(view.failures))
+    shown = newest[:most]
+    root = newest[0] if newest else None
+    every = [one for failure in newest for one in (failure, *failure.concurrent) if one.attempt is not None]
+    hidden = view.master.history.failures_total > len(shown)
+    return {
+        "root-exception": None if root is None else redacted(root.stack),
+        "timestamp": None if root is None else root.timestamp_ms,
+        "all-exceptions": [_task_failure(view, one) for one in every[:most]],
+        "truncated": len(every) > most,
+        "exceptionHistory": {
+            "entries": [
+                {**_failure(view, one), "concurrentExceptions": [_failure(view, other) for other in one.concurrent]} for one in shown
+            ],
+            "truncated": hidden,
+        },
+    }
+
+
+def _task_failure(view: JobView, failure: FailureRecord) -> dict[str, Any]:
+    body = _failure(view, failure)
+    return {
+        "exception": body["stacktrace"],
+        "task": body["taskName"],
+        "location": body["location"],
+        "endpoint": body["endpoint"],
+        "timestamp": failure.timestamp_ms,
+        "taskManagerId": body["taskManagerId"],
+    }
+
+
+def _failure(view: JobView, failure: FailureRecord) -> dict[str, Any]:
+    """`notes` is ours: where the engine says operator, subtask and record."""
+    task = None
+    if failure.attempt is not None:
+        vertex = view.graph.vertex(failure.attempt.vertex_id)
+        task = f"{vertex.name} ({failure.attempt.subtask_index + 1}/{vertex.parallelism}) - execution #{failure.attempt.attempt}"
+    worker_id = None if task is None else view.worker_at(failure.location)
+    where = failure.location or worker_id
+    return {
+        "exceptionName": failure.name,
+        "stacktrace": redacted(failure.stack),
+        "timestamp": failure.timestamp_ms,
+        "taskName": task,
+        "location": where,
+        "endpoint": where,
+        "taskManagerId": worker_id,
+        "failureLabels": {},
+        "message": redacted(failure.message),
+        "notes": [redacted(note) for note in failure.notes],
+        "attempt": None if failure.attempt is None else failure.attempt.attempt,
+        "vertex-id": None if failure.attempt is None else view.vertex_ids[failure.attempt.vertex_id],
+        "subtask": None if failure.attempt is None else failure.attempt.subtask_index,
+    }
+
+
+# Vertices.
+
+
+def vertex(call: Call) -> Any:
+    view, one, now = call.job, call.vertex, call.now_ms
+    metrics = call.monitor.metrics(view).of_vertex(one)
+    subtasks = [_subtask_body(each, [metrics[each.index]], now) for each in view.subtasks(one)]
+    return {
+        "id": view.vertex_ids[one.id],
+        "name": one.name,
+        "parallelism": one.parallelism,
+        "maxParallelism": one.max_parallelism,
+        "now": now,
+        "subtasks": subtasks,
+        "aggregated": _aggregated(subtasks),
+    }
+
+
+def _subtask_body(one: SubtaskView, metrics: Sequence[Mapping[str, float]], now: int) -> dict[str, Any]:
+    """`start_time` repeats `start-time`, as Flink keeps it for old readers."""
+    return {
+        "subtask": one.index,
+        "status": one.state.value,
+        "attempt": one.attempt,
+        "host": one.host,
+        "endpoint": one.host,
+        "start-time": one.start_ms,
+        "end-time": one.end_ms,
+        "duration": one.duration_ms(now),
+        "metrics": io_metrics(metrics),
+        "taskmanager-id": one.worker_id,
+        "status-duration": one.status_durations(now),
+        "other-concurrent-attempts": [],
+        "start_time": one.start_ms,
+    }
+
+
+def _aggregated(subtasks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    def spread(part: str, name: str) -> dict[str, Any]:
+        values = [one[part][name] for one in subtasks if isinstance(one[part][name], (int, float)) and one[part][name] >= 0]
+        if not values:
+            return {"min": -1, "max": -1, "avg": -1, "sum": -1, "median": -1, "p25": -1, "p75": -1, "p95": -1}
+        ordered = sorted(values)
+        ranks = {"median": 0.5, "p25": 0.25, "p75": 0.75, "p95": 0.95}
+        return {
+            "min": ordered[0],
+            "max": ordered[-1],
+            "avg": sum(ordered) / len(ordered),
+            "sum": sum(ordered),
+            **{label: ordered[min(int(len(ordered) * share), len(ordered) - 1)] for label, share in ranks.items()},
+        }
+
+    numbers = [name for name in io_metrics([]) if not name.endswith("-complete")]
+    states = [state.value for state in ExecutionState if not state.is_terminal]
+    return {
+        "metrics": {name: spread("metrics", name) for name in numbers},
+        "status-duration": {state: spread("status-duration", state) for state in states},
+    }
+
+
+def backpressure(call: Call) -> Any:
+    view, one = call.job, call.vertex
+    metrics = call.monitor.metrics(view).of_vertex(one)
+    if not any("backPressuredTimeMsPerSecond" in each for each in metrics):
+        return {"status": "deprecated", "backpressureLevel": None, "backpressure-level": None, "end-timestamp": None, "subtasks": []}
+    subtasks: list[dict[str, Any]] = []
+    for each in view.subtasks(one):
+        ratio = _share(metrics[each.index], "backPressuredTimeMsPerSecond")
+        subtasks.append(
+            {
+                "subtask": each.index,
+                "attempt-number": each.attempt,
+                "backpressureLevel": _level(ratio),
+                "backpressure-level": _level(ratio),
+                "ratio": ratio,
+                "idleRatio": _share(metrics[each.index], "idleTimeMsPerSecond"),
+                "busyRatio": _share(metrics[each.index], "busyTimeMsPerSecond"),
+                "other-concurrent-attempts": [],
+            }
+        )
+    worst = max(body["ratio"] for body in subtasks)
+    return {
+        "status": "ok",
+        "backpressureLevel": _level(worst),
+        "backpressure-level": _level(worst),
+        "end-timestamp": call.now_ms,
+        "subtasks": subtasks,
+    }
+
+
+def _share(metrics: Mapping[str, float], name: str) -> float:
+    return round(min(max(metrics.get(name, 0.0) / 1000.0, 0.0), 1.0), 4)
+
+
+def _level(ratio: float) -> str:
+    return "ok" if ratio <= LOW_SHARE else ("low" if ratio <= HIGH_SHARE else "high")
+
+
+def watermarks(call: Call) -> Any:
+    view, one = call.job, call.vertex
+    metrics = call.monitor.metrics(view).of_vertex(one)
+    return [
+        {"id": f"{index}.currentInputWatermark", "value": str(round(each["currentInputWatermark"]))}
+        for index, each in enumerate(metrics)
+        if "currentInputWatermark" in each
+    ]
+
+
+def subtask_times(call: Call) -> Any:
+    view, one, now = call.job, call.vertex, call.now_ms
+    return {
+        "id": view.vertex_ids[one.id],
+        "name": one.name,
+        "now": now,
+        "subtasks": [
+            {
+                "subtask": each.index,
+                "host": each.host,
+                "endpoint": each.host,
+                "duration": each.duration_ms(now),
+                "timestamps": {state.value: each.times_ms.get(state, 0) for state in SHOWN_STATES},
+            }
+            for each in view.subtasks(one)
+        ],
+    }
+
+
+def vertex_taskmanagers(call: Call) -> Any:
+    view, one, now = call.job, call.vertex, call.now_ms
+    metrics = call.monitor.metrics(view).of_vertex(one)
+    places: dict[tuple[str, str], list[SubtaskView]] = {}
+    for each in view.subtasks(one):
+        places.setdefault((each.worker_id, each.host), []).append(each)
+    found = []
+    for (worker_id, host), subtasks in places.items():
+        bodies = [_subtask_body(each, [metrics[each.index]], now) for each in subtasks]
+        start = min((each.start_ms for each in subtasks if each.start_ms >= 0), default=-1)
+        end = max(each.end_ms for each in subtasks) if all(each.end_ms >= 0 for each in subtasks) else -1
+        found.append(
+            {
+                "host": host,
+                "endpoint": host,
+                "status": vertex_status(subtasks),
+                "start-time": start,
+                "end-time": end,
+                "duration": -1 if start < 0 else max((now if end < 0 else end) - start, 0),
+                "metrics": io_metrics([metrics[each.index] for each in subtasks]),
+                "status-counts": _state_counts(subtasks),
+                "taskmanager-id": worker_id,
+                "aggregated": _aggregated(bodies),
+            }
+        )
+    return {"id": view.vertex_ids[one.id], "name": one.name, "now": now, "taskmanagers": found}
+
+
+def subtask(call: Call) -> Any:
+    view, one, index = call.job, call.vertex, call.subtask
+    metrics = call.monitor.metrics(view).of_subtask(one.id, index)
+    return _subtask_body(view.subtasks(one)[index], [metrics], call.now_ms)
+
+
+def attempt(call: Call) -> Any:
+    view, one, index, number = call.job, call.vertex, call.subtask, call.number("attempt")
+    for each in view.attempts(one, index):
+        if each.attempt == number:
+            metrics = call.monitor.metrics(view).of_subtask(one.id, index)
+            return _subtask_body(each, [metrics], call.now_ms)
+    raise NotFound(f"subtask {index} of vertex {one.name!r} has no attempt {number} that is remembered")
+
+
+# Accumulators: user metrics of RuntimeContext are what comes nearest, and they are under /metrics. These are for those who ask.
+
+
+def accumulators(call: Call) -> Any:
+    _ = call.job
+    return {"job-accumulators": [], "user-task-accumulators": [], "serialized-user-task-accumulators": {}}
+
+
+def vertex_accumulators(call: Call) -> Any:
+    return {"id": call.job.vertex_ids[call.vertex.id], "user-accumulators": []}
+
+
+def subtask_accumulators(call: Call) -> Any:
+    view, one = call.job, call.vertex
+    return {
+        "id": view.vertex_ids[one.id],
+        "parallelism": one.parallelism,
+        "subtasks": [
+            {"subtask": each.index, "attempt": each.attempt, "host": each.host, "endpoint": each.host, "user-accumulators": []}
+            for each in view.subtasks(one)
+        ],
+    }
+
+
+def execution_result(call: Call) -> Any:
+    view = call.job
+    if not view.status.is_terminal:
+        return {"status": {"id": "IN_PROGRESS"}, "job-execution-result": None}
+    result: dict[str, Any] = {
+        "id": view.id,
+        "application-status": {"FINISHED": "SUCCEEDED", "CANCELED": "CANCELED"}.get(view.status.value, "FAILED"),
+        "accumulator-results": {},
+        "net-runtime": view.duration_ms(call.now_ms),
+    }
+    if view.master.error is not None and view.status is JobStatus.FAILED:
+        result["failure-cause"] = failure_cause(view.master.error)
+    return {"status": {"id": "COMPLETED"}, "job-execution-result": result}
+
+
+def failure_cause(error: BaseException) -> dict[str, Any]:
+    """An error that an operation ended with. There is no Java object to read back."""
+    return {
+        "class": type(error).__qualname__,
+        "stack-trace": redacted(f"{type(error).__qualname__}: {error}"),
+        "serialized-throwable": "",
+    }
+
+
+def cancel(call: Call) -> Any:
+    """PATCH /jobs/:jobid?mode=cancel. A job that was cancelled stays so; one that ended otherwise is not changed."""
+    mode = call.query.get("mode", "cancel")
+    if mode != "cancel":
+        raise BadRequest(f"mode is {mode[:40]!r}, expected cancel; to stop a job: POST /jobs/:jobid/stop")
+    view = call.job
+    if view.status in (JobStatus.FINISHED, JobStatus.FAILED):
+        raise Conflict(f"job {view.id} is {view.status.value}, it cannot be cancelled any more")
+    view.master.cancel()
+    return Answer({}, status=202)

@@ -1,0 +1,84 @@
+"""Every route of the endpoint, once: what the router, the OpenAPI document and the tests are made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from aioflow.monitoring import rest_checkpoints, rest_cluster, rest_jobs, rest_metrics
+from aioflow.monitoring.calls import Handler
+
+__all__ = ["ROUTES", "Route"]
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """`schema` names the shape of the answer in `schemas`; `query` the parameters that are read, all optional."""
+
+    method: str
+    path: str
+    handler: Handler
+    schema: str
+    summary: str
+    query: tuple[str, ...] = ()
+    body: str = ""
+    """Names the shape of the body of a changing call."""
+    status: int = 200
+
+
+def _get(path: str, handler: Handler, schema: str, summary: str, *query: str) -> Route:
+    return Route("GET", path, handler, schema, summary, query)
+
+
+VERTEX = "/jobs/{jobid}/vertices/{vertexid}"
+
+ROUTES: tuple[Route, ...] = (
+    _get("/overview", rest_cluster.overview, "Overview", "The cluster at a glance"),
+    _get("/config", rest_cluster.config, "DashboardConfig", "What a dashboard needs to know"),
+    # Jobs.
+    _get("/jobs", rest_jobs.jobs, "Jobs", "Ids and states of all jobs"),
+    _get("/jobs/overview", rest_jobs.jobs_overview, "JobsOverview", "All jobs with times and counts of tasks"),
+    _get("/jobs/metrics", rest_metrics.jobs, "AggregatedMetrics", "Metrics over jobs", "get", "agg", "jobs"),
+    _get("/jobs/{jobid}", rest_jobs.job, "Job", "A job with its vertices"),
+    _get("/jobs/{jobid}/status", rest_jobs.status, "JobStatus", "The state of a job"),
+    _get("/jobs/{jobid}/plan", rest_jobs.plan, "JobPlan", "The job graph"),
+    _get("/jobs/{jobid}/config", rest_jobs.config, "JobConfig", "How a job runs"),
+    _get("/jobs/{jobid}/exceptions", rest_jobs.exceptions, "Exceptions", "What failed, newest first", "maxExceptions"),
+    _get("/jobs/{jobid}/metrics", rest_metrics.job, "Metrics", "Metrics of a job as a whole", "get"),
+    _get("/jobs/{jobid}/accumulators", rest_jobs.accumulators, "Accumulators", "There are none"),
+    _get("/jobs/{jobid}/execution-result", rest_jobs.execution_result, "ExecutionResult", "How a job ended"),
+    Route("PATCH", "/jobs/{jobid}", rest_jobs.cancel, "Empty", "Cancel a job", ("mode",), status=202),
+    # Vertices.
+    _get(VERTEX, rest_jobs.vertex, "Vertex", "A vertex with its subtasks"),
+    _get(f"{VERTEX}/backpressure", rest_jobs.backpressure, "BackPressure", "How much of its time each subtask is held back"),
+    _get(f"{VERTEX}/watermarks", rest_jobs.watermarks, "Metrics", "The input watermark of each subtask"),
+    _get(f"{VERTEX}/subtasktimes", rest_jobs.subtask_times, "SubtaskTimes", "When each subtask reached each state"),
+    _get(f"{VERTEX}/taskmanagers", rest_jobs.vertex_taskmanagers, "VertexTaskManagers", "A vertex by process"),
+    _get(f"{VERTEX}/accumulators", rest_jobs.vertex_accumulators, "VertexAccumulators", "There are none"),
+    _get(f"{VERTEX}/metrics", rest_metrics.vertex, "Metrics", "Metrics of all subtasks", "get"),
+    _get(f"{VERTEX}/jm-operator-metrics", rest_metrics.operators, "Metrics", "Metrics of coordinators", "get"),
+    _get(f"{VERTEX}/subtasks/accumulators", rest_jobs.subtask_accumulators, "SubtaskAccumulators", "There are none"),
+    _get(f"{VERTEX}/subtasks/metrics", rest_metrics.subtasks, "AggregatedMetrics", "Metrics over subtasks", "get", "agg", "subtasks"),
+    _get(f"{VERTEX}/subtasks/{{subtaskindex}}", rest_jobs.subtask, "Subtask", "The current attempt of a subtask"),
+    _get(f"{VERTEX}/subtasks/{{subtaskindex}}/metrics", rest_metrics.subtask, "Metrics", "Metrics of a subtask", "get"),
+    _get(f"{VERTEX}/subtasks/{{subtaskindex}}/attempts/{{attempt}}", rest_jobs.attempt, "Subtask", "One attempt of a subtask"),
+    # Checkpoints.
+    _get("/jobs/{jobid}/checkpoints", rest_checkpoints.checkpoints, "Checkpoints", "Checkpoints, newest first"),
+    _get("/jobs/{jobid}/checkpoints/config", rest_checkpoints.config, "CheckpointConfig", "How checkpoints are taken"),
+    _get("/jobs/{jobid}/checkpoints/details/{checkpointid}", rest_checkpoints.details, "Checkpoint", "One checkpoint"),
+    _get(
+        "/jobs/{jobid}/checkpoints/details/{checkpointid}/subtasks/{vertexid}",
+        rest_checkpoints.subtask_details,
+        "CheckpointSubtasks",
+        "One vertex in one checkpoint",
+    ),
+    # Processes.
+    _get("/taskmanagers", rest_cluster.taskmanagers, "TaskManagers", "The processes that run tasks"),
+    _get("/taskmanagers/metrics", rest_metrics.taskmanagers, "AggregatedMetrics", "Metrics over processes", "get", "agg", "taskmanagers"),
+    _get("/taskmanagers/{taskmanagerid}", rest_cluster.taskmanager, "TaskManagerDetails", "One process"),
+    _get("/taskmanagers/{taskmanagerid}/metrics", rest_metrics.taskmanager, "Metrics", "Metrics of a process", "get"),
+    _get("/taskmanagers/{taskmanagerid}/logs", rest_cluster.no_logs, "Logs", "Log files; there are none"),
+    _get("/jobmanager/metrics", rest_metrics.jobmanager, "Metrics", "Metrics of the cluster and of this process", "get"),
+    _get("/jobmanager/config", rest_cluster.jobmanager_config, "Settings", "Settings, without secrets"),
+    _get("/jobmanager/environment", rest_cluster.jobmanager_environment, "Environment", "What runs this process"),
+    _get("/jobmanager/logs", rest_cluster.no_logs, "Logs", "Log files; there are none"),
+)

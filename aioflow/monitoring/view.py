@@ -1,0 +1,260 @@
+"""What the endpoint sees of jobs and the processes they run in: plain reading, between two turns of the loop, and never a Flow.
+
+`Monitored` is all that an application is given. One process, worker processes and the JobManager of a cluster each make one (`adapters`);
+a `JobView` reads the JobMaster, which is the same in all three. Times are wall-clock ms, -1 for what has not happened.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from aioflow.cluster.job_history import AttemptRecord
+from aioflow.core.errors import JobNotRunning
+from aioflow.graph.deployment import ExecutionState
+
+if TYPE_CHECKING:
+    from collections import deque
+
+    from aioflow.checkpoint.statistics import CheckpointStatistics
+    from aioflow.cluster.checkpoint_settings import CheckpointSettings
+    from aioflow.cluster.execution_graph import ExecutionGraph, JobStatus
+    from aioflow.cluster.gateways import TapGateway
+    from aioflow.cluster.job_history import FailureRecord, JobHistory
+    from aioflow.core.host import Host
+    from aioflow.graph.deployment import ExecutionAttemptId
+    from aioflow.graph.job_graph import JobGraph, JobVertex
+
+__all__ = ["JobMasterView", "JobView", "Monitored", "SubtaskView", "WorkerView", "vertex_hex"]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerView:
+    """A process that runs tasks. In a cluster of one it is this one."""
+
+    id: str
+    location: str = ""
+    """`host:port` at which others read its partitions; what says which tasks run there."""
+    slots: int
+    free_slots: int
+    silence_ms: int = 0
+    """Since it was last heard."""
+    is_here: bool = False
+    """Whether it is this process."""
+    job_ids: tuple[str, ...] = ()
+    """Of each slot that is taken, the job."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubtaskView:
+    """One attempt of one subtask."""
+
+    index: int
+    attempt: int
+    state: ExecutionState
+    host: str
+    worker_id: str
+    times_ms: Mapping[ExecutionState, int] = field(default_factory=dict)
+
+    @property
+    def start_ms(self) -> int:
+        return self.times_ms.get(ExecutionState.DEPLOYING, -1)
+
+    @property
+    def end_ms(self) -> int:
+        return self.times_ms.get(self.state, -1) if self.state.is_terminal else -1
+
+    def duration_ms(self, now_ms: int) -> int:
+        """So far, or in all; -1 before it started."""
+        return -1 if self.start_ms < 0 else max((now_ms if self.end_ms < 0 else self.end_ms) - self.start_ms, 0)
+
+    def status_durations(self, now_ms: int) -> dict[str, int]:
+        """How long it was in each state that is none of the end; -1: never."""
+        order = sorted(self.times_ms.items(), key=lambda entry: entry[1])
+        ends = [at for _, at in order[1:]] + [now_ms]
+        spent = {state: max(end - at, 0) for (state, at), end in zip(order, ends, strict=True)}
+        return {state.value: spent.get(state, -1) for state in ExecutionState if not state.is_terminal}
+
+
+class JobMasterView(Protocol):
+    """What is read of a JobMaster, and asked of it."""
+
+    @property
+    def status(self) -> JobStatus: ...
+    @property
+    def error(self) -> BaseException | None: ...
+    @property
+    def executions(self) -> ExecutionGraph: ...
+    @property
+    def timestamps_ms(self) -> Mapping[JobStatus, int]: ...
+    @property
+    def history(self) -> JobHistory: ...
+    @property
+    def checkpoint_settings(self) -> CheckpointSettings | None: ...
+    @property
+    def checkpoint_statistics(self) -> CheckpointStatistics | None: ...
+    @property
+    def stopped_with(self) -> str | None: ...
+    @property
+    def stop_error(self) -> BaseException | None: ...
+
+    def cancel(self) -> None: ...
+    def stop(self, *, drain: bool = False, savepoint: bool = True, directory: str | None = None) -> None: ...
+    async def savepoint(self, directory: str | None = None) -> str: ...
+    async def checkpoint(self) -> int: ...
+
+
+QueryState = Callable[["ExecutionAttemptId", int, Callable[[Any], Any]], Any]
+"""(attempt, node, query) -> awaitable of what the query gives, run between two slices of the task."""
+
+
+class JobView:
+    """One job. `read_metrics()` gives all its metrics by dotted name; `worker_at(location)` the id of the process there."""
+
+    def __init__(
+        self,
+        master: JobMasterView,
+        read_metrics: Callable[[], Mapping[str, float]],
+        worker_at: Callable[[str], str],
+        query_state: QueryState | None = None,
+        taps: TapGateway | None = None,
+        state_backend: str = "",
+    ) -> None:
+        self.master = master
+        self.read_metrics = read_metrics
+        self._worker_at = worker_at
+        self._query_state = query_state
+        self.taps = taps
+        """Where what operators emit can be seen; None where it cannot."""
+        self.state_backend = state_backend
+        graph = master.executions.graph
+        self.vertex_ids = {vertex.id: vertex_hex(vertex) for vertex in graph.vertices}
+        self._vertices = {self.vertex_ids[vertex.id]: vertex for vertex in graph.vertices}
+
+    @property
+    def id(self) -> str:
+        return self.master.executions.job_id
+
+    @property
+    def name(self) -> str:
+        return self.graph.name
+
+    @property
+    def graph(self) -> JobGraph:
+        return self.master.executions.graph
+
+    @property
+    def status(self) -> JobStatus:
+        return self.master.status
+
+    @property
+    def restarts(self) -> int:
+        return self.master.executions.restarts
+
+    @property
+    def start_ms(self) -> int:
+        return min(self.master.timestamps_ms.values(), default=-1)
+
+    @property
+    def end_ms(self) -> int:
+        return self.master.timestamps_ms.get(self.status, -1) if self.status.is_terminal else -1
+
+    @property
+    def changed_ms(self) -> int:
+        """When it was last in another state."""
+        return max(self.master.timestamps_ms.values(), default=-1)
+
+    def duration_ms(self, now_ms: int) -> int:
+        """So far, or in all."""
+        return max((now_ms if self.end_ms < 0 else self.end_ms) - self.start_ms, 0)
+
+    def vertex(self, vertex_id: str) -> JobVertex | None:
+        """By the 32 hex digits that REST knows it by."""
+        return self._vertices.get(vertex_id)
+
+    def subtasks(self, vertex: JobVertex) -> list[SubtaskView]:
+        """The current attempt of each."""
+        return [self._subtask(vertex, index) for index in range(vertex.parallelism)]
+
+    def attempts(self, vertex: JobVertex, index: int) -> list[SubtaskView]:
+        """Of one subtask all that are remembered, oldest first, the current one last."""
+        current = self._subtask(vertex, index)
+        records = self._records(vertex, index)
+        earlier = [self._view(index, record, record.state) for record in records if record.attempt < current.attempt]
+        return [*earlier, current]
+
+    def _subtask(self, vertex: JobVertex, index: int) -> SubtaskView:
+        execution = self.master.executions.executions[vertex.id, index]
+        attempt = execution.attempt.attempt
+        record = next((record for record in self._records(vertex, index) if record.attempt == attempt), None)
+        if record is None:
+            location = self.master.executions.locations.get((vertex.id, index), "")
+            record = AttemptRecord(attempt, execution.state, location, {})
+        return self._view(index, record, execution.state)
+
+    def _view(self, index: int, record: AttemptRecord, state: ExecutionState) -> SubtaskView:
+        worker_id = self._worker_at(record.location)
+        return SubtaskView(
+            index=index,
+            attempt=record.attempt,
+            state=state,
+            host=record.location or worker_id,
+            worker_id=worker_id,
+            times_ms=record.times_ms,
+        )
+
+    def worker_ids(self) -> set[str]:
+        """The processes that have a task of this job now."""
+        return {one.worker_id for vertex in self.graph.vertices for one in self.subtasks(vertex) if not one.state.is_terminal}
+
+    def worker_at(self, location: str) -> str:
+        """Id of the process at `location`."""
+        return self._worker_at(location)
+
+    def _records(self, vertex: JobVertex, index: int) -> deque[AttemptRecord] | tuple[AttemptRecord, ...]:
+        return self.master.history.attempts.get((vertex.id, index), ())
+
+    @property
+    def failures(self) -> Sequence[FailureRecord]:
+        """Oldest first."""
+        return tuple(self.master.history.failures)
+
+    @property
+    def checkpoint_settings(self) -> CheckpointSettings | None:
+        return self.master.checkpoint_settings
+
+    @property
+    def checkpoints(self) -> CheckpointStatistics | None:
+        return self.master.checkpoint_statistics
+
+    async def query_state(self, vertex: JobVertex, index: int, node_id: int, query: Callable[[Any], Any]) -> Any:
+        """What `query(keyed backend)` gives on one subtask. Raises JobNotRunning."""
+        execution = self.master.executions.executions[vertex.id, index]
+        if self._query_state is None or execution.state is not ExecutionState.RUNNING:
+            raise JobNotRunning(f"subtask {index} of {vertex.name!r} is {execution.state.value}, its state cannot be read now")
+        return await self._query_state(execution.attempt, node_id, query)
+
+
+class Monitored(Protocol):
+    """What an endpoint shows."""
+
+    @property
+    def host(self) -> Host: ...
+
+    def jobs(self) -> Sequence[JobView]:
+        """Running ones and those that ended a while ago, oldest first."""
+
+    def workers(self) -> Sequence[WorkerView]: ...
+
+    def settings(self) -> Mapping[str, str]:
+        """How the cluster is configured; no secrets."""
+
+    def worker_metrics(self, worker_id: str) -> Mapping[str, float]:
+        """Of one process all that its tasks say, by dotted name."""
+
+
+def vertex_hex(vertex: JobVertex) -> str:
+    """32 hex digits that stay the same as long as the uids do: from run to run, whatever is added elsewhere."""
+    return hashlib.blake2b("\x00".join(vertex.uids).encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+
