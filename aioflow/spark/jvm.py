@@ -1,0 +1,211 @@
+"""Starts and ends the Java process of Spark and the one session in it. Everything here blocks: it is called in a thread.
+
+PySpark keeps its context, its gateway and its session in class attributes, one of each a process. So there is one `SparkProcess` at a
+time; a context that the program made itself is used as it is, and left alone at the end.
+
+What Java prints goes to a file, whose end is the cause when it does not start. The process ends when we close its standard input, also
+by dying.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from aioflow.spark.failures import SparkError, SparkGone
+from aioflow.spark.java import find_java
+from aioflow.spark.settings import session_config
+
+__all__ = ["SparkProcess", "gone"]
+
+PYSPARK_MIN = (4, 2)
+
+STOP_TIMEOUT_S = 10.0
+"""How long the Java process may take to end before it is killed."""
+
+ENDING_S = 2.0
+"""How long a process whose connections broke may take to be over."""
+
+logger = logging.getLogger(__name__)
+
+
+class SparkProcess:
+    """One Java process with one context and session. `session` is PySpark's SparkSession."""
+
+    def __init__(self, session: Any, scratch: str | None, log: IO[bytes] | None, process: Any) -> None:
+        self.session = session
+        self._scratch = scratch
+        self._log = log
+        self._process = process
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether we started it, and so end it."""
+        return self._scratch is not None
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the Java process is gone, or somebody has stopped the context."""
+        context = self.session.sparkContext
+        return (self._process is not None and self._process.poll() is not None) or context._jsc is None
+
+    def ends_soon(self) -> bool:
+        """As `has_ended`, where a connection broke: its sockets are closed a moment before a process is over."""
+        if self._process is not None:
+            try:
+                self._process.wait(ENDING_S)
+            except subprocess.TimeoutExpired:
+                pass
+        return self.has_ended
+
+    @staticmethod
+    def start(master: str, app: str, config: Mapping[str, str]) -> SparkProcess:
+        """Start Java and Spark, or use the context that there is. Raises SparkError, or ModuleNotFoundError naming the extra."""
+        if importlib.util.find_spec("pyspark") is None:
+            raise ModuleNotFoundError("Spark needs PySpark: pip install 'aioflow[spark]'")
+        import pyspark
+        from pyspark import SparkContext
+        from pyspark.sql import SparkSession
+
+        found = tuple(int(part) for part in pyspark.__version__.split(".")[:2])
+        if found < PYSPARK_MIN:
+            raise SparkError(f"PySpark is {pyspark.__version__}, expected 4.2 or later: pip install 'aioflow[spark]'")
+        running = SparkContext._active_spark_context
+        if running is not None:
+            if running.master != master:
+                raise SparkError(
+                    f"this process has a Spark context on {running.master!r} already, and can have only one: "
+                    f"stop that first, or use it here too instead of {master!r}"
+                )
+            return SparkProcess(SparkSession.builder.getOrCreate(), None, None, None)
+        scratch = tempfile.mkdtemp(prefix="aioflow-spark-")
+        try:
+            return _launch(master, app, config, scratch)
+        except BaseException:
+            shutil.rmtree(scratch, ignore_errors=True)
+            raise
+
+    def activate(self) -> None:
+        """Make the session that of this thread: Python data sources and SQL are looked up through the thread's."""
+        session = self.session
+        session._jvm.SparkSession.setActiveSession(session._jsparkSession)
+
+    def stop(self) -> None:
+        """End the context and the Java process, however they are. Nothing if the context is not ours."""
+        if not self.is_ours:
+            return
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # A process that was killed cannot be shut down cleanly.
+            try:
+                self.session.stop()
+            except Exception as error:  # noqa: BLE001  # It ends all the same, below.
+                logger.debug("the Spark session did not stop: %r", error)
+        _end(self._process)
+        _forget()
+        assert self._log is not None and self._scratch is not None
+        self._log.close()
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
+
+def _launch(master: str, app: str, config: Mapping[str, str], scratch: str) -> SparkProcess:
+    from pyspark import SparkConf, SparkContext
+    from pyspark.java_gateway import launch_gateway
+    from pyspark.sql import SparkSession
+
+    java = find_java(os.environ, scratch)
+    _silence()
+    conf = SparkConf(loadDefaults=False)
+    conf.setMaster(master).setAppName(app).setAll(list(session_config(master, config, scratch).items()))
+    # spark-submit and the context read these, and nothing else tells them.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    if master.startswith("local"):
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        os.environ.setdefault("SPARK_LOCAL_HOSTNAME", "localhost")
+    home = os.environ.get("JAVA_HOME")
+    os.environ["JAVA_HOME"] = java.home
+    log_path = Path(scratch, "spark.log")
+    log = log_path.open("wb")
+    gateway: Any = None
+    try:
+        try:
+            launch: Any = launch_gateway  # Published without types.
+            gateway = launch(conf, popen_kwargs={"stdout": log, "stderr": subprocess.STDOUT})
+        except Exception as error:  # noqa: BLE001  # Whatever it is: what Java printed says more.
+            cause = _last_words(log_path) or str(error)
+            raise SparkError(f"the Java process of Spark did not start ({java.home}): {cause}") from None
+        finally:
+            if home is None:
+                del os.environ["JAVA_HOME"]
+            else:
+                os.environ["JAVA_HOME"] = home
+        SparkContext(conf=conf, gateway=gateway)
+        return SparkProcess(SparkSession.builder.getOrCreate(), scratch, log, gateway.proc)
+    except BaseException:
+        if gateway is not None:
+            _end(gateway.proc)
+            _forget()
+        log.close()
+        raise
+
+
+def _silence() -> None:
+    """PySpark prints errors of queries as JSON with all Java frames, beside raising them."""
+    from pyspark.logger import PySparkLogger
+
+    for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
+        PySparkLogger.getLogger(name).disabled = True
+
+
+def _end(process: Any) -> None:
+    """Close the process's standard input, upon which it ends."""
+    if process is None:
+        return
+    process.stdin.close()
+    try:
+        process.wait(STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _forget() -> None:
+    """Make PySpark forget the gateway: the next session starts another process."""
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+    gateway, SparkContext._gateway = SparkContext._gateway, None
+    SparkContext._jvm = None
+    SparkContext._active_spark_context = None
+    SparkSession._instantiatedSession = None
+    SparkSession._activeSession = None
+    if gateway is not None:
+        try:
+            gateway.shutdown()
+        except Exception as error:  # noqa: BLE001  # The other side is gone: there is nobody to say goodbye to.
+            logger.debug("the gateway to Java did not shut down: %r", error)
+
+
+def _last_words(log: Path) -> str:
+    """The first line of what Java printed that tells of an error."""
+    try:
+        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return ""
+    wanted = [line.strip() for line in lines if "Exception" in line or "Error" in line or "error" in line]
+    return (wanted or [line.strip() for line in lines[-1:]] or [""])[0]
+
+
+def gone(process: SparkProcess) -> SparkGone:
+    """The error of a call that found the Java process ended."""
+    code = None if process._process is None else process._process.poll()
+    how = "" if code is None else f" with code {code}"
+    return SparkGone(f"the Java process of Spark ended{how} during the call; the next call starts another one")

@@ -1,0 +1,263 @@
+"""The bridge: a Spark session of this service, behind threads. The event loop never waits for Java.
+
+    async with SparkBridge("local[4]") as spark:
+        frame = await spark.sql("SELECT * FROM range(10)")
+        count = await spark.call(frame.count, timeout="30s")
+
+PySpark blocks: every call goes through a socket to the Java process, and an action returns when its job is through. So each call runs in
+a thread of a bounded number, whose thread in the JVM has the session as its active one and the call's own job group.
+
+Invariants: at most `capacity` calls that somebody waits for run at a time; whoever is cancelled or out of time stops waiting at once, and
+the jobs of the call are cancelled, those too that it has not submitted yet; a call that does not return all the same is given up after
+`ABANDON_AFTER_S`, counted in `abandoned`, and takes nobody's place. A Java process that died fails the calls under way; the next call
+starts another.
+
+Through the bridge goes control. Rows go over channels of our own (`transfer`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from aioflow.core.aio import close_within
+from aioflow.core.errors import Closed
+from aioflow.core.host import SystemHost
+from aioflow.core.timeunits import to_seconds
+from aioflow.spark.calls import Call, CallThreads
+from aioflow.spark.failures import SparkError, SparkGone, translated
+from aioflow.spark.jvm import SparkProcess, gone
+from aioflow.spark.settings import check_master, standalone_masters
+
+if TYPE_CHECKING:
+    from aioflow.core.host import Host
+
+__all__ = ["ABANDON_AFTER_S", "CAPACITY", "SparkBridge"]
+
+T = TypeVar("T")
+
+CAPACITY = 4
+"""Calls at a time. Spark runs the jobs of several threads side by side; more would only wait for the same cores."""
+
+ABANDON_AFTER_S = 10.0
+"""How long a cancelled call may take to return before its thread is given up. Spark interrupts tasks within a second or two."""
+
+CONNECT_TIMEOUT_S = 5.0
+"""How long a master may take to answer before it is called unreachable."""
+
+CLOSE_TIMEOUT_S = 30.0
+
+logger = logging.getLogger(__name__)
+
+
+class SparkBridge:
+    """One Spark session, started by the first call. Safe to use from several loops, one after the other."""
+
+    def __init__(
+        self,
+        master: str = "local[*]",
+        *,
+        app: str = "aioflow",
+        config: Mapping[str, str] | None = None,
+        capacity: int = CAPACITY,
+        host: Host | None = None,
+    ) -> None:
+        """`config` goes over the defaults, which are quiet and on loopback. Raises SparkError for what is no master URL."""
+        check_master(master)
+        if type(capacity) is not int or capacity < 1:
+            raise ValueError(f"capacity is {capacity!r}, expected a number of calls of at least 1")
+        self.master = master
+        self._app = app
+        self._config = dict(config or {})
+        self._host: Host = SystemHost(close_timeout_s=CLOSE_TIMEOUT_S) if host is None else host
+        self._owns_host = host is None
+        self._threads = CallThreads(self._host, capacity, self._run, "aioflow-spark")
+        self._starting = threading.Lock()
+        """Held while the session is started or ended, so that it is one."""
+        self._process: SparkProcess | None = None
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"SparkBridge({self.master!r})"
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        await close_within(self.close(), 2 * CLOSE_TIMEOUT_S, what="the Spark bridge")
+
+    @property
+    def started(self) -> bool:
+        """Whether there is a session now."""
+        return self._process is not None
+
+    @property
+    def running(self) -> int:
+        """Calls under way that somebody waits for."""
+        return self._threads.running
+
+    @property
+    def abandoned(self) -> int:
+        """Calls that were cancelled and still have not returned."""
+        return self._threads.abandoned
+
+    async def session(self) -> Any:
+        """PySpark's SparkSession. Its methods block: use them in functions given to `call`."""
+        return await self.call(self._current_session)
+
+    async def sql(self, query: str, args: Mapping[str, Any] | None = None, *, timeout: str | timedelta | None = None) -> Any:
+        """The DataFrame of `query`; `args` fill its named parameters (":name"). It is computed when an action asks for it."""
+
+        def run() -> Any:
+            return self._current_session().sql(query, args=None if args is None else dict(args))
+
+        return await self.call(run, timeout=timeout)
+
+    async def call(self, fn: Callable[..., T], /, *args: Any, timeout: str | timedelta | None = None, **kwargs: Any) -> T:
+        """`fn(*args, **kwargs)` in a thread in which it may use Spark, as long as that takes.
+
+        Raises TimeoutError after `timeout`, which counts from now, and SparkError for what fails in Spark; other errors of `fn` come out
+        as they are. Cancelled or out of time, the jobs of the call are cancelled too.
+        """
+        timeout_s = None if timeout is None else to_seconds(timeout)
+        if self._closed:
+            raise Closed("the Spark bridge is closed: call before leaving it")
+        await self._check_reachable()
+        call = Call(partial(fn, *args, **kwargs), f"aioflow-{self._host.ids.new('spark call')}")
+        self._threads.submit(call)
+        try:
+            async with asyncio.timeout(timeout_s):
+                result: T = await call.future
+                return result
+        except TimeoutError as error:
+            if call.future.done() and not call.future.cancelled():
+                raise  # The function's own.
+            what = getattr(fn, "__qualname__", repr(fn))
+            raise TimeoutError(f"the Spark call {what} took longer than {timeout}, its jobs are cancelled") from error
+        finally:
+            if not call.ended and (not call.future.done() or call.future.cancelled()):
+                self._give_up(call)
+
+    async def close(self) -> None:
+        """End the session and the Java process that we started. Calls under way are cancelled. Closing again does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        self._threads.close()
+        await self._host.blocking(self._end, dedicated=True, name="aioflow-spark-close")
+        if self._owns_host:
+            await self._host.close()
+
+    # In the threads.
+
+    def _run(self, call: Call) -> Any:
+        process = self._ensure()
+        context = process.session.sparkContext
+        try:
+            process.activate()
+            context.setJobGroup(call.group, "aioflow", interruptOnCancel=True)
+            try:
+                return call.fn()
+            finally:
+                if context._jsc is not None and not process.has_ended:
+                    context._jsc.clearJobGroup()
+        except Exception as error:
+            better = translated(error)
+            if process.has_ended or (isinstance(better, (SparkGone, ConnectionError)) and process.ends_soon()):
+                self._forget(process)
+                raise gone(process) from None
+            if better is error:
+                raise
+            raise better from None
+        finally:
+            del call.fn  # A frame that it holds on to must not live as long as the thread.
+
+    def _ensure(self) -> SparkProcess:
+        """The session; started if there is none. One thread starts it, the others wait for that."""
+        with self._starting:
+            if self._closed:
+                raise Closed("the Spark bridge was closed before the call began")
+            process = self._process
+            if process is not None and process.has_ended:
+                process.stop()
+                process = self._process = None
+            if process is None:
+                try:
+                    process = self._process = SparkProcess.start(self.master, self._app, self._config)
+                except (SparkError, ModuleNotFoundError):
+                    raise
+                except Exception as error:  # Whatever Java says, in a sentence.
+                    better = translated(error)
+                    if better is error:
+                        raise
+                    raise better from None
+                logger.info("Spark session on %s started", self.master)
+            return process
+
+    def _forget(self, process: SparkProcess) -> None:
+        with self._starting:
+            if self._process is process:
+                self._process = None
+                process.stop()
+                logger.warning("the Java process of Spark on %s is gone", self.master)
+
+    def _current_session(self) -> Any:
+        process = self._process
+        assert process is not None, "only called from within a call"
+        return process.session
+
+    def _end(self) -> None:
+        with self._starting:
+            process, self._process = self._process, None
+            if process is not None:
+                if not process.is_ours:
+                    process.session.sparkContext.cancelAllJobs()
+                process.stop()
+
+    # On the loop.
+
+    async def _check_reachable(self) -> None:
+        """Raises SparkError if no standalone master answers: Spark would try for a minute, and then stop from within."""
+        if self._process is not None:
+            return
+        masters = standalone_masters(self.master)
+        reasons = []
+        for host, port in masters:
+            try:
+                async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                    transport, _ = await self._host.net.connect(asyncio.Protocol, host, port)
+            except (OSError, TimeoutError) as error:
+                reasons.append(f"{host}:{port}: {error or 'no answer'}")
+                continue
+            transport.abort()
+            return
+        if masters:
+            raise SparkError(f"no Spark master answers at {self.master} ({'; '.join(reasons)}): is it running, and is the address right?")
+
+    def _give_up(self, call: Call) -> None:
+        """Nobody waits for `call` any more."""
+        if self._threads.withdraw(call):
+            return
+        _ = self._host.blocking(self._cancel_jobs, call.group, dedicated=True, name="aioflow-spark-cancel")
+        asyncio.get_running_loop().call_later(ABANDON_AFTER_S, self._abandon, call)
+
+    def _abandon(self, call: Call) -> None:
+        if self._threads.abandon(call):
+            logger.warning("a cancelled Spark call did not return within %g s and is given up, with its thread", ABANDON_AFTER_S)
+
+    def _cancel_jobs(self, group: str) -> None:
+        """In a thread of its own: those of the calls may all be taken."""
+        process = self._process
+        if process is None or process.has_ended:
+            return
+        try:
+            # Also what the call submits from now on: it may be just between two jobs.
+            process.session.sparkContext._jsc.sc().cancelJobGroupAndFutureJobs(group)
+        except Exception as error:  # noqa: BLE001  # The process may be ending; then its jobs end too.
+            logger.debug("jobs of a Spark call could not be cancelled: %r", error)

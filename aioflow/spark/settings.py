@@ -1,0 +1,83 @@
+"""What a Spark session of ours is configured with: quiet, on loopback, no web interface, files in one scratch directory.
+
+Whatever the user gives wins over it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from aioflow.spark.failures import SparkError
+
+__all__ = ["check_master", "session_config", "standalone_masters"]
+
+_MASTERS = re.compile(
+    r"local|local\[(\d+|\*)\]|local\[(\d+|\*),\s*\d+\]|local-cluster\[\d+,\s*\d+,\s*\d+\]|spark://[^/,:]+:\d+(,[^/,:]+:\d+)*|yarn|k8s://.+"
+)
+
+_LOG4J = """\
+rootLogger.level = error
+rootLogger.appenderRef.stderr.ref = STDERR
+appender.c.type = Console
+appender.c.name = STDERR
+appender.c.target = SYSTEM_ERR
+appender.c.layout.type = PatternLayout
+appender.c.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex
+"""
+
+
+def check_master(master: str) -> None:
+    """Raises SparkError for what is no master URL: Spark itself would say so in Java, after it has started."""
+    if not _MASTERS.fullmatch(master):
+        raise SparkError(
+            f"{master!r} is no master URL of Spark, expected local, local[4], local[*], local-cluster[2,1,1024], "
+            "spark://host:7077, yarn or k8s://https://host:port"
+        )
+
+
+def standalone_masters(master: str) -> list[tuple[str, int]]:
+    """Host and port of each master of a `spark://` URL; empty for the others."""
+    if not master.startswith("spark://"):
+        return []
+    pairs = [address.rsplit(":", 1) for address in master.removeprefix("spark://").split(",")]
+    return [(host, int(port)) for host, port in pairs]
+
+
+def session_config(master: str, given: Mapping[str, str], scratch: str) -> dict[str, str]:
+    """The whole configuration, `given` over ours. Makes the log4j file in `scratch`."""
+    log4j = Path(scratch, "log4j2.properties")
+    log4j.write_text(_LOG4J, encoding="utf-8")
+    logging = f"-Dlog4j2.configurationFile={log4j.as_uri()}"
+    here = master.startswith("local")
+    ours = {
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.warehouse.dir": os.path.join(scratch, "warehouse"),
+        "spark.local.dir": os.path.join(scratch, "local"),
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.streaming.stateStore.providerClass": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
+        # A Python worker that is asked to trace its own end prints into everybody's log.
+        "spark.sql.pyspark.jvmStacktrace.enabled": "false",
+    }
+    if here:
+        ours |= {
+            "spark.driver.host": "127.0.0.1",
+            "spark.driver.bindAddress": "127.0.0.1",
+            # One machine: as many partitions after a shuffle as it has cores. Spark's own default of 200 is for clusters.
+            "spark.sql.shuffle.partitions": str(max(2, min(_cores(master), 16))),
+            "spark.executor.extraJavaOptions": logging,
+        }
+    config = ours | dict(given)
+    extra = config.get("spark.driver.extraJavaOptions", "")
+    config["spark.driver.extraJavaOptions"] = f"{logging} -Dderby.system.home={scratch} {extra}".rstrip()
+    return config
+
+
+def _cores(master: str) -> int:
+    match = re.match(r"local\[(\d+)", master)
+    if match is not None:
+        return int(match[1])
+    return 1 if master == "local" else os.cpu_count() or 1

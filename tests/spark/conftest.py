@@ -1,0 +1,93 @@
+"""One Spark session for all tests of a process: starting Java takes seconds. Tests that use it take the fixture `spark`.
+
+Without Java such a test fails in CI, and is skipped elsewhere with the reason.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+from collections.abc import Iterator
+
+import pytest
+
+from aioflow.spark.failures import SparkError
+from aioflow.spark.java import find_java
+from aioflow.spark.session import SparkBridge
+from tests.conftest import AsyncioErrors, left_threads, new_descriptors, open_descriptors
+
+__all__: list[str] = []
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whatever uses the session is marked, and stays in one process if tests are spread by group."""
+    for item in items:
+        if "spark" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.spark)
+            item.add_marker(pytest.mark.xdist_group("spark"))
+
+
+@pytest.fixture(scope="session")
+def java() -> str:
+    """JAVA_HOME of a runtime that will do."""
+    with tempfile.TemporaryDirectory() as scratch:
+        try:
+            return find_java(os.environ, scratch).home
+        except SparkError as error:
+            if os.environ.get("CI"):
+                pytest.fail(f"CI runs the tests of Spark: {error}", pytrace=False)
+            pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def spark(java: str) -> Iterator[SparkBridge]:
+    """A bridge whose session is there."""
+    bridge = SparkBridge("local[2]", app="tests", config={"spark.sql.execution.arrow.maxRecordsPerBatch": "1000"})
+    with asyncio.Runner() as runner:
+        runner.run(bridge.session())
+    yield bridge
+    with asyncio.Runner() as runner:
+        runner.run(bridge.close())
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind(request: pytest.FixtureRequest, asyncio_errors: AsyncioErrors) -> Iterator[None]:
+    """As for every test; only the connections of Py4J stay, one for each thread that ever called Java."""
+    if "spark" in request.fixturenames:
+        request.getfixturevalue("spark")
+    import threading
+
+    threads = set(threading.enumerate())
+    descriptors = open_descriptors()
+    asyncio_errors.messages.clear()
+    yield
+    leaks = left_threads(threads)
+    if new_descriptors(descriptors):
+        import gc
+
+        gc.collect()
+        java = _inodes_to_java()
+        leaks += [line for line in new_descriptors(descriptors) if not any(f"socket:[{inode}]" in line for inode in java)]
+    if asyncio_errors.messages and request.node.get_closest_marker("expects_asyncio_errors") is None:
+        leaks += [f"asyncio logged: {message}" for message in asyncio_errors.messages]
+    if leaks:
+        pytest.fail("left behind: " + "; ".join(leaks), pytrace=False)
+
+
+def _inodes_to_java() -> set[str]:
+    """The sockets that are connections with the Java process, by either side's port."""
+    from pyspark import SparkContext
+
+    gateway = SparkContext._gateway
+    if gateway is None:
+        return set()
+    ports = {gateway.gateway_parameters.port, gateway._python_proxy_port or 0}
+    found = set()
+    for table in ("/proc/self/net/tcp", "/proc/self/net/tcp6"):
+        with open(table) as file:
+            for line in list(file)[1:]:
+                fields = line.split()
+                if {int(fields[1].rsplit(":", 1)[1], 16), int(fields[2].rsplit(":", 1)[1], 16)} & ports:
+                    found.add(fields[9])
+    return found
