@@ -18,6 +18,7 @@ from aioflow.cli.failure import describe
 from aioflow.cli.running import Watcher, run_flow, watcher_for
 from aioflow.cli.svg import svg
 from aioflow.cli.target import UsageError, load_flow
+from aioflow.cli.top import add_top
 from aioflow.core.errors import GraphError
 
 __all__ = ["main"]
@@ -69,6 +70,7 @@ def _parser() -> argparse.ArgumentParser:
 
     cluster.add_commands(commands)
     state.add_commands(commands)
+    add_top(commands)
     return parser
 
 
