@@ -4,7 +4,8 @@
     checkpoints/<number>/metadata   a completed checkpoint: written last; without it there is none
     savepoints/<id>/...             a savepoint: a directory complete in itself, `metadata` beside `state/<id>`; it may be anywhere else too
     taken/<number>                  says where savepoint <number> is, written after its metadata: of those under the root, and of each that
-                                    ended a job, wherever it is, as what is older than it must not be resumed
+                                    ended a job, wherever it is, as what is older than it must not be resumed; and of what a job was told to
+                                    begin with, under a number of its own
     lease/<number>                  whose job it is (`lease`)
     finished/<number>               up to that number there is nothing to resume: the job had come to its end, or was given up
     left/<number>                   a job that went on from an older one has left it behind: not resumed unless it is asked for
@@ -212,6 +213,24 @@ class FlowStore:
         except (OSError, RestoreError) as error:
             raise CheckpointError(f"{self.url} cannot keep that its job goes back to {number}: {error}") from error
 
+    async def begin_with(self, found: CompletedCheckpoint, number: int) -> None:
+        """A job was told to begin with `found`: until it completes one of its own, `newest` finds that, and nothing else.
+
+        Its sinks drop what was prepared since, as in `leave_behind`. `number` is above all others. Durable on return.
+        Raises CheckpointError.
+        """
+        if found.location.startswith(f"{self.url}/") and found.checkpoint_id > await self.finished():
+            await self.leave_behind(found.checkpoint_id)
+            return
+        self._check_lease()
+        try:
+            taken = await self._numbers("taken")
+            if not taken or taken[-1] < await self.highest() or (await self._taken(taken[-1]))[0] != found.location:
+                entry = seal([found.location, found.kind.value, found.checkpoint_id], self._key)
+                await self._put(found, self._objects, f"taken/{number}", entry)
+        except RestoreError as error:
+            raise CheckpointError(f"{self.url} cannot keep that its job begins with {found.location}: {error}") from error
+
     # Finding.
 
     async def newest(self, *, fall_back: bool = False) -> CompletedCheckpoint | None:
@@ -231,10 +250,10 @@ class FlowStore:
             try:
                 if number not in savepoints:
                     return await self.checkpoint(number)
-                url, kind = await self._taken(number)
-                if kind is CheckpointKind.SAVEPOINT and not await self._has_metadata(url):
+                url, kind, inside = await self._taken(number)
+                if kind is CheckpointKind.SAVEPOINT and inside == number and not await self._has_metadata(url):
                     continue
-                return await self._read(url, number)
+                return await self._read(url, inside)
             except RestoreError as error:
                 if not fall_back:
                     raise RestoreError(
@@ -266,8 +285,8 @@ class FlowStore:
         """URLs of the savepoints that are under the root, oldest first."""
         found = []
         for number in await self._numbers("taken"):
-            url, _ = await self._taken(number)
-            if url.startswith(f"{self.url}/") and await self._has_metadata(url):
+            url, _, inside = await self._taken(number)
+            if inside == number and url.startswith(f"{self.url}/") and await self._has_metadata(url):
                 found.append(url)
         return found
 
@@ -291,8 +310,8 @@ class FlowStore:
             raise RestoreError(f"{url} holds {shown(stored)}, expected number {number}: files were moved")
         return stored
 
-    async def _taken(self, number: int) -> tuple[str, CheckpointKind]:
-        """Where savepoint `number` is, and of which kind."""
+    async def _taken(self, number: int) -> tuple[str, CheckpointKind, int]:
+        """Where savepoint `number` is, of which kind, and the number in its metadata: another one if a job was told to begin with it."""
         where = join_url(self.url, f"taken/{number}")
         try:
             content = unseal(await self._objects.read(f"taken/{number}"), where, self._key)
@@ -300,7 +319,9 @@ class FlowStore:
             raise RestoreError(f"{where} cannot be read: {error}") from error
         match content:
             case [str(location), CheckpointKind.SAVEPOINT | CheckpointKind.SYNC_SAVEPOINT as kind]:
-                return location if "://" in location else join_url(self.url, location), CheckpointKind(kind)
+                return location if "://" in location else join_url(self.url, location), CheckpointKind(kind), number
+            case [str(location), CheckpointKind.CHECKPOINT | CheckpointKind.SAVEPOINT | CheckpointKind.SYNC_SAVEPOINT as kind, int(inside)]:
+                return location, CheckpointKind(kind), inside
             case _:
                 raise RestoreError(f"{where} does not say where a savepoint is: it is damaged, restore it from a copy")
 

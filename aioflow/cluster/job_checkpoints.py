@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Protocol
 
-from aioflow.checkpoint.completed import CompletedCheckpoint
+from aioflow.checkpoint.completed import CheckpointKind, CompletedCheckpoint
 from aioflow.checkpoint.coordinator import CheckpointCoordinator
 from aioflow.checkpoint.instructions import (
     Answer,
@@ -32,7 +32,8 @@ from aioflow.checkpoint.instructions import (
 )
 from aioflow.checkpoint.store import FlowStore, open_store
 from aioflow.checkpoint.sweeping import sweep
-from aioflow.checkpoint.urls import flow_url
+from aioflow.checkpoint.urls import flow_url, join_url
+from aioflow.cluster.checkpoint_settings import LATEST, CheckpointSettings
 from aioflow.cluster.checkpoint_shape import checkpointed_vertices
 from aioflow.cluster.restoring import RestorePoint, begin_anew, found_checkpoint, restore_point
 from aioflow.core.aio import cancel_and_wait, wait_all
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
     from aioflow.checkpoint.flow_lease import FlowLease
     from aioflow.checkpoint.statistics import CheckpointStatistics
     from aioflow.checkpoint.subtask import CheckpointStats, SubtaskState
-    from aioflow.cluster.checkpoint_settings import CheckpointSettings
     from aioflow.core.elements import CheckpointBarrier
     from aioflow.core.host import Host
     from aioflow.core.serializers import Codec
@@ -102,6 +102,9 @@ class JobCheckpoints:
         self._opening: asyncio.Future[None] | None = None
         self._over = False
         self._first_id = 1
+        self._savepoint_before: CompletedCheckpoint | None = None
+        self._told: CompletedCheckpoint | None = None
+        """What the job was told to begin with, until the store knows."""
         self.stopped_with: CompletedCheckpoint | None = None
         """What the job ended with when it was stopped."""
         self.stop_error: CheckpointError | None = None
@@ -129,7 +132,8 @@ class JobCheckpoints:
     async def _open(self, recovered: bool) -> None:
         settings = self._settings
         self._lease = await self.store.hold(self._on_lost)
-        self._first_id = first_id = await self.store.highest() + 1
+        # One is left free: for what the job may be told to begin with.
+        self._first_id = first_id = await self.store.highest() + (1 if settings.restore in (None, LATEST) else 2)
         options = CoordinatorOptions(
             interval_ms=settings.every_ms,
             timeout_ms=settings.timeout_ms,
@@ -146,23 +150,32 @@ class JobCheckpoints:
         await sweep(self.store, self._host, retain=settings.retain, keep=() if found is None else (found.checkpoint_id,))
         self._coordinator = CheckpointCoordinator(options, vertices, flow=self._graph.name, job_id=self._job_id, first_id=first_id)
         if found is not None:
-            for older in await self._older(found.checkpoint_id):
-                self._coordinator.kept(older)
-            ours = not found.kind.is_savepoint and found.location.startswith(f"{self.store.url}/")
-            self._coordinator.restored(found, self._now(), claim=ours)
+            for other in await self._others(found):
+                self._coordinator.kept(other)
+            is_ours = found.location.startswith(f"{self.store.url}/")
+            self._coordinator.restored(found, self._now(), claim=is_ours and not found.kind.is_savepoint)
+            is_own = recovered and found.job_id == self._job_id
+            self._told = found if settings.restore not in (None, LATEST) and not is_own else None
+            if is_own and found.kind is CheckpointKind.SYNC_SAVEPOINT:
+                self._savepoint_before = found
             logger.info("job %s begins with %s", self._job_id, found.location)
 
-    async def _older(self, newest: int) -> list[CompletedCheckpoint]:
-        """What former runs left beside what this one begins with: it may share files, which must not go before it does."""
+    @property
+    def is_stopping(self) -> bool:
+        """Whether the job was being stopped when its former leader died: its savepoint is made, its tasks had not all ended."""
+        return self._savepoint_before is not None
+
+    async def _others(self, found: CompletedCheckpoint) -> list[CompletedCheckpoint]:
+        """What former runs left beside what this one begins with, newer or older: it may share files, which must not go before it does."""
         finished = await self.store.finished()
-        older = []
+        others = []
         for number in await self.store.checkpoints():
-            if finished < number < newest:
+            if number > finished and join_url(self.store.url, f"checkpoints/{number}") != found.location:
                 try:
-                    older.append(await self.store.checkpoint(number))
+                    others.append(await self.store.checkpoint(number))
                 except RestoreError as error:
-                    logger.warning("an older checkpoint is left as it is: %s", error)
-        return older
+                    logger.warning("another checkpoint is left as it is: %s", error)
+        return others
 
     def run_with(self, tasks: CheckpointedTasks) -> None:
         """From now on there are tasks to talk to."""
@@ -177,9 +190,13 @@ class JobCheckpoints:
         latest = coordinator.latest
         # Savepoints that this job made after it: the tasks that are deployed now drop what was prepared for them.
         await self.store.leave_behind(max(self._first_id - 1, 0 if latest is None else latest.checkpoint_id))
-        return await restore_point(
+        point = await restore_point(
             latest, self._graph, self.store, self._codec, discovered, allow_non_restored=self._settings.allow_non_restored
         )
+        if self._told is not None:  # Not before it is known that it fits this flow.
+            await self.store.begin_with(self._told, self._first_id - 1)
+            self._told = None
+        return point
 
     def restarts(self, subtasks: Sequence[tuple[int, int]]) -> None:
         """These, by vertex and index, are about to be deployed again, from the last `restore_point`."""
@@ -332,7 +349,7 @@ class JobCheckpoints:
 
     def _answer(self, number: int, checkpoint: CompletedCheckpoint | None, error: CheckpointError | None) -> None:
         if number == self._stop_number:
-            self.stopped_with = checkpoint
+            self.stopped_with = self._savepoint_before or checkpoint
             # A job that ended by itself before had nothing left to be stopped.
             self.stop_error = None if self._over else error
         waiting = self._waiting.pop(number, None)

@@ -7,6 +7,7 @@ from tests.ablations.runner import Mutant
 __all__ = ["JOB_MUTANTS"]
 
 CHECKPOINTS = "tests/api/test_checkpoints.py::"
+BACK = "tests/api/test_going_back.py::"
 
 JOB_MUTANTS: list[Mutant] = [
     Mutant(
@@ -57,5 +58,29 @@ JOB_MUTANTS: list[Mutant] = [
         " if groups is not None and reached != MAX_WATERMARK]\n",
         " if groups is not None]\n",
         (f"{CHECKPOINTS}test_a_drained_job_fires_its_windows_and_goes_on_behind_them",),
+    ),
+    Mutant(
+        "what a job was told to begin with is forgotten",
+        "aioflow/cluster/job_checkpoints.py",
+        "        if self._told is not None:  #",
+        "        if self._told is not None and self._over:  #",
+        (
+            f"{BACK}test_a_job_that_went_back_and_crashed_goes_on_from_where_it_went_back_to",
+            f"{BACK}test_a_job_that_began_with_state_of_another_store_and_crashed_goes_on_from_that",
+        ),
+    ),
+    Mutant(
+        "a newer checkpoint loses the files that it shares with what was restored",
+        "aioflow/cluster/job_checkpoints.py",
+        "            if number > finished and join_url(",
+        "            if finished < number < found.checkpoint_id and join_url(",
+        (f"{BACK}test_what_is_newer_than_what_a_job_went_back_to_keeps_its_files",),
+    ),
+    Mutant(
+        "a job that was being stopped runs on under the next leader",
+        "aioflow/cluster/job_master.py",
+        "                if self._checkpoints.is_stopping:\n",
+        "                if not self._recovered and self._checkpoints.is_stopping:\n",
+        ("tests/cluster/test_job_master.py::test_a_job_whose_leader_died_behind_the_savepoint_of_its_stop_ends_with_it",),
     ),
 ]

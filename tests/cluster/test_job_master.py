@@ -8,15 +8,20 @@ from typing import Any
 
 import pytest
 
+from aioflow.checkpoint.urls import flow_url
+from aioflow.cluster.checkpoint_settings import CheckpointSettings
 from aioflow.cluster.execution_graph import JobStatus
 from aioflow.cluster.job_master import JobMaster
 from aioflow.cluster.restart import RestartPolicy, fixed_delay, no_restart
+from aioflow.cluster.task_executor import TaskExecutor
 from aioflow.core.aio import OrderedTaskGroup
 from aioflow.core.host import SystemHost
+from aioflow.core.metrics import MetricGroup
 from aioflow.graph.deployment import ExecutionAttemptId, ExecutionState, TaskDeploymentDescriptor
 from aioflow.graph.job_graph import JobGraph, build_job_graph
 from aioflow.graph.stream_graph import Partitioning, ShipStrategy, StreamEdge, StreamGraph, StreamNode
 from aioflow.operators.source import Split
+from aioflow.task.environment import CheckpointTaskOptions, TaskOptions
 
 
 def line(count: int, source: Any = None) -> JobGraph:
@@ -181,3 +186,68 @@ async def test_times_of_each_status_are_kept(group: OrderedTaskGroup) -> None:
     statuses = [JobStatus.CREATED, JobStatus.RUNNING, JobStatus.CANCELLING, JobStatus.CANCELED]
     assert list(job.timestamps_ms) == statuses
     assert sorted(job.timestamps_ms.values()) == list(job.timestamps_ms.values())
+
+
+async def test_a_job_that_is_stopped_before_it_begins_is_stopped_when_it_does(group: OrderedTaskGroup) -> None:
+    job, workers = master(group, line(2)), Workers()
+    job.stop(drain=True)
+    assert workers.stopped == []
+    await job.start(workers)
+    assert workers.stopped == [True]
+    assert len(workers.submitted) == 2
+
+
+class Endless:
+    """A source that ends only when it is stopped."""
+
+    bounded = False
+
+    async def discover(self) -> list[Split]:
+        return [Split("0")]
+
+    def reader(self, ctx: Any) -> Any:
+        return self
+
+    finished = False
+
+    async def open(self, splits: Any) -> None: ...
+
+    def poll_batch(self, max_records: int) -> None:
+        return None
+
+    async def wait(self) -> None:
+        await asyncio.Event().wait()
+
+    def position(self, split_id: str) -> int:
+        return 7
+
+    async def close(self) -> None: ...
+
+
+async def test_a_job_whose_leader_died_behind_the_savepoint_of_its_stop_ends_with_it() -> None:
+    """I5.3: the tasks had not ended yet, sinks may not have committed. The next leader lets them do so, and does not run the job on."""
+    settings = CheckpointSettings(store="memory://stopped-and-left", every_ms=3_600_000)
+    task_options = TaskOptions(checkpoints=CheckpointTaskOptions(store=flow_url(settings.store, "line")))
+    host = SystemHost()
+
+    async def led(job_id: str, *, recovered: bool) -> JobMaster:
+        async with OrderedTaskGroup() as group:
+            job = JobMaster(host, job_id, line(1, Endless()), no_restart(), group, checkpoints=settings, recovered=recovered)
+            executor = TaskExecutor(host, job, job.fencing_token, MetricGroup(host.clock.monotonic), task_options)
+            async with executor:
+                _ = group.create_task(job.start(executor), name="start")
+                if not recovered:
+                    await job.started
+                    job.stop(drain=False)
+                status = await job.terminated
+            assert status is JobStatus.FINISHED
+            await job.close()
+            return job
+
+    first = await led("1" * 32, recovered=False)
+    assert first.stopped_with is not None
+    # The other leader finds what there was when the savepoint was made, and a job that it believes to run.
+    second = await led("1" * 32, recovered=True)
+    assert second.stopped_with == first.stopped_with
+    assert second.stop_error is None
+    await host.close()
