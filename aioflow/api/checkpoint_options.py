@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["check_checkpoint_options", "checkpoint_settings", "shown_path", "store_url"]
 
-NEED_CHECKPOINTS = ("every", "unaligned", "timeout", "min_pause", "retain", "tolerable_failures", "fresh")
+NEED_CHECKPOINTS = ("every", "unaligned", "timeout", "min_pause", "max_concurrent", "retain", "tolerable_failures", "fresh")
 """They say how checkpoints are taken, or what becomes of those that are there."""
 
 REMOTE = ("s3", "gs", "az")
@@ -55,6 +55,10 @@ def checkpoint_settings(options: RunOptions) -> CheckpointSettings | None:
         raise ValueError(f"retain is {options.retain!r}, expected how many completed checkpoints are kept, at least 1")
     tolerable = options.tolerable_failures
     if tolerable is not None and (not isinstance(tolerable, int) or tolerable < 0):
+    if not isinstance(options.max_concurrent, int) or options.max_concurrent < 1:
+        raise ValueError(f"max_concurrent is {options.max_concurrent!r}, expected how many checkpoints may be under way at once, at least 1")
+    if options.max_concurrent > 1 and options.unaligned is not False:
+        raise ValueError(f"max_concurrent is {options.max_concurrent}, but unaligned checkpoints are taken one at a time: leave it out")
         raise ValueError(f"tolerable_failures is {tolerable!r}, expected how many in a row are borne, or None for any number")
     restore = options.restore
     aligned_timeout_ms = None if isinstance(options.unaligned, bool) else _positive_ms(options.unaligned, "unaligned")
@@ -67,6 +71,7 @@ def checkpoint_settings(options: RunOptions) -> CheckpointSettings | None:
         min_pause_ms=_ms(options.min_pause, "min_pause"),
         retain=options.retain,
         tolerable_failures=tolerable,
+        max_concurrent=options.max_concurrent,
         restore=None if restore is None else LATEST if restore == LATEST else store_url(restore, "restore"),
         fresh=options.fresh,
         allow_non_restored=options.allow_non_restored,

@@ -53,6 +53,8 @@ class RunOptions:
     """A checkpoint that takes longer is given up."""
     min_pause: str | timedelta = "0s"
     """At least so long between the end of one checkpoint and the beginning of the next."""
+    max_concurrent: int = 1
+    """How many checkpoints may be under way at once, savepoints included. With `unaligned` always one."""
     retain: int = 1
     """How many completed checkpoints are kept. Savepoints are never deleted."""
     tolerable_failures: int | None = None

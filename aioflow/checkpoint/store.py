@@ -277,6 +277,10 @@ class FlowStore:
         """Numbers of the completed checkpoints, savepoints not among them, ascending."""
         return await self._numbers("checkpoints")
 
+    async def left_behind(self) -> list[int]:
+        """Numbers that are not resumed unless they are asked for, ascending: a job went back to an older one."""
+        return await self._numbers("left")
+
     async def checkpoint(self, number: int) -> CompletedCheckpoint:
         """One of `checkpoints`."""
         return await self._read(join_url(self.url, f"checkpoints/{number}"), number)

@@ -28,7 +28,8 @@ async def sweep(store: FlowStore, host: Host, *, retain: int, keep: Collection[i
     """Remove what is left over, and return its names. For the holder of the lease, before its job writes anything.
 
     Left over are checkpoints beyond the `retain` newest (those numbered in `keep` stay, whatever they are) and those of jobs that are over,
-    state that none refers to, savepoints that were never completed, and files that were never finished. Savepoints stay for ever.
+    state that none refers to, savepoints that were never completed, and files that were never finished. Savepoints stay for ever. What a job
+    left behind when it went back is none of the newest, and stays until that job has completed another one.
     What the store refuses stays too, for the next time.
     """
     objects = store.objects
@@ -44,7 +45,10 @@ async def sweep(store: FlowStore, host: Host, *, retain: int, keep: Collection[i
         await objects.sweep(before)
         numbers = await store.checkpoints()
         finished = await store.finished()
-        over = [number for number in numbers if number not in keep and (number <= finished or number not in numbers[-retain:])]
+        left = dict.fromkeys(await store.left_behind())
+        going = [number for number in numbers if number not in left]
+        stays = {*going[-retain:], *(number for number in left if not going or number > going[-1])}
+        over = [number for number in numbers if number not in keep and (number <= finished or number not in stays)]
         await remove([f"checkpoints/{number}/{METADATA}" for number in over])
         referred: set[str] = set()
         for number in await store.checkpoints():

@@ -23,6 +23,7 @@ class CheckpointSettings:
     """Unaligned once a barrier is under way for so long."""
     timeout_ms: int = 600_000
     min_pause_ms: int = 0
+    max_concurrent: int = 1
     retain: int = 1
     tolerable_failures: int | None = None
     """None: any number."""

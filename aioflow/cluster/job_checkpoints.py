@@ -138,6 +138,7 @@ class JobCheckpoints:
             interval_ms=settings.every_ms,
             timeout_ms=settings.timeout_ms,
             min_pause_ms=settings.min_pause_ms,
+            max_concurrent=settings.max_concurrent,
             retain=settings.retain,
             tolerable_failures=settings.tolerable_failures,
             unaligned=settings.unaligned,

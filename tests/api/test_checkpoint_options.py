@@ -81,6 +81,8 @@ def test_times_of_checkpoints_need_checkpoints(name):
 )
 def test_what_cannot_be_meant_is_refused_with_its_remedy(given, message):
     with pytest.raises(ValueError, match=message):
+        ({"checkpoints": "memory://a", "max_concurrent": 0}, r"max_concurrent is 0, expected how many checkpoints may be under way"),
+        ({"checkpoints": "memory://a", "max_concurrent": 2, "unaligned": True}, r"unaligned checkpoints are taken one at a time"),
         parse_options(given)
 
 

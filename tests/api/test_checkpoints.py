@@ -569,3 +569,33 @@ async def test_what_was_pushed_is_replayed_after_a_restart_once(store: str) -> N
         await job.input(events).put_many([3, 4])
         await eventually(lambda: (0, 5) in rows)
     assert rows == [(0, 1), (0, 2), (0, 3), (0, 4), (0, 5)]
+
+
+@pytest.mark.parametrize("allowed", [1, 2])
+async def test_as_many_checkpoints_as_are_allowed_are_under_way_at_once(store: str, allowed: int) -> None:
+    """F9.2"""
+    gate, flow, entered = asyncio.Event(), af.Flow("slow"), []
+
+    async def wait(n: int) -> int:
+        entered.append(n)
+        await gate.wait()
+        return n
+
+    flow.source(Numbers(1).read, uid="numbers").rebalance().process(OneByOne(wait), uid="wait")
+    async with flow.run(checkpoints=store, every="1h", max_concurrent=allowed) as job:
+        await eventually(lambda: len(entered) == 1)
+        asked = [asyncio.create_task(job.checkpoint()) for _ in range(3)]
+        coordinator: Any = job._cluster.job_master._checkpoints._coordinator  # type: ignore[union-attr]
+        await eventually(lambda: len(coordinator.pending_ids) == allowed)
+        gate.set()
+        assert [await one for one in asked] == [1, 2, 3]
+
+
+class OneByOne(af.ProcessFunction[int, int]):
+    """Awaits a function, and holds barriers back as long."""
+
+    def __init__(self, wait: Callable[[int], Any]) -> None:
+        self.wait = wait
+
+    async def process_element(self, value: int, ctx: Any) -> Any:
+        await self.wait(value)

@@ -56,6 +56,17 @@ async def test_savepoints_that_were_never_completed_go_and_the_others_stay(store
     assert len(await contents(store, kept)) == 10
 
 
+async def test_what_a_job_left_behind_takes_the_place_of_nothing_that_is_kept(store: FlowStore, host: Host) -> None:
+    for number in (1, 2, 3, 4):
+        await store.complete(await checkpoint(store, number))
+    await store.leave_behind(2)
+    await sweep(store, host, retain=1, keep=(2,), grace_ms=OLD)
+    assert await store.checkpoints() == [2, 3, 4]  # The job has only gone back: it may be told to begin with one of those.
+    await store.complete(await checkpoint(store, 5))
+    await sweep(store, host, retain=2, keep=(5,), grace_ms=OLD)
+    assert await store.checkpoints() == [2, 5]
+
+
 async def test_checkpoints_beyond_what_is_kept_and_of_jobs_that_are_over_go_with_their_state(store: FlowStore, host: Host) -> None:
     for number in (1, 2, 3, 4):
         await store.complete(await checkpoint(store, number))
