@@ -157,14 +157,15 @@ class FlowStore:
         """
         while self._in_doubt:
             self._check_lease()
-            objects, name, data = self._in_doubt[-1]
+            doubt = objects, name, data = self._in_doubt[-1]
             try:
                 await _remove_own(objects, name, data)
             except OSError as error:
                 raise CheckpointError(
                     f"{join_url(objects.url, name)} may hold a checkpoint that was given up, and cannot be removed: {error}"
                 ) from error
-            self._in_doubt.pop()
+            if doubt in self._in_doubt:  # Others may settle it too, and more may have come into doubt meanwhile.
+                self._in_doubt.remove(doubt)
 
     async def discard(self, discard: Discard) -> None:
         """Remove what is wanted no more, metadata first. What the store refuses stays, with all that it may refer to, for `sweep`.

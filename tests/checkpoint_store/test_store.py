@@ -247,6 +247,23 @@ async def test_what_may_be_there_is_removed_before_anything_builds_on_its_absenc
     assert await store.newest() == older
 
 
+async def test_what_several_remove_at_once_is_forgotten_once_and_nothing_else_is(host: Host, tmp_path: Path) -> None:
+    """Seed 69 of the simulated world: who came second forgot another that was in doubt, and who came third failed."""
+    objects = Failing(open_objects(f"file://{tmp_path}/both", host))
+    store = FlowStore(host, objects)
+    older = await store.complete(await checkpoint(store, 1))
+    lost = [await checkpoint(store, number) for number in (2, 3)]
+    objects.after.add("create")
+    objects.before.add("delete")
+    for failed in await asyncio.gather(*map(store.complete, lost), return_exceptions=True):
+        assert isinstance(failed, CheckpointError)
+    assert {"checkpoints/2/metadata", "checkpoints/3/metadata"} <= {*await objects.names()}
+    objects.before.clear()
+    objects.after.clear()
+    await asyncio.gather(store.settle(), store.settle(), store.settle())
+    assert await store.newest() == older
+
+
 async def test_a_reply_that_was_lost_and_asked_for_again_is_no_second_job(host: Host) -> None:
     objects = MemoryObjects(host, "repeated")
     store = FlowStore(host, objects)
