@@ -57,6 +57,7 @@ _HOMES = {
     "operators.triggers": "Trigger continuous early on_count on_processing_time on_watermark purging",
     "operators.watermarks": "WatermarkStrategy",
     "operators.windowing": "Evictor GlobalWindow TimeWindow global_window keep_last keep_within session sliding tumbling",
+    "spark.runner": "Spark",
 }
 """Module -> the public names that live there."""
 

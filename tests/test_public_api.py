@@ -21,7 +21,7 @@ NAMES = [
     "MapStateDescriptor", "NotAuthenticated", "OutputTag", "ProcessContext", "ProcessFunction", "ProcessWindowFunction",
     "ProducerFailed", "ProtocolError", "ReducingState", "ReducingStateDescriptor", "RemoteCluster", "RemoteError",
     "RemoteProtocolError", "Resource", "RestartPolicy", "RestoreError", "Retry", "RuntimeContext", "Savepoint", "Sink", "SinkWriter",
-    "Source", "SourceContext", "SourceReader", "Split", "StateError", "Subscription", "TimeWindow", "TimerService",
+    "Source", "SourceContext", "SourceReader", "Spark", "Split", "StateError", "Subscription", "TimeWindow", "TimerService",
     "TlsFiles", "Trigger", "TriggerResult", "TypeNotSupported", "ValueState", "ValueStateDescriptor", "WatermarkStrategy", "WindowContext",
     "WindowResult", "WindowedStream", "agg", "col", "collect", "continuous", "count", "current_scope", "distinct", "early",
     "exponential_delay", "failure_rate", "first", "fixed_delay", "global_window", "io", "keep_last", "keep_within", "last",

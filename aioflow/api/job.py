@@ -327,7 +327,8 @@ class Job:
 
 def _cluster(host: Host, graph: JobGraph, options: RunOptions) -> LocalCluster | WorkersCluster | RemoteRun:
     if options.on is not None:
-        return options.on.start(host, graph, options.restart, options.task_options(graph.name), options.checkpoint_settings())
+        settings = options.checkpoint_settings()
+        return options.on.start(host, graph, options.restart, options.task_options(graph.name), settings)  # type: ignore[no-any-return]
     if not options.workers:
         return LocalCluster(host, graph, options.restart, options.task_options(graph.name), options.checkpoint_settings())
     from aioflow.cluster.workers import WorkersCluster  # Loads what only processes need.

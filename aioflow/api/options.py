@@ -20,7 +20,6 @@ from aioflow.task.environment import CheckpointTaskOptions, TaskOptions
 if TYPE_CHECKING:
     from aioflow.cluster.checkpoint_settings import CheckpointSettings
     from aioflow.cluster.heartbeat import HeartbeatOptions
-    from aioflow.cluster.remote import RemoteRun
     from aioflow.core.host import Host
     from aioflow.graph.job_graph import JobGraph
 
@@ -32,7 +31,8 @@ class Runner(Protocol):
 
     def start(
         self, host: Host, graph: JobGraph, restart: RestartPolicy, options: TaskOptions, checkpoints: CheckpointSettings | None
-    ) -> RemoteRun: ...
+    ) -> Any:
+        """The run of one job. Any: it has the face of `LocalCluster`, each its own part of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,7 @@ class RunOptions:
     workers: int = 0
     """0: everything in this loop. N: N worker processes; what is part of this program (results, inputs, functions as sinks) stays here."""
     on: Runner | None = None
-    """Where it runs instead: `af.RemoteCluster("host:port", secret=...)`."""
+    """Where it runs instead: `af.RemoteCluster("host:port", secret=...)`, `af.Spark("local[4]")`."""
     checkpoints: str | PathLike[str] | None = None
     """URL of the store (`file://`, `s3://`, `gs://`, `az://`, `memory://`) or a local directory. None: state lives as long as the run."""
     every: str | timedelta = "10s"

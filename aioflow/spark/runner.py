@@ -1,0 +1,256 @@
+"""`on=af.Spark(...)`: a bounded flow as a job of Spark, behind the same handle as any other run.
+
+    await flow.execute(on=af.Spark("local[4]"))
+    rows = await counts.collect(on=af.Spark("spark://host:7077"))
+
+The flow runs on Spark's executors, in stages with Spark's shuffles between them, by the engine's own operators with their state, timers
+and windows: the answers are those of the engine (`translate`, `runner_blocks`). What belongs to this program (`collect`, functions as
+sinks, what prints) runs here when Spark is through. Sinks that commit do it at the very end: a job that fails shows nothing of it.
+
+There are no checkpoints: a task that is lost, Spark runs again. A job cannot be stopped half way: stopping it cancels it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import logging
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from aioflow.cluster.execution_graph import JobStatus
+from aioflow.cluster.job_session import unpack_error
+from aioflow.cluster.remote import RemoteJobMaster
+from aioflow.cluster.shipping import local_job, ship_job
+from aioflow.core.aio import wait_first
+from aioflow.core.errors import CheckpointError, GraphError, JobNotRunning
+from aioflow.core.serializers import Codec
+from aioflow.operators.source import discover_splits
+from aioflow.spark.runner_blocks import COMMITTABLES
+from aioflow.spark.runner_frames import TAKEN_AT_ONCE_BYTES, StageFrames
+from aioflow.spark.runner_home import HomeStage, commit
+from aioflow.spark.runner_program import ERROR_MARK, StageProgram
+from aioflow.spark.session import SparkBridge
+from aioflow.spark.settings import check_master
+from aioflow.spark.translate import plan_flow
+
+if TYPE_CHECKING:
+    from aioflow.cluster.checkpoint_settings import CheckpointSettings
+    from aioflow.cluster.restart import RestartPolicy
+    from aioflow.core.host import Host
+    from aioflow.graph.job_graph import JobGraph
+    from aioflow.operators.source import Split
+    from aioflow.spark.runner_blocks import BlockRow
+    from aioflow.spark.translate import SparkPlan
+    from aioflow.task.environment import TaskOptions
+
+__all__ = ["Spark", "SparkRun"]
+
+logger = logging.getLogger(__name__)
+
+_PACKED_ERROR = re.compile(f"{ERROR_MARK}([A-Za-z0-9+/=\\s]+){ERROR_MARK}")
+
+
+@dataclass(frozen=True, slots=True)
+class Spark:
+    """Where a flow runs: as a job of the Spark at `master`.
+
+    `config` are settings of a session that is started for the run. `bridge`: the service's own session, which stays.
+    """
+
+    master: str = "local[*]"
+    config: Mapping[str, str] = field(default_factory=dict)
+    streaming: None = None
+    """Flows that never end do not run this way: `af.SparkWorkers` gives them machines of Spark."""
+    bridge: SparkBridge | None = None
+
+    def __post_init__(self) -> None:
+        if self.streaming is not None:
+            raise ValueError(f"streaming is {self.streaming!r}, expected None: a flow that never ends needs on=af.SparkWorkers(...)")
+        check_master(self.master)
+
+    def start(
+        self, host: Host, graph: JobGraph, restart: RestartPolicy, options: TaskOptions, checkpoints: CheckpointSettings | None = None
+    ) -> SparkRun:
+        """The run of one job. Raises GraphError for what Spark cannot run, CheckpointError where checkpoints are asked for."""
+        if checkpoints is not None:
+            raise CheckpointError(
+                f"flow {graph.name!r} cannot take checkpoints on Spark, which runs lost tasks again by itself: leave out checkpoints=, or "
+                "run it here, with workers= or on=af.RemoteCluster(...)"
+            )
+        if restart.retries:
+            raise GraphError(
+                f"flow {graph.name!r} has restart=, and on Spark that is Spark's business: set spark.task.maxFailures in config="
+            )
+        return SparkRun(host, plan_flow(graph), options, self)
+
+
+class SparkRun:
+    """One job on Spark: the face that a `Job` wants of its cluster."""
+
+    def __init__(self, host: Host, plan: SparkPlan, options: TaskOptions, spark: Spark) -> None:
+        self.host = host
+        self.job_id = host.ids.new("job")
+        self.job_master = RemoteJobMaster(host, self.job_id, plan.graph)
+        self.metrics = self
+        self.task_executor = self
+        self._plan = plan
+        self._spark = spark
+        self._shipped = ship_job(plan.graph, options)
+        self._job = local_job(plan.graph, replace(options, debug=False))
+        self._codec = Codec(self._job.types)
+        self._working: asyncio.Task[None] | None = None
+        self.job_master.ask = self._ask
+        self.job_master.call = self._refuse
+
+    async def run(self) -> JobStatus:
+        """From the beginning to the end. Cancelling this cancels the job."""
+        master = self.job_master
+        if master.cancel_asked:
+            master.set_status(JobStatus.CANCELED)
+            return master.status
+        self._working = asyncio.get_running_loop().create_task(self._work(), name=f"spark job {self._plan.graph.name}")
+        try:
+            await wait_first([self._working])
+        except asyncio.CancelledError:
+            self._working.cancel()
+            await wait_first([self._working])
+            raise
+        if self._working.cancelled():
+            master.set_status(JobStatus.CANCELED)
+        elif (error := self._working.exception()) is not None:
+            master.error = error
+            master.set_status(JobStatus.FAILED)
+        else:
+            master.set_status(JobStatus.FINISHED)
+        return master.status
+
+    async def _work(self) -> None:
+        logger.info("job %s (%s) on Spark at %s:\n%s", self._plan.graph.name, self.job_id, self._spark.master, self._plan.describe())
+        home = [HomeStage(self.host, self._job, stage, self.job_id) for stage in self._plan.stages if stage.at_home]
+        splits = await self._discover()
+        if self._spark.bridge is not None:
+            await self._on(self._spark.bridge, splits, home)
+        else:
+            async with SparkBridge(self._spark.master, app=f"aioflow {self._plan.graph.name}", config=self._spark.config) as bridge:
+                await self._on(bridge, splits, home)
+
+    async def _discover(self) -> dict[int, list[list[Split]]]:
+        """The splits of each subtask of each source: one each where that makes no difference, otherwise as the engine deals them out."""
+        found: dict[int, list[list[Split]]] = {}
+        for stage in self._plan.stages:
+            source = stage.root.head.source
+            if source is not None:
+                splits = await discover_splits(source, self.host)
+                count = max(1, len(splits)) if stage.by_split else stage.parallelism
+                found[stage.id] = [splits[i::count] for i in range(count)]
+        return found
+
+    async def _on(self, bridge: SparkBridge, splits: Mapping[int, Sequence[Sequence[Split]]], home: Sequence[HomeStage]) -> None:
+        programs = {
+            stage.id: StageProgram(self._shipped, self.job_id, stage.id, _import_paths(), splits.get(stage.id))
+            for stage in self._plan.stages
+            if not stage.at_home
+        }
+        session = await bridge.session()
+        self.job_master.set_status(JobStatus.RUNNING)
+        self.job_master.started.set_result(None)
+        counts = {stage_id: len(subtasks) for stage_id, subtasks in splits.items()}
+        try:
+            frames = await bridge.call(StageFrames, session, self._plan, programs, counts)
+            try:
+                size = await bridge.call(frames.compute)
+                committables = await self._bring_home(bridge, frames, size, home)
+            finally:
+                await bridge.call(frames.release)
+        except Exception as error:
+            original = self._original(error)
+            if original is None:
+                raise
+            raise original from original.__cause__
+        for node_id, prepared in committables.items():
+            await commit(self.host, self._job, self._plan, node_id, prepared, self.job_id)
+
+    async def _bring_home(self, bridge: SparkBridge, frames: StageFrames, size: int, home: Sequence[HomeStage]) -> dict[int, list[Any]]:
+        """Hand what came out to the tasks that stay here. Gives what sinks have prepared, by node."""
+        at_once = size <= TAKEN_AT_ONCE_BYTES
+        take: Callable[[], list[BlockRow]] = frames.take if at_once else frames.take_some
+        committables: dict[int, list[Any]] = {}
+        feeding = _Feeding(home)
+        async with feeding:
+            while rows := await bridge.call(take):
+                for row in rows:
+                    if row.edge == COMMITTABLES:
+                        committables.setdefault(row.target, []).extend(self._codec.decode_batch(row.payload))
+                await feeding.give([row for row in rows if row.edge != COMMITTABLES])
+                if at_once:
+                    break
+        return committables
+
+    def _original(self, error: BaseException) -> Exception | None:
+        """The error of user code that Spark tells of in its own words."""
+        match = _PACKED_ERROR.search(str(error)) or _PACKED_ERROR.search(getattr(error, "trace", ""))
+        return None if match is None else unpack_error(base64.b64decode(match[1]), self._codec)
+
+    # What a `Job` asks for.
+
+    def snapshot(self) -> dict[str, float]:
+        """Spark counts in its own web interface."""
+        return {}
+
+    def add_tap(self, *_: Any, **__: Any) -> Any:
+        raise GraphError(
+            f"job {self._plan.graph.name!r} runs on Spark, where nothing can be seen before it is through: use collect(), or a sink"
+        )
+
+    remove_tap = add_tap
+    query_state = add_tap
+
+    def _ask(self, method: str, *_: object) -> None:
+        """Cancel, or stop: half of a bounded job is of no use."""
+        if self._working is not None:
+            self._working.cancel()
+
+    async def _refuse(self, method: str, *_: object) -> Any:
+        raise JobNotRunning(f"job {self._plan.graph.name!r} runs on Spark, which takes no {method}")
+
+
+class _Feeding:
+    """The home stages, each in an asyncio task of its own."""
+
+    def __init__(self, home: Sequence[HomeStage]) -> None:
+        self._home = home
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._tasks = [loop.create_task(stage.run(), name=f"home {stage.name}") for stage in self._home]
+
+    async def give(self, rows: Sequence[BlockRow]) -> None:
+        """Give each stage its rows, and wait until they are through."""
+        for stage, task in zip(self._home, self._tasks, strict=True):
+            through = stage.give(rows)
+            await wait_first([through, task])
+            if task.done():
+                task.result()
+
+    async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        for stage, task in zip(self._home, self._tasks, strict=True):
+            if error is None:
+                stage.end()
+            else:
+                task.cancel()
+        for task in self._tasks:
+            await wait_first([task])
+            if error is None:
+                task.result()
+            elif not task.cancelled():
+                _ = task.exception()  # The first error wins.
+
+
+def _import_paths() -> list[str]:
+    """Where this program imports from, for executors that have the same files."""
+    return [path for path in sys.path if path]

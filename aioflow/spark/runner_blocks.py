@@ -1,0 +1,271 @@
+"""Records on their way through a shuffle of Spark: blocks of them, one a row, in an order that does not depend on who ran when.
+
+A record of Python is dear as a row of its own, and Spark need not look into it. So a producer gathers the records for one subtask of an
+exchange in blocks, and what Spark moves, sorts and spills are rows of
+
+    target     subtask that reads it
+    mark       watermark in force before the first record
+    edge       number of the exchange
+    producer   subtask that wrote it
+    seq        which block of this producer and exchange it is
+    payload    records with their times, keys and watermarks, and when they arrived
+
+*Order decides answers*: what a running maximum, a reduce or a timer gives depends on which record comes first and on the watermark
+that it finds. A channel (edge, producer) keeps the order in which its records were emitted. Records of several channels are merged by
+the watermark in force before them, then by channel. That is one of the orders in which a subtask could have read its channels, the one
+in which none runs ahead of the others: at each record the least watermark over all channels is the record's own. So each subtask can
+take the record's watermark for that of its input, whatever the other subtasks read, and no record is late that was not late in its
+channel.
+
+*When* records arrived at the source goes with them, in steps of `ARRIVAL_GRAIN_MS`: a subtask that reads them later counts processing
+time by it, so that what expires or fires by the clock does so as it would have then.
+"""
+
+from __future__ import annotations
+
+import heapq
+import struct
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from aioflow.core.batch_codec import decode_batch, encode_batch
+from aioflow.core.elements import MIN_WATERMARK, RecordBatch
+
+if TYPE_CHECKING:
+    from aioflow.core.serializers import Codec
+    from aioflow.task.partitioners import Partitioner
+
+__all__ = ["COMMITTABLES", "MARKER", "SCHEMA", "Block", "BlockRow", "BlockWriter", "Piece", "decode_block", "encode_block", "merged"]
+
+SCHEMA = "target int, mark long, edge int, producer int, seq long, payload binary"
+"""Of the rows, as Spark spells it."""
+
+MARKER = -1
+"""Edge of a row without records: a subtask that gets none is there all the same."""
+
+COMMITTABLES = -2
+"""Edge of what a sink prepared, for the program that commits it. `target` is the sink's node."""
+
+ARRIVAL_GRAIN_MS = 20
+"""Steps of the arrival time. A finer one would cut blocks of a fast source to pieces."""
+
+BLOCK_BYTES = 1 << 18
+"""What a block is aimed at: large enough that a row costs nothing beside its records, small enough for one in memory by channel."""
+
+BLOCK_RECORDS_FIRST = 64
+BLOCK_RECORDS_MAX = 8192
+"""Records of a writer's first blocks, until their size is known, and of any."""
+
+GATHERED_RECORDS_MAX = 1 << 17
+"""What a writer holds for all its targets together."""
+
+_HEAD = struct.Struct(">I")
+_pack: Callable[[Any], bytes] = msgspec.msgpack.Encoder().encode
+_unpack: Callable[[Any], list[int]] = msgspec.msgpack.Decoder(list[int]).decode
+
+
+class BlockRow(NamedTuple):
+    """One row of the shuffle."""
+
+    target: int
+    mark: int
+    edge: int
+    producer: int
+    seq: int
+    payload: bytes
+
+
+class Block:
+    """Records of one channel, in order. `arrivals` are runs: time in ms, number of records, and so on."""
+
+    __slots__ = ("arrivals", "batch", "channel", "edge", "marks")
+
+    def __init__(self, edge: int, producer: int, seq: int, batch: RecordBatch, arrivals: list[int]) -> None:
+        self.edge = edge
+        self.channel = (edge, producer, seq)
+        self.batch = batch
+        assert batch.watermarks is not None, "writers give each record its watermark"
+        self.marks = batch.watermarks
+        self.arrivals = arrivals
+
+
+class Piece(NamedTuple):
+    """Records of one exchange to be processed in a row, all of which arrived at `arrival_ms`."""
+
+    edge: int
+    batch: RecordBatch
+    arrival_ms: int
+
+
+def encode_block(batch: RecordBatch, arrivals: list[int], codec: Codec, owner: str) -> bytes:
+    """Raises TypeNotSupported naming `owner`, the operator that emitted the records."""
+    head = _pack(arrivals)
+    return b"".join((_HEAD.pack(len(head)), head, encode_batch(batch, codec, owner)))
+
+
+def decode_block(row: BlockRow, codec: Codec) -> Block:
+    view = memoryview(row.payload)
+    start = _HEAD.size
+    stop = start + _HEAD.unpack_from(view)[0]
+    where = f"exchange {row.edge} of producer {row.producer}"
+    return Block(row.edge, row.producer, row.seq, decode_batch(view[stop:], codec, where), _unpack(view[start:stop]))
+
+
+class _Gathered:
+    """The open block of one target."""
+
+    __slots__ = ("arrivals", "keys", "marks", "stamps", "values")
+
+    def __init__(self) -> None:
+        self.values: list[Any] = []
+        self.stamps: list[int] | None = None
+        self.keys: list[Any] | None = None
+        self.marks: list[int] = []
+        self.arrivals: list[int] = []
+
+
+class BlockWriter:
+    """The producer's side of one exchange: what `emit` is given leaves through `put`, block by block."""
+
+    def __init__(
+        self,
+        edge: int,
+        producer: int,
+        partitioner: Partitioner,
+        codec: Codec,
+        owner: str,
+        now_ms: Callable[[], int],
+        put: Callable[[BlockRow], None],
+    ) -> None:
+        self._edge = edge
+        self._producer = producer
+        self._partitioner = partitioner
+        self._codec = codec
+        self._owner = owner
+        self._now_ms = now_ms
+        self._put = put
+        self._watermark = MIN_WATERMARK
+        self._open: dict[int, _Gathered] = {}
+        self._gathered = 0
+        self._limit = BLOCK_RECORDS_FIRST
+        self._seq = 0
+
+    def emit(self, batch: RecordBatch) -> None:
+        """Take the records. Consumers learn a watermark with the next record, and the last one at the end."""
+        values = batch.values
+        if values:
+            marks = batch.watermarks
+            if marks is None or marks[0] < self._watermark:
+                # What came by another way (a side output, mail) may be behind what was told already.
+                least = self._watermark
+                marks = [least] * len(values) if marks is None else [max(least, mark) for mark in marks]
+                batch = RecordBatch(values, batch.timestamps, batch.keys, marks, batch.watermark)
+            arrival = self._now_ms() // ARRIVAL_GRAIN_MS * ARRIVAL_GRAIN_MS
+            for target, part in self._partitioner.split(batch):
+                self._gather(target, part, arrival)
+            self._watermark = marks[-1]
+            if self._gathered >= GATHERED_RECORDS_MAX:
+                self.flush()
+        self._watermark = max(self._watermark, batch.watermark)
+
+    def flush(self) -> None:
+        """Write all that is gathered."""
+        for target in list(self._open):
+            self._seal(target)
+
+    def _gather(self, target: int, part: RecordBatch, arrival: int) -> None:
+        block = self._open.get(target)
+        if block is not None and (block.stamps is None) is not (part.timestamps is None):
+            self._seal(target)
+            block = None
+        if block is None:
+            block = self._open[target] = _Gathered()
+            block.stamps = None if part.timestamps is None else []
+            block.keys = None if part.keys is None else []
+        count = len(part.values)
+        assert part.watermarks is not None, "they were added before the split"
+        block.values += part.values
+        block.marks += part.watermarks
+        if block.stamps is not None and part.timestamps is not None:
+            block.stamps += part.timestamps
+        if block.keys is not None and part.keys is not None:
+            block.keys += part.keys
+        runs = block.arrivals
+        if runs and runs[-2] == arrival:
+            runs[-1] += count
+        else:
+            runs += (arrival, count)
+        self._gathered += count
+        if len(block.values) >= self._limit:
+            self._seal(target)
+
+    def _seal(self, target: int) -> None:
+        block = self._open.pop(target)
+        count = len(block.values)
+        batch = RecordBatch(block.values, block.stamps, block.keys, block.marks, block.marks[-1])
+        payload = encode_block(batch, block.arrivals, self._codec, self._owner)
+        self._put(BlockRow(target, block.marks[0], self._edge, self._producer, self._seq, payload))
+        self._seq += 1
+        self._gathered -= count
+        self._limit = max(1, min(BLOCK_RECORDS_MAX, BLOCK_BYTES * count // len(payload)))
+
+
+Place = tuple[int, tuple[int, int, int]]
+"""Where a record stands in the order: the watermark before it, and the block that it is in."""
+
+
+def merged(blocks: Iterable[Block]) -> Iterator[Piece]:
+    """The records of `blocks` in the order of this module, as long pieces as it allows.
+
+    The blocks come by the place of their first record, so one of each channel is held at a time, or a few.
+    """
+    open_blocks: list[tuple[int, tuple[int, int, int], int, Block]] = []  # A heap: place of the next record, its index, the block.
+    for block in blocks:
+        first: Place = (block.marks[0], block.channel)
+        while open_blocks and open_blocks[0][:2] < first:
+            yield from _advance(open_blocks, first)
+        heapq.heappush(open_blocks, (*first, 0, block))
+    while open_blocks:
+        yield from _advance(open_blocks, None)
+
+
+def _advance(open_blocks: list[tuple[int, tuple[int, int, int], int, Block]], limit: Place | None) -> Iterator[Piece]:
+    """Take the first open block up to where another one, or what comes at `limit`, is before its next record."""
+    _, channel, start, block = heapq.heappop(open_blocks)
+    if open_blocks and (limit is None or open_blocks[0][:2] < limit):
+        limit = open_blocks[0][:2]
+    marks = block.marks
+    stop = len(marks)
+    if limit is not None:
+        stop = bisect_right(marks, limit[0], start) if channel < limit[1] else bisect_left(marks, limit[0], start)
+    yield from _pieces(block, start, stop)
+    if stop < len(marks):
+        heapq.heappush(open_blocks, (marks[stop], channel, stop, block))
+
+
+def _pieces(block: Block, start: int, stop: int) -> Iterator[Piece]:
+    """Records [start, stop), cut where the time of arrival changes."""
+    batch, end = block.batch, 0
+    for arrival, count in zip(block.arrivals[::2], block.arrivals[1::2], strict=True):
+        begin, end = max(start, end), end + count
+        until = min(stop, end)
+        if begin < until:
+            yield Piece(block.edge, _cut(batch, block.marks, begin, until), arrival)
+        if end >= stop:
+            return
+
+
+def _cut(batch: RecordBatch, marks: list[int], start: int, stop: int) -> RecordBatch:
+    """Not `RecordBatch.slice`: that tells the watermark before the next record of this channel, and another one may not be there yet."""
+    if start == 0 and stop == len(marks):
+        return batch
+    return RecordBatch(
+        batch.values[start:stop],
+        None if batch.timestamps is None else batch.timestamps[start:stop],
+        None if batch.keys is None else batch.keys[start:stop],
+        marks[start:stop],
+        marks[stop - 1],
+    )

@@ -1,0 +1,524 @@
+"""One subtask of a stage: its operators with their state, timers and mail, driven from one input to the end of it.
+
+What a StreamTask is to a worker of ours, without network and checkpoints: mailbox, chains, contexts and operators are the engine's own,
+so each element meets the same code in the same order. Input comes as pieces of records with their watermarks; a piece is through when
+`feed` returns, except for calls of async operators that are still under way. The end of input is the end of the job: event time ends,
+operators finish, sinks prepare what they have written.
+
+It runs in one asyncio task, which owns the mailbox: in a process of Spark's as well as in the program itself.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from aioflow.core.aio import OrderedTaskGroup
+from aioflow.core.availability import AVAILABLE, Availability
+from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK, RecordBatch, empty_batch
+from aioflow.core.errors import note_once
+from aioflow.core.keygroups import range_for_subtask
+from aioflow.core.metrics import MetricGroup
+from aioflow.core.scope import Scope, enter_scope, leave_scope
+from aioflow.core.serializers import Codec
+from aioflow.mailbox.executor import MailboxError
+from aioflow.mailbox.processor import MailboxProcessor
+from aioflow.operators.sink import COMMITTABLES, SinkOperator
+from aioflow.state.backend import create_keyed_backend, require_keyed
+from aioflow.state.operator_state import HeapOperatorStateBackend
+from aioflow.state.timers import InternalTimerService
+from aioflow.task.chain import ChainStatus, OperatorChain
+from aioflow.task.context import SourceTaskContext, SubtaskRuntimeContext, TaskOperatorContext
+from aioflow.task.input import InputStatus
+from aioflow.task.metrics import unique_names
+from aioflow.task.resources import ResourceScope
+from aioflow.task.source_input import SourceInput
+
+if TYPE_CHECKING:
+    from aioflow.cluster.shipping import ShippedJob
+    from aioflow.core.elements import Event
+    from aioflow.core.functions import OutputTag
+    from aioflow.core.host import Clock, Host
+    from aioflow.graph.job_graph import JobEdge, JobVertex
+    from aioflow.operators.operator import Operator
+    from aioflow.operators.source import Split
+    from aioflow.spark.runner_blocks import Piece
+    from aioflow.spark.translate import Stage
+    from aioflow.state.snapshot import OperatorSnapshot
+
+__all__ = ["Outlet", "ReplayedClock", "StageSubtask", "SubtaskId"]
+
+T = TypeVar("T")
+
+ONLY_CHECKPOINT = 1
+"""What sinks prepare for at the end of the job: it is committed when all of the job is through."""
+
+
+class Outlet(Protocol):
+    """Where the records of an exchange go."""
+
+    def emit(self, batch: RecordBatch) -> None: ...
+    def flush(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class SubtaskId:
+    """Which subtask of how many, and which attempt at it."""
+
+    job_id: str
+    index: int
+    parallelism: int
+    attempt: int = 0
+
+
+class ReplayedClock:
+    """The clock of a subtask that reads what has arrived before: its wall clock is that of the records."""
+
+    def __init__(self, clock: Clock, now_ms: int = 0) -> None:
+        self.monotonic = clock.monotonic
+        self.perf_ns = clock.perf_ns
+        self.now_ms = now_ms
+
+    def wall_ms(self) -> int:
+        return self.now_ms
+
+
+class ReplayedTimer:
+    """A registered timer of the replayed clock."""
+
+    __slots__ = ("callback",)
+
+    def __init__(self, callback: Callable[[], None]) -> None:
+        self.callback: Callable[[], None] | None = callback
+
+    def cancel(self) -> None:
+        self.callback = None
+
+
+class StageContext(TaskOperatorContext):
+    """The context of an operator. Timers of keys go by the clock of the records; what an operator does by itself, by the machine's."""
+
+    replays: Callable[[int, Callable[[], None]], ReplayedTimer] | None = None
+
+    def timer_service(
+        self,
+        name: str,
+        on_event_time: Callable[[int, Any, Any], None],
+        on_processing_time: Callable[[int, Any, Any], None],
+    ) -> InternalTimerService:
+        replays = self.replays
+        if replays is None:
+            return super().timer_service(name, on_event_time, on_processing_time)
+
+        def register(timestamp_ms: int, callback: Callable[[int], None]) -> ReplayedTimer:
+            fire = partial(self.execute, partial(callback, timestamp_ms), "processing-time timer")
+            return replays(timestamp_ms, fire)
+
+        service = InternalTimerService(name, require_keyed(self.keyed_state, self.name), on_event_time, on_processing_time, register)
+        self.timer_services.append(service)
+        return service
+
+
+class _Task:
+    """One task of the stage: its chain, and where its output goes."""
+
+    def __init__(self, vertex: JobVertex) -> None:
+        self.vertex = vertex
+        self.offset = 1 if vertex.head.source is not None else 0
+        """A source node has a place in the vertex and none in the chain."""
+        self.operators: list[Operator] = []
+        self.contexts: list[StageContext] = []
+        self.chain: OperatorChain
+        self.main: list[Callable[[RecordBatch], None]] = []
+        self.side: dict[tuple[int, OutputTag[Any]], list[Callable[[RecordBatch], None]]] = {}
+
+    def emit(self, batch: RecordBatch) -> None:
+        for outlet in self.main:
+            outlet(batch)
+        if self.side and batch.watermark != MIN_WATERMARK:
+            news = empty_batch(batch.watermark)
+            for outlets in self.side.values():
+                for outlet in outlets:
+                    outlet(news)
+
+
+class StageSubtask:
+    """Runs subtask `id` of `stage`. `outlets` by number of the exchange; `make_room` is awaited between slices, for whoever takes what
+    left by them.
+
+    `clock`: given, input was read before and brings its time along. Otherwise time is the host's.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        job: ShippedJob,
+        stage: Stage,
+        id: SubtaskId,  # It is what it is.
+        outlets: Callable[[JobEdge, str], Outlet],
+        make_room: Callable[[], Awaitable[None]] | None = None,
+        clock: ReplayedClock | None = None,
+        restored: OperatorSnapshot | None = None,
+    ) -> None:
+        """`restored`: the operator state that a stage of one operator begins with."""
+        self.host = host
+        self.resources = ResourceScope()
+        self.group = OrderedTaskGroup()
+        self.input_watermark = MIN_WATERMARK
+        self.metrics = MetricGroup(host.clock.monotonic)
+        self._job = job
+        self._codec = Codec(job.types)
+        self._stage = stage
+        self._id = id
+        self._make_room = make_room
+        self._clock = clock
+        self._timers: list[tuple[int, int, ReplayedTimer]] = []
+        self._timer_seq = 0
+        self._scope = Scope(job.graph.name)
+        self._processor = MailboxProcessor(_nothing_to_do, name=stage.root.name, probe_interval_s=None)
+        self._executor = self._processor.executor(-1)
+        self._watched: list[Availability] = []
+        self._input_of = {edge.id: edge.input_index for edge in stage.inputs}
+        self._tasks = [_Task(vertex) for vertex in stage.vertices]
+        self._places: list[tuple[_Task, int]] = []
+        self._contexts: list[StageContext] = []
+        self._outlets: list[Outlet] = []
+        self._opened = False
+        self._restored = restored
+        for task in self._tasks:
+            self._add_task(task)
+        self._connect(outlets)
+
+    # Building blocks.
+
+    def _add_task(self, task: _Task) -> None:
+        vertex = task.vertex
+        groups = self.metrics.add_group(vertex.name)
+        for place, (node, name) in enumerate(zip(vertex.nodes, unique_names([node.name for node in vertex.nodes]), strict=True)):
+            id_, options = self._id, self._job.options
+            keyed_state = None
+            if node.keyed:
+                keyed_state = create_keyed_backend(
+                    options.state_backend,
+                    max_parallelism=vertex.max_parallelism,
+                    key_group_range=range_for_subtask(id_.index, id_.parallelism, vertex.max_parallelism),
+                    now_ms=self.host.clock.wall_ms,
+                    codec=self._codec,
+                    operator=node.name,
+                    host=self.host,
+                )
+            operator_state = HeapOperatorStateBackend()
+            if self._restored is not None:
+                operator_state.restore(self._restored)
+            runtime = SubtaskRuntimeContext(
+                job_name=self._job.graph.name,
+                operator_name=node.name,
+                task_name=f"{vertex.name} ({id_.index + 1}/{id_.parallelism})",
+                subtask_index=id_.index,
+                parallelism=id_.parallelism,
+                max_parallelism=vertex.max_parallelism,
+                attempt=id_.attempt,
+                metrics=groups.add_group(name),
+                keyed_state=keyed_state,
+                operator_state=operator_state,
+                job_id=id_.job_id,
+            )
+            context = StageContext(
+                self,
+                len(self._contexts),
+                node.name,
+                vertex.uids[place],
+                runtime,
+                self._processor.executor(len(self._contexts)),
+                self._scope,
+                has_event_time=node.event_time,
+                checkpointing=True,  # The end of the job is its one checkpoint: it decides what sinks commit.
+                debug=False,
+            )
+            if self._clock is not None:
+                context.replays = self._replay_timer
+            self._contexts.append(context)
+            self._places.append((task, place - task.offset))
+            task.contexts.append(context)
+            if node.factory is not None:
+                operator = node.factory()
+                operator.setup(context)
+                task.operators.append(operator)
+        task.chain = OperatorChain(task.operators, task.emit, AVAILABLE, self.host.clock.perf_ns, scope=self._scope)
+
+    def _connect(self, outlets: Callable[[JobEdge, str], Outlet]) -> None:
+        tasks = {task.vertex.id: task for task in self._tasks}
+        for edge in (*self._stage.inner, *self._stage.outputs):
+            task = tasks[edge.source]
+            if edge.target in tasks:
+                outlet: Callable[[RecordBatch], None] = tasks[edge.target].chain.push
+            else:
+                name = task.vertex.nodes[edge.operator_index].name
+                made = outlets(edge, f"operator {name!r}, subtask {self._id.index + 1}/{self._id.parallelism}")
+                self._outlets.append(made)
+                outlet = made.emit
+            if edge.side is None:
+                task.main.append(outlet)
+            else:
+                task.side.setdefault((edge.operator_index - task.offset, edge.side), []).append(outlet)
+
+    # The life of a subtask, in one asyncio task.
+
+    async def run(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Open, do `work`, close. Raises what failed first."""
+        failure: BaseException | None = None
+        result: Any = None
+        async with self.group:
+            try:
+                await self._open()
+                result = await work()
+            except BaseException as error:  # noqa: BLE001  # Raised below, bare: the group would wrap it.
+                failure = error
+            self.group.cancel_children()
+        try:
+            await self._close()
+        except Exception as error:  # noqa: BLE001  # Likewise, unless something had failed before.
+            failure = failure or error
+        if failure is not None:
+            raise failure
+        return result  # type: ignore[no-any-return]
+
+    async def _open(self) -> None:
+        """Open the operators, consumers before producers."""
+        self._processor.mailbox.bind_owner()
+        self._scope_token = enter_scope(self._scope)
+        self._opened = True
+        for task in reversed(self._tasks):
+            for operator in reversed(task.operators):
+                self._scope.operator_context = operator.ctx
+                operator.initialize_state()
+                await operator.open()
+            task.chain.compile()
+
+    async def feed(self, piece: Piece) -> None:
+        """Process the records of one piece."""
+        if self._clock is not None and piece.arrival_ms > self._clock.now_ms:
+            await self._pass_time(piece.arrival_ms)
+        batch = piece.batch
+        marks = batch.watermarks
+        assert marks is not None, "blocks give each record its watermark"
+        if marks[-1] == MAX_WATERMARK and marks[0] != MAX_WATERMARK:
+            # The end of time is no step of it: what came before goes first.
+            at = marks.index(MAX_WATERMARK)
+            await self._push(_part(batch, 0, at), self._input_of[piece.edge])
+            batch = _part(batch, at, len(marks))
+        await self._push(batch, self._input_of[piece.edge])
+
+    async def _push(self, batch: RecordBatch, input_index: int) -> None:
+        self._tasks[0].chain.push(batch, input_index)
+        await self._settle()
+
+    async def read(self, splits: Sequence[Split]) -> None:
+        """For a source: read `splits` to their end."""
+        head, task = self._stage.root.head, self._tasks[0]
+        assert head.source is not None, "only sources are read"
+        context = self._contexts[0]
+        place = f"source {head.name!r}, subtask {self._id.index + 1}/{self._id.parallelism}"
+        options, clock = self._job.options, self.host.clock
+        source_input: SourceInput | None = None
+        try:
+            source_input = SourceInput(
+                head.source.reader(SourceTaskContext(self, context.runtime, replays=False)),
+                splits,
+                head.watermarks,
+                self,
+                context.spawn,
+                context.register_processing_timer,
+                clock.wall_ms,
+                clock.perf_ns,
+                options.slice_ns,
+            )
+            await source_input.open()
+            while (status := source_input.emit_next(task.chain.room)) is not InputStatus.END_OF_DATA:
+                await self._settle()
+                if status is InputStatus.NOTHING_AVAILABLE:
+                    await self._wait_for(source_input.availability)
+        except Exception as error:
+            if not getattr(error, "__notes__", None):
+                note_once(error, f"in {place}{'' if source_input is None else source_input.culprit}")
+            raise
+        finally:
+            if source_input is not None:
+                source_input.close()
+                await source_input.close_reader()
+
+    async def finish(self) -> None:
+        """The end of input: event time ends, then each operator finishes, producers first."""
+        self._tasks[0].chain.push(empty_batch(MAX_WATERMARK))
+        await self._settle(idle=True)
+        for number, task in enumerate(self._tasks):
+            for place, operator in enumerate(task.operators):
+                self._scope.operator_context = operator.ctx
+                for channel in range(operator.inputs) if number == 0 and place == 0 else (0,):
+                    task.chain.emit_from(place, operator.end_input(channel))
+                await self._settle(idle=True)
+                await task.contexts[place + task.offset].processing_timers.quiesce()
+                self._scope.operator_context = operator.ctx
+                task.chain.emit_from(place, operator.finish())
+                await self._settle(idle=True)
+        for task in self._tasks:
+            for operator in task.operators:
+                operator.end_of_data()
+        await self._settle(idle=True)
+        for outlet in self._outlets:
+            outlet.flush()
+
+    async def prepared(self) -> Mapping[int, list[Any]]:
+        """After `finish`: what the sinks have prepared, by node."""
+        found: dict[int, list[Any]] = {}
+        for task in self._tasks:
+            for node, context, operator in zip(
+                task.vertex.nodes[task.offset :], task.contexts[task.offset :], task.operators, strict=True
+            ):
+                if isinstance(operator, SinkOperator):
+                    await operator.snapshot_state(ONLY_CHECKPOINT)
+                    committables = [one for _, one in context.operator_state.get_list_state(COMMITTABLES).get()]
+                    if committables:
+                        found[node.id] = committables
+        return found
+
+    async def _close(self) -> None:
+        """Release everything, also after a failure. Raises the first error."""
+        first: BaseException | None = None
+        for context in self._contexts:
+            context.processing_timers.shutdown()
+        if self._opened:
+            self._processor.close()
+        for task in reversed(self._tasks):
+            for operator in reversed(task.operators):
+                try:
+                    await operator.close()
+                except Exception as error:  # noqa: BLE001  # The others are closed all the same; raised below.
+                    first = first or error
+        for context in self._contexts:
+            if context.keyed_state is not None:
+                context.keyed_state.close()
+        try:
+            await self.resources.close()
+        except Exception as error:  # noqa: BLE001  # Likewise.
+            first = first or error
+        if self._opened:
+            leave_scope(self._scope_token)
+        if first is not None:
+            raise first
+
+    # Mail, slices and waiting.
+
+    async def _settle(self, *, idle: bool = False) -> None:
+        """Run mail and the chains until nothing waits; with `idle` also until no operator has results to come."""
+        chains = [task.chain for task in reversed(self._tasks)]  # Consumers first: little is held in between.
+        while True:
+            await self._processor.drain()
+            if self._make_room is not None:
+                await self._make_room()
+            blocked: Availability | None = None
+            for chain in chains:
+                if chain.has_work:
+                    if chain.run() is not ChainStatus.BLOCKED:
+                        break
+                    blocked = chain.blocked_on
+            else:
+                if self._processor.mailbox.has_mail:
+                    continue
+                if blocked is None and idle:
+                    busy = (operator for task in self._tasks for operator in task.operators if operator.busy)
+                    blocked = next((operator.availability for operator in busy), None)
+                if blocked is None:
+                    return
+                await self._wait_for(blocked)
+
+    async def _wait_for(self, availability: Availability) -> None:
+        """Until something is raised or mail comes, which is run. Raises what it raised."""
+        if availability not in self._watched:
+            self._watched.append(availability)
+            availability.on_available(partial(self._on_available, availability))
+        try:
+            await self._executor.yield_()
+        except MailboxError as error:
+            if error.__cause__ is None:
+                raise
+            raise error.__cause__ from None
+
+    def _on_available(self, availability: Availability) -> None:
+        self._watched.remove(availability)
+        self._executor.execute(_nothing, "availability changed")
+
+    # Time that comes with the records.
+
+    def _replay_timer(self, timestamp_ms: int, fire: Callable[[], None]) -> ReplayedTimer:
+        timer = ReplayedTimer(fire)
+        self._timer_seq += 1
+        heapq.heappush(self._timers, (timestamp_ms, self._timer_seq, timer))
+        return timer
+
+    async def _pass_time(self, now_ms: int) -> None:
+        """Fire what is due before `now_ms`, each at its own time."""
+        clock = self._clock
+        assert clock is not None, "time passes where it is replayed"
+        while self._timers and self._timers[0][0] < now_ms:
+            timestamp_ms, _, timer = heapq.heappop(self._timers)
+            if timer.callback is not None:
+                clock.now_ms = max(clock.now_ms, timestamp_ms + 1)
+                timer.callback()
+                await self._settle()
+        clock.now_ms = now_ms
+
+    # What operators and the source ask for (TaskServices, InputConsumer).
+
+    def emit_from(self, operator_index: int, batch: RecordBatch) -> None:
+        task, place = self._places[operator_index]
+        task.chain.emit_from(place, batch)
+
+    def emit_side(self, operator_index: int, tag: OutputTag[Any], value: Any, timestamp: int | None, watermark: int) -> None:
+        task, place = (self._tasks[0], -1) if operator_index < 0 else self._places[operator_index]
+        outlets = task.side.get((place, tag))
+        if outlets is not None:
+            batch = RecordBatch([value], None if timestamp is None else [timestamp], None, [watermark], watermark)
+            for outlet in outlets:
+                outlet(batch)
+
+    def emit_status(self, idle: bool) -> None:
+        """Who is idle holds nobody back here: records are in order of their watermarks."""
+
+    def report(self, error: BaseException) -> None:
+        self._processor.report_throwable(error)
+
+    def on_batch(self, batch: RecordBatch, input_index: int) -> None:
+        self.input_watermark = max(self.input_watermark, batch.watermark)
+        self._tasks[0].chain.push(batch, input_index)
+
+    def on_status(self, idle: bool) -> None:
+        """As `emit_status`."""
+
+    def on_end_of_input(self, input_index: int) -> None:
+        """A source has one input, whose end `read` sees."""
+
+    def on_event(self, event: Event) -> None:
+        """Sources send none."""
+
+
+def _part(batch: RecordBatch, start: int, stop: int) -> RecordBatch:
+    assert batch.watermarks is not None
+    return RecordBatch(
+        batch.values[start:stop],
+        None if batch.timestamps is None else batch.timestamps[start:stop],
+        None if batch.keys is None else batch.keys[start:stop],
+        batch.watermarks[start:stop],
+        batch.watermarks[stop - 1],
+    )
+
+
+def _nothing() -> None:
+    """Mail that only wakes."""
+
+
+def _nothing_to_do(_processor: MailboxProcessor) -> None:
+    raise AssertionError("the subtask drives its chains itself, the loop of the mailbox does not run")

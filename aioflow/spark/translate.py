@@ -1,0 +1,192 @@
+"""From a flow's graph to the stages of a Spark job: which tasks run together, where records are shuffled, and what is refused.
+
+A stage is a tree of the flow's tasks (`JobVertex`) that need no exchange between them. Its subtasks are Spark tasks: as many as the
+task at its root has subtasks in the flow, so `parallelism=` means the same as anywhere, and a flow of parallelism 1 has one order. A
+source is the exception: where every operator after it looks at one record at a time, each split of it is a Spark task of its own.
+
+    source -> map -> flat_map  ==key_by==>  window -> map  ==collect==>  this program
+
+What has a side exit or two consumers is one stage all the same: its records leave by number of the edge. Tasks that stay in this
+program (`collect`, functions as sinks, and what prints) are stages of one subtask that run here.
+
+Nothing here knows Spark. What cannot be done is refused here, before anything starts, naming the operator and the way out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from aioflow.core.errors import GraphError
+from aioflow.graph.job_graph import JobEdge
+from aioflow.graph.stream_graph import Partitioning, ShipStrategy
+from aioflow.io.memory import FunctionSource
+from aioflow.io.printing import StdoutSink
+from aioflow.operators.sink import SinkOperator
+
+if TYPE_CHECKING:
+    from aioflow.graph.job_graph import JobGraph, JobVertex
+    from aioflow.graph.stream_graph import StreamNode
+
+__all__ = ["SparkPlan", "Stage", "plan_flow"]
+
+BY_RECORD = frozenset({"map", "filter", "flat_map", "select", "map_batches", "sink", "collect"})
+"""Kinds of operators that make the same of a record wherever it is: it does not matter how many of them there are."""
+
+SPREADING = frozenset({ShipStrategy.FORWARD, ShipStrategy.REBALANCE, ShipStrategy.RESCALE, ShipStrategy.SHUFFLE})
+"""Strategies that promise no more than that each record gets to one subtask."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Tasks that run together. `id` is that of the vertex at the root."""
+
+    id: int
+    vertices: tuple[JobVertex, ...]
+    """Producers first."""
+    inputs: tuple[JobEdge, ...]
+    """Exchanges that the root reads, by number; empty for a source."""
+    inner: tuple[JobEdge, ...]
+    """Edges between two vertices of this stage."""
+    outputs: tuple[JobEdge, ...]
+    """Exchanges that records leave by."""
+    at_home: bool
+    """Whether it runs in the program that submits the flow."""
+    by_split: bool
+    """For a source: each split is a subtask of its own."""
+
+    @property
+    def root(self) -> JobVertex:
+        return self.vertices[0]
+
+    @property
+    def is_source(self) -> bool:
+        return self.root.head.source is not None
+
+    @property
+    def parallelism(self) -> int:
+        """Number of subtasks, unless it is a source that is read by split."""
+        return 1 if self.at_home else self.root.parallelism
+
+    def nodes(self) -> Iterator[StreamNode]:
+        for vertex in self.vertices:
+            yield from vertex.nodes
+
+
+@dataclass(frozen=True, slots=True)
+class SparkPlan:
+    """All stages, producers first."""
+
+    graph: JobGraph
+    stages: tuple[Stage, ...]
+
+    def stage(self, stage_id: int) -> Stage:
+        return next(stage for stage in self.stages if stage.id == stage_id)
+
+    def target_of(self, edge: JobEdge) -> Stage:
+        """The stage that reads an exchange."""
+        return self.stage(edge.target)
+
+    def describe(self) -> str:
+        """The stages in lines, for logs."""
+        return "\n".join(
+            f"{'here' if stage.at_home else 'by split' if stage.by_split else f'{stage.parallelism} subtasks'}: "
+            + ", ".join(vertex.name for vertex in stage.vertices)
+            for stage in self.stages
+        )
+
+
+def plan_flow(graph: JobGraph) -> SparkPlan:
+    """The stages of a bounded flow. Raises GraphError for what Spark cannot run."""
+    for vertex in graph.vertices:
+        _check_source(vertex)
+    graph = _with_printing_apart(graph)
+    home = {vertex.id for vertex in graph.vertices if any(node.stays_here for node in vertex.nodes)}
+    for edge in graph.edges:
+        if edge.source in home:
+            name = graph.vertex(edge.source).name
+            raise GraphError(f"{name!r} stays in this program, and what follows it would run in Spark: let it be the end of its stream")
+    merged = {edge.target: edge for edge in graph.edges if _is_fused(graph, edge, home)}
+    root_of: dict[int, int] = {}
+    for vertex in graph.vertices:  # Producers first, so the root of a producer is known.
+        root_of[vertex.id] = root_of[merged[vertex.id].source] if vertex.id in merged else vertex.id
+    return SparkPlan(graph, tuple(_stage(graph, root, root_of, merged, home) for root in dict.fromkeys(root_of.values())))
+
+
+def _stage(graph: JobGraph, root: int, root_of: dict[int, int], merged: dict[int, JobEdge], home: set[int]) -> Stage:
+    vertices = tuple(vertex for vertex in graph.vertices if root_of[vertex.id] == root)
+    members = {vertex.id for vertex in vertices}
+    inner = tuple(edge for edge in merged.values() if edge.target in members)
+    return Stage(
+        id=root,
+        vertices=vertices,
+        inputs=tuple(edge for edge in graph.edges if edge.target == root),
+        inner=inner,
+        outputs=tuple(edge for edge in graph.edges if edge.source in members and edge not in inner),
+        at_home=root in home,
+        by_split=vertices[0].head.source is not None and all(map(_is_by_record, vertices)),
+    )
+
+
+def _check_source(vertex: JobVertex) -> None:
+    node = vertex.head
+    if node.source is None:
+        return
+    if node.stays_here:
+        raise GraphError(
+            f"source {node.name!r} is fed by this program while the flow runs, and a job of Spark reads its input by itself: run the flow "
+            "here or with workers=, or write the elements to files first"
+        )
+    # Whether a function's iterator ends, nobody knows before it does.
+    if not node.source.bounded and not isinstance(node.source, FunctionSource):
+        raise GraphError(
+            f"source {node.name!r} never ends, and on=af.Spark(...) runs flows that do: give it an end, or run the flow on machines of "
+            "Spark with on=af.SparkWorkers(...)"
+        )
+
+
+def _with_printing_apart(graph: JobGraph) -> JobGraph:
+    """The graph in which whatever writes to standard output stays in this program."""
+    vertices: list[JobVertex] = []
+    edges = list(graph.edges)
+    for vertex in graph.vertices:
+        *others, last = vertex.nodes
+        if not _prints(last):
+            vertices.append(vertex)
+            continue
+        here = replace(last, stays_here=True)
+        if not others:
+            vertices.append(replace(vertex, nodes=(here,)))
+            continue
+        vertices.append(replace(vertex, name=" -> ".join(node.name for node in others), nodes=tuple(others), uids=vertex.uids[:-1]))
+        vertices.append(replace(vertex, id=last.id, name=last.name, nodes=(here,), uids=vertex.uids[-1:]))
+        edges.append(JobEdge(len(edges), vertex.id, last.id, 0, Partitioning(ShipStrategy.FORWARD), len(others) - 1, None))
+    return replace(graph, vertices=tuple(vertices), edges=tuple(edges))
+
+
+def _prints(node: StreamNode) -> bool:
+    """Whether it writes to standard output: what executors of Spark print, nobody sees."""
+    factory: Callable[..., object] | None = node.factory
+    return (
+        isinstance(factory, partial)
+        and factory.args[:1] == (SinkOperator,)
+        and len(factory.args) > 1
+        and isinstance(factory.args[1], StdoutSink)
+    )
+
+
+def _is_fused(graph: JobGraph, edge: JobEdge, home: set[int]) -> bool:
+    """Whether the consumer of `edge` runs in the Spark tasks of its producer."""
+    source, target = graph.vertex(edge.source), graph.vertex(edge.target)
+    if source.id in home or target.id in home or len(graph.inputs_of(target.id)) != 1 or target.head.keyed:
+        return False
+    strategy = edge.partitioning.strategy
+    if strategy is ShipStrategy.FORWARD:
+        return True  # Both have the same parallelism: subtask by subtask.
+    return strategy in SPREADING and _is_by_record(target)
+
+
+def _is_by_record(vertex: JobVertex) -> bool:
+    return all(node.source is not None or (node.kind in BY_RECORD and not node.stateful and not node.keyed) for node in vertex.nodes)

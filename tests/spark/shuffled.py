@@ -1,0 +1,81 @@
+"""The runner without Java: the programs of all stages, with a shuffle in memory between them.
+
+What Spark adds to it is that it sorts, moves and keeps rows; every record takes the same way through the same code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import aioflow as af
+from aioflow.core.host import SystemHost
+from aioflow.spark import runner
+from aioflow.spark.runner_blocks import COMMITTABLES, MARKER, BlockRow
+from aioflow.spark.runner_program import StageProgram
+from aioflow.spark.translate import SparkPlan
+
+__all__ = ["shuffled"]
+
+
+class ShuffledFrames:
+    """Stands for `StageFrames`: computes each stage when it is its turn."""
+
+    def __init__(self, session: Any, plan: SparkPlan, programs: dict[int, StageProgram], subtasks: dict[int, int]) -> None:
+        self._plan, self._programs, self._subtasks = plan, programs, subtasks
+        self._rows: list[BlockRow] = []
+        self.blocks: list[BlockRow] = []
+
+    def compute(self) -> int:
+        for stage in self._plan.stages:
+            if stage.at_home:
+                continue
+            program = self._programs[stage.id]
+            if stage.is_source:
+                given: Iterator[Any] = iter(range(self._subtasks[stage.id]))
+            else:
+                edges = {edge.id for edge in stage.inputs}
+                markers = [BlockRow(target, -(2**63), MARKER, 0, 0, b"") for target in range(stage.parallelism)]
+                given = iter(sorted(markers + [row for row in self.blocks if row.edge in edges]))
+            for rows in program.run(given):
+                self.blocks += rows
+            home = {edge.id for edge in stage.outputs if self._plan.target_of(edge).at_home}
+            self._rows += [row for row in self.blocks if row.edge in home | {COMMITTABLES} and row not in self._rows]
+        return 0
+
+    def take(self) -> list[BlockRow]:
+        return self._rows
+
+    def release(self) -> None:
+        """Nothing is kept."""
+
+
+class Bridge:
+    """Stands for `SparkBridge`: runs calls in a thread."""
+
+    def __init__(self) -> None:
+        self._host = SystemHost()
+
+    async def session(self) -> None:
+        return None
+
+    async def call(self, fn: Any, *args: Any) -> Any:
+        return await self._host.blocking(fn, *args)
+
+    async def close(self) -> None:
+        await self._host.close()
+
+
+async def shuffled(flow: af.Flow, *streams: Any, monkeypatch: Any = None) -> tuple[list[Any], ...]:
+    """What `flow.collect(*streams, on=af.Spark())` gives."""
+    bridge = Bridge()
+    real, runner.StageFrames = runner.StageFrames, ShuffledFrames
+    try:
+        on = runner.Spark("local[2]", bridge=bridge)
+        if streams:
+            return await flow.collect(*streams, on=on)
+        await flow.execute(on=on)
+        return ()
+    finally:
+        runner.StageFrames = real
+        await bridge.close()
