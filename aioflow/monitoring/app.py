@@ -63,13 +63,15 @@ def make_app(monitor: Monitor) -> web.Application:
     app.router.add_get("/", _index)
     app.router.add_get("/dashboard/{name}", _asset)
     app.on_response_prepare.append(_add_headers)
+    app.on_startup.append(_start)
+    app.on_shutdown.append(_shut_down)  # Before the connections are closed: streams of events end by themselves.
     return app
 
 
 def _endpoint(monitor: Monitor, route: Route) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
     async def endpoint(request: web.Request) -> web.StreamResponse:
         body = await _body(request) if route.method in CHANGES else {}
-        answer = route.handler(Call(monitor, request.match_info, request.query, body))
+        answer = route.handler(Call(monitor, request.match_info, request.query, body, request))
         if inspect.isawaitable(answer):
             answer = await answer
         if isinstance(answer, web.StreamResponse):
@@ -78,7 +80,8 @@ def _endpoint(monitor: Monitor, route: Route) -> Callable[[web.Request], Awaitab
             return json_response(answer)
         if answer.content_type == "application/json":
             return json_response(answer.body, answer.status)
-        return web.Response(text=answer.body, status=answer.status, content_type=answer.content_type)
+        headers = {"Content-Type": answer.content_type}
+        return web.Response(body=answer.body.encode("utf-8", "replace"), status=answer.status, headers=headers)
 
     return endpoint
 
@@ -126,6 +129,14 @@ async def _errors(request: web.Request, handler: Callable[[web.Request], Awaitab
 async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:
     for name, value in HEADERS.items():
         response.headers.setdefault(name, value)
+
+
+async def _start(app: web.Application) -> None:
+    app[MONITOR].start()
+
+
+async def _shut_down(app: web.Application) -> None:
+    await app[MONITOR].close()
 
 
 # The dashboard.

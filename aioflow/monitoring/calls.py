@@ -7,11 +7,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from aiohttp import web
+
     from aioflow.graph.job_graph import JobVertex
     from aioflow.monitoring.monitor import Monitor
     from aioflow.monitoring.view import JobView
 
-__all__ = ["Answer", "BadRequest", "Call", "Conflict", "Handler", "NotFound", "RestError", "Unavailable"]
+__all__ = ["Answer", "BadRequest", "Call", "Conflict", "Forbidden", "Handler", "NotFound", "RestError", "Unavailable"]
 
 
 class RestError(Exception):
@@ -24,6 +26,12 @@ class BadRequest(RestError):
     """The call makes no sense, whatever the state of the job."""
 
     status = 400
+
+
+class Forbidden(RestError):
+    """Not without the token."""
+
+    status = 403
 
 
 class NotFound(RestError):
@@ -61,6 +69,8 @@ class Call:
     params: Mapping[str, str]
     query: Mapping[str, str]
     body: Mapping[str, Any] = field(default_factory=dict)
+    request: web.Request | None = None
+    """For answers that are streams; None where a handler is called by hand."""
 
     @property
     def now_ms(self) -> int:
@@ -99,6 +109,13 @@ class Call:
         """A comma-separated list of the query; None if it is not there."""
         text = self.query.get(name)
         return None if text is None else [part for part in text.split(",") if part]
+
+    def require_data(self) -> None:
+        """Raises Forbidden if whoever asks may not see records and state."""
+        options = self.monitor.options
+        given = None if self.request is None else self.request.headers.get("Authorization")
+        if not options.show_data and not options.accepts(given):
+            raise Forbidden("records and state are shown with the token only, or to anybody where the endpoint has show_data=True")
 
     def text(self, *names: str) -> str | None:
         """The first of these fields of the body that is given. Raises BadRequest if it is no text."""

@@ -8,7 +8,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from aioflow.monitoring.calls import NotFound
+from aioflow.monitoring.flamegraph import FlameSampler
+from aioflow.monitoring.logs import LogTail
 from aioflow.monitoring.metric_index import MetricIndex
+from aioflow.monitoring.operations import Operations
+from aioflow.monitoring.prometheus import Exposition
+from aioflow.monitoring.sampling import Sampler
 
 if TYPE_CHECKING:
     from aioflow.core.host import Host
@@ -27,7 +32,26 @@ class Monitor:
         self.cpu_count = os.cpu_count() or 1
         self.answering: dict[object, None] = {}
         """Connections on which an answer is under way."""
+        self.streams = 0
+        """Streams of events that are open."""
+        self.sampler = Sampler(self)
+        self.exposition = Exposition(self)
+        self.operations = Operations()
+        self.flames = FlameSampler(watched.host)
+        self.logs = LogTail()
         self._metrics: dict[str, tuple[JobView, MetricIndex]] = {}
+
+    def start(self) -> None:
+        """Begin to read once a second."""
+        self.sampler.start()
+        self.logs.start()
+
+    async def close(self) -> None:
+        """End everything that goes on beside the answers."""
+        self.logs.stop()
+        await self.sampler.stop()
+        await self.flames.close()
+        await self.operations.close()
 
     @property
     def host(self) -> Host:
@@ -67,4 +91,9 @@ class Monitor:
     def process_metrics(self) -> dict[str, float]:
         """About this process."""
         used = os.times()
-        return {"Status.Process.CPU.Time": used.user + used.system}
+        lag = self.sampler.lag.milliseconds()
+        return {
+            "Status.Process.CPU.Time": used.user + used.system,
+            "Status.Loop.lagMs": lag["last"],
+            "Status.Loop.lagMsMax": lag["max"],
+        }

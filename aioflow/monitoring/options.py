@@ -35,6 +35,8 @@ class MonitorOptions:
     """Names under which it may be asked, beside those of loopback; without ports. `"*"`: any."""
     open_reads: bool = False
     """Whether whoever reaches it may read without a token: for a service that has looked at who asks already."""
+    show_data: bool = False
+    """Whether whoever may read sees state and records too, and not only what is counted about them."""
     connections_max: int = CONNECTIONS_MAX
 
     def __post_init__(self) -> None:

@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from aioflow.monitoring import rest_checkpoints, rest_cluster, rest_jobs, rest_metrics
+from aioflow.monitoring import (
+    data_views,
+    events,
+    flamegraph,
+    logs,
+    prometheus,
+    rest_aioflow,
+    rest_checkpoints,
+    rest_cluster,
+    rest_jobs,
+    rest_metrics,
+    rest_operations,
+)
 from aioflow.monitoring.calls import Handler
 
 __all__ = ["ROUTES", "Route"]
@@ -27,6 +39,10 @@ class Route:
 
 def _get(path: str, handler: Handler, schema: str, summary: str, *query: str) -> Route:
     return Route("GET", path, handler, schema, summary, query)
+
+
+def _start(path: str, handler: Handler, body: str, summary: str) -> Route:
+    return Route("POST", path, handler, "Triggered", summary, body=body, status=202)
 
 
 VERTEX = "/jobs/{jobid}/vertices/{vertexid}"
@@ -56,6 +72,7 @@ ROUTES: tuple[Route, ...] = (
     _get(f"{VERTEX}/accumulators", rest_jobs.vertex_accumulators, "VertexAccumulators", "There are none"),
     _get(f"{VERTEX}/metrics", rest_metrics.vertex, "Metrics", "Metrics of all subtasks", "get"),
     _get(f"{VERTEX}/jm-operator-metrics", rest_metrics.operators, "Metrics", "Metrics of coordinators", "get"),
+    _get(f"{VERTEX}/flamegraph", flamegraph.vertex_graph, "FlameGraph", "Where its tasks are", "type", "subtaskindex", "seconds"),
     _get(f"{VERTEX}/subtasks/accumulators", rest_jobs.subtask_accumulators, "SubtaskAccumulators", "There are none"),
     _get(f"{VERTEX}/subtasks/metrics", rest_metrics.subtasks, "AggregatedMetrics", "Metrics over subtasks", "get", "agg", "subtasks"),
     _get(f"{VERTEX}/subtasks/{{subtaskindex}}", rest_jobs.subtask, "Subtask", "The current attempt of a subtask"),
@@ -71,14 +88,40 @@ ROUTES: tuple[Route, ...] = (
         "CheckpointSubtasks",
         "One vertex in one checkpoint",
     ),
+    _get("/jobs/{jobid}/events", events.events, "Events", "What changes, once a second (text/event-stream)"),
+    # Operations.
+    _start("/jobs/{jobid}/savepoints", rest_operations.savepoint, "SavepointRequest", "Make a savepoint"),
+    _get("/jobs/{jobid}/savepoints/{triggerid}", rest_operations.savepoint_status, "OperationStatus", "How far a savepoint or stop is"),
+    _start("/jobs/{jobid}/stop", rest_operations.stop, "StopRequest", "Stop with a savepoint"),
+    _start("/jobs/{jobid}/checkpoints", rest_operations.checkpoint, "CheckpointRequest", "Take a checkpoint"),
+    _get("/jobs/{jobid}/checkpoints/{triggerid}", rest_operations.checkpoint_status, "OperationStatus", "How far a checkpoint is"),
+    Route("POST", "/savepoint-disposal", rest_operations.savepoint_disposal, "Empty", "Is refused", body="DisposalRequest"),
+    Route("PATCH", "/jobs/{jobid}/rescaling", rest_operations.rescaling, "Empty", "Is refused", ("parallelism",)),
+    _get("/jobs/{jobid}/resource-requirements", rest_operations.requirements, "Requirements", "The parallelism of each vertex"),
+    Route("PUT", "/jobs/{jobid}/resource-requirements", rest_operations.set_requirements, "Empty", "Is refused", body="Anything"),
+    Route("PATCH", "/jobs/{jobid}/clientHeartbeat", rest_operations.client_heartbeat, "Empty", "Is accepted", body="Anything"),
+    Route("DELETE", "/cluster", rest_operations.end_cluster, "Empty", "Is refused"),
+    # Under paths of our own.
+    _get("/aioflow/asyncio", rest_aioflow.asyncio_view, "Asyncio", "The event loop: lag, slow callbacks, tasks, async calls"),
+    _get("/aioflow/flamegraph", flamegraph.loop_graph, "FlameGraph", "What the loop spends its time on", "seconds"),
+    _get("/aioflow/logs", logs.tail, "LogRecords", "The last log records", "after", "level", "limit"),
+    _get("/aioflow/jobs/{jobid}/series", rest_aioflow.series, "Series", "The last ten minutes of metrics", "metric", "since"),
+    _get("/aioflow/jobs/{jobid}/state", data_views.overview, "StateOverview", "Keyed state: operators, names, numbers of keys"),
+    _get("/aioflow/jobs/{jobid}/state/{operator}/{name}", data_views.look_up, "StateValue", "The value of a key", "key", "text"),
+    _get("/aioflow/jobs/{jobid}/tap", data_views.tap, "Events", "Some of the records on an edge (text/event-stream)", "edge"),
+    _get("/metrics", prometheus.metrics, "Text", "All metrics, for Prometheus"),
     # Processes.
     _get("/taskmanagers", rest_cluster.taskmanagers, "TaskManagers", "The processes that run tasks"),
     _get("/taskmanagers/metrics", rest_metrics.taskmanagers, "AggregatedMetrics", "Metrics over processes", "get", "agg", "taskmanagers"),
     _get("/taskmanagers/{taskmanagerid}", rest_cluster.taskmanager, "TaskManagerDetails", "One process"),
     _get("/taskmanagers/{taskmanagerid}/metrics", rest_metrics.taskmanager, "Metrics", "Metrics of a process", "get"),
+    _get("/taskmanagers/{taskmanagerid}/thread-dump", rest_aioflow.worker_thread_dump, "ThreadDump", "Tasks and threads"),
+    _get("/taskmanagers/{taskmanagerid}/log", rest_cluster.nothing, "Text", "Its log; it is kept elsewhere"),
+    _get("/taskmanagers/{taskmanagerid}/stdout", rest_cluster.nothing, "Text", "Its output; it is kept elsewhere"),
     _get("/taskmanagers/{taskmanagerid}/logs", rest_cluster.no_logs, "Logs", "Log files; there are none"),
     _get("/jobmanager/metrics", rest_metrics.jobmanager, "Metrics", "Metrics of the cluster and of this process", "get"),
     _get("/jobmanager/config", rest_cluster.jobmanager_config, "Settings", "Settings, without secrets"),
     _get("/jobmanager/environment", rest_cluster.jobmanager_environment, "Environment", "What runs this process"),
+    _get("/jobmanager/thread-dump", rest_aioflow.thread_dump, "ThreadDump", "Tasks and threads of this process"),
     _get("/jobmanager/logs", rest_cluster.no_logs, "Logs", "Log files; there are none"),
 )

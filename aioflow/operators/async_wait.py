@@ -97,6 +97,9 @@ class AsyncWaitOperator(Operator):
         self._task_name = f"{self.ctx.name}-call"
         scope = current_scope()
         self._scope = None if scope is None else scope.at(self.ctx)
+        metrics = self.ctx.runtime.metrics
+        metrics.gauge("asyncCallsInFlight", lambda: self._running)
+        metrics.gauge("asyncCallsMax", lambda: self._concurrency)
         for value, timestamp in self.ctx.operator_state.get_list_state(IN_FLIGHT).get():
             entry = Entry(value, timestamp, MIN_WATERMARK)
             self._queue.add(entry)

@@ -85,6 +85,7 @@ class TaskMetrics:
         self._mailbox = mailbox
         self._parked_for = parked_for
         self._started = now()
+        self._slowest_ms: dict[int, float] = {}
         self._register_times()
         group.gauge("mailboxMailsPerSecond", mailbox.mails_per_second)
         group.gauge("mailboxLatencyMs", lambda: mailbox.latency_ms)
@@ -129,10 +130,13 @@ class TaskMetrics:
     def _now_or_end(self) -> float:
         return self._clock() if self._ended_at is None else self._ended_at
 
-    def slow(self, operator_index: int | None) -> None:
+    def slow(self, operator_index: int | None, seconds: float) -> None:
         """An action of this operator held the loop for longer than anybody should."""
         if operator_index is not None:
-            self._operator_groups[operator_index].counter("slowCallbacks").inc()
+            group = self._operator_groups[operator_index]
+            group.counter("slowCallbacks").inc()
+            slowest = self._slowest_ms[operator_index] = max(self._slowest_ms.get(operator_index, 0.0), seconds * 1000.0)
+            group.gauge("slowestCallbackMs", lambda: slowest)
 
     def _register_times(self) -> None:
         group, mailbox, now = self._group, self._mailbox, self._now_or_end

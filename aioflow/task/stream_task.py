@@ -53,9 +53,11 @@ if TYPE_CHECKING:
     from aioflow.core.functions import OutputTag
     from aioflow.graph.deployment import TaskDeploymentDescriptor
     from aioflow.operators.operator import Operator
+    from aioflow.state.handles import StateInput
     from aioflow.task.context import TaskOperatorContext
     from aioflow.task.environment import TaskEnvironment
     from aioflow.task.inflight import RestoredPlace
+    from aioflow.task.snapshot import StateStore
 
 __all__ = ["StreamTask"]
 
@@ -154,7 +156,7 @@ class StreamTask:
         restore, restored = self.descriptor.restore, 0
         if restore is not None:
             assert self._environment.store is not None, "a task that is restored has a store to read from"
-            await restore_state(self._contexts, restore, self._environment.store.input(), self._environment.codec)
+            await restore_state(self._contexts, restore, self._state_input(self._environment.store), self._environment.codec)
             restored = restore.checkpoint_id
             self._finished_before = was_finished(self._contexts[0])
         for operator in reversed(self._operators):
@@ -189,7 +191,13 @@ class StreamTask:
         assert self._environment.store is not None, "a task that is restored has a store to read from"
         vertex = self.descriptor.vertex
         own = range_for_subtask(self.descriptor.attempt.subtask_index, vertex.parallelism, vertex.max_parallelism)
-        return await read_in_flight(restore.channels, self._environment.store.input(), self._environment.codec, own, vertex.max_parallelism)
+        return await read_in_flight(
+            restore.channels, self._state_input(self._environment.store), self._environment.codec, own, vertex.max_parallelism
+        )
+
+    def _state_input(self, store: StateStore) -> StateInput:
+        """What tasks of this process wrote themselves is read here, everything else from the store."""
+        return self._environment.local_state.input(store.input())
 
     def _restore_in_flight(self, places: Sequence[RestoredPlace], network: NetworkInput | None) -> None:
         """What was between two operators goes on from there; what was in front of the task is its first input."""
@@ -420,7 +428,7 @@ class StreamTask:
         if culprit is not None:
             index = next((i for i, operator in enumerate(self._operators) if operator.ctx is culprit.ctx), None)
             description = describe_place(culprit.ctx)
-        self._metrics.slow(index)
+        self._metrics.slow(index, seconds)
         self._log_slow(description, seconds)
 
     def _flush_if_old(self) -> None:

@@ -1,0 +1,148 @@
+"""Server-sent events of one job, once a second: first all of it, then what has changed, as a JSON merge patch (RFC 7396).
+
+Everything that changes is an object with names, never a list, so that a patch is small and has one meaning. A reader that is slow skips
+moments: what it gets next is the difference to what it got last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from aiohttp import web
+
+from aioflow.monitoring.answers import json_bytes
+from aioflow.monitoring.calls import Call, NotFound, Unavailable
+from aioflow.monitoring.rest_checkpoints import record_body
+from aioflow.monitoring.rest_jobs import vertex_status
+from aioflow.monitoring.rest_metrics import job_metrics
+
+if TYPE_CHECKING:
+    from aioflow.monitoring.monitor import Monitor
+    from aioflow.monitoring.view import JobView
+
+__all__ = ["Stream", "events", "merge_patch", "snapshot"]
+
+STREAMS_MAX = 32
+"""Of one endpoint, at a time."""
+
+WRITE_TIMEOUT_S = 30.0
+"""A reader that takes nothing for so long is gone."""
+
+
+async def events(call: Call) -> web.StreamResponse:
+    """GET /jobs/:jobid/events."""
+    view = call.job
+    stream = Stream(call)
+    async with stream:
+        sampler = call.monitor.sampler
+        sent = snapshot(call.monitor, view)
+        await stream.send("snapshot", sent)
+        while sampler.runs and any(one.id == view.id for one in call.monitor.jobs()):
+            await sampler.tick()
+            current = snapshot(call.monitor, view)
+            await stream.send("delta", merge_patch(sent, current))
+            sent = current
+    return stream.response
+
+
+class Stream:
+    """One stream of events to one reader, inside `async with`. Raises Unavailable when there are too many."""
+
+    def __init__(self, call: Call) -> None:
+        if call.request is None:
+            raise NotFound("events are streamed over HTTP only")
+        self._request = call.request
+        self._monitor = call.monitor
+        self._number = 0
+        self.response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8", "X-Accel-Buffering": "no"})
+
+    async def __aenter__(self) -> Stream:
+        if self._monitor.streams >= STREAMS_MAX:
+            raise Unavailable(f"{STREAMS_MAX} streams of events are open already; close one")
+        self._monitor.streams += 1
+        try:
+            await self.response.prepare(self._request)
+        except BaseException:
+            self._monitor.streams -= 1
+            raise
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
+        self._monitor.streams -= 1
+        # The reader went away: nobody is left to be told.
+        return isinstance(error, (ConnectionError, TimeoutError))
+
+    async def send(self, name: str, body: Mapping[str, Any]) -> None:
+        """One event. Raises TimeoutError when nobody takes it."""
+        self._number += 1
+        content = b"event: %s\nid: %d\ndata: %s\n\n" % (name.encode(), self._number, json_bytes(body))
+        async with asyncio.timeout(WRITE_TIMEOUT_S):
+            await self.response.write(content)
+
+
+def snapshot(monitor: Monitor, view: JobView) -> dict[str, Any]:
+    """The job as the dashboard follows it: states, all metrics of each subtask, checkpoints and failures in short."""
+    now = monitor.host.clock.wall_ms()
+    metrics = monitor.metrics(view).all()
+    vertices = {}
+    for vertex in view.graph.vertices:
+        subtasks = view.subtasks(vertex)
+        vertices[view.vertex_ids[vertex.id]] = {
+            "status": vertex_status(subtasks),
+            "subtasks": {
+                str(one.index): {
+                    "status": one.state.value,
+                    "attempt": one.attempt,
+                    "host": one.host,
+                    "taskmanager-id": one.worker_id,
+                    "metrics": _plain(metrics.get((vertex.id, one.index), {})),
+                }
+                for one in subtasks
+            },
+        }
+    statistics = view.checkpoints
+    checkpoints: dict[str, Any] = {}
+    if statistics is not None:
+        latest = statistics.latest
+        checkpoints = {
+            "counts": {name: getattr(statistics.counts, name) for name in ("restored", "total", "in_progress", "completed", "failed")},
+            "completed": None if latest.completed is None else _short(record_body(view, latest.completed)),
+            "failed": None if latest.failed is None else _short(record_body(view, latest.failed)),
+            "savepoint": None if latest.savepoint is None else _short(record_body(view, latest.savepoint)),
+        }
+    return {
+        "now": now,
+        "job": {"jid": view.id, "name": view.name, "state": view.status.value, "start-time": view.start_ms, "end-time": view.end_ms},
+        "metrics": _plain(job_metrics(view, now)),
+        "vertices": vertices,
+        "checkpoints": checkpoints,
+        "failures": view.master.history.failures_total,
+    }
+
+
+def _short(record: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in record.items() if name not in ("tasks", "className")}
+
+
+def _plain(metrics: Mapping[str, float]) -> dict[str, float | str]:
+    """Numbers; what JSON has no number for is quoted."""
+    return {name: value if math.isfinite(value) else str(value).replace("nan", "NaN") for name, value in metrics.items()}
+
+
+def merge_patch(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """What turns `old` into `new`. A value that is None there counts as absent, as RFC 7396 has it."""
+    patch: dict[str, Any] = {}
+    for name, value in new.items():
+        before = old.get(name)
+        if isinstance(value, Mapping) and isinstance(before, Mapping):
+            inner = merge_patch(before, value)
+            if inner:
+                patch[name] = inner
+        elif value != before:
+            patch[name] = value
+    for name in old.keys() - new.keys():
+        patch[name] = None
+    return patch

@@ -1,0 +1,170 @@
+"""What the loop's thread spends its time on: looked at from another thread, a hundred times a second, for a short while.
+
+Each look names the asyncio task that ran, which is a subtask: so the graph of a vertex is the part that its tasks ran. Looking from outside
+needs nothing of the program, and costs it the moments in which the other thread holds the interpreter (some 50 us a look).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from aioflow.monitoring.await_stacks import await_chain, place_of
+from aioflow.monitoring.calls import BadRequest, Call, NotFound
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from aioflow.core.host import Host
+
+__all__ = ["FlameSampler", "loop_graph", "tree", "vertex_graph"]
+
+INTERVAL_S = 0.01
+SECONDS, SECONDS_MAX = 1.0, 10.0
+DEPTH_MAX = 100
+KEPT_S = 5.0
+"""Whoever asks so soon again is given the same graph: the pages of several readers cost one sampling."""
+
+IDLE_FILES = ("asyncio/runners.py", "asyncio/base_events.py", "selectors.py", "asyncio/selector_events.py", "asyncio/events.py")
+
+Stack = tuple[str, ...]
+Samples = Counter[tuple[str, Stack]]
+"""(name of the task, or empty outside of any; frames, outermost first) -> looks."""
+
+
+class FlameSampler:
+    """One sampling at a time; who asks meanwhile waits for the same one."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._running: asyncio.Task[Samples] | None = None
+        self._latest: Samples | None = None
+        self._latest_at = 0.0
+        self._stop: threading.Event | None = None
+
+    async def samples(self, seconds: float) -> Samples:
+        """Of the next `seconds`, or of a moment ago."""
+        now = self._host.clock.monotonic()
+        if self._latest is not None and now - self._latest_at < KEPT_S:
+            return self._latest
+        if self._running is None:
+            self._running = asyncio.get_running_loop().create_task(self._sample(seconds), name="flame graph")
+        return await asyncio.shield(self._running)
+
+    async def _sample(self, seconds: float) -> Samples:
+        self._stop = stop = threading.Event()
+        loop, thread = asyncio.get_running_loop(), threading.get_ident()
+        looks = max(round(seconds / INTERVAL_S), 1)
+        try:
+            sampling = self._host.blocking(_look, loop, thread, looks, stop, dedicated=True, name="aioflow-flame-graph")
+            self._latest = await asyncio.shield(sampling)
+            self._latest_at = self._host.clock.monotonic()
+            return self._latest
+        finally:
+            stop.set()
+            self._running = None
+
+    async def close(self) -> None:
+        """Ends a sampling that is under way, and waits for its thread."""
+        if self._stop is not None:
+            self._stop.set()
+        if self._running is not None:
+            await asyncio.shield(self._running)
+
+
+def _look(loop: asyncio.AbstractEventLoop, thread: int, looks: int, stop: threading.Event) -> Samples:
+    """In a thread of its own."""
+    samples: Samples = Counter()
+    for _ in range(looks):
+        frame = sys._current_frames().get(thread)
+        if frame is None:
+            break
+        task = asyncio.current_task(loop)
+        stack = _stack(frame)
+        if task is not None or not _is_idle(frame):
+            samples["" if task is None else task.get_name(), stack] += 1
+        del frame  # It would keep what the loop's thread has in it alive.
+        if stop.wait(INTERVAL_S):
+            break
+    return samples
+
+
+def _stack(frame: FrameType) -> Stack:
+    places: list[str] = []
+    current: FrameType | None = frame
+    while current is not None and len(places) < DEPTH_MAX:
+        places.append(place_of(current.f_code, current.f_code.co_firstlineno))
+        current = current.f_back
+    return tuple(reversed(places))
+
+
+def _is_idle(frame: FrameType) -> bool:
+    return frame.f_code.co_filename.replace("\\", "/").endswith(IDLE_FILES)
+
+
+def tree(stacks: Counter[Stack], name: str) -> dict[str, Any]:
+    """Flink's shape: {name, value, children}, the widest child first."""
+    root: dict[str, Any] = {"name": name, "value": sum(stacks.values()), "children": []}
+    below: dict[int, dict[str, dict[str, Any]]] = {}
+    for stack, count in stacks.items():
+        node = root
+        for place in stack:
+            children = below.setdefault(id(node), {})
+            child = children.get(place)
+            if child is None:
+                child = children[place] = {"name": place, "value": 0, "children": []}
+                node["children"].append(child)
+            child["value"] += count
+            node = child
+    _sort(root)
+    return root
+
+
+def _sort(node: dict[str, Any]) -> None:
+    node["children"].sort(key=lambda child: (-child["value"], child["name"]))
+    for child in node["children"]:
+        _sort(child)
+
+
+def _seconds(call: Call) -> float:
+    text = call.query.get("seconds", str(SECONDS))
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 < seconds <= SECONDS_MAX:
+        raise BadRequest(f"seconds is {text[:40]!r}, expected a number up to {SECONDS_MAX:g}")
+    return seconds
+
+
+async def loop_graph(call: Call) -> Any:
+    """GET /aioflow/flamegraph: everything that the loop runs, by task."""
+    samples = await call.monitor.flames.samples(_seconds(call))
+    stacks: Counter[Stack] = Counter()
+    for (task, stack), count in samples.items():
+        stacks[(task or "the loop itself", *stack)] += count
+    return {"endTimestamp": call.now_ms, "data": tree(stacks, "root")}
+
+
+async def vertex_graph(call: Call) -> Any:
+    """GET .../vertices/:vertexid/flamegraph?type=full|on_cpu|off_cpu. Off the processor are the tasks that wait, where they wait."""
+    kind = call.query.get("type", "full").lower()
+    if kind not in ("full", "on_cpu", "off_cpu"):
+        raise BadRequest(f"type is {kind[:40]!r}, expected full, on_cpu or off_cpu")
+    vertex, wanted = call.vertex, call.query.get("subtaskindex")
+    if wanted is not None and not (wanted.isascii() and wanted.isdecimal() and len(wanted) < 9 and int(wanted) < vertex.parallelism):
+        raise NotFound(f"vertex {vertex.name!r} has no subtask {wanted[:20]!r}")
+    names = {f"{vertex.name}-{index + 1}" for index in range(vertex.parallelism) if wanted is None or index == int(wanted)}
+    stacks: Counter[Stack] = Counter()
+    if kind != "off_cpu":
+        for (task, stack), count in (await call.monitor.flames.samples(_seconds(call))).items():
+            if task in names:
+                stacks[stack] += count
+    if kind != "on_cpu":
+        for waiting in asyncio.all_tasks():
+            if waiting.get_name() in names and waiting is not asyncio.current_task():
+                stacks[tuple(await_chain(waiting))] += 1
+    return {"endTimestamp": call.now_ms, "data": tree(stacks, "root")}

@@ -1,0 +1,78 @@
+"""What was asked for and takes its time: savepoints, checkpoints, stops. Each is one task, found again by the id of its request.
+
+A request with an id that is known already is the same request: nothing is done twice, however often a client asks again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+from aioflow.core.aio import cancel_and_wait
+from aioflow.monitoring.calls import BadRequest, NotFound, Unavailable
+
+__all__ = ["Operation", "Operations", "check_request_id"]
+
+RUNNING_MAX = 64
+KEPT_MAX = 300
+"""Also those that are over; the oldest of them are forgotten first."""
+
+_REQUEST_ID = re.compile(r"[0-9a-f]{32}")
+
+
+@dataclass(slots=True)
+class Operation:
+    """`task` ends with what the operation gave, or with its error."""
+
+    job_id: str
+    kind: str
+    request_id: str
+    task: asyncio.Task[Any]
+
+
+class Operations:
+    """Of one endpoint."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, str, str], Operation] = {}
+
+    def find(self, job_id: str, kind: str, request_id: str) -> Operation:
+        """Raises NotFound."""
+        operation = self._known.get((job_id, kind, request_id))
+        if operation is None:
+            raise NotFound(f"there is no {kind} request {request_id[:40]!r} of job {job_id[:40]}")
+        return operation
+
+    def known(self, job_id: str, kind: str, request_id: str) -> bool:
+        return (job_id, kind, request_id) in self._known
+
+    def begin(self, job_id: str, kind: str, request_id: str, work: Coroutine[Any, Any, Any]) -> None:
+        """Start `work`, which must not be known yet. Raises Unavailable when too much is under way."""
+        over = [key for key, operation in self._known.items() if operation.task.done()]
+        if len(self._known) - len(over) >= RUNNING_MAX:
+            work.close()
+            raise Unavailable(f"{RUNNING_MAX} requests are under way already; wait for one of them")
+        for key in over[: max(len(self._known) - KEPT_MAX + 1, 0)]:
+            del self._known[key]
+        task = asyncio.get_running_loop().create_task(work, name=f"{kind} {request_id[:8]}")
+        task.add_done_callback(_retrieved)
+        self._known[job_id, kind, request_id] = Operation(job_id, kind, request_id, task)
+
+    async def close(self) -> None:
+        await cancel_and_wait([operation.task for operation in self._known.values() if not operation.task.done()])
+
+
+def check_request_id(text: str) -> str:
+    """Raises BadRequest if a client's id is not 32 hex digits."""
+    if not _REQUEST_ID.fullmatch(text):
+        raise BadRequest(f"triggerId is {text[:40]!r}, expected 32 hex digits, lower case")
+    return text
+
+
+def _retrieved(task: asyncio.Task[Any]) -> None:
+    """Whoever polls is told of the error; nobody has to."""
+    if not task.cancelled():
+        task.exception()

@@ -1,0 +1,187 @@
+"""Changing calls that take their time, in Flink's shapes: POST gives a request id, GET with it says how far it is."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from aioflow.cluster.execution_graph import JobStatus
+from aioflow.core.errors import CheckpointError
+from aioflow.monitoring.calls import Answer, BadRequest, Call, Conflict, Unavailable
+from aioflow.monitoring.operations import check_request_id
+from aioflow.monitoring.rest_jobs import failure_cause
+
+if TYPE_CHECKING:
+    from aioflow.monitoring.view import JobView
+
+__all__ = [
+    "checkpoint",
+    "checkpoint_status",
+    "client_heartbeat",
+    "end_cluster",
+    "rescaling",
+    "requirements",
+    "savepoint",
+    "savepoint_disposal",
+    "savepoint_status",
+    "set_requirements",
+    "stop",
+]
+
+SAVEPOINTS, CHECKPOINTS = "savepoint", "checkpoint"
+"""Kinds of requests. A stop is asked for under the savepoints, as in Flink."""
+
+FORMATS = ("CANONICAL", "NATIVE")
+TYPES = ("CONFIGURED", "FULL", "INCREMENTAL")
+POLL_S = 0.05
+SCHEMES = ("file", "memory", "s3", "gs", "az")
+
+
+def savepoint(call: Call) -> Any:
+    """POST /jobs/:jobid/savepoints."""
+    view = _running(call)
+    directory, cancels = _directory(call, "target-directory", "targetDirectory"), call.flag("cancel-job")
+    _check_format(call)
+
+    async def work() -> dict[str, Any]:
+        location = await view.master.savepoint(directory)
+        if cancels:
+            view.master.cancel()
+        return {"location": location}
+
+    return _begin(call, SAVEPOINTS, work)
+
+
+def stop(call: Call) -> Any:
+    """POST /jobs/:jobid/stop."""
+    view = _running(call)
+    directory, drain = _directory(call, "targetDirectory", "target-directory"), call.flag("drain")
+    _check_format(call)
+
+    async def work() -> dict[str, Any]:
+        view.master.stop(drain=drain, savepoint=True, directory=directory)
+        while not view.status.is_terminal:  # noqa: ASYNC110  # Where the JobMaster is elsewhere, there is only its status.
+            await asyncio.sleep(POLL_S)
+        error = view.master.stop_error
+        if view.status is JobStatus.FAILED:
+            error = error or view.master.error
+        if error is not None:
+            raise error
+        return {"location": view.master.stopped_with}
+
+    return _begin(call, SAVEPOINTS, work)
+
+
+def checkpoint(call: Call) -> Any:
+    """POST /jobs/:jobid/checkpoints."""
+    view = _running(call)
+    kind = call.text("checkpointType") or TYPES[0]
+    if kind not in TYPES:
+        raise BadRequest(f"checkpointType is {kind[:40]!r}, expected one of {', '.join(TYPES)}")
+
+    async def work() -> dict[str, Any]:
+        return {"checkpointId": await view.master.checkpoint()}
+
+    return _begin(call, CHECKPOINTS, work)
+
+
+def savepoint_status(call: Call) -> Any:
+    """GET /jobs/:jobid/savepoints/:triggerid."""
+    return _status(call, SAVEPOINTS)
+
+
+def checkpoint_status(call: Call) -> Any:
+    """GET /jobs/:jobid/checkpoints/:triggerid."""
+    return _status(call, CHECKPOINTS)
+
+
+def _begin(call: Call, kind: str, work: Callable[[], Coroutine[Any, Any, dict[str, Any]]]) -> Answer:
+    operations, given = call.monitor.operations, call.text("triggerId")
+    request_id = call.monitor.host.ids.new("request") if given is None else check_request_id(given)
+    job_id = call.params["jobid"]
+    if not operations.known(job_id, kind, request_id):
+        operations.begin(job_id, kind, request_id, work())
+    return Answer({"request-id": request_id}, status=202)
+
+
+def _status(call: Call, kind: str) -> Any:
+    operation = call.monitor.operations.find(call.params["jobid"], kind, call.params["triggerid"])
+    if not operation.task.done():
+        return {"status": {"id": "IN_PROGRESS"}, "operation": None}
+    if operation.task.cancelled():
+        result: dict[str, Any] = {"failure-cause": failure_cause(CheckpointError("the endpoint was closed"))}
+    elif (error := operation.task.exception()) is not None:
+        result = {"failure-cause": failure_cause(error)}
+    else:
+        result = operation.task.result()
+    return {"status": {"id": "COMPLETED"}, "operation": result}
+
+
+def _running(call: Call) -> JobView:
+    """The job, if it is not over: an operation that is known is answered also then. Raises Conflict."""
+    view, given = call.job, call.text("triggerId")
+    if view.status.is_terminal and not any(
+        given is not None and call.monitor.operations.known(view.id, kind, given) for kind in (SAVEPOINTS, CHECKPOINTS)
+    ):
+        raise Conflict(f"job {view.id} is {view.status.value}, expected a job that runs")
+    return view
+
+
+def _check_format(call: Call) -> None:
+    wanted = call.text("formatType")
+    if wanted is not None and wanted not in FORMATS:
+        raise BadRequest(f"formatType is {wanted[:40]!r}, expected one of {', '.join(FORMATS)}")
+
+
+def _directory(call: Call, *names: str) -> str | None:
+    """The URL of a directory; a path of this machine must be whole."""
+    where = call.text(*names)
+    if not where:
+        return None
+    scheme, found, _ = where.partition("://")
+    if found and scheme in SCHEMES and "\x00" not in where:
+        return where
+    if where.startswith("/") and "\x00" not in where:
+        return f"file://{quote(where)}"
+    raise BadRequest(f"{names[0]} is {where[:60]!r}, expected a whole path or a URL of {', '.join(SCHEMES)}")
+
+
+# What Flink has and there is no such thing here: answered, so that clients go on.
+
+
+def savepoint_disposal(call: Call) -> Any:
+    """POST /savepoint-disposal. Nothing is deleted on a word from the network."""
+    raise Conflict("savepoints are not deleted here: remove the directory of the savepoint")
+
+
+def rescaling(call: Call) -> Any:
+    """PATCH /jobs/:jobid/rescaling: switched off in Flink too, since 1.9."""
+    _ = call.job
+    raise Unavailable("rescaling is switched off: stop with a savepoint, and run with another parallelism from it")
+
+
+def requirements(call: Call) -> Any:
+    """GET /jobs/:jobid/resource-requirements."""
+    view = call.job
+    return {
+        view.vertex_ids[vertex.id]: {"parallelism": {"lowerBound": vertex.parallelism, "upperBound": vertex.parallelism}}
+        for vertex in view.graph.vertices
+    }
+
+
+def set_requirements(call: Call) -> Any:
+    """PUT /jobs/:jobid/resource-requirements."""
+    return rescaling(call)
+
+
+def client_heartbeat(call: Call) -> Any:
+    """PATCH /jobs/:jobid/clientHeartbeat. Jobs here do not end with the client that watches them."""
+    _ = call.job
+    return {}
+
+
+def end_cluster(call: Call) -> Any:
+    """DELETE /cluster."""
+    raise Conflict("the process is not ended over HTTP: aioflow cluster stop, or a signal, does it")

@@ -1,0 +1,134 @@
+"""What an endpoint does once a second by itself: reads all metrics for the plots and the streams of events, and measures its loop.
+
+The lag of the loop is how late a call comes that was due at a known time: what holds the loop holds that call too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from typing import TYPE_CHECKING
+
+from aioflow.core.aio import cancel_and_wait
+from aioflow.monitoring.rest_metrics import job_metrics
+from aioflow.monitoring.series import SeriesBuffer
+
+if TYPE_CHECKING:
+    from aioflow.monitoring.monitor import Monitor
+    from aioflow.monitoring.view import JobView
+
+__all__ = ["LoopLag", "Sampler"]
+
+logger = logging.getLogger(__name__)
+
+EVERY_S = 1.0
+
+LAG_EVERY_S = 0.1
+LAGS_MAX = 600
+"""A minute of them."""
+
+
+class Sampler:
+    """Runs as one task between `start` and `stop`. Whoever awaits `tick` is told of each reading."""
+
+    def __init__(self, monitor: Monitor) -> None:
+        self._monitor = monitor
+        self._series: dict[str, SeriesBuffer] = {}
+        self._task: asyncio.Task[None] | None = None
+        self._next: asyncio.Future[None] | None = None
+        self.lag = LoopLag()
+        self.ticks = 0
+
+    def start(self) -> None:
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._run(), name="monitor sampling")
+            self.lag.start()
+
+    async def stop(self) -> None:
+        """Streams that wait for the next tick end."""
+        self.lag.stop()
+        task, self._task = self._task, None
+        if task is not None:
+            await cancel_and_wait([task])
+        if self._next is not None and not self._next.done():
+            self._next.set_result(None)
+
+    @property
+    def runs(self) -> bool:
+        return self._task is not None
+
+    async def tick(self) -> None:
+        """Wait for the next reading, or for the end of sampling."""
+        if self._next is None or self._next.done():
+            self._next = asyncio.get_running_loop().create_future()
+        await asyncio.shield(self._next)
+
+    def series(self, view: JobView) -> SeriesBuffer:
+        """Of one job; empty before its first reading."""
+        known = self._series.get(view.id)
+        return known if known is not None else self._series.setdefault(view.id, SeriesBuffer())
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                self.sample()
+            except Exception:
+                logger.exception("the metrics could not be read; the next reading is in %g s", EVERY_S)
+            await asyncio.sleep(EVERY_S)
+
+    def sample(self) -> None:
+        """Read once."""
+        monitor = self._monitor
+        now_ms = monitor.host.clock.wall_ms()
+        views = monitor.jobs()
+        for view in views:
+            if view.status.is_terminal and view.id in self._series:
+                continue  # Its numbers stand still: the last ten minutes that it lived stay.
+            names = view.vertex_ids
+            values = {
+                f"{names[vertex_id]}.{index}.{name}": value
+                for (vertex_id, index), metrics in monitor.metrics(view).all().items()
+                for name, value in metrics.items()
+            }
+            self.series(view).add(now_ms, {**job_metrics(view, now_ms), **values})
+        shown = {view.id for view in views}
+        self._series = {job_id: series for job_id, series in self._series.items() if job_id in shown}
+        monitor.forget()
+        self.ticks += 1
+        if self._next is not None and not self._next.done():
+            self._next.set_result(None)
+
+
+class LoopLag:
+    """How late calls of this loop are, in seconds."""
+
+    def __init__(self) -> None:
+        self._lags: deque[float] = deque(maxlen=LAGS_MAX)
+        self._handle: asyncio.TimerHandle | None = None
+        self._due_at = 0.0
+
+    def start(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._due_at = loop.time() + LAG_EVERY_S
+        self._handle = loop.call_at(self._due_at, self._measure)
+
+    def stop(self) -> None:
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+
+    def _measure(self) -> None:
+        self._lags.append(max(asyncio.get_running_loop().time() - self._due_at, 0.0))
+        self.start()
+
+    def milliseconds(self) -> dict[str, float]:
+        """Over the last minute; zeros before the first measurement."""
+        ordered = sorted(self._lags)
+        if not ordered:
+            return {"last": 0.0, "p50": 0.0, "p99": 0.0, "max": 0.0}
+
+        def at(share: float) -> float:
+            return round(ordered[min(int(len(ordered) * share), len(ordered) - 1)] * 1000, 3)
+
+        return {"last": round(self._lags[-1] * 1000, 3), "p50": at(0.5), "p99": at(0.99), "max": round(ordered[-1] * 1000, 3)}
