@@ -43,6 +43,8 @@ class PeerRole(IntEnum):
     TASKMANAGER = 4
     DATA = 5
     METRICS = 6
+    EXECUTOR = 7
+    """A task of Spark that hands over rows, or fetches some."""
 
 
 class Side(IntEnum):

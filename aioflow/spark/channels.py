@@ -1,0 +1,297 @@
+"""The near end of our channels: a listener for the tasks of Spark jobs. What their frames mean is the business of the streams.
+
+A task proves that it knows the secret, says which stream and partition it is for, and is handed to that stream. Bodies are received
+straight into the memory that Arrow will read: nothing is copied on the loop. Who says a word too many, or for no stream, is closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol, cast
+
+from aioflow.core.aio import wait_all
+from aioflow.core.errors import Closed, NotAuthenticated, ProtocolError, RemoteProtocolError
+from aioflow.network.connection import HANDSHAKE_TIMEOUT_S, WAITING_MAX, fresh_nonce
+from aioflow.network.security import check_listen, is_loopback
+from aioflow.protocol.handshake import PeerRole, ServerHandshake, Side, direction_key
+from aioflow.spark.executor import ServiceAddress
+from aioflow.spark.frames import HEADER_BYTES, FrameKind, Hello, Sealer, encode_words, parse_header, parse_hello
+
+if TYPE_CHECKING:
+    from aioflow.core.host import Host, Listener
+
+__all__ = ["Channel", "ChannelListener", "ChannelStream"]
+
+logger = logging.getLogger(__name__)
+
+WRITE_BUFFER_BYTES = 1 << 20
+"""Bytes that may wait in the transport before a stream is asked to pause."""
+
+CLOSE_TIMEOUT_S = 2.0
+
+
+class ChannelStream(Protocol):
+    """Where a channel's frames go. All calls come from the loop."""
+
+    @property
+    def op(self) -> str:
+        """What its tasks do: push or pull."""
+
+    def on_task(self, channel: Channel, hello: Hello) -> None:
+        """A task is there; it waits for START."""
+
+    def on_frame(self, channel: Channel, kind: FrameKind, body: bytearray) -> None:
+        """The body is the stream's to keep. A ProtocolError that comes out ends the channel."""
+
+    def on_writable(self, channel: Channel) -> None: ...
+    def on_lost(self, channel: Channel, error: Exception | None) -> None: ...
+
+
+class ChannelListener:
+    """Listens at `address` until closed. `add` gives a stream its name, under which tasks find it."""
+
+    def __init__(self, host: Host, address: str) -> None:
+        self._host = host
+        self._address = address
+        self._secret = bytes.fromhex(host.ids.new("spark secret") + host.ids.new("spark secret"))
+        self._streams: dict[str, ChannelStream] = {}
+        self._channels: dict[Channel, None] = {}
+        self._strangers: dict[Channel, None] = {}
+        self._listener: Listener | None = None
+        self.rejected = 0
+        """Connections that did not prove themselves, or wanted what there is not."""
+
+    async def open(self) -> None:
+        """Raises NotAuthenticated if others could read along at the address and nobody has allowed that."""
+        check_listen(self._host, self._address)
+        self._listener = await self._host.net.listen(lambda: Channel(self), self._address, 0)
+
+    @property
+    def where(self) -> ServiceAddress:
+        """What a task must know."""
+        if self._listener is None:
+            raise Closed("nobody listens for the tasks of Spark: open() comes first")
+        return ServiceAddress(self._address, self._listener.port, self._secret)
+
+    def add(self, stream: ChannelStream) -> str:
+        """Returns the name, which no other stream ever has."""
+        name = self._host.ids.new("spark stream")
+        self._streams[name] = stream
+        return name
+
+    def remove(self, name: str) -> None:
+        """Forget a stream: tasks that come for it are told that it is over. Nothing if it is not known."""
+        stream = self._streams.pop(name, None)
+        for channel in list(self._channels):
+            if channel.stream is stream and stream is not None:
+                channel.abort()
+
+    async def close(self) -> None:
+        """Stop listening and close every channel."""
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+        channels = [*self._channels, *self._strangers]
+        for channel in channels:
+            channel.abort()
+        if channels:
+            await wait_all([channel.closed for channel in channels], timeout_s=CLOSE_TIMEOUT_S)
+
+    # For the channels.
+
+    def handshake(self) -> ServerHandshake:
+        return ServerHandshake(self._secret, fresh_nonce(self._host), frozenset((PeerRole.EXECUTOR,)))
+
+    def entered(self, channel: Channel) -> None:
+        self._strangers[channel] = None
+        if self._listener is None or len(self._strangers) > WAITING_MAX:
+            next(iter(self._strangers)).abort()
+
+    def find(self, channel: Channel, hello: Hello) -> ChannelStream | None:
+        stream = self._streams.get(hello.stream)
+        if stream is not None and stream.op != hello.op:
+            raise RemoteProtocolError(f"a task wants to {hello.op} at a stream of those that {stream.op}")
+        self._strangers.pop(channel, None)
+        self._channels[channel] = None
+        return stream
+
+    def left(self, channel: Channel, error: Exception | None) -> None:
+        self._channels.pop(channel, None)
+        if self._strangers.pop(channel, False) is None:
+            self.rejected += 1
+            logger.debug("a connection to the channels for Spark was not let in: %s", error)
+
+
+class Channel(asyncio.BufferedProtocol):
+    """One connection of one task attempt."""
+
+    def __init__(self, listener: ChannelListener) -> None:
+        self._listener = listener
+        self._handshake = listener.handshake()
+        self._transport: asyncio.Transport | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._error: Exception | None = None
+        self._writes: Sealer | None = None
+        self._reads = Sealer()
+        # What is being received: handshake bytes, or header, body and trailer in turn.
+        self._buffer = bytearray(HEADER_BYTES)
+        self._have = 0
+        self._take: Callable[[], None] | None = None
+        self._header = b""
+        self._kind = FrameKind.HELLO
+        self._body = bytearray()
+        self.stream: ChannelStream | None = None
+        self.hello: Hello | None = None
+        self.is_writable = True
+        self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    # asyncio.BufferedProtocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport = self._transport = cast("asyncio.Transport", transport)
+        transport.set_write_buffer_limits(WRITE_BUFFER_BYTES)
+        sock = transport.get_extra_info("socket")
+        if sock is not None:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        self._timer = asyncio.get_running_loop().call_later(HANDSHAKE_TIMEOUT_S, self._on_late)
+        self._buffer = bytearray(256)
+        self._listener.entered(self)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return memoryview(self._buffer)[self._have :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        try:
+            if self._take is None:
+                self._prove(bytes(self._buffer[:nbytes]))
+                return
+            self._have += nbytes
+            while self._have == len(self._buffer):
+                take = self._take
+                self._have = 0
+                take()
+        except (NotAuthenticated, ProtocolError) as error:
+            self.abort(error)
+
+    def eof_received(self) -> None:
+        """The transport closes itself."""
+
+    def pause_writing(self) -> None:
+        self.is_writable = False
+
+    def resume_writing(self) -> None:
+        self.is_writable = True
+        if self.stream is not None:
+            self.stream.on_writable(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._cancel_timer()
+        error = self._error or exc
+        self._listener.left(self, error)
+        if not self.closed.done():
+            self.closed.set_result(None)
+        stream, self.stream = self.stream, None
+        if stream is not None:
+            stream.on_lost(self, error)
+
+    # For the stream.
+
+    def send(self, kind: FrameKind, *parts: bytes | memoryview) -> None:
+        """Dropped if the connection is gone: `on_lost` tells that."""
+        transport = self._transport
+        assert self._writes is not None, "a stream has the channel after the handshake"
+        if transport is not None and not transport.is_closing():
+            for piece in self._writes.seal(kind, *parts):
+                transport.write(piece)
+
+    def fail(self, reason: str) -> None:
+        """Tell the task why, and close: its Spark task fails with the reason."""
+        self.send(FrameKind.ERROR, encode_words(reason[:10_000]))
+        self.close()
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self, error: Exception | None = None) -> None:
+        self._error = self._error or error
+        if self._transport is not None:
+            self._transport.abort()
+
+    # Receiving.
+
+    def _prove(self, data: bytes) -> None:
+        answer = self._handshake.receive(data)
+        assert self._transport is not None
+        if answer:
+            self._transport.write(answer)
+        done = self._handshake.done
+        if done is None:
+            return
+        if is_loopback(self._transport.get_extra_info("peername")):
+            self._writes, self._reads = Sealer(), Sealer()
+        else:
+            key = done.session_key
+            self._writes, self._reads = Sealer(direction_key(key, Side.SERVER)), Sealer(direction_key(key, Side.CLIENT))
+        self._await_header()
+        # What came in one piece with the proof.
+        rest = done.leftover
+        while rest and not self._transport.is_closing():
+            view = self.get_buffer(len(rest))
+            count = min(len(view), len(rest))
+            view[:count] = rest[:count]
+            rest = rest[count:]
+            view.release()
+            self.buffer_updated(count)
+
+    def _await_header(self) -> None:
+        self._buffer, self._take = bytearray(HEADER_BYTES), self._on_header
+
+    def _on_header(self) -> None:
+        self._header = bytes(self._buffer)
+        self._kind, length = parse_header(self._header)
+        if self.hello is None and self._kind is not FrameKind.HELLO:
+            raise RemoteProtocolError(f"a task began with a {self._kind.name}, expected a HELLO")
+        self._buffer, self._take = bytearray(length), self._on_body
+        if not length:
+            self._on_body()
+
+    def _on_body(self) -> None:
+        self._body = self._buffer
+        if self._reads.trailer_bytes:
+            self._buffer, self._take = bytearray(self._reads.trailer_bytes), self._on_trailer
+        else:
+            self._on_frame()
+
+    def _on_trailer(self) -> None:
+        self._reads.check(self._header, self._body, bytes(self._buffer))
+        self._on_frame()
+
+    def _on_frame(self) -> None:
+        kind, body, self._body = self._kind, self._body, bytearray()
+        self._await_header()
+        if self.hello is None:
+            self.hello = parse_hello(body)
+            stream = self._listener.find(self, self.hello)
+            self._cancel_timer()
+            if stream is None:
+                self.fail("the service does not wait for this task any more: its job was cancelled, or it is over")
+                return
+            self.stream = stream
+            stream.on_task(self, self.hello)
+        elif self.stream is not None:
+            if kind in (FrameKind.HELLO, FrameKind.START, FrameKind.ACK):
+                raise RemoteProtocolError(f"a task sent a {kind.name}")
+            self.stream.on_frame(self, kind, body)
+
+    def _on_late(self) -> None:
+        self.abort(NotAuthenticated(f"a task did not say who it is within {HANDSHAKE_TIMEOUT_S:g} s"))
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

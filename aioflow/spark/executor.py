@@ -1,0 +1,229 @@
+"""The far end of our channels: what runs inside Spark's Python workers, in `mapInArrow`. Blocking, and without a loop or a Host.
+
+A task pushes its partition to the service, or pulls one from it. Waiting for credit blocks the task, and with it the part of the plan
+that feeds it: that is all the back pressure there is, and all that is needed.
+
+Objects of these classes travel to the executors pickled by reference, so aioflow must be importable there.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from aioflow.core.errors import Broken, RemoteProtocolError
+from aioflow.protocol.handshake import NONCE_BYTES, ClientHandshake, PeerRole, Side, direction_key
+from aioflow.spark.frames import (
+    HEADER_BYTES,
+    BatchBody,
+    FrameKind,
+    Hello,
+    Sealer,
+    Start,
+    decode_words,
+    encode_words,
+    parse_header,
+    parse_start,
+)
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+__all__ = ["RESULT_SCHEMA", "PullRows", "PushRows", "ServiceAddress", "TaskChannel"]
+
+CONNECT_TIMEOUT_S = 30.0
+"""For the connection and the handshake."""
+
+RESULT_SCHEMA = "partition int, attempt bigint, rows bigint"
+"""What a pushing task gives back: the attempt that won, and how many rows its partition has."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceAddress:
+    """Where the service listens, and the secret that both sides prove."""
+
+    host: str
+    port: int
+    secret: bytes = field(repr=False)
+
+
+class TaskChannel:
+    """One connection of one task attempt. A context manager; `start` is what the service answered."""
+
+    def __init__(self, address: ServiceAddress, hello: Hello) -> None:
+        self._socket = socket.create_connection((address.host, address.port), timeout=CONNECT_TIMEOUT_S)
+        try:
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            self._writes, self._reads = self._prove(address.secret)
+            # Until it is this attempt's turn, and until there is credit, that may be long.
+            self._socket.settimeout(None)
+            self._credit = 0
+            self.send(FrameKind.HELLO, encode_words(*hello))
+            self.start: Start = parse_start(self._wait_for(FrameKind.START))
+        except BaseException:
+            self._socket.close()
+            raise
+
+    def __enter__(self) -> TaskChannel:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        self._socket.close()
+
+    def push(self, batches: Iterable[pa.RecordBatch]) -> int:
+        """Send what comes behind the rows that the service has already. Returns how many rows there are in all."""
+        rows, chain, start = 0, 0, self.start
+        sent_schema = False
+        for batch in batches:
+            if not batch.num_rows:
+                continue
+            body = memoryview(batch.serialize())
+            chain = BatchBody.link(chain, body)
+            rows += batch.num_rows
+            if rows <= start.rows:
+                if rows == start.rows and chain != start.chain:
+                    self._differs(start.rows)
+                continue
+            if rows - batch.num_rows < start.rows:
+                self._differs(start.rows)
+            if not sent_schema:
+                sent_schema = True
+                self.send(FrameKind.SCHEMA, memoryview(batch.schema.serialize()))
+            while not self._credit:
+                self._receive(FrameKind.CREDIT)
+            self._credit -= 1
+            self.send(FrameKind.BATCH, BatchBody.prefix(chain), body)
+        if rows < start.rows:
+            self._differs(start.rows)
+        self.send(FrameKind.END, encode_words(rows))
+        self._wait_for(FrameKind.ACK)
+        return rows
+
+    def pull(self) -> Iterator[pa.RecordBatch]:
+        """The batches of the partition, in order."""
+        schema: pa.Schema | None = None
+        self.send(FrameKind.CREDIT, encode_words(self.start.window))
+        while True:
+            kind, body = self._next()
+            if kind is FrameKind.BATCH:
+                if schema is None:
+                    raise RemoteProtocolError("a batch came before its schema")
+                _, batch = BatchBody.split(body)
+                yield pa.ipc.read_record_batch(pa.py_buffer(batch), schema)
+                # Only now: whoever asked for the next batch is through with this one.
+                self.send(FrameKind.CREDIT, encode_words(1))
+            elif kind is FrameKind.SCHEMA:
+                schema = pa.ipc.read_schema(pa.py_buffer(body))
+            elif kind is FrameKind.END:
+                return
+            else:
+                raise RemoteProtocolError(f"the service sent a {kind.name} to a task that pulls")
+
+    def send(self, kind: FrameKind, *parts: bytes | memoryview) -> None:
+        for piece in self._writes.seal(kind, *parts):
+            self._socket.sendall(piece)
+
+    def _differs(self, rows: int) -> None:
+        """Tell the service, which knows what to advise, then fail."""
+        what = f"the partition does not give again the {rows} rows that it gave before"
+        self.send(FrameKind.ERROR, encode_words(what))
+        # Closing with credit unread would reset the connection, and the word with it.
+        self._socket.shutdown(socket.SHUT_WR)
+        while self._socket.recv(4096):
+            pass
+        raise RuntimeError(what)
+
+    def _wait_for(self, wanted: FrameKind) -> bytearray:
+        while True:
+            kind, body = self._next()
+            if kind is wanted:
+                return body
+
+    def _receive(self, wanted: FrameKind) -> None:
+        kind, _ = self._next()
+        if kind is not wanted:
+            raise RemoteProtocolError(f"the service sent a {kind.name}, expected a {wanted.name}")
+
+    def _next(self) -> tuple[FrameKind, bytearray]:
+        """The next frame. Credit is counted here, wherever it comes."""
+        header = self._exactly(HEADER_BYTES)
+        kind, length = parse_header(header)
+        body = self._exactly(length)
+        self._reads.check(header, body, self._exactly(self._reads.trailer_bytes))
+        if kind is FrameKind.ERROR:
+            raise Broken(decode_words(kind, body, str)[0])
+        if kind is FrameKind.CREDIT:
+            self._credit += decode_words(kind, body, int)[0]
+        return kind, body
+
+    def _exactly(self, count: int) -> bytearray:
+        data = bytearray(count)
+        view, have = memoryview(data), 0
+        while have < count:
+            got = self._socket.recv_into(view[have:])
+            if not got:
+                raise Broken("the service closed the channel: its job was cancelled, or it ended")
+            have += got
+        return data
+
+    def _prove(self, secret: bytes) -> tuple[Sealer, Sealer]:
+        handshake = ClientHandshake(secret, PeerRole.EXECUTOR, os.urandom(NONCE_BYTES))  # noqa: TID251  # No Host here.
+        self._socket.sendall(handshake.start())
+        while handshake.done is None:
+            data = self._socket.recv(4096)
+            if not data:
+                raise Broken("the service closed the channel during the handshake")
+            answer = handshake.receive(data)
+            if answer:
+                self._socket.sendall(answer)
+        host = self._socket.getpeername()[0]
+        if host == "::1" or host.startswith("127."):
+            return Sealer(), Sealer()
+        key = handshake.done.session_key
+        return Sealer(direction_key(key, Side.CLIENT)), Sealer(direction_key(key, Side.SERVER))
+
+
+@dataclass(frozen=True, slots=True)
+class PushRows:
+    """For `mapInArrow`: hands the partition over to the service, and gives one row that tells so."""
+
+    address: ServiceAddress
+    stream: str
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        partition, attempt = _task()
+        with TaskChannel(self.address, Hello("push", self.stream, partition, attempt)) as channel:
+            rows = channel.start.rows if channel.start.done else channel.push(batches)
+        # The exact types: nothing casts them on the way back.
+        told = {"partition": (partition, pa.int32()), "attempt": (attempt, pa.int64()), "rows": (rows, pa.int64())}
+        yield pa.record_batch({name: pa.array([value], kind) for name, (value, kind) in told.items()})
+
+
+@dataclass(frozen=True, slots=True)
+class PullRows:
+    """For `mapInArrow` over a range with one row a partition: gives the rows that the service has for it."""
+
+    address: ServiceAddress
+    stream: str
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for _ in batches:
+            pass
+        partition, attempt = _task()
+        with TaskChannel(self.address, Hello("pull", self.stream, partition, attempt)) as channel:
+            yield from channel.pull()
+
+
+def _task() -> tuple[int, int]:
+    from pyspark import TaskContext
+
+    context: Any = TaskContext.get()
+    return context.partitionId(), context.taskAttemptId()
+
+

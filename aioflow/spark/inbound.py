@@ -1,0 +1,188 @@
+"""Batches from the tasks of one Spark job, each exactly once, whatever becomes of task attempts.
+
+Spark may run a task again, or twice at a time. Every partition counts its rows here, so an attempt that comes after another is told
+behind which row to go on, and skips up to there on its own side; the chain tells whether it is the same rows. Of two attempts at a time
+the first sends, the second waits until that is through or gone.
+
+Invariants: a partition's batches come in order, none twice and none left out; at most `WINDOW` batches of each partition wait here, as
+credit is given back for what was taken; a partition that is done stays done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pyarrow as pa
+
+from aioflow.core.errors import RemoteProtocolError, RestoreError
+from aioflow.spark.frames import BatchBody, FrameKind, Hello, Start, decode_words, encode_words
+
+if TYPE_CHECKING:
+    from aioflow.spark.channels import Channel
+
+__all__ = ["Arrival", "InboundStream", "Progress"]
+
+WINDOW = 4
+"""Batches of a partition under way or waiting: one being sent, one being read, and some for the time between."""
+
+
+class Progress(NamedTuple):
+    """How far a partition was taken: so many rows, with this chain. `done`: there are no more."""
+
+    rows: int = 0
+    chain: int = 0
+    done: bool = False
+
+
+class Arrival(NamedTuple):
+    """A batch, and its partition's progress before and after it."""
+
+    partition: int
+    batch: pa.RecordBatch
+    before: Progress
+    after: Progress
+
+
+@dataclass(slots=True)
+class _Partition:
+    progress: Progress
+    schema: pa.Schema | None = None
+    sending: Channel | None = None
+    waiting: deque[Channel] = field(default_factory=deque)
+
+
+class InboundStream:
+    """A `ChannelStream` of pushing tasks. `start` is how far each partition was taken before."""
+
+    op = "push"
+
+    def __init__(self, start: Mapping[int, Progress] | None = None) -> None:
+        self._partitions = {number: _Partition(progress) for number, progress in (start or {}).items()}
+        self._arrivals: deque[tuple[Arrival, Channel]] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+        self._error: Exception | None = None
+        self._closed = False
+
+    def __len__(self) -> int:
+        """Batches that wait to be taken."""
+        return len(self._arrivals)
+
+    def take(self) -> Arrival | None:
+        """The next batch, None if there is none now. Raises what the tasks have found wrong."""
+        if not self._arrivals:
+            if self._error is not None:
+                raise self._error
+            return None
+        arrival, channel = self._arrivals.popleft()
+        channel.send(FrameKind.CREDIT, encode_words(1))
+        return arrival
+
+    async def wait(self) -> None:
+        """Returns once `take` may have something, or after `close`."""
+        while not (self._arrivals or self._closed or self._error is not None):
+            if self._waiter is None:
+                self._waiter = asyncio.get_running_loop().create_future()
+            await asyncio.shield(self._waiter)
+
+    def close(self) -> None:
+        """Nothing more will come; what is here can still be taken."""
+        self._closed = True
+        self._wake()
+
+    def progress(self, number: int) -> Progress:
+        """How far a partition has come in."""
+        return self._partitions[number].progress if number in self._partitions else Progress()
+
+    @property
+    def rows(self) -> int:
+        """Of all partitions so far."""
+        return sum(partition.progress.rows for partition in self._partitions.values())
+
+    def _wake(self) -> None:
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    # ChannelStream
+
+    def on_task(self, channel: Channel, hello: Hello) -> None:
+        partition = self._partitions.setdefault(hello.partition, _Partition(Progress()))
+        if partition.sending is None:
+            self._start(partition, channel)
+        else:
+            partition.waiting.append(channel)
+
+    def _start(self, partition: _Partition, channel: Channel) -> None:
+        rows, chain, done = partition.progress
+        if not done:
+            partition.sending = channel
+            partition.schema = None
+        channel.send(FrameKind.START, encode_words(*Start(WINDOW, rows, chain, done)))
+        if not done:
+            channel.send(FrameKind.CREDIT, encode_words(WINDOW))
+
+    def on_frame(self, channel: Channel, kind: FrameKind, body: bytearray) -> None:
+        assert channel.hello is not None
+        number = channel.hello.partition
+        partition = self._partitions[number]
+        if partition.sending is not channel:
+            raise RemoteProtocolError(f"a task sent a {kind.name} before it was its turn")
+        if kind is FrameKind.BATCH:
+            self._on_batch(channel, number, partition, body)
+        elif kind is FrameKind.SCHEMA:
+            partition.schema = _parsed(lambda: pa.ipc.read_schema(pa.py_buffer(body)), "schema")
+        elif kind is FrameKind.END:
+            (rows,) = decode_words(kind, body, int)
+            if rows != partition.progress.rows:
+                raise RemoteProtocolError(f"partition {number} ended with {rows} rows, and {partition.progress.rows} arrived")
+            partition.progress = partition.progress._replace(done=True)
+            channel.send(FrameKind.ACK)
+            self._next_attempt(partition)
+        elif kind is FrameKind.ERROR:
+            (what,) = decode_words(kind, body, str)
+            self._error = RestoreError(
+                f"partition {number} of the DataFrame was read up to row {partition.progress.rows} before, and now {what}: it must give "
+                "the same rows in the same order each time it is computed; sort it, or save it and read what was saved"
+            )
+            self._wake()
+            channel.close()
+        else:
+            raise RemoteProtocolError(f"a pushing task sent a {kind.name}")
+
+    def _on_batch(self, channel: Channel, number: int, partition: _Partition, body: bytearray) -> None:
+        schema = partition.schema
+        if schema is None:
+            raise RemoteProtocolError("a batch came before its schema")
+        chain, data = BatchBody.split(body)
+        batch = _parsed(lambda: pa.ipc.read_record_batch(pa.py_buffer(data), schema), "batch")
+        before = partition.progress
+        after = partition.progress = Progress(before.rows + batch.num_rows, chain)
+        self._arrivals.append((Arrival(number, batch, before, after), channel))
+        self._wake()
+
+    def on_writable(self, channel: Channel) -> None:
+        """Credit is small: it never waits for the transport."""
+
+    def on_lost(self, channel: Channel, error: Exception | None) -> None:
+        assert channel.hello is not None
+        partition = self._partitions[channel.hello.partition]
+        if channel in partition.waiting:
+            partition.waiting.remove(channel)
+        elif partition.sending is channel:
+            self._next_attempt(partition)
+
+    def _next_attempt(self, partition: _Partition) -> None:
+        partition.sending = None
+        while partition.waiting and partition.sending is None:
+            self._start(partition, partition.waiting.popleft())
+
+
+def _parsed(parse: Any, what: str) -> Any:
+    try:
+        return parse()
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise RemoteProtocolError(f"a {what} from a task cannot be read: {error}") from None

@@ -1,0 +1,117 @@
+"""Batches for the tasks of one Spark job: each partition from its beginning, for every attempt that asks.
+
+The batches of a partition are made when a task asks, by `open(partition)`, which gives the same ones each time: an attempt that Spark
+runs again begins again. One is made when the task has credit for it and the connection takes more, so nothing piles up here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from aioflow.core.aio import cancel_and_wait
+from aioflow.core.errors import RemoteProtocolError
+from aioflow.spark.frames import BatchBody, FrameKind, Hello, Start, decode_words, encode_words
+
+if TYPE_CHECKING:
+    from aioflow.spark.channels import Channel
+
+__all__ = ["OutboundStream"]
+
+WINDOW = 4
+"""Batches that a task lets come before it is through with the first."""
+
+logger = logging.getLogger(__name__)
+
+
+class OutboundStream:
+    """A `ChannelStream` of pulling tasks. `error` is the first that `open` or what it gave raised: the tasks hear only its text."""
+
+    op = "pull"
+
+    def __init__(self, open: Callable[[int], AsyncGenerator[pa.RecordBatch, None]]) -> None:
+        self._open = open
+        self._sending: dict[Channel, _Sending] = {}
+        self.error: Exception | None = None
+
+    async def close(self) -> None:
+        """End the sending tasks."""
+        await cancel_and_wait([sending.task for sending in list(self._sending.values())])
+
+    # ChannelStream
+
+    def on_task(self, channel: Channel, hello: Hello) -> None:
+        channel.send(FrameKind.START, encode_words(*Start(WINDOW)))
+        sending = _Sending()
+        self._sending[channel] = sending
+        sending.task = asyncio.get_running_loop().create_task(
+            self._send(channel, sending, hello.partition), name=f"spark-partition-{hello.partition}"
+        )
+
+    def on_frame(self, channel: Channel, kind: FrameKind, body: bytearray) -> None:
+        if kind is not FrameKind.CREDIT:
+            raise RemoteProtocolError(f"a pulling task sent a {kind.name}")
+        (count,) = decode_words(kind, body, int)
+        sending = self._sending.get(channel)
+        if sending is not None:  # Else it is credit for what has ended.
+            sending.credit += count
+            sending.wake()
+
+    def on_writable(self, channel: Channel) -> None:
+        if channel in self._sending:
+            self._sending[channel].wake()
+
+    def on_lost(self, channel: Channel, error: Exception | None) -> None:
+        sending = self._sending.pop(channel, None)
+        if sending is not None:
+            sending.task.cancel()
+
+    async def _send(self, channel: Channel, sending: _Sending, partition: int) -> None:
+        rows, schema = 0, None
+        try:
+            async with aclosing(self._open(partition)) as batches:
+                async for batch in batches:
+                    while not (sending.credit > 0 and channel.is_writable):
+                        await sending.news()
+                    if schema is None:
+                        schema = batch.schema
+                        channel.send(FrameKind.SCHEMA, memoryview(schema.serialize()))
+                    sending.credit -= 1
+                    rows += batch.num_rows
+                    channel.send(FrameKind.BATCH, BatchBody.prefix(0), memoryview(batch.serialize()))
+            # The task closes: if we did, its last word of credit would meet a connection that is gone.
+            channel.send(FrameKind.END, encode_words(rows))
+        except Exception as error:  # noqa: BLE001  # It fails the Spark job, whose caller raises this one instead.
+            logger.debug("partition %d cannot be given to Spark: %r", partition, error)
+            self.error = self.error or error
+            channel.fail(f"{type(error).__name__}: {error}")
+        finally:
+            if self._sending.get(channel) is sending:
+                del self._sending[channel]
+
+
+class _Sending:
+    """One task attempt that is being served."""
+
+    __slots__ = ("_news", "credit", "task")
+
+    task: asyncio.Task[None]
+
+    def __init__(self) -> None:
+        self.credit = 0
+        self._news: asyncio.Future[None] | None = None
+
+    async def news(self) -> None:
+        """Returns after the next `wake`."""
+        self._news = asyncio.get_running_loop().create_future()
+        await self._news
+
+    def wake(self) -> None:
+        news, self._news = self._news, None
+        if news is not None and not news.done():
+            news.set_result(None)
