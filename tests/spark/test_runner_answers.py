@@ -1,0 +1,77 @@
+"""The answers of a flow on Spark are those of the engine: in order at parallelism 1, and as multisets when keys are dealt out.
+
+Without Java: the programs of the stages with a shuffle in memory (`shuffled`), so that generated data costs milliseconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import aioflow as af
+from aioflow.spark import runner_blocks
+from tests.spark.answers import ANSWERS, Event, silent_keys
+from tests.spark.shuffled import shuffled
+
+EVENTS = st.lists(st.builds(Event, st.sampled_from("abcd"), st.integers(0, 300), st.integers(0, 9)), max_size=60)
+
+
+def counted(rows: tuple[list[Any], ...]) -> list[Counter[str]]:
+    """Multisets; by repr, since True and 1 are no equal answers."""
+    return [Counter(map(repr, stream)) for stream in rows]
+
+
+def both(name: str, events: list[Event], parallelism: int) -> tuple[tuple[list[Any], ...], tuple[list[Any], ...]]:
+    async def run() -> tuple[tuple[list[Any], ...], tuple[list[Any], ...]]:
+        flow = af.Flow(name, parallelism=parallelism)
+        streams = ANSWERS[name](flow, events)
+        return await shuffled(flow, *streams), await flow.collect(*streams)
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+@settings(max_examples=25)
+@given(events=EVENTS)
+def test_answers_are_those_of_the_engine(name: str, events: list[Event]) -> None:
+    there, here = both(name, events, 1)
+
+    assert counted(there) == counted(here)
+
+
+@pytest.mark.parametrize("name", ["timers", "tumbling", "sliding", "sessions", "joins", "function source"])
+@settings(max_examples=15)
+@given(events=EVENTS)
+def test_answers_of_keys_do_not_depend_on_how_many_subtasks_there_are(name: str, events: list[Event]) -> None:
+    there, _ = both(name, events, 3)
+    _, here = both(name, events, 1)
+
+    assert counted(there) == counted(here)
+
+
+@settings(max_examples=25)
+@given(events=EVENTS)
+def test_one_path_keeps_its_order(events: list[Event]) -> None:
+    async def run() -> None:
+        flow = af.Flow("order")
+        alerts, late = silent_keys(flow, events)
+        again = alerts.key_by(lambda row: row[0]).process(lambda row, ctx: [row])
+        assert await shuffled(flow, alerts, late, again) == await flow.collect(alerts, late, again)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("records", [1, 2, 5])
+def test_answers_do_not_depend_on_where_blocks_are_cut(records: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner_blocks, "BLOCK_RECORDS_FIRST", records)
+    monkeypatch.setattr(runner_blocks, "BLOCK_RECORDS_MAX", records)
+    events = [Event("abcd"[i * 7 % 4], i * 3 + (i * 37 % 11) * 10, i % 10) for i in range(200)]
+
+    for name in ANSWERS:
+        there, here = both(name, events, 1)
+        assert counted(there) == counted(here), name
