@@ -11,6 +11,7 @@ from typing import Any
 
 from aioflow.core.elements import MIN_WATERMARK, RecordBatch
 from aioflow.core.keygroups import KeyGroupRange
+from aioflow.core.metrics import MetricGroup
 from aioflow.state.heap import HeapKeyedStateBackend
 from aioflow.state.operator_state import HeapOperatorStateBackend
 from aioflow.state.timers import InternalTimerService
@@ -51,6 +52,7 @@ class Runtime:
         self.max_parallelism = 128
         self.attempt = 0
         self.operator_state = context.operator_state
+        self.metrics = MetricGroup(now=context.clock.monotonic)
 
     def get_state(self, descriptor: Any) -> Any:
         assert self._context.keyed_state is not None
