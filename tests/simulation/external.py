@@ -27,6 +27,9 @@ LATE_S = (0.02, 3.0)
 PREPARE_TRIES = 12
 
 
+def _nothing(_what: str) -> None: ...
+
+
 @dataclass(slots=True)
 class Database:
     """`lost`, `repeated`: shares of the messages; `down`: nothing is answered, what is under way is applied."""
@@ -38,11 +41,14 @@ class Database:
     down: bool = False
     prepared: dict[str, tuple[Any, ...]] = field(default_factory=dict)
     committed: dict[str, None] = field(default_factory=dict)
+    before_call: Callable[[str], None] = _nothing
+    """Called with `prepare` or `commit` where a function of the user may raise."""
     struck: Counter[str] = field(default_factory=Counter)
     """How often each of them was."""
 
     async def call(self, what: str, transaction: str, rows: tuple[Any, ...] = ()) -> None:
         """Send one request and wait for its reply. Raises TimeoutError when none comes, whatever became of the request."""
+        self.before_call(what)
         loop, rng = self.sim.loop, self.sim.fault_rng
         sender = loop.current
         reply: asyncio.Future[None] = loop.create_future()

@@ -13,8 +13,19 @@ from typing import Any
 
 __all__ = ["Data", "Oracle", "Violation"]
 
-KEYS = 5
-STEP_MS = 10
+KEYS = 24
+"""More than key groups, so that every border between two subtasks has keys on both sides."""
+
+HOT_KEYS = 5
+SPREAD = 8
+"""So many records of each split go to all keys; those that follow to the hot ones, so that most state is old when a checkpoint is taken."""
+
+ALARM_EVERY = 4
+"""Every so many keys have an alarm."""
+
+STEP_MS = {"a": 10, "b": 25}
+"""Event time between two records of a split, by source."""
+
 LAG_MS = 12
 TIMER_MS = 37
 WINDOW_MS = 100
@@ -29,42 +40,48 @@ class Violation(AssertionError):
 
 def key_of(record: Record) -> int:
     source, split, i = record
-    return (i * 3 + i // 4 + split + (source == "b")) % KEYS
+    spread = i * 7 + split * 5 + ord(source) * 11
+    return spread % KEYS if i < SPREAD else spread % HOT_KEYS
 
 
 def time_of(record: Record) -> int:
     """Event time: out of order by less than LAG_MS."""
-    return record[2] * STEP_MS + record[2] * 7 % LAG_MS
+    source, _, i = record
+    return i * STEP_MS[source] + i * 7 % LAG_MS
 
 
 def has_timer(record: Record) -> bool:
     return record[2] % 3 == 0
 
 
+def has_alarm(key: int) -> bool:
+    return key % ALARM_EVERY == 0
+
+
 @dataclass(frozen=True, slots=True)
 class Data:
-    """The input: how many splits each source has, and how many records a split. `bounded`: event time ends with it."""
+    """The input: how many splits each source has, and how many records each of them. `bounded`: event time ends with it."""
 
     splits: dict[str, int]
-    records: int
+    records: dict[str, int]
     bounded: bool
 
     def all(self) -> Iterable[Record]:
         for source, splits in self.splits.items():
             for split in range(splits):
-                for i in range(self.records):
+                for i in range(self.records[source]):
                     yield source, split, i
 
     @property
     def total(self) -> int:
-        return sum(self.splits.values()) * self.records
+        return sum(splits * self.records[source] for source, splits in self.splits.items())
 
     @property
     def final_time(self) -> float:
         """The watermark behind the last record."""
         if self.bounded:
             return float("inf")
-        return max(time_of(("a", 0, i)) for i in range(self.records)) - LAG_MS - 1
+        return min(max(time_of((source, 0, i)) for i in range(count)) for source, count in self.records.items()) - LAG_MS - 1
 
 
 @dataclass(slots=True)
@@ -83,19 +100,24 @@ class Oracle:
     due_timers: set[tuple[int, int]] = field(init=False)
     all_timers: set[tuple[int, int]] = field(init=False)
     due_windows: set[tuple[int, int]] = field(init=False)
+    due_alarms: set[int] = field(init=False)
     seen_windows: set[tuple[int, int]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         end = self.data.final_time
         windows: Counter[tuple[int, int]] = Counter()
         self.all_timers = set()
+        keys = set()
         for record in self.data.all():
             key, time = key_of(record), time_of(record)
+            keys.add(key)
             windows[key, time - time % WINDOW_MS] += 1
             if has_timer(record):
                 self.all_timers.add((key, time + TIMER_MS))
         self.windows = dict(windows)
         self.due_timers = {timer for timer in self.all_timers if timer[1] <= end}
+        # When the input ends, processing time does.
+        self.due_alarms = set() if self.data.bounded else {key for key in keys if has_alarm(key)}
         self.due_windows = {window for window in windows if window[1] + WINDOW_MS - 1 <= end}
 
     def committed(self, rows: Iterable[Any]) -> None:
@@ -118,8 +140,8 @@ class Oracle:
                     raise Violation(f"timer {timer} is committed " + ("twice" if timer in self.timers else "and was never set"))
                 self.timers.add(timer)
             else:
-                if key in self.alarms:
-                    raise Violation(f"the alarm of key {key} is committed twice")
+                if key in self.alarms or not has_alarm(key):
+                    raise Violation(f"the alarm of key {key} is committed " + ("twice" if has_alarm(key) else "and was never set"))
                 self.alarms.add(key)
 
     def visible(self, rows: Iterable[Any]) -> None:
@@ -142,11 +164,13 @@ class Oracle:
         for key, seen in self.counts.items():
             if max(seen) != len(seen):
                 raise Violation(f"key {key}: all records are committed, with the counts {sorted(seen)}")
-        return self.timers >= self.due_timers and self.seen_windows >= self.due_windows
+        return self.timers >= self.due_timers and self.alarms >= self.due_alarms and self.seen_windows >= self.due_windows
 
     def missing(self) -> str:
         """What is not there yet, for a message."""
         records = sorted(set(self.data.all()) - self.records)
         timers = sorted(self.due_timers - self.timers)
+        alarms = sorted(self.due_alarms - self.alarms)
         windows = sorted(self.due_windows - self.seen_windows)
-        return f"{len(records)} records {records[:4]}, {len(timers)} timers {timers[:4]}, {len(windows)} windows {windows[:4]}"
+        parts = ((records, "records"), (timers, "timers"), (alarms, "alarms"), (windows, "windows"))
+        return ", ".join(f"{len(part)} {name} {part[:4]}" for part, name in parts)

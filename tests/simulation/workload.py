@@ -1,4 +1,4 @@
-"""The flow that the simulated world runs: two replayable sources, an async map, a keyed counter with timers, windows, two sinks.
+"""The flow that the simulated world runs: two replayable sources, async maps, a keyed counter with timers, windows, two sinks.
 
 Everything is plain functions and classes of this module, so that worker processes load it by name; what a run shares is `World.current`.
 """
@@ -7,19 +7,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random  # Only its type; the streams come from the loop.
 from typing import Any
 
 import aioflow as af
 from aioflow.operators.source import Split
 from tests.simulation.external import Database, DatabaseSink
-from tests.simulation.oracle import LAG_MS, TIMER_MS, WINDOW_MS, Record, Violation, has_timer, key_of, time_of
+from tests.simulation.oracle import LAG_MS, TIMER_MS, WINDOW_MS, Data, Record, Violation, has_alarm, has_timer, key_of, time_of
 
-__all__ = ["OUT", "Shared", "shared", "world_flow"]
+__all__ = ["OUT", "SITES", "Shared", "share", "shared", "unshare", "world_flow"]
 
 OUT = "/out"
 ALARM_MS = 8
+SUM_EVERY = 3
+SITES = ("poll", "enrich", "count", "prepare", "commit")
+"""Functions of the user that may raise."""
 
 
 @dataclass(slots=True)
@@ -27,15 +30,20 @@ class Shared:
     """What the functions of one run have in common, whatever simulated process they are in."""
 
     database: Database
-    records: int
-    splits: dict[str, int]
-    bounded: bool
-    pace_s: float
+    data: Data
+    pace_s: dict[str, float]
+    """Between two bursts of a split's reader, on average, by source."""
     burst: int
     rng: Random
     """What functions draw from, so that they disturb no fault."""
-    failure_rate: float = 0.0
-    """Share of the calls of the async map that raise."""
+    fails: set[str] = field(default_factory=set)
+    """Where the next call of a function raises: one of `SITES`, or `commit`, a function of the sink."""
+
+    def maybe_fail(self, site: str) -> None:
+        if site in self.fails:
+            self.fails.remove(site)
+            self.database.struck["user"] += 1
+            raise ConnectionError(f"no answer in {site}")
 
 
 _current: list[Shared] = []
@@ -66,10 +74,10 @@ class Numbers:
 
     @property
     def bounded(self) -> bool:
-        return shared().bounded
+        return shared().data.bounded
 
     async def discover(self) -> list[Split]:
-        return [Split(str(split)) for split in range(shared().splits[self.name])]
+        return [Split(str(split)) for split in range(shared().data.splits[self.name])]
 
     def reader(self, ctx: Any) -> NumbersReader:
         return NumbersReader(ctx, self.name, shared())
@@ -82,6 +90,8 @@ class NumbersReader:
         self._rng = ctx.host.rng
         self._source = source
         self._world = world
+        self._records = world.data.records[source]
+        self._bounded = world.data.bounded
         self._at: dict[str, int] = {}
         self._budget = 0
         self.finished_splits: set[str] = set()
@@ -93,8 +103,9 @@ class NumbersReader:
             self._note_end(split_id)
 
     def poll_batch(self, max_records: int) -> list[Record] | None:
+        self._world.maybe_fail("poll")
         for split_id, at in list(self._at.items()):
-            stop = min(at + max_records, at + self._budget, self._world.records)
+            stop = min(at + max_records, at + self._budget, self._records)
             if stop > at:
                 self._budget -= stop - at
                 self._at[split_id] = self._at.pop(split_id) + stop - at  # To the end of the line.
@@ -104,19 +115,19 @@ class NumbersReader:
         return None
 
     def _note_end(self, split_id: str) -> None:
-        if self._world.bounded and self._at[split_id] == self._world.records:
+        if self._bounded and self._at[split_id] == self._records:
             self.finished_splits.add(split_id)
 
     async def wait(self) -> None:
         world = self._world
-        if all(at == world.records for at in self._at.values()) and not world.bounded:
+        if all(at == self._records for at in self._at.values()) and not self._bounded:
             await asyncio.get_running_loop().create_future()
-        await asyncio.sleep(world.pace_s * self._rng.uniform(0.2, 1.8))
+        await asyncio.sleep(world.pace_s[self._source] * self._rng.uniform(0.2, 1.8))
         self._budget = self._rng.randrange(1, world.burst + 1)
 
     @property
     def finished(self) -> bool:
-        return self._world.bounded and all(at == self._world.records for at in self._at.values())
+        return self._bounded and all(at == self._records for at in self._at.values())
 
     def position(self, split_id: str) -> int:
         return self._at[split_id]
@@ -126,23 +137,37 @@ class NumbersReader:
 
 
 class Counting(af.KeyedProcessFunction[int, Record, Any]):
-    """Numbers the records of a key, fires timers in event time, and one in processing time a key."""
+    """Numbers the records of a key, fires timers in event time, and for some keys one in processing time.
+
+    What its states say of each other is checked at each record: a Violation ends the run where it is raised.
+    """
 
     def open(self, ctx: Any) -> None:
         self.count = ctx.get_state(af.ValueStateDescriptor("count", default=0))
         self.waiting = ctx.get_map_state(af.MapStateDescriptor("waiting"))
+        self.recent = ctx.get_list_state(af.ListStateDescriptor("recent"))
 
     def process_element(self, value: Record, ctx: Any) -> Iterator[Any]:
-        count = self.count.value() + 1
+        shared().maybe_fail("count")
+        key, count, timers = ctx.current_key, self.count.value() + 1, ctx.timer_service
         self.count.update(count)
-        timers = ctx.timer_service
-        if count == 1:
+        recent = list(self.recent.get())
+        if len(recent) != (count - 1) % SUM_EVERY:
+            raise Violation(f"key {key}: number {count} comes behind {recent}, which are {len(recent)}")
+        if count % SUM_EVERY:
+            self.recent.add(value)
+        else:
+            self.recent.clear()
+        reached, first = timers.current_watermark, min(self.waiting.keys(), default=None)
+        if reached is not None and first is not None and first <= reached:
+            raise Violation(f"key {key}: the timer of {first} has not fired, and event time is {reached}")
+        if count == 1 and has_alarm(key):
             timers.register_processing_time_timer(timers.current_processing_time + ALARM_MS)
         if has_timer(value):
             due = ctx.timestamp + TIMER_MS
             self.waiting.put(due, value)
             timers.register_event_time_timer(due)
-        yield "n", ctx.current_key, count, value
+        yield "n", key, count, value
 
     def on_timer(self, timestamp: int, ctx: Any) -> Iterator[Any]:
         if timestamp > 1_000_000_000_000:  # No event time is that late.
@@ -159,9 +184,7 @@ async def enrich(record: Record) -> Record:
     """An answer takes its time, and sometimes never comes."""
     world = shared()
     await asyncio.sleep(world.rng.uniform(0, 2e-3))
-    if world.failure_rate and world.rng.random() < world.failure_rate:
-        world.database.struck["user"] += 1
-        raise ConnectionError(f"no answer about {record}")
+    world.maybe_fail("enrich")
     return record
 
 
@@ -169,16 +192,17 @@ def window_row(row: Any) -> list[int]:
     return [row.key, row.start, row.value]
 
 
-def world_flow(parallelism: int, *, ordered: bool) -> af.Flow:
-    """The flow, as a program that is started with these settings builds it."""
+def world_flow(parallelism: int, *, asked: str, ordered: bool) -> af.Flow:
+    """The flow, as a program that is started with these settings builds it. `asked`: the sources whose records are enriched."""
     strategy: Any = af.WatermarkStrategy.bounded_out_of_orderness(f"{LAG_MS}ms", timestamp=time_of)
-    splits = shared().splits
+    splits = shared().data.splits
     flow = af.Flow("world", parallelism=parallelism, max_parallelism=8)
-    first, second = (
-        flow.source(Numbers(name), uid=name, watermarks=strategy, parallelism=min(parallelism, splits[name])) for name in sorted(splits)
-    )
-    enriched = first.union(second).map(enrich, concurrency=3, ordered=ordered, uid="enrich")
-    enriched.key_by(key_of).process(Counting, uid="count").sink(DatabaseSink(database), uid="database")
-    windows = enriched.key_by(key_of).window(af.tumbling(f"{WINDOW_MS}ms")).aggregate(af.count(), uid="windows")
+    streams: list[Any] = []
+    for name in sorted(splits):
+        stream = flow.source(Numbers(name), uid=name, watermarks=strategy, parallelism=min(parallelism, splits[name]))
+        streams.append(stream.map(enrich, concurrency=3, ordered=ordered, uid=f"enrich {name}") if name in asked else stream)
+    records = streams[0].union(*streams[1:])
+    records.key_by(key_of).process(Counting, uid="count").sink(DatabaseSink(database), uid="database")
+    windows = records.key_by(key_of).window(af.tumbling(f"{WINDOW_MS}ms")).aggregate(af.count(), uid="windows")
     windows.map(window_row, uid="rows").sink(af.io.jsonl(OUT), uid="files")
     return flow

@@ -12,6 +12,7 @@ LIVENESS_S virtual seconds.
 from __future__ import annotations
 
 import asyncio
+import functools
 import hashlib
 import json
 import logging
@@ -29,11 +30,12 @@ from aioflow.checkpoint.completed import CompletedCheckpoint
 from aioflow.checkpoint.lease import LeaseOptions
 from aioflow.checkpoint.metadata import decode_metadata
 from aioflow.state.handles import StateFile
+from aioflow.task import partitioners
 from aioflow.task.environment import TaskOptions
 from aioflow.testing.simulation import Faults, SimulatedHost, Simulation, inject, simulate
 from tests.simulation.external import Database
-from tests.simulation.oracle import Data, Oracle, Violation
-from tests.simulation.workload import OUT, Shared, share, unshare, world_flow
+from tests.simulation.oracle import STEP_MS, Data, Oracle, Violation
+from tests.simulation.workload import OUT, SITES, Shared, share, unshare, world_flow
 
 __all__ = ["KINDS", "Outcome", "Settings", "run_world"]
 
@@ -43,6 +45,9 @@ KINDS = ("kill", "power", "pause", "disk", "user", "lost", "repeated", "down", "
 """What may happen. The first four are `Faults`, the rest is inflicted here."""
 
 INJECTED = ("kill", "power", "pause", "disk")
+BUGS = (TypeError, AttributeError, LookupError, ValueError, NameError, ArithmeticError)
+"""No fault makes anything raise these: they end the run."""
+
 SHORT_LEASE = LeaseOptions(lease_s=0.6, renew_s=0.1, stop_s=0.15)
 
 
@@ -61,11 +66,14 @@ class Settings:
     every_ms: int
     timeout_ms: int
     min_pause_ms: int
+    max_concurrent: int
+    unaligned: bool | str
     retain: int
     batch: int
     inline: int
-    pace_s: float
+    pace_s: dict[str, float]
     burst: int
+    asked: str
     ordered: bool
 
     @staticmethod
@@ -74,26 +82,34 @@ class Settings:
         rng = Random(f"{seed}/world")
         kinds = tuple(kind for kind in KINDS if rng.random() < 0.5)
         standby = rng.random() < 0.05
-        long = rng.random() < 0.03
-        duration_s = rng.uniform(0.3, 0.8) if long else rng.uniform(0.05, 0.16)
-        share_s = rng.uniform(2, 8) / duration_s / max(1, len(kinds))
-        records = rng.randrange(20, 40) if long else rng.randrange(4, 10)
-        burst = rng.choice((1, 3, 8))
+        duration_s = rng.uniform(0.12, 0.3) * (3 if standby else 1)
+        share_s = rng.uniform(2, 10) / duration_s / max(1, len(kinds))
+        splits = {"a": rng.choice((1, 2, 2, 3)), "b": rng.choice((1, 1, 2))}
+        records = {"a": rng.randrange(10, 28)}
+        records["b"] = max(4, records["a"] * STEP_MS["a"] // STEP_MS["b"])
+        burst = rng.choice((2, 4, 8))
+        unaligned = rng.choice((False, False, True, "3ms"))
+        inline = rng.choice((0, 64, 16384, 16384, 16384))
         return Settings(
             kinds=kinds,
             rates={kind: share_s * rng.uniform(0.3, 2.0) for kind in kinds},
-            data=Data({"a": rng.choice((1, 1, 2)), "b": 1}, records, rng.random() < 0.5),
-            parallelism=rng.choice(((1,), (1,), (2,), (1, 2), (1, 3))),
+            data=Data(splits, records, rng.random() < 0.5),
+            parallelism=rng.choice(((1,), (1,), (1,), (2,), (1, 2), (1, 3), (2, 3))),
             standby=standby,
-            duration_s=duration_s * (3 if standby else 1),
-            every_ms=rng.choice((5, 15, 40)),
-            timeout_ms=rng.choice((150, 400, 2000)),
+            duration_s=duration_s,
+            every_ms=rng.choice((4, 12, 30)),
+            # What is slow without any fault is not to fail again and again.
+            timeout_ms=rng.choice((60 if inline > 64 else 200, 200, 2000)),
             min_pause_ms=rng.choice((0, 0, 10)),
+            max_concurrent=1 if unaligned else rng.choice((1, 1, 2, 3)),
+            unaligned=unaligned,
             retain=rng.choice((1, 1, 2)),
-            batch=rng.choice((1, 4, 1024)),
-            inline=rng.choice((0, 64, 16384, 16384)),
-            pace_s=duration_s * (2 if standby else 1) * (burst + 1) / 2 / records * rng.uniform(0.5, 1.2),
+            batch=rng.choice((4, 1024)),
+            inline=inline,
+            # Each source is through with its splits after about the time in which faults strike, sooner or later.
+            pace_s={name: duration_s * (burst + 1) / 2 / count / splits[name] * rng.uniform(0.4, 1.2) for name, count in records.items()},
             burst=burst,
+            asked=rng.choice(("", "a", "b", "b", "ab")),
             ordered=rng.random() < 0.5,
         )
 
@@ -123,6 +139,8 @@ class World:
     done: Counter[str] = field(default_factory=Counter)
     starts: int = 0
     completed: set[int] = field(default_factory=set)
+    stopped_with: str | None = None
+    """The savepoint that the job was stopped with, while nothing newer has been completed."""
     calm: bool = False
     _parts: dict[str, tuple[bytes, list[Any]]] = field(default_factory=dict)
     _decoded: dict[bytes, CompletedCheckpoint] = field(default_factory=dict)
@@ -130,10 +148,8 @@ class World:
     def __post_init__(self) -> None:
         settings = self.settings
         self.database = Database(self.sim, self._committed, struck=self.done)
-        data = settings.data
-        self.shared = Shared(
-            self.database, data.records, data.splits, data.bounded, settings.pace_s, settings.burst, self.sim.loop.stream("functions")
-        )
+        self.shared = Shared(self.database, settings.data, settings.pace_s, settings.burst, self.sim.loop.stream("functions"))
+        self.database.before_call = self.shared.maybe_fail
 
     # The service.
 
@@ -144,17 +160,33 @@ class World:
         if self.oracle.complete:
             return 0
         self.starts += 1
-        flow = world_flow(host.rng.choice(settings.parallelism), ordered=settings.ordered)
+        flow = world_flow(host.rng.choice(settings.parallelism), asked=settings.asked, ordered=settings.ordered)
         options: dict[str, Any] = {
             "host": host,
             "checkpoints": f"file://{STORE}",
             "every": f"{settings.every_ms}ms",
             "timeout": f"{settings.timeout_ms}ms",
             "min_pause": f"{settings.min_pause_ms}ms",
+            "max_concurrent": settings.max_concurrent,
+            "unaligned": settings.unaligned,
             "retain": settings.retain,
-            "restart": af.exponential_delay("5ms", "1s", reset_after="500ms"),
+            "restart": af.exponential_delay("5ms", "1s", reset_after="500ms", fatal=BUGS),
             "tasks": TaskOptions(batch_records_max=settings.batch),
         }
+        if self.stopped_with is not None and host.rng.random() < 0.5:
+            options["restore"] = self.stopped_with
+        try:
+            stopped = await self._run(flow, host, options)
+        except BUGS as error:
+            raise Violation(f"the job failed with what no fault explains: {error!r}") from error
+        if not stopped:
+            self.look()
+            if not self.oracle.complete:
+                raise Violation(f"the job has finished, and there is missing: {self.oracle.missing()}")
+        return 0
+
+    async def _run(self, flow: af.Flow, host: SimulatedHost, options: dict[str, Any]) -> bool:
+        """True: the operator has stopped it."""
         stopped = False
         async with flow.run(**options) as job:
             operator = asyncio.get_running_loop().create_task(self._operate(host, job), name="operator")
@@ -166,11 +198,7 @@ class World:
                     stopped = await operator
                 except asyncio.CancelledError:
                     stopped = bool(self.done["stop"])
-        if not stopped:
-            self.look()
-            if not self.oracle.complete:
-                raise Violation(f"the job has finished, and there is missing: {self.oracle.missing()}")
-        return 0
+        return stopped
 
     async def _operate(self, host: SimulatedHost, job: af.Job) -> bool:
         """What a person does beside it. True: the job was stopped."""
@@ -185,7 +213,7 @@ class World:
                 if kind == "savepoint":
                     await job.savepoint()
                     continue
-                await job.stop(savepoint=None if host.rng.random() < 0.7 else False, drain=False)
+                self.stopped_with = await job.stop(savepoint=None if host.rng.random() < 0.7 else False, drain=False)
             except af.AioflowError:
                 if kind == "savepoint":
                     continue
@@ -211,22 +239,24 @@ class World:
     async def trouble(self) -> None:
         """Functions that raise, a database that loses and repeats, or is down, for a while and again."""
         settings, rng, database = self.settings, self.sim.fault_rng, self.database
-        if "user" in settings.kinds:
-            self.shared.failure_rate = rng.choice((0.02, 0.2))
         if "lost" in settings.kinds:
             database.lost = rng.uniform(0.02, 0.3)
         if "repeated" in settings.kinds:
             database.repeated = rng.uniform(0.05, 0.5)
-        while "down" in settings.kinds:
-            await asyncio.sleep(rng.expovariate(settings.rates["down"]))
-            database.down = True
-            self.done["down"] += 1
-            await asyncio.sleep(rng.uniform(0.01, 0.4))
-            database.down = False
+        rates = {kind: settings.rates[kind] for kind in ("user", "down") if kind in settings.kinds}
+        while rates:
+            await asyncio.sleep(rng.expovariate(sum(rates.values())))
+            if rng.choices(list(rates), list(rates.values())) == ["user"]:
+                self.shared.fails.add(rng.choice(SITES))
+            else:
+                database.down = True
+                self.done["down"] += 1
+                await asyncio.sleep(rng.uniform(0.01, 0.4))
+                database.down = False
 
     def heal(self) -> None:
         self.calm = True
-        self.shared.failure_rate = 0.0
+        self.shared.fails.clear()
         self.database.lost = self.database.repeated = 0.0
         self.database.down = False
 
@@ -272,6 +302,7 @@ class World:
                 except af.RestoreError as error:
                     raise Violation(str(error)) from error
                 self.completed.add(checkpoint.checkpoint_id)
+                self.stopped_with = None
             for file in _named_files(checkpoint):
                 full = f"{root}/{file.name}"
                 if not disk.exists(full):
@@ -343,7 +374,8 @@ async def _live(world: World) -> None:
 @contextmanager
 def _environment(settings: Settings) -> Iterator[None]:
     """Small files and a short lease, and no log: expected troubles would fill it."""
-    inline, lease = state_files.INLINE_BYTES, checkpoint_store.LeaseOptions
+    inline, lease, generate = state_files.INLINE_BYTES, checkpoint_store.LeaseOptions, partitioners._generate_loop
+    partitioners._generate_loop = _generate_loop  # Compiled anew at each start they would take a tenth of the time.
     disabled = logging.root.manager.disable
     state_files.INLINE_BYTES = settings.inline
     checkpoint_store.LeaseOptions = lambda: SHORT_LEASE  # type: ignore[assignment,misc]  # The times of a cluster are too long here.
@@ -354,8 +386,11 @@ def _environment(settings: Settings) -> Iterator[None]:
     finally:
         state_files.INLINE_BYTES = inline
         checkpoint_store.LeaseOptions = lease  # type: ignore[misc]
+        partitioners._generate_loop = generate
         logging.disable(disabled)
         unshare()
 
+
+_generate_loop = functools.cache(partitioners._generate_loop)
 
 _LOG: list[bool] = []

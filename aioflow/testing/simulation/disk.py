@@ -1,6 +1,7 @@
 """A simulated disk: what it keeps when the power fails is only what was made to last.
 
-All machines see one disk, as they would a shared store. Each write sits in the page cache of the machine that wrote it
+All machines see one disk, as they would a shared store. An operation happens at some moment of its time, and on a real machine in a
+thread: whoever is cancelled while it is under way does not stop it. Each write sits in the page cache of the machine that wrote it
 until `fsync`, and each new, renamed or deleted name until `fsync_dir`. Loss of power of a machine keeps, tears or drops
 its unsynced bytes and undoes a suffix of its unsynced names, as the seed decides. Directories last at once, as on a
 journalling file system.
@@ -23,14 +24,17 @@ from aioflow.testing.simulation.loop import SimLoop
 from aioflow.testing.simulation.process import SimMachine, SimProcess
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Generator
 
 __all__ = ["SimDisk", "SimFileSystem"]
 
 T = TypeVar("T")
 
-OPERATION_S = (1e-4, 2e-3)
-"""How long one operation takes."""
+OPERATION_S = (1e-4, 1.5e-3)
+"""How long an operation takes until it has happened, and half of the operations again until the caller hears of it."""
+
+BEGUN_RATE = 0.5
+"""Share of the operations that happen although their caller was cancelled before."""
 
 PARTIAL_RATE = 0.1
 """Share of the writes that reach the page cache in two parts, so that a kill or a reader can come between."""
@@ -77,9 +81,37 @@ class SimDisk:
 
     # Operations on whole files and names; each is atomic, the waiting is in SimFileSystem.
 
-    async def wait(self) -> None:
-        """Let the time of half an operation pass."""
-        await asyncio.sleep(self._rng.uniform(*OPERATION_S) * self.slow / 2)
+    def operate(self, steps: Generator[None, None, T]) -> asyncio.Future[T]:
+        """Take `steps` one after the other, each after a while, and return a future of their result.
+
+        The process may be killed before any step, and between the last one and its answer: nobody can tell which.
+        """
+        result: asyncio.Future[T] = self.loop.create_future()
+        self.loop.call_later(self._delay_s(), self._begin, steps, result)
+        return result
+
+    def _delay_s(self) -> float:
+        return self._rng.uniform(*OPERATION_S) * self.slow
+
+    def _begin(self, steps: Generator[None, None, T], result: asyncio.Future[T]) -> None:
+        if result.cancelled() and self._rng.random() >= BEGUN_RATE:
+            steps.close()
+        else:
+            self._advance(steps, result)
+
+    def _advance(self, steps: Generator[None, None, T], result: asyncio.Future[T]) -> None:
+        try:
+            next(steps)
+        except StopIteration as end:
+            if self._rng.random() < 0.5:
+                self.loop.call_later(self._delay_s(), _settle, result, end.value)
+            else:
+                _settle(result, end.value)
+        except Exception as error:  # noqa: BLE001  # Raised where the operation is awaited.
+            if not result.done():
+                result.set_exception(error)
+        else:
+            self.loop.call_later(self._delay_s(), self._advance, steps, result)
 
     def check(self, what: str, path: str, *, writes: bool = False) -> None:
         """Fail as the faults of the moment ask for."""
@@ -271,18 +303,23 @@ class SimFileSystem:
 
     async def _write(self, path: str, data: bytes, sync: bool, *, empty: bool) -> None:
         disk, machine, full = self._disk, self._process.machine, _normal(path)
-        await disk.wait()
-        disk.check("write", full, writes=True)
-        file = disk.open(machine, full, empty=empty)
-        cut = disk.split(data)
-        disk.append(machine, file, data[:cut])
-        if cut < len(data):
-            await disk.wait()
-            disk.append(machine, file, data[cut:])
-        self._note("write", full, len(data))
-        await disk.wait()
-        if sync:
-            await self.fsync(path)
+
+        def steps() -> Generator[None, None, None]:
+            disk.check("write", full, writes=True)
+            file = disk.open(machine, full, empty=empty)
+            cut = disk.split(data)
+            disk.append(machine, file, data[:cut])
+            if cut < len(data):
+                yield
+                disk.append(machine, file, data[cut:])
+            self._note("write", full, len(data))
+            if sync:
+                yield
+                disk.check("fsync", full)
+                disk.sync(full)
+                self._note("fsync", full)
+
+        await disk.operate(steps())
 
     async def fsync(self, path: str) -> None:
         await self._do("fsync", path, self._disk.sync)
@@ -334,14 +371,16 @@ class SimFileSystem:
         return cast("BinaryIO", _Writer(self._disk, self._process.machine, full, file))
 
     async def _do(self, what: str, path: str, call: Callable[[str], T]) -> T:
-        """Act in the middle of the operation's time: a kill may come before or after, and nobody can tell which."""
         full = _normal(path)
-        await self._disk.wait()
-        self._disk.check(what, full)
-        result = call(full)
-        self._note(what, full)
-        await self._disk.wait()
-        return result
+
+        def steps() -> Generator[None, None, T]:
+            yield from ()  # There is but one step.
+            self._disk.check(what, full)
+            result = call(full)
+            self._note(what, full)
+            return result
+
+        return await self._disk.operate(steps())
 
     def _note(self, what: str, *details: object) -> None:
         self._disk.loop.note("DISK", self._process.name, what, *details)
@@ -370,6 +409,11 @@ class _Writer(io.RawIOBase):
 
     def tell(self) -> int:
         return len(self._file.data)
+
+
+def _settle(result: asyncio.Future[T], value: T) -> None:
+    if not result.done():
+        result.set_result(value)
 
 
 def _apply(names: dict[str, _File], change: _Rename) -> None:
