@@ -25,7 +25,7 @@ THRESHOLD = 0.25
 RECORDS_MIN = 16
 """Below that a batch costs more than its records, whatever they are; also the least that an input with little keeps."""
 
-BATCHES_PER_CHANNEL = 2
+BATCHES_PER_CHANNEL = 4
 """Batches of one channel that hold a permit, from being sealed to being taken: what its producer's pool gives it."""
 
 PERIOD_S = 0.2

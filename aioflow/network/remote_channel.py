@@ -20,8 +20,8 @@ from aioflow.protocol.errors import PartitionNotFound
 
 __all__ = ["EXCLUSIVE_BUFFERS", "ChannelLink", "RemoteInputChannel"]
 
-EXCLUSIVE_BUFFERS = 2
-"""Segments of each channel that are its own: one on the way, one being read."""
+EXCLUSIVE_BUFFERS = 4
+"""Segments of each channel that are its own: two being read, and two on the way while the credit for those is."""
 
 REQUEST_BACKOFF_MS = partition_request_backoff(50, 3_000)
 """Delays before each request for a partition that the producer does not have yet."""

@@ -331,6 +331,13 @@ class PipelinedSubpartition:
     def is_blocked(self) -> bool:
         return self._blocked
 
+    @property
+    def should_gather(self) -> bool:
+        """Whether a batch is better made full than queued as it is: it travels, which costs as much as hundreds of its records, and who
+        reads it elsewhere has another one to read first.
+        """
+        return self._unread > 0
+
     def __len__(self) -> int:
         """Queued batches and events."""
         return len(self._queue)

@@ -148,6 +148,14 @@ def message_body(message: Message) -> bytes:
 
 def decode_message(kind: FrameType, body: bytes) -> Message:
     """Returns the message of a frame of type `kind`. Raises RemoteProtocolError naming message and field."""
+    if kind is FrameType.ADD_CREDIT:  # The only one that comes with every batch: a fifth of the time for what is as it should be.
+        try:
+            credit, taken_over = _unpack_credit(body)
+        except (msgspec.MsgspecError, RecursionError):
+            pass  # The way of all others says what is wrong.
+        else:
+            if 0 <= credit <= CREDIT_MAX and 0 <= taken_over <= SEQUENCE_MAX:
+                return AddCredit(credit, taken_over)
     cls, schema = _SCHEMAS[kind]
     fields = unpack_fields(body, cls.__name__, len(schema))
     for index, (name, expected, check) in enumerate(schema):
@@ -256,3 +264,4 @@ def _shown(value: Any) -> str:
 
 
 _pack: Final[Callable[[Any], bytes]] = msgspec.msgpack.Encoder().encode
+_unpack_credit: Final[Callable[[bytes], tuple[int, int]]] = msgspec.msgpack.Decoder(tuple[int, int]).decode

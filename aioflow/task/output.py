@@ -95,7 +95,8 @@ class RecordWriter:
                 builder = subpartition.builder
                 written, count = 0, len(part.values)
                 # A large part goes as it is when nothing waits before it: copying it would only make the batch a little larger.
-                if 2 * count >= builder.batch_records_max >= count and (whole := builder.seal_whole(part)) is not None:
+                least = builder.batch_records_max if subpartition.should_gather else builder.batch_records_max // 2
+                if least <= count <= builder.batch_records_max and (whole := builder.seal_whole(part)) is not None:
                     subpartition.add(whole)
                     continue
                 while True:

@@ -58,12 +58,12 @@ def test_a_change_below_the_threshold_is_not_announced() -> None:
 def test_a_slow_task_gets_small_batches_after_its_first_one_and_large_ones_when_it_is_fast_again() -> None:
     task = Task()
     task.work(100, for_s=12)
-    assert task.announced[0] == (10.24, 50)
+    assert task.announced[0] == (10.24, 100 // BATCHES_PER_CHANNEL)
     task.work(1_000_000, for_s=10)
     assert task.debloater.records >= 768
 
 
-@pytest.mark.parametrize(("channels", "per_s", "records"), [(1, 10.0, RECORDS_MIN), (1, 1e7, 1024), (1, 256.0, 128), (4, 1024.0, 128)])
+@pytest.mark.parametrize(("channels", "per_s", "records"), [(1, 10.0, RECORDS_MIN), (1, 1e7, 1024), (1, 256.0, 256 // BATCHES_PER_CHANNEL), (4, 1024.0, 256 // BATCHES_PER_CHANNEL)])
 def test_the_size_stays_within_its_bounds_and_is_shared_by_the_channels(channels: int, per_s: float, records: int) -> None:
     task = Task(channels)
     task.work(per_s, for_s=200)
@@ -130,13 +130,13 @@ def test_a_slow_gate_shrinks_the_batches_of_its_producer_and_loses_nothing() -> 
     for _ in range(100):
         world.fill(0)
         got += world.take(0, 0.01)
-    assert subpartition.builder.batch_records_max == 50
+    assert subpartition.builder.batch_records_max == 100 // BATCHES_PER_CHANNEL
     while values := world.take(0, 0.01):
         got += values
     assert got == list(range(len(got)))
     # Beyond the size only what was open when it shrank is late.
     world.fill(0)
-    assert len(world.take(0, 0.01)) == 50
+    assert len(world.take(0, 0.01)) == 100 // BATCHES_PER_CHANNEL
 
 
 def test_the_output_of_one_record_that_is_larger_than_a_shrunk_batch_arrives_whole_and_in_order() -> None:

@@ -216,7 +216,7 @@ def test_a_consumer_that_does_not_read_gets_its_window_and_no_more() -> None:
             await planes.settle()
         assert written <= 6 + 1
         assert reader.channel.queued_batches == EXCLUSIVE_BUFFERS
-        reader.read(1)
+        reader.read(EXCLUSIVE_BUFFERS // 2)  # Half of the window is worth a message.
         await planes.settle()
         assert reader.channel.queued_batches == EXCLUSIVE_BUFFERS
         assert partition.availability.is_available

@@ -63,6 +63,25 @@ def test_full_batches_are_visible_at_once_the_rest_at_the_next_flush() -> None:
     assert not one.has_gathered
 
 
+def test_a_large_part_travels_as_it_is_to_who_waits_and_gathered_to_who_has_another_one() -> None:
+    """C9.1: a frame costs as much as hundreds of records, but nobody waits for it to be full."""
+    one = writer(ShipStrategy.GLOBAL, size=8)
+    subpartition = one.partition.subpartitions[0]
+    subpartition.create_read_view(lambda priority: None, acknowledges=True)
+    one.emit(RecordBatch([1, 2, 3, 4]))
+    assert read(one, 0) == [[1, 2, 3, 4]]
+    one.emit(RecordBatch([5, 6, 7, 8]))
+    assert read(one, 0) == []
+    one.emit(RecordBatch([9, 10, 11, 12]))
+    assert read(one, 0) == [[5, 6, 7, 8, 9, 10, 11, 12]]
+    one.emit(RecordBatch([13, 14, 15, 16]))
+    subpartition.taken_over()
+    subpartition.taken_over()
+    assert read(one, 0) == []
+    one.emit(RecordBatch([17, 18, 19, 20]))
+    assert read(one, 0) == [[13, 14, 15, 16, 17, 18, 19, 20]]
+
+
 def test_a_batch_larger_than_the_limit_is_cut() -> None:
     one = writer(ShipStrategy.GLOBAL, size=4)
     one.emit(RecordBatch(list(range(10))))
