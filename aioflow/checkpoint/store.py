@@ -57,6 +57,8 @@ class FlowStore:
         self._objects = objects
         self._key = key
         self._in_doubt: list[tuple[ObjectStore, str, bytes]] = []
+        self._unwanted: dict[str, None] = {}
+        """Where discarded checkpoints lie whose metadata is not removed yet."""
         self._lease: FlowLease | None = None
 
     @property
@@ -173,13 +175,16 @@ class FlowStore:
         Without the lease nothing goes: what was given up here may have been stored after all, and another job may have begun with it.
         """
         places = Places(self._host, self._objects)
+        # Without a location nothing was stored, or `settle` has removed it.
+        self._unwanted.update((checkpoint.location, None) for checkpoint in discard.checkpoints if checkpoint.location)
         try:
             self._check_lease()
             await self.settle()
-            for checkpoint in discard.checkpoints:
-                if checkpoint.location:  # Otherwise nothing was stored, or `settle` has removed it.
-                    objects, name = places.find(join_url(checkpoint.location, METADATA))
-                    await objects.delete([name])
+            # Also what an earlier call could not remove: it may refer to what goes now.
+            for location in list(self._unwanted):
+                objects, name = places.find(join_url(location, METADATA))
+                await objects.delete([name])
+                self._unwanted.pop(location, None)
             by_place: dict[str, tuple[ObjectStore, list[str]]] = {}
             for name in discard.files:
                 objects, inner = places.find(name)

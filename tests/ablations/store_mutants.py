@@ -86,12 +86,28 @@ STORE_MUTANTS: list[Mutant] = [
     Mutant(
         "what was given up is removed although it is another job's",
         "aioflow/checkpoint/store.py",
-        "                if checkpoint.location:  # Otherwise nothing was stored, or `settle` has removed it.\n"
-        "                    objects, name = places.find(join_url(checkpoint.location, METADATA))\n",
-        "                if True:\n"
-        "                    objects, name = self._objects, f\"checkpoints/{checkpoint.checkpoint_id}/{METADATA}\"\n",
+        "(checkpoint.location, None) for checkpoint in discard.checkpoints if checkpoint.location)\n",
+        "(f\"{self.url}/checkpoints/{checkpoint.checkpoint_id}\", None) for checkpoint in discard.checkpoints)\n",
         (
             "tests/checkpoint_store/test_store.py::test_a_number_is_given_once",
+        ),
+    ),
+    Mutant(
+        "what a checkpoint refers to is removed although its metadata could not be",
+        "aioflow/checkpoint/store.py",
+        "            for location in list(self._unwanted):\n",
+        "            for location in [c.location for c in discard.checkpoints if c.location]:\n",
+        (
+            "tests/checkpoint_store/test_store.py::test_metadata_that_could_not_be_removed_goes_before_what_it_refers_to",
+        ),
+    ),
+    Mutant(
+        "several that settle at once forget more than they remove",
+        "aioflow/checkpoint/store.py",
+        "                self._in_doubt.remove(doubt)\n",
+        "                self._in_doubt.clear()\n",
+        (
+            "tests/checkpoint_store/test_store.py::test_what_several_remove_at_once_is_forgotten_once_and_nothing_else_is",
         ),
     ),
     Mutant(
@@ -140,6 +156,33 @@ STORE_MUTANTS: list[Mutant] = [
         (
             "tests/checkpoint_store/test_sweeping.py::test_state_that_no_checkpoint_refers_to_goes_once_it_is_old",
             "tests/checkpoint_store/test_sweeping.py::test_savepoints_that_were_never_completed_go_and_the_others_stay",
+        ),
+    ),
+    Mutant(
+        "a copy of state in the process is believed",
+        "aioflow/checkpoint/local_state.py",
+        "        if len(content) != file.size or hashlib",
+        "        if len(content) < 0 and hashlib",
+        ("tests/checkpoint/test_local_state.py::test_a_copy_that_is_not_what_the_checkpoint_says_is_passed_over",),
+    ),
+    Mutant(
+        "a copy of state in the process goes while the job may go back to it",
+        "aioflow/checkpoint/local_state.py",
+        "        wanted = {name for part in self._parts.values() for name in part}\n",
+        "        wanted = {name for part in list(self._parts.values())[1:] for name in part}\n",
+        (
+            "tests/checkpoint/test_local_state.py::test_a_copy_stays_while_a_checkpoint_refers_to_it_that_the_job_may_go_back_to",
+            "tests/api/test_checkpoints.py::test_a_restart_in_a_living_process_does_not_ask_the_store_for_what_it_wrote",
+        ),
+    ),
+    Mutant(
+        "the store is asked for what the process wrote",
+        "aioflow/checkpoint/local_state.py",
+        "        return FirstOf((self, store))\n",
+        "        return store\n",
+        (
+            "tests/checkpoint/test_local_state.py::test_what_was_written_here_is_read_here",
+            "tests/api/test_checkpoints.py::test_a_restart_in_a_living_process_does_not_ask_the_store_for_what_it_wrote",
         ),
     ),
 ]

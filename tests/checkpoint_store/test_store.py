@@ -264,6 +264,19 @@ async def test_what_several_remove_at_once_is_forgotten_once_and_nothing_else_is
     assert await store.newest() == older
 
 
+async def test_metadata_that_could_not_be_removed_goes_before_what_it_refers_to(host: Host) -> None:
+    """Seed 463 of the simulated world: later the files went that a checkpoint which could not be discarded still named."""
+    objects = Failing(MemoryObjects(host, "unwanted"))
+    store = FlowStore(host, objects)
+    old, new = [await store.complete(await checkpoint(store, number)) for number in (1, 2)]
+    objects.before.add("delete")
+    await store.discard(Discard((old,), ()))
+    objects.before.clear()
+    await store.discard(Discard((), tuple(files_of(old.subtasks.values()))))
+    assert "checkpoints/1/metadata" not in await objects.names()
+    assert await store.newest() == new
+
+
 async def test_a_reply_that_was_lost_and_asked_for_again_is_no_second_job(host: Host) -> None:
     objects = MemoryObjects(host, "repeated")
     store = FlowStore(host, objects)
