@@ -83,6 +83,10 @@ def _inodes_to_java() -> set[str]:
     if gateway is None:
         return set()
     ports = {gateway.gateway_parameters.port, gateway._python_proxy_port or 0}
+    context = SparkContext._active_spark_context
+    if context is not None:
+        # Java connects to it once, with the first task that runs Python.
+        ports.add(context._accumulatorServer.server_address[1])
     found = set()
     for table in ("/proc/self/net/tcp", "/proc/self/net/tcp6"):
         with open(table) as file:

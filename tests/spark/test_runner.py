@@ -1,0 +1,211 @@
+"""Flows as jobs of a real Spark: answers, sinks, errors, and what comes back to the program."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections import Counter
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import aioflow as af
+from aioflow.spark import runner, runner_frames
+from aioflow.spark.session import SparkBridge
+from tests.spark.answers import ANSWERS, Event
+
+EVENTS = [Event("abcd"[i * 7 % 4], i * 3 + (i * 37 % 11) * 10, i % 10) for i in range(300)]
+
+
+@pytest.fixture
+def on(spark: SparkBridge) -> af.Spark:
+    return af.Spark(spark.master, bridge=spark)
+
+
+def counted(rows: tuple[list[Any], ...]) -> list[Counter[str]]:
+    return [Counter(map(repr, stream)) for stream in rows]
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+async def test_answers_are_those_of_the_engine(on: af.Spark, name: str) -> None:
+    flow = af.Flow(name)
+    streams = ANSWERS[name](flow, EVENTS)
+
+    assert counted(await flow.collect(*streams, on=on)) == counted(await flow.collect(*streams))
+
+
+async def test_a_stream_is_read_row_by_row(on: af.Spark) -> None:
+    flow = af.Flow("rows", parallelism=2)
+    squares = flow.source(range(5000)).key_by(lambda value: value % 10).process(lambda value, ctx: [value * value])
+
+    rows = [row async for row in squares.execute_and_collect(on=on)]
+
+    assert sorted(rows) == [value * value for value in range(5000)]
+
+
+async def test_much_output_comes_partition_by_partition(on: af.Spark, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "TAKEN_AT_ONCE_BYTES", 0)
+    monkeypatch.setattr(runner_frames, "ROWS_AT_A_TIME", 2)
+    flow = af.Flow("much", parallelism=3)
+    counts = flow.source(range(3000)).key_by(lambda value: value % 7).count()
+
+    assert sorted(await counts.collect(on=on)) == sorted(await counts.collect())
+
+
+async def test_files_are_committed_when_the_job_is_through(on: af.Spark, tmp_path: Path) -> None:
+    flow = af.Flow("files", parallelism=2)
+    numbers = flow.source(range(1000)).rebalance().map(str)
+    numbers.sink(af.io.lines(tmp_path / "plain"))
+    numbers.key_by(len).process(lambda text, ctx: [{"text": text}]).sink(af.io.jsonl(tmp_path / "keyed"))
+
+    result = await flow.execute(on=on)
+
+    assert result.status == "FINISHED"
+    for name in ("plain", "keyed"):
+        assert all(not path.name.startswith(".") for path in (tmp_path / name).iterdir())
+    lines = [line for path in (tmp_path / "plain").iterdir() for line in path.read_text().split()]
+    assert sorted(map(int, lines)) == list(range(1000))
+    assert len(await af.Flow("read").source(af.io.jsonl(tmp_path / "keyed")).collect()) == 1000
+
+
+async def test_a_job_that_fails_shows_nothing(on: af.Spark, tmp_path: Path) -> None:
+    def fails(text: str) -> str:
+        if text == "999":
+            raise ValueError("the last one")
+        return text
+
+    flow = af.Flow("files")
+    numbers = flow.source(range(1000)).map(str)
+    numbers.sink(af.io.lines(tmp_path / "plain"))
+    numbers.key_by(len).process(lambda text, ctx: [fails(text)]).sink(af.io.lines(tmp_path / "keyed"))
+
+    with pytest.raises(ValueError, match="the last one") as caught:
+        await flow.execute(on=on)
+
+    assert any("process" in note for note in caught.value.__notes__)
+    assert not [path for path in tmp_path.rglob("part-*")]
+
+
+async def test_rows_of_a_table_are_there_once(on: af.Spark, tmp_path: Path) -> None:
+    database = tmp_path / "rows.db"
+    with closing(sqlite3.connect(database)) as connection:
+        connection.execute("CREATE TABLE numbers (n INTEGER PRIMARY KEY)")
+    for start in (0, 100):  # Twice the same flow by name: the second run is another job.
+        flow = af.Flow("table")
+        flow.source(range(start, start + 100)).map(lambda n: {"n": n}).sink(af.io.sqlite(database, "numbers"))
+        await flow.execute(on=on)
+
+    with closing(sqlite3.connect(database)) as connection:
+        assert connection.execute("SELECT count(*), min(n), max(n) FROM numbers").fetchone() == (200, 0, 199)
+
+
+async def test_several_files_are_read_split_by_split(on: af.Spark, tmp_path: Path) -> None:
+    for number in range(3):
+        (tmp_path / f"{number}.txt").write_text("".join(f"{number} {line}\n" for line in range(50)))
+    flow = af.Flow("splits", parallelism=2)
+    counts = flow.source(af.io.lines(tmp_path)).flat_map(str.split).key_by(str).window(af.global_window(at_end=True)).aggregate(af.count())
+
+    assert sorted(await counts.collect(on=on)) == sorted(await counts.collect())
+
+
+async def test_what_prints_prints_here(on: af.Spark, capsys: pytest.CaptureFixture[str]) -> None:
+    flow = af.Flow("prints", parallelism=2)
+    flow.source(["b", "a", "b"]).key_by(str).count().print("> ")
+
+    await flow.execute(on=on)
+
+    assert sorted(capsys.readouterr().out.split("\n")) == ["", "> ('a', 1)", "> ('b', 1)", "> ('b', 2)"]
+
+
+async def test_a_function_as_sink_is_called_here_and_its_error_is_the_jobs(on: af.Spark) -> None:
+    taken: list[int] = []
+    flow = af.Flow("here")
+    flow.source(range(10)).map(lambda value: value * 2).sink(taken.append)
+
+    await flow.execute(on=on)
+    assert taken == list(range(0, 20, 2))
+
+    async def refuses(value: int) -> None:
+        raise LookupError("not this one")
+
+    flow = af.Flow("refused")
+    flow.source(range(10)).sink(refuses)
+    with pytest.raises(LookupError, match="not this one"):
+        await flow.execute(on=on)
+
+
+async def test_an_error_of_a_class_that_the_program_made_comes_with_its_record(on: af.Spark) -> None:
+    class Spoiled(Exception):
+        pass
+
+    def taste(value: int) -> int:
+        if value == 7:
+            raise Spoiled(value)
+        return value
+
+    flow = af.Flow("spoiled")
+    with pytest.raises(af.AioflowError, match="Spoiled") as caught:
+        await flow.source(range(10)).map(taste).collect(on=on)
+    assert any("taste" in note and "at record 7" in note for note in caught.value.__notes__)
+
+
+async def test_a_cancelled_job_ends_and_leaves_the_session_to_others(on: af.Spark, spark: SparkBridge, tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
+
+    def stays(value: int) -> int:
+        import time
+
+        begun.touch()
+        while True:
+            time.sleep(0.05)
+
+    flow = af.Flow("endless")
+    stream = flow.source([1]).map(stays)
+    stream.sink(af.io.blackhole())
+    async with asyncio.timeout(120):
+        async with flow.run(on=on) as job:
+            while not begun.exists():
+                await asyncio.sleep(0.02)
+            await job.cancel()
+            assert job.status == "CANCELED"
+    assert await flow.source([1, 2]).map(abs).collect(on=on) == [1, 2]
+
+
+async def test_the_handle_refuses_what_spark_cannot_tell(on: af.Spark) -> None:
+    flow = af.Flow("handle")
+    counts = flow.source([1, 2]).key_by(abs).count()
+    counts.sink(af.io.blackhole())
+    async with flow.run(on=on) as job:
+        with pytest.raises(af.GraphError, match="nothing can be seen before it is through"):
+            job.subscribe(counts)
+        with pytest.raises(af.CheckpointError, match="has no checkpoints"):
+            await job.savepoint()
+        assert (await job.wait()).status == "FINISHED"
+
+
+async def test_user_time_to_live_and_timers_of_processing_time_go_by_arrival(on: af.Spark) -> None:
+    class Expiring(af.KeyedProcessFunction[int, int, str]):
+        def open(self, ctx: af.RuntimeContext) -> None:
+            self.seen = ctx.get_state(af.ValueStateDescriptor[int]("seen", ttl="500ms"))
+
+        def process_element(self, value: int, ctx: af.ProcessContext) -> list[str]:
+            known = self.seen.value()
+            self.seen.update(value)
+            ctx.timer_service.register_processing_time_timer(ctx.timer_service.current_processing_time() + 700)
+            return [f"{value} after {known}"]
+
+        def on_timer(self, timestamp: int, ctx: af.ProcessContext) -> list[str]:
+            return ["timer"]
+
+    async def numbers() -> Any:
+        yield 1
+        yield 2
+        await asyncio.sleep(1.5)
+        yield 3
+
+    flow = af.Flow("arrival")
+    stream = flow.source(numbers).key_by(lambda value: 0).process(Expiring)
+
+    assert await stream.collect(on=on) == ["1 after None", "2 after 1", "timer", "3 after None", "timer"]

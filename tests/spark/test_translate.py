@@ -1,0 +1,123 @@
+"""The plan of a flow on Spark: what runs together, what is shuffled, and what is refused before anything starts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+import aioflow as af
+from aioflow.core.errors import CheckpointError
+from aioflow.graph.job_graph import build_job_graph
+from aioflow.spark.translate import SparkPlan, plan_flow
+from tests.spark.shuffled import shuffled
+
+
+def plan(flow: af.Flow) -> SparkPlan:
+    return plan_flow(build_job_graph(flow.graph, apart=True))
+
+
+def shape(flow: af.Flow) -> list[str]:
+    return plan(flow).describe().splitlines()
+
+
+def test_operators_without_keys_run_with_their_source() -> None:
+    flow = af.Flow("chain", parallelism=4)
+    words = flow.source(["a b"]).flat_map(str.split).map(str.upper).filter(str.isalpha)
+    words.key_by(str.lower).count().map(repr).sink(af.io.blackhole())
+
+    assert shape(flow) == [
+        "by split: IterableSource, flat_map(split) -> map(upper) -> filter(isalpha)",
+        "4 subtasks: count -> map(repr) -> BlackholeSink",
+    ]
+
+
+def test_what_prints_and_what_belongs_to_the_program_stays_here() -> None:
+    flow = af.Flow("ends")
+    numbers = flow.source([1, 2]).map(abs)
+    numbers.print()
+    numbers.sink(lambda value: None)
+
+    assert shape(flow) == ["by split: IterableSource -> map(abs)", "here: print", "here: sink"]
+
+
+def test_a_printing_sink_leaves_the_operators_before_it_on_spark() -> None:
+    flow = af.Flow("ends")
+    flow.source([1, 2]).key_by(abs).count().map(repr).print()
+
+    assert shape(flow) == ["by split: IterableSource", "1 subtasks: count -> map(repr)", "here: print"]
+
+
+def test_branches_and_side_outputs_of_one_task_are_one_stage() -> None:
+    tag = af.OutputTag[int]("odd")
+    flow = af.Flow("fan")
+    numbers = flow.source([1, 2]).process(lambda value, ctx: [value])
+    numbers.side(tag).map(str).sink(af.io.blackhole())
+    numbers.map(abs).sink(af.io.blackhole())
+    numbers.filter(bool).sink(af.io.blackhole())
+
+    assert shape(flow) == [
+        "1 subtasks: IterableSource -> process, map(str) -> BlackholeSink, map(abs) -> BlackholeSink, filter(bool) -> BlackholeSink"
+    ]
+
+
+def test_an_operator_that_counts_its_instances_gets_the_subtasks_of_the_flow() -> None:
+    flow = af.Flow("instances", parallelism=3)
+    flow.source([1, 2]).process(lambda value, ctx: [value]).sink(af.io.blackhole())
+
+    assert shape(flow) == ["by split: IterableSource", "3 subtasks: process -> BlackholeSink"]
+
+
+def test_a_source_that_never_ends_is_refused() -> None:
+    flow = af.Flow("endless")
+    flow.source(af.io.datagen(lambda i: i), name="clock").sink(af.io.blackhole())
+
+    with pytest.raises(af.GraphError, match=r"source 'clock' never ends.*af\.SparkWorkers"):
+        plan(flow)
+
+
+def test_a_source_that_this_program_feeds_is_refused() -> None:
+    flow = af.Flow("pushed")
+    flow.source(af.io.push(), name="events").sink(af.io.blackhole())
+
+    with pytest.raises(af.GraphError, match="source 'events' is fed by this program.*workers="):
+        plan(flow)
+
+
+async def test_a_function_as_source_is_read_to_its_end() -> None:
+    async def numbers() -> AsyncIterator[int]:
+        for i in range(5):
+            await asyncio.sleep(0)
+            yield i
+
+    flow = af.Flow("function")
+    assert await shuffled(flow, flow.source(numbers)) == (list(range(5)),)
+
+
+async def test_checkpoints_and_restarts_are_refused(tmp_path: Path) -> None:
+    flow = af.Flow("checkpoints")
+    stream = flow.source([1])
+
+    with pytest.raises(CheckpointError, match="Spark, which runs lost tasks again.*leave out checkpoints="):
+        await stream.collect(on=af.Spark("local[2]"), checkpoints=tmp_path)
+    with pytest.raises(af.GraphError, match=r"spark\.task\.maxFailures"):
+        await stream.collect(on=af.Spark("local[2]"), restart=af.fixed_delay(attempts=1, delay="1s"))
+
+
+async def test_what_cannot_travel_is_named_before_anything_starts() -> None:
+    lock = asyncio.Lock()
+    lock._loop = asyncio.get_running_loop()  # type: ignore[attr-defined]
+    flow = af.Flow("lock")
+    stream = flow.source([1]).map(lambda value: (value, lock), name="locked")
+
+    with pytest.raises(af.GraphError, match="operator 'locked' cannot travel"):
+        await stream.collect(on=af.Spark("local[2]"))
+
+
+def test_a_wrong_master_and_streaming_are_refused_where_they_are_written() -> None:
+    with pytest.raises(af.AioflowError, match="'locl' is no master URL"):
+        af.Spark("locl")
+    with pytest.raises(ValueError, match=r"af\.SparkWorkers"):
+        af.Spark(streaming="experimental")  # type: ignore[arg-type]
