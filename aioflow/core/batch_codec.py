@@ -1,10 +1,11 @@
 """Elements as bytes, for edges between processes: a batch with its times, keys and watermarks, and each event that travels in band.
 
 The values are the business of `core.serializers`; here is what surrounds them. The invariant: what is decoded equals what was
-encoded, type for type, in every column. Keys that *are* the values (`key_by` of the element itself) are not written twice; keys
-that are only equal are, since 1 and True are equal.
+encoded, type for type, in every column. Keys that *are* the values (`key_by` of the element itself), or the same field of each of
+them, are not written twice; keys that are only equal are, since 1 and True are equal.
 
     batch   1 version | 1 flags | 8 watermark | for each column that is there: 4 length, msgpack or codec bytes | values
+            (the column of keys may be the msgpack index or name of a field of the values)
     event   msgpack array [kind, field, ...]
 
 The `watermarks` of a batch never decrease and seldom differ, so they are written as runs where that is shorter.
@@ -14,9 +15,9 @@ from __future__ import annotations
 
 import struct
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import fields
-from operator import is_
+from operator import attrgetter, is_, itemgetter
 from typing import Any, Final
 
 import msgspec
@@ -34,14 +35,16 @@ from aioflow.core.elements import (
 )
 from aioflow.core.errors import TypeNotSupported
 from aioflow.core.serializers import Codec, DecodeError
+from aioflow.core.tagging import SCALARS
 
 __all__ = ["BATCH_FORMAT_VERSION", "decode_batch", "decode_event", "encode_batch", "encode_event"]
 
 BATCH_FORMAT_VERSION = 1
 """The first byte of every encoded batch. Another one is refused: both ends of an edge run the same release."""
 
-_TIMESTAMPS, _KEYS, _KEYS_ARE_VALUES, _WATERMARKS, _WATERMARK_RUNS = 1, 2, 4, 8, 16
-_ALL_FLAGS: Final = 31
+_TIMESTAMPS, _KEYS, _KEYS_ARE_VALUES, _WATERMARKS, _WATERMARK_RUNS, _KEYS_ARE_FIELD = 1, 2, 4, 8, 16, 32
+_ALL_FLAGS: Final = 63
+_KEY_FLAGS: Final = (0, _KEYS, _KEYS_ARE_VALUES, _KEYS_ARE_FIELD)
 _HEAD: Final = struct.Struct(">BBq")
 _LENGTH: Final = struct.Struct(">I")
 
@@ -64,6 +67,9 @@ def encode_batch(batch: RecordBatch, codec: Codec, owner: str) -> bytes:
         if keys is not None:
             if keys is values or (values and keys[0] is values[0] and len(keys) == len(values) and all(map(is_, keys, values))):
                 flags |= _KEYS_ARE_VALUES
+            elif (field := _key_field(keys, values, codec)) is not None:
+                flags |= _KEYS_ARE_FIELD
+                _add_column(parts, _pack(field))
             else:
                 flags |= _KEYS
                 _add_column(parts, codec.encode_batch(keys, owner=owner))
@@ -92,16 +98,19 @@ def _decode_batch(view: memoryview, codec: Codec) -> RecordBatch:
     version, flags, watermark = _HEAD.unpack_from(view)
     if version != BATCH_FORMAT_VERSION:
         raise ValueError(f"its format version is {version}, expected {BATCH_FORMAT_VERSION}; run the same release on both sides")
-    if flags > _ALL_FLAGS or flags & (_KEYS | _KEYS_ARE_VALUES) == _KEYS | _KEYS_ARE_VALUES:
+    if flags > _ALL_FLAGS or flags & (_KEYS | _KEYS_ARE_VALUES | _KEYS_ARE_FIELD) not in _KEY_FLAGS:
         raise ValueError(f"flags {flags:#x} are not part of the format")
     at = _HEAD.size
-    timestamps = keys = watermarks = None
+    timestamps = keys = watermarks = field = None
     if flags & _TIMESTAMPS:
         section, at = _column(view, at)
         timestamps = _unpack_ints(section)
     if flags & _KEYS:
         section, at = _column(view, at)
         keys = codec.decode_batch(section)
+    if flags & _KEYS_ARE_FIELD:
+        section, at = _column(view, at)
+        field = _unpack_field(section)
     if flags & _WATERMARKS:
         section, at = _column(view, at)
         watermarks = _unpack_ints(section)
@@ -109,12 +118,53 @@ def _decode_batch(view: memoryview, codec: Codec) -> RecordBatch:
     count = len(values)
     if flags & _KEYS_ARE_VALUES:
         keys = list(values)
+    if field is not None:
+        keys = _keys_of_field(values, field, codec)
     if watermarks is not None and flags & _WATERMARK_RUNS:
         watermarks = _spread(watermarks, count)
     for name, column in (("timestamps", timestamps), ("keys", keys), ("watermarks", watermarks)):
         if column is not None and len(column) != count:
             raise ValueError(f"it has {count} values and {len(column)} {name}")
     return RecordBatch(values, timestamps, keys, watermarks, watermark)
+
+
+def _key_field(keys: list[Any], values: list[Any], codec: Codec) -> int | str | None:
+    """Returns the index or name under which each of `values` holds its key, the very object; None if there is no such field."""
+    if not values or len(keys) != len(values):
+        return None
+    first, key = values[0], keys[0]
+    kind = type(first)
+    named: Iterable[tuple[Any, Any]]
+    if kind is tuple:
+        named = enumerate(first)
+    elif kind is dict:  # A lone surrogate is not printable, and cannot be written.
+        named = [(name, item) for name, item in first.items() if type(name) is str and name.isprintable()]
+    elif kind in SCALARS:
+        return None
+    else:
+        named = [(name, getattr(first, name, None)) for name in codec.fields_of(kind)]
+    for field, held in named:
+        if held is key and list(map(type, values)).count(kind) == len(values):
+            try:
+                if all(map(is_, keys, map(_getter(kind, field), values))):
+                    return field  # type: ignore[no-any-return]  # An int or a str, as was just seen.
+            except (LookupError, AttributeError):
+                pass  # One of them lacks it.
+    return None
+
+
+def _keys_of_field(values: list[Any], field: int | str, codec: Codec) -> list[Any]:
+    kind = type(values[0]) if values else tuple
+    if kind is not tuple and kind is not dict and field not in codec.fields_of(kind):
+        raise ValueError(f"its keys are field {field!r} of {kind.__qualname__}, which has none of that name")
+    try:
+        return list(map(_getter(kind, field), values))
+    except Exception as error:  # The peer chose the types of the others.
+        raise ValueError(f"its keys are field {field!r} of the values, and not all have it") from error
+
+
+def _getter(kind: type[Any], field: int | str) -> Callable[[Any], Any]:
+    return itemgetter(field) if kind is tuple or kind is dict else attrgetter(str(field))
 
 
 def _add_column(parts: list[bytes], content: bytes) -> None:
@@ -183,6 +233,7 @@ def _refuse_extension(code: int, data: memoryview) -> Any:
 _pack: Final[Callable[[Any], bytes]] = msgspec.msgpack.Encoder().encode
 _unpack_list: Final[Callable[[Any], list[Any]]] = msgspec.msgpack.Decoder(list, ext_hook=_refuse_extension).decode
 _unpack_ints: Final[Callable[[Any], list[int]]] = msgspec.msgpack.Decoder(list[int], ext_hook=_refuse_extension).decode
+_unpack_field: Final[Callable[[Any], int | str]] = msgspec.msgpack.Decoder(int | str, ext_hook=_refuse_extension).decode
 
 _EVENTS: Final[tuple[tuple[Callable[..., Event], Any], ...]] = (
     (Watermark, tuple[int]),

@@ -116,6 +116,13 @@ class Codec:
         """Raises TypeNotSupported if `value` could not travel."""
         self.encode_batch([value], owner=owner)
 
+    def fields_of(self, kind: type[Any]) -> tuple[str, ...]:
+        """Names of the fields that instances of `kind` are taken apart into, and have when they are read; none for any other type."""
+        try:
+            return self._types.plan(kind).fields
+        except TypeNotSupported:
+            return ()
+
     def _encode(self, values: list[Any], *, careful: bool) -> bytes:
         kind = _common_type(values)
         if not careful:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from random import Random
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 import msgspec
 import pytest
@@ -92,6 +92,78 @@ def test_keys_that_are_the_values_are_written_once() -> None:
 def test_keys_that_only_equal_the_values_keep_their_type() -> None:
     decoded = round_trip(RecordBatch([1, 0], keys=[True, False]))
     assert [type(key) for key in decoded.keys or ()] == [bool, bool]
+
+
+class Seen(NamedTuple):
+    user: str
+    n: int
+
+
+@dataclass
+class Visit:
+    n: int
+    user: str
+
+
+class Login(msgspec.Struct):
+    user: str
+    n: int
+
+
+def named(user: str) -> str:
+    """A string that is no other object."""
+    return "".join(["user-", user])
+
+
+USERS = [named(str(index % 7)) for index in range(100)]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [(index, user) for index, user in enumerate(USERS)],
+        [(user, [index]) for index, user in enumerate(USERS)],
+        [{"n": index, "user id": user} for index, user in enumerate(USERS)],
+        [Seen(user, index) for index, user in enumerate(USERS)],
+        [Visit(index, user) for index, user in enumerate(USERS)],
+        [Login(user, index) for index, user in enumerate(USERS)],
+    ],
+    ids=["tuple", "tagged tuple", "dict", "NamedTuple", "dataclass", "Struct"],
+)
+def test_keys_that_are_a_field_of_the_values_are_written_once(values: list[Any]) -> None:
+    alone = len(encode_batch(RecordBatch(values), CODEC, "count"))
+    keyed = RecordBatch(values, keys=list(USERS))
+
+    assert len(encode_batch(keyed, CODEC, "count")) <= alone + 20
+    assert columns(round_trip(keyed)) == columns(keyed)
+
+
+@pytest.mark.parametrize(
+    ("values", "keys"),
+    [
+        ([(1, "a"), (0, "b")], [True, False]),
+        ([(USERS[0], 1), (USERS[1],), ()], [USERS[0], USERS[1], "c"]),
+        ([(1, USERS[0]), (USERS[1], 2)], [USERS[0], USERS[1]]),
+        ([{"u": USERS[0]}, {"v": USERS[1]}], [USERS[0], USERS[1]]),
+        ([{"\ud800": USERS[0]}, {"\ud800": USERS[1]}], [USERS[0], USERS[1]]),
+        ([{1: USERS[0]}, {1: USERS[1]}], [USERS[0], USERS[1]]),
+        ([(USERS[0],), [USERS[1]]], [USERS[0], USERS[1]]),
+        ([Seen(USERS[0], 1), (USERS[1], 2)], [USERS[0], USERS[1]]),
+    ],
+)
+def test_keys_that_are_no_field_of_all_values_come_out_as_they_went_in(values: list[Any], keys: list[Any]) -> None:
+    assert columns(round_trip(RecordBatch(values, keys=keys))) == columns(RecordBatch(values, keys=keys))
+
+
+@pytest.mark.parametrize(
+    ("values", "field"), [([("a", 1)] * 3, 2), ([("a", 1)] * 3, "user"), ([{"u": 1}] * 3, "v"), ([5, 6], 0), ([Seen("a", 1)], "count")]
+)
+def test_a_field_that_the_values_do_not_have_is_a_decode_error(values: list[Any], field: int | str) -> None:
+    honest = encode_batch(RecordBatch(values), CODEC, "count")
+    packed = msgspec.msgpack.encode(field)
+    forged = honest[:1] + bytes([32]) + honest[2:10] + len(packed).to_bytes(4, "big") + packed + honest[10:]
+    with pytest.raises(DecodeError, match=r"channel 3.*field"):
+        decode_batch(forged, CODEC, "channel 3")
 
 
 def test_watermarks_of_a_batch_that_saw_one_move_take_few_bytes() -> None:
