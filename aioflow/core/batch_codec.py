@@ -147,7 +147,7 @@ def _key_field(keys: list[Any], values: list[Any], codec: Codec) -> int | str | 
         if held is key and list(map(type, values)).count(kind) == len(values):
             try:
                 if all(map(is_, keys, map(_getter(kind, field), values))):
-                    return field  # type: ignore[no-any-return]  # An int or a str, as was just seen.
+                    return field
             except (LookupError, AttributeError):
                 pass  # One of them lacks it.
     return None
