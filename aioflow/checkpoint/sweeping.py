@@ -28,8 +28,8 @@ async def sweep(store: FlowStore, host: Host, *, retain: int, keep: Collection[i
     """Remove what is left over, and return its names. For the holder of the lease, before its job writes anything.
 
     Left over are checkpoints beyond the `retain` newest (those numbered in `keep` stay, whatever they are) and those of jobs that are over,
-    state that none refers to, savepoints that were never completed, and files that were never finished. Savepoints stay for ever. What a job
-    left behind when it went back is none of the newest, and stays until that job has completed another one.
+    state that none refers to, savepoints that were never completed, and files that were never finished. Savepoints stay for ever. What a
+    job left behind when it went back is none of the newest, and stays until that job has completed another one.
     What the store refuses stays too, for the next time.
     """
     objects = store.objects

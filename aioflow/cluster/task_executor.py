@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from aioflow.checkpoint.failure import CheckpointFailureReason
+from aioflow.checkpoint.local_state import LocalState
 from aioflow.checkpoint.store import open_store
 from aioflow.core.aio import OrderedTaskGroup, close_within
 from aioflow.core.errors import Closed, JobNotRunning
@@ -129,6 +130,7 @@ class TaskExecutor:
             options=options,
             # Does no I/O. Without checkpoints a job may be restored all the same: what it reads then is named by URL.
             store=open_store(RESTORE_ONLY if options.checkpoints is None else options.checkpoints.store, host),
+            local_state=LocalState(options.local_state_bytes),
             responder=job_master,
         )
 
@@ -152,6 +154,11 @@ class TaskExecutor:
     def partitions(self) -> _Partitions:
         """Where the data plane finds what is produced here."""
         return self._partitions
+
+    @property
+    def local_state(self) -> LocalState:
+        """What was written here for checkpoints that the job may go back to."""
+        return self._environment.local_state
 
     @property
     def tasks(self) -> list[StreamTask]:
@@ -204,11 +211,13 @@ class TaskExecutor:
             execution.task.trigger_checkpoint(barrier)
 
     def notify_checkpoint_complete(self, job_id: str, checkpoint_id: int) -> None:
+        self._environment.local_state.completed(checkpoint_id)
         for execution in self._executions.values():
             if execution.attempt.job_id == job_id:
                 execution.task.notify_checkpoint_complete(checkpoint_id)
 
     def notify_checkpoint_aborted(self, job_id: str, checkpoint_id: int, latest_completed: int | None) -> None:
+        self._environment.local_state.aborted(checkpoint_id)
         for execution in self._executions.values():
             if execution.attempt.job_id == job_id:
                 execution.task.notify_checkpoint_aborted(checkpoint_id, latest_completed)

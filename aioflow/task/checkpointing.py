@@ -300,7 +300,9 @@ class SubtaskCheckpoints:
         environment = self._environment
         assert environment.store is not None and environment.responder is not None, "checkpoints are taken only where they can be kept"
         try:
-            output = CountedOutput(environment.store.output(barrier.directory))
+            # A savepoint is the user's: the job does not go back to it.
+            copies = None if barrier.directory else environment.local_state.copies(environment.store.output())
+            output = CountedOutput(copies or environment.store.output(barrier.directory))
             state = await taken.snapshot.write(output, environment.codec, finished=taken.finished)
             in_flight = 0
             if taken.capture is not None:
@@ -311,6 +313,8 @@ class SubtaskCheckpoints:
             logger.warning("%s: checkpoint %d could not be written: %r", self._attempt, barrier.checkpoint_id, error)
             self._decline(barrier.checkpoint_id, CheckpointFailureReason.ASYNC_EXCEPTION, error)
             return
+        if copies is not None:
+            environment.local_state.keep(barrier.checkpoint_id, state, copies)
         self.latest = stats = self._stats(taken, state, output.size, in_flight)
         environment.responder.acknowledge_checkpoint(self._attempt, barrier.checkpoint_id, state, stats)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from aioflow.checkpoint.local_state import LOCAL_BYTES_MAX, LocalState
 from aioflow.core.serializers import Codec
 from aioflow.task.chain import BATCH_RECORDS_MAX, SLICE_NS
 from aioflow.task.output import FLUSH_MAX_AGE_NS
@@ -48,7 +49,8 @@ class TaskOptions:
     """Look for functions that change values which others see too."""
     strict: bool = False
     """Refuse a first value of an edge that could not travel to another process, instead of a warning."""
-
+    local_state_bytes: int = LOCAL_BYTES_MAX
+    """So much of what its tasks wrote for checkpoints a process keeps, for those that are restored there. 0: all is read from the store."""
 
     @property
     def checkpointing(self) -> bool:
@@ -91,6 +93,8 @@ class TaskEnvironment:
     """Encodes the state of users, with the types of the job."""
     store: StateStore | None = None
     """Of the job's flow, where checkpoints are taken or restored."""
+    local_state: LocalState = field(default_factory=LocalState)
+    """What this worker's tasks wrote there."""
     responder: CheckpointResponder | None = None
     vertex_names: dict[str, int] = field(default_factory=dict)
     """Which vertex has its metrics under its bare name; another one of that name adds its id."""

@@ -599,3 +599,31 @@ class OneByOne(af.ProcessFunction[int, int]):
 
     async def process_element(self, value: int, ctx: Any) -> Any:
         await self.wait(value)
+
+
+@pytest.mark.parametrize("state", ["heap", "rocksdb"])
+async def test_a_restart_in_a_living_process_does_not_ask_the_store_for_what_it_wrote(tmp_path: Path, state: str) -> None:
+    """H7.3: whatever has become of the files meanwhile."""
+    rows: list[Any] = []
+    numbers = Numbers(30_000)
+    failures = iter([True])
+
+    def fragile(n: int) -> int:
+        if n == 30_005 and next(failures, False):
+            raise OSError("away")
+        return n
+
+    flow = af.Flow("local")
+    flow.source(numbers.read, uid="numbers").map(fragile).key_by(lambda n: n % 10_000).count(uid="count").sink(rows.append)
+    async with flow.run(checkpoints=tmp_path, every="1h", restart=af.fixed_delay(1, "1ms"), state=state) as job:
+        await eventually(lambda: len(rows) == 30_000)
+        await job.checkpoint()
+        files = [path for path in tmp_path.rglob("state/*") if path.is_file()]
+        assert files, "the state is so small that it has no file"
+        for path in files:
+            path.write_bytes(b"")
+        numbers.limit = 40_000
+        await eventually(lambda: rows[-1] == (9_999, 4))
+        assert numbers.began_at == [None, 30_000]
+        await job.cancel()
+    assert sorted(rows[-10_000:]) == [(key, 4) for key in range(10_000)]
