@@ -1,11 +1,12 @@
 """What strangers at its ports cost a job that runs: none is let in, no descriptor is left behind, and CPU time a record stays.
 
-    python benchmarks/bench_hostile.py [--connections 10000] [--records 40000000] [--rounds 1]
+    python -m benchmarks.bench_hostile [--connections 10000] [--rounds 4] [--seconds 20]
 
-A keyed count over two worker processes runs once in peace and once while another process connects to the data ports of the workers and to
-the control port: garbage, HTTP, TLS, a wrong key, the right key in a wrong role, a replayed handshake, and peers that send a byte now and
-then. CPU seconds are those of the workers, a million records each, in which every connection is paid too. A connection is *let in* when it
-gets any byte behind the 64 of the handshake, or is still open when the listener's time for strangers is over.
+A keyed count without end over two worker processes runs through phases of peace and of attack in turn, so that what else the machine does
+shows as much in one as in the other. Another process attacks: it connects to the data ports of the workers and to the control port with
+garbage, HTTP, TLS, a wrong key, the right key in a wrong role, a replayed handshake, and as peers that send a byte now and then. Compared
+are CPU seconds of the workers a million records, in which every connection is paid too. A connection is *let in* when it gets any byte
+behind the 64 of the handshake, or is still open when the listener's time for strangers is over.
 """
 
 from __future__ import annotations
@@ -17,20 +18,23 @@ import os
 import platform
 import subprocess
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
+from time import monotonic
 from typing import Any
 from unittest.mock import patch
 
+import aioflow as af
 from aioflow.core.host import SystemHost
 from aioflow.network.connection import HANDSHAKE_TIMEOUT_S
 from aioflow.protocol.framing import NO_CHANNEL, FrameEncoder, FrameType
 from aioflow.protocol.handshake import ClientHandshake, PeerRole
-from benchmarks.bench_workers import rate
+from benchmarks.bench_workers import PARALLELISM, identity, make_key
 
 GOAL = 1.05
 """CPU seconds a million records under attack, over those in peace."""
@@ -40,6 +44,8 @@ ANSWER_BYTES = 64
 
 PATIENCE_S = HANDSHAKE_TIMEOUT_S + 25
 AT_ONCE = 48
+TALLY_STEP = 500
+WARM_UP_RECORDS = 200_000
 ROOT = Path(__file__).parents[1]
 HELLO = FrameEncoder().encode(FrameType.HELLO, NO_CHANNEL, 0, b"mallory") + FrameEncoder().encode(FrameType.HEARTBEAT, NO_CHANNEL, 1)
 KINDS = ("garbage", "http", "tls", "silence", "wrong key", "wrong role", "replay", "slow")
@@ -160,6 +166,8 @@ class Attacker:
                 writer.write(self._recorded[port] + HELLO)
             case "slow":
                 for byte in ClientHandshake(self._secret, PeerRole.DATA, nonce).start()[:8]:
+                    if writer.is_closing():  # Sent away already; asyncio would complain in the terminal about each further byte.
+                        break
                     writer.write(bytes([byte]))
                     await asyncio.sleep(0.2)
 
@@ -188,19 +196,54 @@ def attack(ports: list[int], count: int) -> dict[str, Any]:
     return {"made": dict(attacker.made), "refused": dict(attacker.refused), "let_in": attacker.let_in[:10]}
 
 
+class Tally:
+    """Lets records through and counts them, in a file of its own for each process."""
+
+    def __init__(self, directory: str) -> None:
+        self._directory = directory
+        self._file: int | None = None
+        self._count = 0
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Tally, (self._directory,)
+
+    def __call__(self, value: Any) -> Any:
+        self._count += 1
+        if self._count % TALLY_STEP == 0:
+            if self._file is None:
+                self._file = os.open(Path(self._directory, f"{os.getpid()}-{id(self)}"), os.O_CREAT | os.O_WRONLY)
+            os.pwrite(self._file, self._count.to_bytes(8, "big"), 0)
+        return value
+
+
+def tallied(directory: str) -> int:
+    """Records of all processes so far. A file without its eight bytes was made just now."""
+    return sum(int.from_bytes(path.read_bytes(), "big") for path in Path(directory).iterdir())
+
+
+def cpu_s(pids: list[int]) -> float:
+    """CPU seconds that the processes have taken."""
+    ticks = 0
+    for pid in pids:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def nothing(value: Any) -> None:
+    """A sink."""
+
+
 async def attacked(workers: Workers, count: int) -> dict[str, Any]:
-    """Waits until the flow is up, attacks it from another process, and sees that no descriptor is left."""
-    while True:
-        if len(workers.pids) == 2 and len(workers.ports) >= 3:
-            break
-        await asyncio.sleep(0.05)
-    before = workers.descriptors
+    """Attacks the flow from another process, and sees that no descriptor is left."""
+    before, begun = workers.descriptors, monotonic()
     command = [sys.executable, str(Path(__file__)), "--attack", *map(str, workers.ports), "--connections", str(count)]
     process = await asyncio.create_subprocess_exec(
         *command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(ROOT)}
     )
     out, _ = await process.communicate(workers.secret)
     report: dict[str, Any] = json.loads(out.splitlines()[-1])
+    report["per_s"] = round(count / (monotonic() - begun), 1)
     # What was aborted last is closed a turn of the loop later, and the workers are busy.
     for _ in range(200):
         report["descriptors"] = [before, workers.descriptors]
@@ -211,24 +254,38 @@ async def attacked(workers: Workers, count: int) -> dict[str, Any]:
 
 
 async def measure(options: argparse.Namespace) -> dict[str, Any]:
-    ratios, reports = [], []
-    for _ in range(options.rounds):
-        peace = await rate("count", options.records, 2)
-        with watched_workers() as workers:
-            attacking = asyncio.get_running_loop().create_task(attacked(workers, options.connections))
-            war = await rate("count", options.records, 2)
-            if not attacking.done():
-                attacking.cancel()
-                raise SystemExit("the job ended before the attack: give it more --records")
-        reports.append(await attacking)
-        ratios.append(peace.cpu / war.cpu)
+    """Peace comes first and last, so that each attack lies between two phases of it."""
+    load = os.getloadavg()[0]
+    peace: list[float] = []
+    war: list[float] = []
+    reports: list[dict[str, Any]] = []
+    flow = af.Flow("hostile", parallelism=PARALLELISM)
+    with tempfile.TemporaryDirectory() as directory, watched_workers() as workers:
+        keyed = flow.source(af.io.datagen(make_key, splits=PARALLELISM)).key_by(identity)
+        keyed.count().map(Tally(directory)).sink(nothing)
+        async with flow.run(workers=PARALLELISM) as job:
+            while True:  # Other processes count.
+                if tallied(directory) > WARM_UP_RECORDS:
+                    break
+                await asyncio.sleep(0.05)
+            for phase in range(2 * options.rounds + 1):
+                records, cpu = tallied(directory), cpu_s(workers.pids)
+                if phase % 2:
+                    reports.append(await attacked(workers, options.connections // options.rounds))
+                else:
+                    await asyncio.sleep(options.seconds)
+                used = (cpu_s(workers.pids) - cpu) * 1e6 / (tallied(directory) - records)
+                (war if phase % 2 else peace).append(used)
+            await job.cancel()
+    ratios = sorted(2 * war[i] / (peace[i] + peace[i + 1]) for i in range(options.rounds))
     return {
         "machine": f"{platform.machine()}, {os.cpu_count()} processors, {platform.system()} {platform.release()}",
-        "load_before": round(os.getloadavg()[0], 2),
+        "load_before": round(load, 2),
         "python": platform.python_version(),
-        "records": options.records,
         "connections": options.connections,
-        "unit": "CPU seconds of the workers a million records, under attack over in peace",
+        "unit": "CPU seconds of the workers a million records; ratios: of an attack to the peace before and after it",
+        "peace": [round(cpu, 3) for cpu in peace],
+        "attack": [round(cpu, 3) for cpu in war],
         "cpu_ratios": [round(ratio, 3) for ratio in ratios],
         "cpu_ratio": round(median(ratios), 3),
         "goal": GOAL,
@@ -239,9 +296,9 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--connections", type=int, default=2_000)
-    parser.add_argument("--records", type=int, default=8_000_000, help="of the job: four thousand a connection")
-    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--connections", type=int, default=10_000)
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--seconds", type=float, default=20.0, help="of a phase of peace")
     parser.add_argument("--attack", type=int, nargs="+", metavar="PORT", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     report = attack(options.attack, options.connections) if options.attack else asyncio.run(measure(options))
