@@ -21,17 +21,18 @@ from aioflow.api.checkpoint_options import shown_path, store_url
 from aioflow.api.options import parse_options
 from aioflow.api.runner import new_event_loop
 from aioflow.cli.checkpoints import add_checkpoint_options, checkpoint_options
+from aioflow.cli.monitor import add_monitor_options, monitor_arguments, served
 from aioflow.cli.security import add_tls_options, secured_host, tls_arguments, tls_files
 from aioflow.cli.target import UsageError, load_flow
 from aioflow.cluster.execution_graph import JobStatus
 from aioflow.cluster.jobmanager import JobManager, JobManagerOptions, check_bind
-from aioflow.cluster.remote import RemoteCluster
+from aioflow.cluster.remote import RETURN_TIMEOUT_S, RemoteCluster
 from aioflow.cluster.restart import fixed_delay, no_restart
 from aioflow.cluster.secret_file import create_secret, read_secret
 from aioflow.cluster.submission import ClusterClient, JobLine, submission_of
 from aioflow.cluster.taskmanager import TaskManager, TaskManagerOptions
 from aioflow.cluster.whereabouts import Whereabouts, parse_address, parse_addresses
-from aioflow.core.errors import AioflowError, CheckpointError, GraphError, NotAuthenticated
+from aioflow.core.errors import AioflowError, Broken, CheckpointError, GraphError, NotAuthenticated
 from aioflow.core.host import Host, SystemHost
 from aioflow.core.timeunits import to_seconds
 from aioflow.graph.job_graph import build_job_graph
@@ -57,6 +58,7 @@ def add_commands(commands: Any) -> None:
     jobmanager.add_argument("--data", type=Path, default=DATA, metavar="DIR", help=f"jobs and lease are kept there ({DATA})")
     jobmanager.add_argument("--secret-file", type=Path, metavar="FILE", help="the shared secret (DIR/secret, made when absent)")
     jobmanager.add_argument("--request-timeout", default="30s", metavar="TIME", help="a job that gets no slots for so long fails (30s)")
+    add_monitor_options(jobmanager)
     jobmanager.set_defaults(carry_out=_jobmanager)
 
     taskmanager = commands.add_parser("taskmanager", help="run a TaskManager", description="Lend slots to a cluster and run tasks in them.")
@@ -77,6 +79,7 @@ def add_commands(commands: Any) -> None:
     start.add_argument("--slots", type=_positive, default=os.cpu_count() or 1, help="slots of each (one a processor)")
     start.add_argument("--port", type=int, default=PORT, help=f"of the JobManager ({PORT}); 0: any free port")
     start.add_argument("--request-timeout", default="30s", metavar="TIME", help="a job that gets no slots for so long fails (30s)")
+    add_monitor_options(start)
     start.set_defaults(carry_out=_start)
     status = actions.add_parser("status", help="show its processes, slots and jobs")
     status.set_defaults(carry_out=_status)
@@ -109,7 +112,8 @@ def add_commands(commands: Any) -> None:
     for command in (jobmanager, taskmanager, start, status, stop, submit, listing, cancel, stop_job, savepoint):
         add_tls_options(command)
     for command in (submit, listing, cancel, stop_job, savepoint):
-        command.add_argument("--at", type=_addresses, default=LOCAL, metavar="HOST:PORT[,...]", help="the JobManager, or several")
+        where = f"the JobManager, or several (of the cluster whose secret it is; 127.0.0.1:{PORT})"
+        command.add_argument("--at", type=_addresses, metavar="HOST:PORT[,...]", help=where)
         command.add_argument("--secret-file", type=Path, default=DATA / "secret", metavar="FILE", help=f"the shared secret ({DATA}/secret)")
 
 
@@ -148,7 +152,8 @@ def _jobmanager(arguments: argparse.Namespace) -> int:
 
         manager = JobManager(host, secret, options, on_listening)
         with _stopped_by_signals(manager.stop):
-            await manager.run()
+            async with served(manager, arguments):
+                await manager.run()
         return FINISHED
 
     return _run(arguments, body)
@@ -191,11 +196,21 @@ def _failed(arguments: argparse.Namespace, error: Exception) -> int:
     if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
         text = f"port {arguments.port} is in use: another jobmanager may run there; choose another with --port"
     elif isinstance(error, ConnectionError):
-        text = f"no jobmanager listens at {arguments.at}: start one with aioflow cluster start, or name it with --at"
+        text = f"no jobmanager listens at {arguments.at}: {_remedy(arguments)}"
     else:
         text = str(error)
     print(f"aioflow {arguments.command}: {text}", file=sys.stderr)
     return USAGE if isinstance(error, (NotAuthenticated, GraphError, OSError)) else FAILED
+
+
+def _remedy(arguments: argparse.Namespace) -> str:
+    """What to do when no JobManager listens."""
+    data = arguments.data if "data" in arguments else arguments.secret_file.parent
+    alive = [] if arguments.at.data is None else _alive(data)
+    if alive:
+        others = f"processes {', '.join(map(str, alive))} of its cluster still run"
+        return f"it is gone, {others}; end them with aioflow cluster stop, and start it again (its jobs are kept)"
+    return "start a cluster with aioflow cluster start" + ("" if "data" in arguments else ", or name one with --at")
 
 
 @contextmanager
@@ -229,12 +244,13 @@ def _start(arguments: argparse.Namespace) -> int:
     alive = _alive(data)
     if alive:
         raise UsageError(f"a cluster runs with {data} already (processes {', '.join(map(str, alive))}); stop it first")
+    monitoring = monitor_arguments(arguments)
     data.mkdir(mode=0o700, parents=True, exist_ok=True)
     (data / "address").unlink(missing_ok=True)
     (data / "pids").unlink(missing_ok=True)
     tls = tls_arguments(arguments)
     port = ["--port", str(arguments.port), "--request-timeout", arguments.request_timeout]
-    jobmanager = _spawn(data, "jobmanager", ["jobmanager", "--data", str(data), *port, *tls])
+    jobmanager = _spawn(data, "jobmanager", ["jobmanager", "--data", str(data), *port, *tls, *monitoring])
     listens = _wait_until(lambda: (data / "address").exists() or jobmanager.poll() is not None, START_TIMEOUT_S)
     if not listens or jobmanager.poll() is not None:
         jobmanager.kill()
@@ -360,6 +376,13 @@ def _find(arguments: argparse.Namespace) -> None:
     arguments.secret_file = arguments.data / "secret"
 
 
+def _find_started(arguments: argparse.Namespace) -> None:
+    """Without --at: the cluster that was started here, whatever its port is, or the usual one."""
+    if arguments.at is None:
+        data = arguments.secret_file.parent
+        arguments.at = _at(data) if (data / "address").exists() else LOCAL
+
+
 def _at(data: Path) -> Whereabouts:
     """The JobManager that started last, or whoever leads by now."""
     return Whereabouts((parse_address((data / "address").read_text(encoding="utf-8").strip()),), str(data))
@@ -370,10 +393,12 @@ def _at(data: Path) -> Whereabouts:
 
 def remote_cluster(arguments: argparse.Namespace) -> RemoteCluster:
     """What `--at` and `--secret-file` name."""
-    return RemoteCluster(str(arguments.at), secret=_secret(arguments.secret_file), tls=tls_files(arguments))
+    address = str(arguments.at) if arguments.at.data is None else Path(arguments.at.data)  # Its lease knows the next leader too.
+    return RemoteCluster(address, secret=_secret(arguments.secret_file), tls=tls_files(arguments))
 
 
 def _submit(arguments: argparse.Namespace) -> int:
+    _find_started(arguments)
     given = checkpoint_options(arguments)
     if arguments.restarts is not None:
         given["restart"] = fixed_delay(arguments.restarts, "1s") if arguments.restarts else no_restart()
@@ -396,7 +421,16 @@ async def _submit_and_wait(client: ClusterClient, job: Any, detach: bool) -> int
     job_id = SystemHost().ids.new("job")
     await client.submit(job_id, job)
     print(job_id, flush=True)
-    return FINISHED if detach else _ended(await client.wait(job_id))
+    return FINISHED if detach else await _followed(client, job_id)
+
+
+async def _followed(client: ClusterClient, job_id: str) -> int:
+    """Wait for the end of a job; its JobManager may die before it."""
+    try:
+        return _ended(await client.follow(job_id, RETURN_TIMEOUT_S))
+    except (OSError, AioflowError) as error:
+        gone = f"the jobmanager of job {job_id} is gone, and none was found that has it: {error}"
+        raise Broken(f"{gone}; the job may go on, see aioflow list") from error
 
 
 async def _execute(host: Host, flow: Any, cluster: RemoteCluster, given: dict[str, Any]) -> int:
@@ -433,7 +467,7 @@ def _cancel(arguments: argparse.Namespace) -> int:
     async def cancel(client: ClusterClient) -> int:
         job_id = await _job_id(client, arguments.job)
         await client.cancel(job_id)
-        line = await client.wait(job_id)
+        line = await client.follow(job_id, RETURN_TIMEOUT_S)
         print(f"{line.job_id}  {line.status.value}")
         return FINISHED
 
@@ -444,7 +478,7 @@ def _stop_job(arguments: argparse.Namespace) -> int:
     async def stop(client: ClusterClient) -> int:
         job_id = await _job_id(client, arguments.job)
         await client.stop(job_id, drain=arguments.drain, savepoint=not arguments.no_savepoint, directory=directory)
-        return _ended(await client.wait(job_id))
+        return await _followed(client, job_id)
 
     directory = _directory(arguments.savepoint)
     return _asking(arguments, stop)
@@ -476,6 +510,8 @@ async def _job_id(client: ClusterClient, beginning: str) -> str:
 
 
 def _asking(arguments: argparse.Namespace, body: Callable[[ClusterClient], Coroutine[Any, Any, int]]) -> int:
+    _find_started(arguments)
+
     async def connected(host: Host) -> int:
         async with ClusterClient(host, arguments.at, _secret(arguments.secret_file)) as client:
             return await body(client)

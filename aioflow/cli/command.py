@@ -15,6 +15,7 @@ import aioflow
 from aioflow.cli import cluster, graph_text, state
 from aioflow.cli.checkpoints import add_checkpoint_options, checkpoint_options
 from aioflow.cli.failure import describe
+from aioflow.cli.monitor import add_monitor_options, monitor_options
 from aioflow.cli.running import Watcher, run_flow, watcher_for
 from aioflow.cli.svg import svg
 from aioflow.cli.target import UsageError, load_flow
@@ -78,6 +79,7 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-w", "--workers", type=_count, default=0, metavar="N", help="run over N worker processes (0: everything in this one)"
     )
+    add_monitor_options(parser)
     parser.add_argument("-q", "--quiet", action="store_true", help="show no progress")
     parser.add_argument("--traceback", action="store_true", help="show the whole traceback of an error")
 
@@ -93,7 +95,7 @@ def _watcher(arguments: argparse.Namespace) -> Watcher:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    options = checkpoint_options(arguments)
+    options = {**checkpoint_options(arguments), **monitor_options(arguments)}
     flow = load_flow(arguments.target)
     try:
         result = run_flow(flow, _watcher(arguments), workers=arguments.workers, **options)
@@ -135,9 +137,9 @@ def _demo(arguments: argparse.Namespace) -> int:
         folder = find_data()
     except FileNotFoundError as error:
         raise UsageError(str(error)) from error
-    report = Report()
+    report, options = Report(), monitor_options(arguments)
     try:
-        result = run_flow(build_flow(folder, report), _watcher(arguments), workers=arguments.workers)
+        result = run_flow(build_flow(folder, report), _watcher(arguments), workers=arguments.workers, **options)
     except Exception as error:  # noqa: BLE001  # As for any flow.
         return _failed(arguments, "demo", error)
     if not arguments.quiet:

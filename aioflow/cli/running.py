@@ -94,6 +94,8 @@ async def _run(flow: Flow, watcher: Watcher, options: dict[str, Any]) -> JobResu
     loop = asyncio.get_running_loop()
     begin = loop.time()
     async with flow.run(**options) as job, stopping_on_signals(job, _say_stopping) as was_forced:
+        if job.monitor_url is not None:
+            print(f"dashboard at {job.monitor_url}", file=sys.stderr, flush=True)
         ticker = loop.create_task(_follow(job, watcher, begin), name="progress")
         try:
             return await job.wait()

@@ -17,6 +17,7 @@ from aioflow.monitoring.answers import error_response, json_response
 from aioflow.monitoring.calls import Answer, BadRequest, Call, RestError
 from aioflow.monitoring.guard import CHANGES, HEADERS, OPEN, guard
 from aioflow.monitoring.monitor import Monitor
+from aioflow.monitoring.openapi import openapi_document
 from aioflow.monitoring.options import MonitorOptions
 from aioflow.monitoring.routes import ROUTES, Route
 
@@ -60,6 +61,14 @@ def make_app(monitor: Monitor) -> web.Application:
                 app.router.add_get(prefix + route.path, endpoint)
             else:
                 app.router.add_route(route.method, prefix + route.path, endpoint)
+    document = openapi_document(ROUTES)
+
+    async def openapi(request: web.Request) -> web.StreamResponse:
+        return json_response(document)
+
+    setattr(openapi, OPEN, True)
+    for prefix in ("", "/v1"):
+        app.router.add_get(f"{prefix}/openapi.json", openapi)
     app.router.add_get("/", _index)
     app.router.add_get("/dashboard/{name}", _asset)
     app.on_response_prepare.append(_add_headers)

@@ -12,8 +12,9 @@ import threading
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from aioflow.core.aio import wait_all
 from aioflow.monitoring.await_stacks import await_chain, place_of
-from aioflow.monitoring.calls import BadRequest, Call, NotFound
+from aioflow.monitoring.calls import BadRequest, Call, NotFound, Unavailable
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -52,6 +53,7 @@ class FlameSampler:
             return self._latest
         if self._running is None:
             self._running = asyncio.get_running_loop().create_task(self._sample(seconds), name="flame graph")
+            self._running.add_done_callback(_retrieved)
         return await asyncio.shield(self._running)
 
     async def _sample(self, seconds: float) -> Samples:
@@ -59,8 +61,11 @@ class FlameSampler:
         loop, thread = asyncio.get_running_loop(), threading.get_ident()
         looks = max(round(seconds / INTERVAL_S), 1)
         try:
-            sampling = self._host.blocking(_look, loop, thread, looks, stop, dedicated=True, name="aioflow-flame-graph")
-            self._latest = await asyncio.shield(sampling)
+            try:
+                sampling = self._host.blocking(_look, loop, thread, looks, stop, dedicated=True, name="aioflow-flame-graph")
+            except RuntimeError as error:
+                raise Unavailable("the job is over, and its host runs no more threads") from error
+            self._latest = await sampling
             self._latest_at = self._host.clock.monotonic()
             return self._latest
         finally:
@@ -72,7 +77,13 @@ class FlameSampler:
         if self._stop is not None:
             self._stop.set()
         if self._running is not None:
-            await asyncio.shield(self._running)
+            await wait_all([self._running])
+
+
+def _retrieved(task: asyncio.Task[Samples]) -> None:
+    """Whoever asked may be gone before there is an answer."""
+    if not task.cancelled():
+        task.exception()
 
 
 def _look(loop: asyncio.AbstractEventLoop, thread: int, looks: int, stop: threading.Event) -> Samples:

@@ -1,0 +1,157 @@
+"""The endpoint over real processes: workers of a run, a JobManager, the command line."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import aioflow as af
+from tests.integration.clusters import ROOT, Cluster, until
+from tests.monitoring.watching import CONTROL, TOKEN, check, watched
+
+
+async def test_tasks_in_workers_are_shown_with_their_process() -> None:
+    """Metrics, attempts, state and checkpoints of what runs elsewhere; a worker that is lost and replaced is another attempt."""
+    flow = af.Flow("far", parallelism=2)
+    events = flow.source(af.io.push(), name="events")
+    events.rebalance().map(abs, name="abs").key_by(abs).count(name="counts", uid="counts").sink(af.io.blackhole())
+    options = {"checkpoints": "memory://far", "every": "1h", "restart": af.fixed_delay(5, "0s")}
+    async with watched(flow, workers=2, monitor_options={**CONTROL, "show_data": True}, **options) as client:
+        await client.job.input(events).put_many(range(100))
+        await client.until(client.path, lambda job: job["vertices"][-1]["metrics"]["read-records"] == 100)
+        workers = (await client.get("/taskmanagers"))["taskmanagers"]
+        assert [one["id"] for one in workers] == ["local", "worker-1", "worker-2"]
+        check({"taskmanagers": workers}, "TaskManagers")
+        ids = await client.vertices()
+        counts = next(path for name, path in ids.items() if name.startswith("counts"))
+        body = await client.get(f"{client.path}/vertices/{counts}")
+        check(body, "Vertex")
+        assert {one["taskmanager-id"] for one in body["subtasks"]} == {"worker-1", "worker-2"}
+        check(await client.get(f"{client.path}/vertices/{counts}/taskmanagers"), "VertexTaskManagers")
+        assert (await client.get(f"{client.path}/vertices/{counts}/flamegraph?type=off_cpu"))["data"]["value"] == 0
+        state = (await client.get(f"/aioflow{client.path}/state"))["operators"][0]
+        assert sum(part["states"][0]["keys"] for part in state["subtasks"]) == 100
+        assert (await client.get(f"/aioflow{client.path}/state/counts/running?key=7"))["value"] == "1"
+        status, answer = await client.change("POST", f"{client.path}/checkpoints")
+        assert status == 202
+        done = await client.until(
+            f"{client.path}/checkpoints/{answer['request-id']}", lambda body: body["status"]["id"] == "COMPLETED"
+        )
+        assert done["operation"]["checkpointId"] == 1
+        detail = await client.get(f"{client.path}/checkpoints/details/1/subtasks/{counts}")
+        check(detail, "CheckpointSubtasks")
+        assert [one["status"] for one in detail["subtasks"]] == ["completed", "completed"]
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    made = Cluster(tmp_path / "cluster")
+    made.data.mkdir(mode=0o700)
+    yield made
+    made.close()
+
+
+def ask(url: str, method: str = "GET", token: str = "") -> tuple[int, Any]:
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    request = urllib.request.Request(url, method=method, headers=headers)
+    try:
+        with urllib.request.urlopen(request, timeout=60) as response:
+            return response.status, json.loads(response.read())
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, json.loads(error.read())
+
+
+def test_a_jobmanager_shows_its_jobs_also_those_that_are_over(cluster: Cluster, tmp_path: Path) -> None:
+    """Standalone: jobs, processes, metrics and exceptions; a job is cancelled with the token, and stays to be looked at."""
+    token = tmp_path / "token"
+    token.write_text(f"{TOKEN}\n")
+    data = ["--data", str(cluster.data)]
+    cluster.spawn("jobmanager", *data, "--port", "0", "--monitor", "127.0.0.1:0", "--monitor-token-file", str(token), "--enable-control")
+    found: list[str] = []
+
+    def is_served() -> bool:
+        found[:] = re.findall(r"dashboard at (\S+)", cluster.log("extra"))
+        return bool(found) and (cluster.data / "address").exists()
+
+    until(is_served, "the jobmanager listens")
+    url = found[0]
+    until(lambda: ask(f"{url}/overview")[0] == 200, "it answers")
+    cluster.spawn("taskmanager", *data, "--jobmanager", cluster.address, "--slots", "4", "--secret-file", str(cluster.secret))
+    until(lambda: ask(f"{url}/overview")[1]["slots-total"] == 4, "a taskmanager is registered")
+    job_id = cluster.submit("endless")
+    path = f"{url}/jobs/{job_id}"
+    until(lambda: ask(f"{path}/status")[1].get("status") == "RUNNING", "the job runs")
+    until(lambda: ask(path)[1]["vertices"][-1]["metrics"]["read-records"] > 0, "its metrics come")
+    check(ask(path)[1], "Job")
+    check(ask(f"{url}/taskmanagers")[1], "TaskManagers")
+    (worker,) = ask(f"{url}/taskmanagers")[1]["taskmanagers"]
+    check(ask(f"{url}/taskmanagers/{worker['id']}")[1], "TaskManagerDetails")
+    assert ask(f"{url}/taskmanagers/{worker['id']}")[1]["allocatedSlots"][0]["jobId"] == job_id
+    for vertex in ask(path)[1]["vertices"]:
+        body = ask(f"{path}/vertices/{vertex['id']}")[1]
+        check(body, "Vertex")
+        assert {one["taskmanager-id"] for one in body["subtasks"]} == {worker["id"]}
+        check(ask(f"{path}/vertices/{vertex['id']}/backpressure")[1], "BackPressure")
+    assert ask(path, "PATCH")[0] == 401
+    assert ask(path, "PATCH", TOKEN)[0] == 202
+    until(lambda: ask(f"{path}/status")[1].get("status") == "CANCELED", "the job is cancelled")
+    until(lambda: ask(f"{url}/overview")[1]["jobs-running"] == 0, "it counts as over")
+    check(ask(path)[1], "Job")
+
+    failing = cluster.submit("failing")
+    until(lambda: ask(f"{url}/jobs/{failing}/status")[1].get("status") == "FAILED", "the other job fails")
+    body = ask(f"{url}/jobs/{failing}/exceptions")[1]
+    check(body, "Exceptions")
+    assert body["exceptionHistory"]["entries"][0]["exceptionName"] == "ValueError"
+    assert "no 1" in body["root-exception"]
+    assert {one["status"] for one in ask(f"{url}/jobs")[1]["jobs"]} == {"CANCELED", "FAILED"}
+
+
+async def test_a_run_from_the_command_line_says_where_its_dashboard_is(tmp_path: Path) -> None:
+    import sys
+
+    program = tmp_path / "program.py"
+    built = "flow.source(af.io.datagen(lambda n: n, rate=10)).sink(af.io.blackhole())"
+    program.write_text(f"import aioflow as af\nflow = af.Flow('slow')\n{built}\n")
+    command = [sys.executable, "-m", "aioflow", "run", f"{program}:flow", "--monitor", "127.0.0.1:0"]
+    process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, cwd=ROOT)
+    try:
+        assert process.stderr is not None
+        async with asyncio.timeout(60):
+            while not (found := re.search(rb"dashboard at (\S+)", line := await process.stderr.readline())):
+                assert line
+        url = found[1].decode()
+        status, body = await asyncio.to_thread(ask, f"{url}/jobs")
+        assert (status, [one["status"] for one in body["jobs"]]) == (200, ["RUNNING"])
+    finally:
+        process.terminate()
+        await process.communicate()
+    assert process.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--monitor", "0.0.0.0:0"], "expected a token"),
+        (["--monitor", "nowhere"], "HOST:PORT"),
+        (["--enable-control"], "about --monitor"),
+        (["--monitor", "127.0.0.1:0", "--enable-control"], "expected a token"),
+        (["--monitor", "127.0.0.1:0", "--monitor-token-file", "/nonexistent/token"], "cannot be read"),
+    ],
+)
+def test_wrong_options_are_wrong_usage(arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    from aioflow.cli import main
+
+    program = tmp_path / "program.py"
+    program.write_text("import aioflow as af\nflow = af.Flow('short')\nflow.source([1]).sink(af.io.blackhole())\n")
+    assert main(["run", f"{program}:flow", *arguments]) == 2
+    assert complaint in capsys.readouterr().err
