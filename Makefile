@@ -53,7 +53,7 @@ hashseeds: venv ## keys, routing and simulation under several hash seeds
 	set -e; for seed in $(SEEDS); do PYTHONHASHSEED=$$seed $(BIN)/pytest -q -n $(JOBS) -m "hashseed and not slow"; done
 
 suite: venv ## every test; prints pytest's closing line last
-	$(BIN)/pytest -n $(JOBS)
+	$(BIN)/pytest -n $(JOBS) --dist loadgroup
 
 sim: venv ## whole services under seeds and faults; SEEDS=FIRST:END chooses which
 	$(if $(findstring :,$(SEEDS)),$(BIN)/python -m tests.simulation.sweep --seeds $(SEEDS) --jobs $(JOBS),$(BIN)/pytest -n $(JOBS) -m simulation)

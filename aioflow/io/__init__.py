@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from aioflow.io.sqlite_tables import sqlite
     from aioflow.io.webhooks import webhook
     from aioflow.io.websockets import websocket
+    from aioflow.spark.connector import spark
 
 __all__ = [
     "blackhole",
@@ -37,6 +38,7 @@ __all__ = [
     "push",
     "queue",
     "socket",
+    "spark",
     "sqlite",
     "sse",
     "stdout",
@@ -55,20 +57,23 @@ _MODULES = {
     "push": "pushing",
     "queue": "queues",
     "socket": "sockets",
+    "spark": "aioflow.spark.connector",
     "sqlite": "sqlite_tables",
     "sse": "event_streams",
     "stdout": "printing",
     "webhook": "webhooks",
     "websocket": "websockets",
 }
-"""Module of each function. No module has the name of a function: importing it would put the module in the function's place."""
+"""Module of each function. No module has the name of a function: importing it would put the module in the function's place.
+
+One lives in a layer above, with the session that it needs: nothing here imports it until somebody asks."""
 
 
 def __getattr__(name: str) -> Any:
     module = _MODULES.get(name)
     if module is None:
         raise AttributeError(f"aioflow.io has no connector {name!r}, expected one of {', '.join(__all__)}")
-    return getattr(importlib.import_module(f"aioflow.io.{module}"), name)
+    return getattr(importlib.import_module(module if "." in module else f"aioflow.io.{module}"), name)
 
 
 def __dir__() -> list[str]:

@@ -3,8 +3,8 @@
 Why not an executor: a thread of these is Spark's as well (it has a thread of the JVM for its own, with the active session and the job
 group in it), a call that never returns must not take its place for ever, and the pool outlives the loop that made it.
 
-Invariants: at most `capacity` calls run that somebody waits for; calls begin in the order in which they came; a call whose caller has
-gone before it began never runs; who waits learns of the end on the loop that asked.
+Invariants: at most `capacity` calls run that somebody waits for, and those that are apart; calls begin in the order in which they came; a
+call whose caller has gone before it began never runs; who waits learns of the end on the loop that asked.
 """
 
 from __future__ import annotations
@@ -28,11 +28,13 @@ __all__ = ["Call", "CallThreads"]
 class Call:
     """One call. `future` belongs to the loop that asked."""
 
-    __slots__ = ("_loop", "abandoned", "ended", "fn", "future", "group", "started")
+    __slots__ = ("_loop", "abandoned", "apart", "ended", "fn", "future", "group", "started")
 
-    def __init__(self, fn: Callable[[], Any], group: str) -> None:
+    def __init__(self, fn: Callable[[], Any], group: str, *, apart: bool = False) -> None:
+        """`apart`: it lasts as long as a stream does, and has a thread beyond the capacity."""
         self.fn = fn
         self.group = group
+        self.apart = apart
         self.started = False
         self.ended = False
         self.abandoned = False
@@ -86,13 +88,14 @@ class CallThreads:
         with self._lock:
             if self._closed:
                 raise Closed("the Spark bridge is closed: call before leaving it")
-            if self._idle:
-                self._idle.pop().put(call)
-                return
-            if self._live >= self._capacity:
-                self._waiting.append(call)
-                return
-            self._live += 1
+            if not call.apart:
+                if self._idle:
+                    self._idle.pop().put(call)
+                    return
+                if self._live >= self._capacity:
+                    self._waiting.append(call)
+                    return
+                self._live += 1
             self._made += 1
             number = self._made
         _ = self._host.blocking(self._serve, call, dedicated=True, name=f"{self._name}-{number}")
@@ -114,7 +117,7 @@ class CallThreads:
                 return False
             call.abandoned = True
             self._abandoned += 1
-            self._live -= 1
+            self._live -= not call.apart
             successor = self._waiting.popleft() if self._waiting and not self._closed else None
         if successor is not None:
             self.submit(successor)
@@ -154,19 +157,17 @@ class CallThreads:
                 error = exc
         with self._lock:
             call.ended = True
-            if call.abandoned:
-                self._abandoned -= 1
+            following = None
+            if call.abandoned or call.apart:
+                self._abandoned -= call.abandoned
                 inbox.put(None)
-                following = None
             elif self._waiting:
                 following = self._waiting.popleft()
+            elif self._closed:
+                self._live -= 1
+                inbox.put(None)
             else:
-                following = None
-                if self._closed:
-                    self._live -= 1
-                    inbox.put(None)
-                else:
-                    self._idle.append(inbox)
+                self._idle.append(inbox)
         if begins:
             call.settle(result, error)
         return following

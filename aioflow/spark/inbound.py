@@ -61,11 +61,18 @@ class InboundStream:
     op = "push"
 
     def __init__(self, start: Mapping[int, Progress] | None = None) -> None:
-        self._partitions = {number: _Partition(progress) for number, progress in (start or {}).items()}
+        self._partitions: dict[int, _Partition] = {}
+        self.resume(start or {})
         self._arrivals: deque[tuple[Arrival, Channel]] = deque()
         self._waiter: asyncio.Future[None] | None = None
         self._error: Exception | None = None
         self._closed = False
+
+    def resume(self, start: Mapping[int, Progress]) -> None:
+        """Say how far partitions were taken before; ahead of their first task."""
+        for number, progress in start.items():
+            assert number not in self._partitions, "its task is there already"
+            self._partitions[number] = _Partition(progress)
 
     def __len__(self) -> int:
         """Batches that wait to be taken."""

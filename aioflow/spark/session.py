@@ -107,6 +107,11 @@ class SparkBridge:
         """Calls that were cancelled and still have not returned."""
         return self._threads.abandoned
 
+    @property
+    def address(self) -> str:
+        """Where Spark's tasks reach this process: the driver's address."""
+        return "127.0.0.1" if self.master.startswith("local") else self._config.get("spark.driver.host", "127.0.0.1")
+
     async def session(self) -> Any:
         """PySpark's SparkSession. Its methods block: use them in functions given to `call`."""
         return await self.call(self._current_session)
@@ -125,11 +130,18 @@ class SparkBridge:
         Raises TimeoutError after `timeout`, which counts from now, and SparkError for what fails in Spark; other errors of `fn` come out
         as they are. Cancelled or out of time, the jobs of the call are cancelled too.
         """
+        return await self._call(partial(fn, *args, **kwargs), getattr(fn, "__qualname__", repr(fn)), timeout, apart=False)
+
+    async def job(self, fn: Callable[[], T]) -> T:
+        """As `call`, for what lasts as long as a stream does: it has a thread of its own beyond the capacity."""
+        return await self._call(fn, getattr(fn, "__qualname__", repr(fn)), None, apart=True)
+
+    async def _call(self, fn: Callable[[], T], what: str, timeout: str | timedelta | None, *, apart: bool) -> T:
         timeout_s = None if timeout is None else to_seconds(timeout)
         if self._closed:
             raise Closed("the Spark bridge is closed: call before leaving it")
         await self._check_reachable()
-        call = Call(partial(fn, *args, **kwargs), f"aioflow-{self._host.ids.new('spark call')}")
+        call = Call(fn, f"aioflow-{self._host.ids.new('spark call')}", apart=apart)
         self._threads.submit(call)
         try:
             async with asyncio.timeout(timeout_s):
@@ -138,7 +150,6 @@ class SparkBridge:
         except TimeoutError as error:
             if call.future.done() and not call.future.cancelled():
                 raise  # The function's own.
-            what = getattr(fn, "__qualname__", repr(fn))
             raise TimeoutError(f"the Spark call {what} took longer than {timeout}, its jobs are cancelled") from error
         finally:
             if not call.ended and (not call.future.done() or call.future.cancelled()):
