@@ -7,6 +7,7 @@ sinks). Functions and classes of its own modules travel by value: the processes 
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Self
 import cloudpickle
 
 from aioflow.cluster.execution_graph import JobStatus
+from aioflow.cluster.fencing import StaleLeader
 from aioflow.cluster.rpc import RpcConnection
 from aioflow.cluster.shipping import ship_job
 from aioflow.cluster.whereabouts import NobodyLeads, Whereabouts, connect_to_leader
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
     from aioflow.task.environment import TaskOptions
 
 __all__ = ["ClusterClient", "JobLine", "Submission", "submission_of"]
+
+logger = logging.getLogger(__name__)
 
 LEADER_TIMEOUT_S = 60.0
 """How long a command waits while JobManagers can be reached and none leads, or none has time to answer."""
@@ -148,6 +152,18 @@ class ClusterClient:
     async def wait(self, job_id: str) -> JobLine:
         """The job once it has ended."""
         return _line(await self.connection.call("wait", job_id))
+
+    async def follow(self, job_id: str, timeout_s: float) -> JobLine:
+        """As `wait`, under whichever leader: one that goes away is followed by the next, which is looked for so long.
+
+        Raises OSError or AioflowError if none is found, or if it does not know the job.
+        """
+        while True:
+            try:
+                return await self.wait(job_id)
+            except (Broken, StaleLeader, NobodyLeads) as error:
+                logger.warning("job %s is looked for under the next leader: %s", job_id, error)
+                await self.connect_again(timeout_s)
 
     async def cancel(self, job_id: str) -> None:
         """End a job without a result."""

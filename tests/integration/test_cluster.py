@@ -173,6 +173,38 @@ def test_a_job_outlives_its_job_manager(cluster: Cluster) -> None:
     assert (stopped.returncode, "FINISHED" in stopped.stderr) == (0, True), stopped.stderr
 
 
+def test_whoever_waits_for_a_job_follows_it_to_the_next_leader(cluster: Cluster) -> None:
+    """The commands find the cluster by its secret, whatever its port is, and outlive a JobManager as the job does."""
+    cluster.start(workers=1, slots=1)
+    first = cluster.address
+    cluster.spawn("jobmanager", "--data", str(cluster.data), "--port", "0")
+    until(lambda: cluster.address != first, "the standby listens")
+    submitter = cluster.spawn("submit", f"{FLOWS}:endless", "--secret-file", str(cluster.secret))
+    job_id = re.compile(r"^[0-9a-f]{32}$", re.MULTILINE)
+    until(lambda: job_id.search(cluster.log("extra")) is not None, "it is submitted")
+    (job,) = job_id.findall(cluster.log("extra"))
+    until(lambda: cluster.job(job) == "RUNNING", "it runs")
+    os.kill(cluster.pids()[0], signal.SIGKILL)
+    until(lambda: cluster.job(job) == "RUNNING", "it runs under the next leader")
+    assert submitter.poll() is None
+    stopped = aioflow("stop", job, "--secret-file", cluster.secret)
+    assert (stopped.returncode, "FINISHED" in stopped.stderr) == (0, True), stopped.stderr
+    assert submitter.wait(60) == 0
+
+
+def test_a_cluster_without_its_job_manager_says_how_to_go_on(cluster: Cluster) -> None:
+    cluster.start(workers=1, slots=1)
+    job_manager, task_manager = cluster.pids()
+    os.kill(job_manager, signal.SIGKILL)
+    until(lambda: not is_alive(job_manager), "it is gone")
+    status = aioflow("cluster", "status", "--data", cluster.data)
+    assert status.returncode == 2
+    assert f"it is gone, processes {task_manager} of its cluster still run; end them with aioflow cluster stop" in status.stderr
+    assert aioflow("cluster", "stop", "--data", cluster.data).returncode == 0
+    again = aioflow("list", "--secret-file", cluster.secret)
+    assert "start a cluster with aioflow cluster start" in again.stderr
+
+
 def test_a_job_ends_with_the_process_that_runs_a_part_of_it(cluster: Cluster) -> None:
     cluster.start(workers=1, slots=1)
     argv = ["submit", f"{FLOWS}:endless_at_home", "--at", cluster.address, "--secret-file", str(cluster.secret)]
