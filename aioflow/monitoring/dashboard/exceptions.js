@@ -1,0 +1,59 @@
+// What failed, where, with which record, and what became of the job.
+
+import { h } from "./dom.js";
+import { count, duration, moment } from "./format.js";
+import { missing, pairs, panel, state, table } from "./parts.js";
+
+export const wanted = () => ({});
+
+export function view(store, route, job) {
+  const path = `jobs/${job.id}/exceptions?maxExceptions=20`;
+  const answer = store.value(path);
+  if (!answer) return missing(store, path, "exceptions");
+  const entries = answer.exceptionHistory?.entries ?? [];
+  return [
+    entries.length === 0 && panel("Exceptions", null, h("p", { class: "empty" }, "Nothing has failed.")),
+    entries.map((entry, index) => failure(job, entry, index, entries[index + 1])),
+    answer.exceptionHistory?.truncated && h("p", { class: "quiet" }, "There were more: only the newest are kept."),
+    history(store.value(`jobs/${job.id}`)),
+  ];
+}
+
+function failure(job, entry, index, before) {
+  const lines = String(entry.stacktrace ?? "").trimEnd().split("\n");
+  const vertex = entry["vertex-id"];
+  return panel(vertex ? h("a", { href: `#/jobs/${job.id}/graph/${vertex}` }, entry.taskName) : entry.taskName ?? "The job as a whole", {
+    key: `${entry.timestamp} ${entry.taskName}`, class: "failure",
+    end: [before && `${duration(entry.timestamp - before.timestamp)} after the one before`, h("time", null, moment(entry.timestamp))],
+  },
+    h("div", { class: "body" },
+      h("p", { class: "text-bad reason" }, entry.message || lines.at(-1) || entry.exceptionName),
+      pairs([
+        ["Exception", h("code", null, entry.exceptionName)],
+        entry.notes?.length && ["Where", entry.notes.map((note) => h("p", { class: "mono" }, note))],
+        entry.attempt !== null && entry.attempt !== undefined && ["Attempt", count(entry.attempt + 1)],
+        (entry.taskManagerId || entry.location) && ["Worker", h("span", { class: "mono" }, entry.taskManagerId ?? entry.location)],
+      ].filter(Boolean)),
+      h("details", { open: index === 0 }, h("summary", null, "Traceback"), trace(lines)),
+      (entry.concurrentExceptions ?? []).map((other) => h("details", null,
+        h("summary", null, `At the same time: ${other.taskName ?? other.exceptionName}`), trace(String(other.stacktrace ?? "").trimEnd().split("\n"))))));
+}
+
+/** A traceback in which the program's own frames stand out from the engine's. */
+function trace(lines) {
+  let kind = null;
+  return h("pre", { class: "trace", tabindex: "0", role: "region", "aria-label": "Traceback" }, lines.map((line) => {
+    if (/^ *File "/.test(line)) kind = /[/\\]aioflow[/\\][a-z_]+[/\\][a-z_]+\.py"/.test(line) ? "engine" : "own";
+    else if (!/^ /.test(line)) kind = null;
+    return h("span", { class: kind }, `${line}\n`);
+  }));
+}
+
+/** The states that the job went through, newest first. */
+function history(detail) {
+  const states = Object.entries(detail?.timestamps ?? {}).filter(([, at]) => at > 0).sort((a, b) => b[1] - a[1]);
+  return panel("States of the job", { note: detail?.restarts === undefined ? null : `${count(detail.restarts)} restarts` }, table("States of the job", [
+    { name: "State", cell: ([name]) => state(name) },
+    { name: "Last entered", n: true, cell: ([, at]) => moment(at) },
+  ], states, { keyOf: ([name]) => name }));
+}
