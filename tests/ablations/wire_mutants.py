@@ -1,0 +1,45 @@
+"""Planted bugs in what travels between processes: batches, their keys, and the credit for them."""
+
+from __future__ import annotations
+
+from tests.ablations.runner import Mutant
+
+__all__ = ["WIRE_MUTANTS"]
+
+WIRE_MUTANTS: list[Mutant] = [
+    Mutant(
+        "a batch that travels is sent as small as it comes",
+        "aioflow/network/subpartition.py",
+        "        return self._unread > 0\n",
+        "        return False\n",
+        ("tests/task/test_output.py::test_a_large_part_travels_as_it_is_to_who_waits_and_gathered_to_who_has_another_one",),
+    ),
+    Mutant(
+        "a batch that travels waits until it is full",
+        "aioflow/network/subpartition.py",
+        "        return self._unread > 0\n",
+        "        return True\n",
+        ("tests/task/test_output.py::test_a_large_part_travels_as_it_is_to_who_waits_and_gathered_to_who_has_another_one",),
+    ),
+    Mutant(
+        "keys are taken for a field of the records that only the first one's is",
+        "aioflow/core/batch_codec.py",
+        "                if all(map(is_, keys, map(_getter(kind, field), values))):\n",
+        "                if True:\n",
+        ("tests/core/test_batch_codec.py::test_keys_that_are_no_field_of_all_values_come_out_as_they_went_in",),
+    ),
+    Mutant(
+        "keys that are a field of the records are written twice",
+        "aioflow/core/batch_codec.py",
+        "            elif (field := _key_field(keys, values, codec)) is not None:\n",
+        "            elif (field := None) is not None:\n",
+        ("tests/core/test_batch_codec.py::test_keys_that_are_a_field_of_the_values_are_written_once",),
+    ),
+    Mutant(
+        "credit of any size is believed",
+        "aioflow/protocol/messages.py",
+        "            if 0 <= credit <= CREDIT_MAX and 0 <= taken_over <= SEQUENCE_MAX:\n",
+        "            if True:\n",
+        ("tests/protocol/test_messages.py::test_a_message_against_its_schema_is_refused",),
+    ),
+]
