@@ -83,7 +83,9 @@ class SubtaskCheckpoints:
         on_due: Callable[[], None],
         schedule: Callable[[int, Callable[[int], None]], Any],
     ) -> None:
-        """`on_due` wakes the default action, which asks `is_urgent` and `is_due`. `schedule(timestamp_ms, callback)` registers a timer."""
+        """`on_due` wakes the default action, which asks `is_urgent`, `is_due` and `may_end`. `schedule(timestamp_ms, callback)` registers a
+        timer.
+        """
         self._attempt = attempt
         self._environment = environment
         self._output = output
@@ -324,9 +326,10 @@ class SubtaskCheckpoints:
         if self._writing.get(checkpoint_id) is writing:
             del self._writing[checkpoint_id]
         taken.snapshot.cancel()
-        self._captures.pop(checkpoint_id, None)
         self._hurried.pop(checkpoint_id, None)
         self._end_capture(checkpoint_id)
+        if self._captures.pop(checkpoint_id, None) is not None:
+            self._on_due()
 
     def _stats(self, taken: _Taken, state: SubtaskState, written: int, in_flight: int) -> CheckpointStats:
         take, capture = taken.take, taken.capture
@@ -416,12 +419,14 @@ class SubtaskCheckpoints:
             self._environment.responder.end_of_data_reached(self._attempt)
 
     @property
-    def final_completed(self) -> bool:
-        """Whether a checkpoint that was taken after the end of the data has completed."""
-        return self._first_after_end is not None and self._completed >= self._first_after_end
+    def may_end(self) -> bool:
+        """Whether a checkpoint that was taken after the end of the data has completed, and no later one waits for what only a task that
+        runs can see: that a barrier has come, that it was given up.
+        """
+        return self._first_after_end is not None and self._completed >= self._first_after_end and not self._captures
 
     async def written(self) -> None:
-        """Wait until nothing is being written any more."""
+        """Wait until nothing is being written any more; after `may_end`."""
         await wait_all(list(self._writing.values()))
 
 

@@ -270,7 +270,7 @@ class StreamTask:
         """Wait for the checkpoint with which everything is committed, then for what sinks do about it."""
         self._finishing, self._lingers = False, True
         self._checkpoints.end_of_data(drained=drain)
-        while not self._checkpoints.final_completed:
+        while not self._checkpoints.may_end:
             self._resume()
             await self._processor.run_loop()
         self._lingers = False
@@ -361,7 +361,7 @@ class StreamTask:
             if busy is not None:
                 self._output.flush()
                 self._suspend(busy.availability, "operator")
-            elif self._lingers and not self._checkpoints.final_completed:
+            elif self._lingers and not self._checkpoints.may_end:
                 self._poll_events()
             else:
                 self._processor.suspend()

@@ -10,6 +10,7 @@ from tests.ablations.sink_mutants import SINK_MUTANTS
 from tests.ablations.state_mutants import STATE_MUTANTS
 from tests.ablations.store_mutants import STORE_MUTANTS
 from tests.ablations.unaligned_mutants import UNALIGNED_MUTANTS
+from tests.ablations.wire_mutants import WIRE_MUTANTS
 
 __all__ = ["MUTANTS"]
 
@@ -19,6 +20,7 @@ MUTANTS: list[Mutant] = [
     *SINK_MUTANTS,
     *STORE_MUTANTS,
     *UNALIGNED_MUTANTS,
+    *WIRE_MUTANTS,
     # Event time.
     Mutant(
         "per-record watermarks are dropped by the source",
@@ -598,7 +600,7 @@ MUTANTS: list[Mutant] = [
     Mutant(
         "a task ends without waiting for its last checkpoint",
         "aioflow/task/stream_task.py",
-        "        while not self._checkpoints.final_completed:\n",
+        "        while not self._checkpoints.may_end:\n",
         "        while False:\n",
         (
             "tests/task/test_exactly_once.py::test_sinks_commit_with_the_last_checkpoint_before_the_job_ends",

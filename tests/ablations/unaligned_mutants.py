@@ -89,4 +89,11 @@ UNALIGNED_MUTANTS: list[Mutant] = [
         "        if inlet is not None:\n",
         ("tests/protocol/test_exchange.py::test_asking_again_for_a_partition_that_was_found_meanwhile_changes_nothing",),
     ),
+    Mutant(
+        "a task ends while a later checkpoint still waits for what is in flight",
+        "aioflow/task/checkpointing.py",
+        "self._completed >= self._first_after_end and not self._captures\n",
+        "self._completed >= self._first_after_end\n",
+        (f"{HERE}test_a_task_that_may_end_serves_a_later_checkpoint_until_its_data_in_flight_are_known",),
+    ),
 ]

@@ -7,6 +7,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any, Self
 
 import pytest
@@ -507,3 +508,35 @@ async def test_what_a_channel_brings_before_its_own_barrier_is_kept() -> None:
         feed.allow_all()
         await run.finished()
     assert Counter(map(repr, ledger.rows)) == expected
+
+
+async def test_a_task_that_may_end_serves_a_later_checkpoint_until_its_data_in_flight_are_known() -> None:
+    """F6: what it waits for comes in over its inputs, or as a notice; a task that only waited for its files would wait for ever."""
+    feed, ledger, gate = Feed(*WORDS), Ledger(), Gate()
+    gate.is_open.set()
+    feed.allow_all()
+    async with Execution(counts(feed, ledger, gate), batch_records_max=4) as run:
+        run.final = False
+        while len(run.ended) < len(run.tasks):
+            run._raise_failures()
+            await asyncio.sleep(0)
+        notices: list[Callable[[], None]] = []
+        for task in run.tasks.values():
+            heard = task.notify_checkpoint_complete
+            task.notify_checkpoint_complete = lambda id_, heard=heard: notices.append(partial(heard, id_))  # type: ignore[method-assign]
+        await run.checkpoint()
+        # Of two sources only one hears of the next checkpoint, which has no chance any more when both end.
+        held = next(task for task in run.tasks.values() if not task.descriptor.inputs)
+        held.trigger_checkpoint = lambda barrier: None  # type: ignore[method-assign]
+        run.trigger(unaligned=True)
+        while not any(task._checkpoints._captures for task in run.tasks.values() if task.descriptor.inputs):
+            run._raise_failures()
+            await asyncio.sleep(0)
+        await run.stuck()
+        # Those who read hear first that they may end, then those who write to them.
+        for notice in reversed(notices):
+            notice()
+            await run.stuck()
+        async with asyncio.timeout(40):
+            await run.finished()
+    assert len(ledger.rows) == sum(map(len, WORDS))
