@@ -26,6 +26,10 @@ __all__ = ["FlameSampler", "loop_graph", "tree", "vertex_graph"]
 INTERVAL_S = 0.01
 SECONDS, SECONDS_MAX = 1.0, 10.0
 DEPTH_MAX = 100
+SWITCH_S = 0.0001
+"""While it looks, threads hand the interpreter over this fast when another one waits. With the usual 5 ms the loop, which runs slices of
+2 ms, would always reach its `select` first, where it lets go by itself: every look would find it idle."""
+
 KEPT_S = 5.0
 """Whoever asks so soon again is given the same graph: the pages of several readers cost one sampling."""
 
@@ -60,6 +64,8 @@ class FlameSampler:
         self._stop = stop = threading.Event()
         loop, thread = asyncio.get_running_loop(), threading.get_ident()
         looks = max(round(seconds / INTERVAL_S), 1)
+        interval_s = sys.getswitchinterval()
+        sys.setswitchinterval(SWITCH_S)
         try:
             try:
                 sampling = self._host.blocking(_look, loop, thread, looks, stop, dedicated=True, name="aioflow-flame-graph")
@@ -69,6 +75,7 @@ class FlameSampler:
             self._latest_at = self._host.clock.monotonic()
             return self._latest
         finally:
+            sys.setswitchinterval(interval_s)
             stop.set()
             self._running = None
 

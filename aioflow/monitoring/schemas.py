@@ -37,7 +37,8 @@ def _enum(*values: str) -> Schema:
 
 
 def _object(properties: dict[str, Schema], optional: dict[str, Schema] | None = None) -> Schema:
-    return {"type": "object", "properties": {**properties, **(optional or {})}, "required": list(properties)}
+    schema = {"type": "object", "properties": {**properties, **(optional or {})}}
+    return {**schema, "required": list(properties)} if properties else schema
 
 
 def _all(schema: Schema, *names: str) -> dict[str, Schema]:

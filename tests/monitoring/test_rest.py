@@ -203,7 +203,7 @@ async def test_a_failure_is_shown_with_its_operator_record_and_traceback() -> No
         return value
 
     events.map(fussy, name="fussy").sink(af.io.blackhole())
-    async with watched(flow, restart=af.fixed_delay(5, "0s")) as client:
+    async with watched(flow, restart=af.fixed_delay(100_000, "10ms")) as client:
         await client.job.input(events).put_many([1, 13, 2])
         body = await client.until(f"{client.path}/exceptions", lambda body: body["exceptionHistory"]["entries"])
         check(body, "Exceptions")
@@ -227,7 +227,7 @@ async def test_exceptions_are_bounded_by_what_is_asked_for() -> None:
     flow = af.Flow("failing")
     events = flow.source(af.io.push(), name="events")
     events.map(lambda value: 1 // value).sink(af.io.blackhole())
-    async with watched(flow, restart=af.fixed_delay(1000, "0s")) as client:
+    async with watched(flow, restart=af.fixed_delay(100_000, "10ms")) as client:
         await client.job.input(events).put(0)
         await client.until(f"{client.path}/exceptions", lambda body: len(body["exceptionHistory"]["entries"]) >= 3)
         body = await client.get(f"{client.path}/exceptions?maxExceptions=2")

@@ -1,0 +1,376 @@
+"""What the endpoint is made of: names of metrics, the page for Prometheus, redaction, history, stacks, the flame graph, the document."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import threading
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+import aioflow as af
+from aioflow.cluster.job_history import ATTEMPTS_MAX, FAILURES_MAX, JobHistory
+from aioflow.core.host import SystemHost
+from aioflow.core.ids import ExecutionAttemptId
+from aioflow.graph.deployment import ExecutionState
+from aioflow.monitoring.adapters import monitored
+from aioflow.monitoring.await_stacks import await_chain, thread_infos
+from aioflow.monitoring.flamegraph import FlameSampler, tree
+from aioflow.monitoring.metric_index import MetricIndex, shown_value
+from aioflow.monitoring.monitor import Monitor
+from aioflow.monitoring.openapi import openapi_document
+from aioflow.monitoring.options import MonitorOptions
+from aioflow.monitoring.redaction import redacted
+from aioflow.monitoring.routes import ROUTES
+from tests.monitoring.watching import PATIENCE_S, check, watched
+
+# Names of metrics.
+
+
+def graph_of(*names: str) -> Any:
+    flow = af.Flow("names", parallelism=2)
+    stream = flow.source([1], name="source")
+    for name in names:
+        stream = stream.map(abs, name=name).rebalance()
+    stream.sink(af.io.blackhole())
+    return flow.job_graph()
+
+
+def test_names_are_taken_apart_whatever_users_call_their_operators() -> None:
+    """Dots, parentheses, the name of a metric, one name twice: each value is found where it belongs."""
+    graph = graph_of("a.b", "a.b (1/2).c", "numRecordsIn", "same", "same")
+    values: dict[str, float] = {}
+    expected: dict[tuple[int, int], float] = {}
+    seen: set[str] = set()
+    for number, vertex in enumerate(graph.vertices):
+        bare, _ = vertex.name not in seen, seen.add(vertex.name)
+        for index in range(vertex.parallelism):
+            task = f"{vertex.name} ({index + 1}/{vertex.parallelism})" + ("" if bare else f" #{vertex.id}")
+            expected[vertex.id, index] = values[f"{task}.numRecordsIn"] = number * 10 + index
+            values[f"{task}.{vertex.nodes[0].name}.numRecordsOut"] = number * 10 + index
+    index_of = MetricIndex(graph, lambda: {**values, "nobody (1/2).numRecordsIn": 1}, lambda: 0.0)
+    assert {place: metrics["numRecordsIn"] for place, metrics in index_of.all().items()} == expected
+    for vertex in graph.vertices:
+        name = vertex.nodes[0].name
+        assert index_of.operator_of(vertex.id, f"{name}.numRecordsOut") == (name, "numRecordsOut")
+        assert index_of.operator_of(vertex.id, "busyTimeMsPerSecond") == ("", "busyTimeMsPerSecond")
+
+
+def test_metrics_are_read_again_after_a_moment() -> None:
+    now, readings = [0.0], [0]
+
+    def read() -> dict[str, float]:
+        readings[0] += 1
+        return {}
+
+    index = MetricIndex(graph_of(), read, lambda: now[0])
+    for now[0] in (0.0, 0.1, 0.15, 0.3, 0.4, 0.6):
+        index.all()
+    assert readings == [3]
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(3, "3"), (2.0, "2.0"), (float("nan"), "NaN"), (float("inf"), "Infinity"), (float("-inf"), "-Infinity"), (2**70, str(2**70))],
+)
+def test_values_are_shown_as_text(value: float, shown: str) -> None:
+    assert shown_value(value) == shown
+
+
+# Prometheus.
+
+LINE = re.compile(r'^[a-zA-Z_:][a-zA-Z0-9_:]*(\{([a-z_]+="([^"\\\n]|\\["\\n])*",?)+\})? (NaN|[+-]Inf|[-+0-9.e]+)$')
+
+
+async def test_the_page_for_prometheus_is_well_formed_whatever_things_are_called() -> None:
+    """Grammar of the text format, a type for each family before its lines, no line twice, names of users escaped."""
+    name = 'a "quoted" \\ name\nof two lines, {braces} and \udcff'
+    flow = af.Flow(name)
+    flow.source(af.io.push(), name=name).map(abs, name=f"{name}.x").map(abs, name=f"{name}-x").sink(af.io.blackhole())
+    async with flow.run() as job:
+        page = Monitor(monitored(job), MonitorOptions()).exposition.text()
+    families: set[str] = set()
+    lines: set[str] = set()
+    current = ""
+    for line in page.splitlines():
+        if line.startswith("# TYPE "):
+            current = line.split()[2]
+            assert current not in families
+            families.add(current)
+            continue
+        assert LINE.match(line), line
+        assert re.match(rf"{current}[{{ ]", line), (current, line)
+        identity = line.rpartition(" ")[0]
+        assert identity not in lines
+        lines.add(identity)
+    assert {"flink_jobmanager_numRunningJobs", "flink_jobmanager_job_numRestarts", "flink_taskmanager_job_task_numRecordsIn"} <= families
+    assert page.endswith("\n")
+
+
+# Redaction.
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["password=hunter2", 'api_key: "hunter2"', "{'token': 'hunter2'}", "Authorization: Bearer hunter2", "postgres://me:hunter2@db/x",
+     "DB_PASSWORD = hunter2", "Bearer hunter2hunter2", "secret=hunter2&x=1", "aws_secret_access_key=hunter2"],
+)  # fmt: skip
+def test_secrets_are_hidden_and_the_rest_stays(text: str) -> None:
+    shown = redacted(f"before {text} after")
+    assert "hunter2" not in shown
+    assert shown.startswith("before ")
+    assert shown.endswith(" after")
+
+
+@pytest.mark.parametrize("text", ["", "tokens were counted", "passwords differ", "http://host:80/path", "key=value", "a: b"])
+def test_plain_text_is_left_alone(text: str) -> None:
+    assert redacted(text) == text
+
+
+async def test_no_secret_leaves_by_any_reading_path() -> None:
+    """A canary in the store's URL, in an error, in a log record and in a name: it is in no answer."""
+    canary = "canary-5f1d"
+    flow = af.Flow("canary")
+    events = flow.source(af.io.push(), name="events")
+
+    def fail(value: int) -> int:
+        raise ValueError(f"cannot log in: password={canary} at postgres://user:{canary}@db")
+
+    events.map(fail, name="fail").sink(af.io.blackhole())
+    async with watched(flow, restart=af.fixed_delay(100_000, "10ms")) as client:
+        logging.getLogger("aioflow.test").warning("token=%s", canary)
+        await client.job.input(events).put(1)
+        await client.until(f"{client.path}/exceptions", lambda body: body["exceptionHistory"]["entries"])
+        vertex = next(iter((await client.vertices()).values()))
+        for route in ROUTES:
+            if route.method == "GET" and route.schema != "Events":
+                parts = dict.fromkeys(("triggerid", "operator", "name"), "0" * 32)
+                path = route.path.format(
+                    jobid=client.job.id, vertexid=vertex, subtaskindex=0, attempt=0, checkpointid=1, taskmanagerid="local", **parts
+                )
+                _, body = await client.ask(path)
+                assert canary not in str(body), path
+        await client.job.cancel()
+
+
+# History.
+
+
+def attempt(number: int = 0, index: int = 0) -> ExecutionAttemptId:
+    return ExecutionAttemptId("job", 1, index, number)
+
+
+def test_the_history_keeps_when_an_attempt_reached_each_state() -> None:
+    history = JobHistory()
+    for at, state in enumerate((ExecutionState.DEPLOYING, ExecutionState.INITIALIZING, ExecutionState.RUNNING, ExecutionState.FINISHED)):
+        history.task(attempt(), state, 100 + at, "here:1" if at else "")
+    latest = history.latest((1, 0))
+    assert latest is not None
+    assert (latest.state, latest.location) == (ExecutionState.FINISHED, "here:1")
+    assert latest.times_ms[ExecutionState.RUNNING] == 102
+    assert history.latest((1, 7)) is None
+
+
+def test_what_comes_behind_the_end_or_the_cancelling_of_an_attempt_changes_nothing() -> None:
+    history = JobHistory()
+    history.task(attempt(), ExecutionState.DEPLOYING, 1, "")
+    history.task(attempt(), ExecutionState.CANCELING, 2, "")
+    history.task(attempt(), ExecutionState.RUNNING, 3, "")
+    history.task(attempt(), ExecutionState.CANCELED, 4, "")
+    history.task(attempt(), ExecutionState.FAILED, 5, "")
+    latest = history.latest((1, 0))
+    assert latest is not None
+    assert latest.state is ExecutionState.CANCELED
+    assert ExecutionState.RUNNING not in latest.times_ms
+
+
+def test_the_history_is_bounded_and_groups_what_failed_together() -> None:
+    history = JobHistory()
+    for number in range(40):
+        history.task(attempt(number), ExecutionState.DEPLOYING, number, "")
+        history.failed(ValueError(f"root {number}"), number, attempt(number), "", is_root=True)
+        history.failed(ValueError("too"), number, attempt(number, 1), "", is_root=False)
+    assert len(history.attempts[1, 0]) == ATTEMPTS_MAX
+    assert len(history.failures) == FAILURES_MAX
+    assert history.failures_total == 40
+    assert history.failures[-1].message == "root 39"
+    assert [one.message for one in history.failures[-1].concurrent] == ["too"]
+
+
+# Stacks and the flame graph.
+
+
+async def test_the_chain_of_awaits_leads_to_what_is_waited_for() -> None:
+    gate: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def inner() -> None:
+        await gate
+
+    async def outer() -> None:
+        await inner()
+
+    task = asyncio.create_task(outer(), name="waiter")
+    await asyncio.sleep(0)
+    chain = await_chain(task)
+    assert [place.split(" ")[0].rpartition(".")[2] for place in chain[:2]] == ["outer", "inner"]
+    assert all(str(Path.cwd()) not in place for place in chain)
+    assert any(info["threadName"] == "waiter" and "inner" in info["stringifiedThreadInfo"] for info in thread_infos())
+    gate.set_result(None)
+    await task
+
+
+def test_stacks_are_put_together_into_a_tree() -> None:
+    stacks = Counter({("a", "b"): 2, ("a", "c"): 5, ("d",): 1, ("a",): 1})
+    assert tree(stacks, "root") == {
+        "name": "root",
+        "value": 9,
+        "children": [
+            {"name": "a", "value": 8, "children": [{"name": "c", "value": 5, "children": []}, {"name": "b", "value": 2, "children": []}]},
+            {"name": "d", "value": 1, "children": []},
+        ],
+    }
+
+
+async def test_the_flame_graph_finds_the_task_that_holds_the_loop() -> None:
+    """Whoever asks while one is made gets the same; the thread is gone afterwards."""
+    host = SystemHost()
+    sampler, over = FlameSampler(host), asyncio.Event()
+
+    def spin() -> None:
+        for _ in range(2_000):
+            sum(range(100))
+
+    async def busy() -> None:
+        while not over.is_set():
+            spin()
+            await asyncio.sleep(0)
+
+    task = asyncio.create_task(busy(), name="spinner")
+    first, second = await asyncio.gather(sampler.samples(0.3), sampler.samples(0.3))
+    over.set()
+    await task
+    assert first is second
+    assert any(name == "spinner" and any("spin" in place for place in stack) for name, stack in first)
+    await sampler.close()
+    await host.close()
+    assert not [thread for thread in threading.enumerate() if thread.name == "aioflow-flame-graph"]
+
+
+async def test_a_function_that_holds_the_loop_is_named_by_operator() -> None:
+    flow = af.Flow("slow")
+    events = flow.source(af.io.push(), name="events")
+    clock = SystemHost().clock
+
+    def hold(value: int) -> int:
+        until = clock.monotonic() + 0.15
+        while clock.monotonic() < until:
+            pass
+        return value
+
+    events.map(hold, name="holder").sink(af.io.blackhole())
+    async with watched(flow) as client:
+        await client.job.input(events).put(1)
+        body = await client.until("/aioflow/asyncio", lambda body: body["slow-callbacks"])
+        check(body, "Asyncio")
+        (slow,) = body["slow-callbacks"]
+        assert slow["operator"] == "holder"
+        assert slow["slowest-ms"] >= 100
+        assert body["lag-ms"]["max"] >= 0
+
+
+async def test_log_records_are_kept_while_the_endpoint_is_open() -> None:
+    flow = af.Flow("logs")
+    flow.source(af.io.push()).sink(af.io.blackhole())
+    log = logging.getLogger("aioflow.test")
+    async with watched(flow) as client:
+        log.warning("first %d", 1)
+        log.error("second")
+        records = (await client.get("/aioflow/logs"))["records"]
+        assert [one["message"] for one in records][-2:] == ["first 1", "second"]
+        last = records[-2]["number"]
+        after = (await client.get(f"/aioflow/logs?after={last}&level=error"))["records"]
+        assert [one["message"] for one in after] == ["second"]
+        assert (await client.ask("/aioflow/logs?level=loud"))[0] == 400
+        assert (await client.ask("/aioflow/logs?limit=-1"))[0] == 400
+    assert not [one for one in logging.getLogger("aioflow").handlers if type(one).__name__ == "LogTail"]
+
+
+async def test_state_is_looked_up_by_key() -> None:
+    flow = af.Flow("state", parallelism=2)
+    events = flow.source(af.io.push(), name="events")
+    events.key_by(lambda x: x).count(name="counts", uid="counts").sink(af.io.blackhole())
+    async with watched(flow, monitor_options={"show_data": True}) as client:
+        await client.job.input(events).put_many([1, 1, "1", (1, "a"), True])
+        await client.until(client.path, lambda job: job["vertices"][-1]["metrics"]["read-records"] == 5)
+        path = f"/aioflow{client.path}/state"
+        body = await client.get(path)
+        check(body, "StateOverview")
+        assert sum(part["states"][0]["keys"] for part in body["operators"][0]["subtasks"]) == 3
+        asked = {"?key=1": "3", "?text=1": "1", "?key=%221%22": "1", '?key=[1,"a"]': "1"}
+        for query, value in asked.items():
+            found = await client.get(f"{path}/counts/running{query}")
+            check(found, "StateValue")
+            assert (found["found"], found["value"]) == (True, value), query
+        assert (await client.get(f"{path}/counts/running?key=99"))["found"] is False
+        assert (await client.get(f"{path}/counts/nothing?key=1"))["found"] is False
+        assert len((await client.get(f"{path}/counts/running"))["items"]) == 3
+        for query in ("?key=null", "?key={}", "?key=[{}]"):
+            assert (await client.ask(f"{path}/counts/running{query}"))[0] == 400
+        assert (await client.ask(f"{path}/nobody/running?key=1"))[0] == 404
+
+
+# The document.
+
+
+async def test_the_document_names_every_route_and_nothing_else() -> None:
+    flow = af.Flow("document")
+    flow.source(af.io.push()).sink(af.io.blackhole())
+    async with watched(flow) as client:
+        document = await client.get("/openapi.json")
+        assert document == await client.get("/v1/openapi.json")
+    assert document == openapi_document(ROUTES)
+    described = {(method.upper(), path) for path, methods in document["paths"].items() for method in methods}
+    assert described == {(route.method, route.path) for route in ROUTES}
+    references = set(re.findall(r'#/components/schemas/(\w+)', str(document)))
+    assert references <= document["components"]["schemas"].keys()
+    for schema in document["components"]["schemas"].values():
+        jsonschema.Draft4Validator.check_schema({key: value for key, value in schema.items() if key != "nullable"})
+
+
+async def test_the_run_refuses_an_address_that_is_taken_and_leaves_nothing_behind() -> None:
+    def flow() -> af.Flow:
+        made = af.Flow("taken")
+        made.source(af.io.push()).sink(af.io.blackhole())
+        return made
+
+    async with watched(flow()) as client:
+        with pytest.raises(OSError, match="address already in use"):
+            async with flow().run(monitor=client.url.removeprefix("http://")):
+                pass
+        assert (await client.ask("/jobs"))[0] == 200
+
+
+async def test_a_connection_too_many_is_turned_away() -> None:
+    flow = af.Flow("full")
+    flow.source(af.io.push()).sink(af.io.blackhole())
+    async with flow.run(monitor="127.0.0.1:0", monitor_options={"connections_max": 2}) as job:
+        assert job.monitor_url is not None
+        host, port = job.monitor_url.removeprefix("http://").split(":")
+        opened = [await asyncio.open_connection(host, int(port)) for _ in range(2)]
+        for reader, writer in opened:
+            writer.write(b"GET /overview HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        async with asyncio.timeout(PATIENCE_S):
+            assert (await reader.readline()).startswith(b"HTTP/1.1 503")
+        for one in (writer, *(writer for _, writer in opened)):
+            one.close()
+            try:
+                await one.wait_closed()
+            except ConnectionError:
+                pass
