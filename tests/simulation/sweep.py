@@ -1,6 +1,7 @@
 """Runs many seeds of the simulated world, on several processors, and keeps account of them.
 
     python -m tests.simulation.sweep --seeds 0:20000 --jobs 2 --ledger
+    python -m tests.simulation.sweep --seeds 0:1000 --workers
 
 A failure is printed with its seed and the commit, and with the command that repeats it. With `--ledger` what was run is added to
 `ledger.jsonl`, from which `--sum` computes how many seeds ran without a violation, over which commits.
@@ -16,6 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,25 +31,26 @@ COLLECT_EVERY = 20
 CHUNK = 10
 
 
-def sweep_one(seed: int) -> tuple[int, Outcome | None, str]:
+def sweep_one(seed: int, *, workers: bool = False) -> tuple[int, Outcome | None, str]:
     """One seed: what it came to, or what was wrong."""
     if seed % COLLECT_EVERY == 0:
         gc.collect()
     try:
-        return seed, run_world(seed), ""
+        return seed, run_world(seed, workers=workers), ""
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # Whatever ends a run is what this is for.
         return seed, None, f"{type(error).__name__}: {error}"
 
 
-def _outcomes(seeds: Sequence[int], jobs: int) -> Iterator[tuple[int, Outcome | None, str]]:
+def _outcomes(seeds: Sequence[int], jobs: int, workers: bool) -> Iterator[tuple[int, Outcome | None, str]]:
+    run = partial(sweep_one, workers=workers)
     if jobs == 1:
-        yield from map(sweep_one, seeds)
+        yield from map(run, seeds)
         return
     # Fresh interpreters: nothing is inherited that a seed run alone would not have.
     with multiprocessing.get_context("spawn").Pool(jobs, gc.freeze) as pool:
-        yield from pool.imap_unordered(sweep_one, seeds, CHUNK)
+        yield from pool.imap_unordered(run, seeds, CHUNK)
 
 
 def commit() -> str:
@@ -81,6 +84,7 @@ def _print_sum() -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation.sweep", description="Run seeds of the simulated world.")
     parser.add_argument("--seeds", type=_parse_seeds, default=range(1000), help="FIRST:END, or how many from 0")
+    parser.add_argument("--workers", action="store_true", help="of the world whose tasks run in worker processes")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--for", dest="for_s", type=float, default=float("inf"), metavar="SECONDS", help="stop after so long")
     parser.add_argument("--ledger", action="store_true", help="add the result to ledger.jsonl")
@@ -95,11 +99,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     failed: list[int] = []
     done: list[int] = []
     faults = steps = 0
-    for seed, outcome, error in _outcomes(given.seeds, given.jobs):
+    for seed, outcome, error in _outcomes(given.seeds, given.jobs, given.workers):
         done.append(seed)
         if outcome is None:
             failed.append(seed)
-            print(f"seed {seed} at commit {at}: {error}\n  repeat it: python -m tests.simulation.sweep --seeds {seed}:{seed + 1} --jobs 1")
+            again = f"--seeds {seed}:{seed + 1} --jobs 1" + (" --workers" if given.workers else "")
+            print(f"seed {seed} at commit {at}: {error}\n  repeat it: python -m tests.simulation.sweep {again}")
             sys.stdout.flush()
         else:
             faults += sum(outcome.faults.values())
@@ -109,7 +114,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     spent = time.monotonic() - begun
     print(f"{len(done)} seeds at commit {at}, {len(failed)} failed, {faults} faults, {steps} steps, {spent:.1f} s")
     if given.ledger:
-        entry: dict[str, Any] = {"commit": at, "test": "world", "first": min(done), "count": len(done), "failed": sorted(failed)}
+        test = "world of workers" if given.workers else "world"
+        entry: dict[str, Any] = {"commit": at, "test": test, "first": min(done), "count": len(done), "failed": sorted(failed)}
         with LEDGER.open("a", encoding="utf-8") as ledger:
             ledger.write(json.dumps(entry) + "\n")
     return 1 if failed else 0

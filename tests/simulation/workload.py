@@ -34,6 +34,8 @@ class Shared:
     pace_s: dict[str, float]
     """Between two bursts of a split's reader, on average, by source."""
     burst: int
+    answer_s: float
+    """How long an answer takes at most that a record is enriched with. While some take long, barriers are far apart."""
     rng: Random
     """What functions draw from, so that they disturb no fault."""
     fails: set[str] = field(default_factory=set)
@@ -183,7 +185,7 @@ class Counting(af.KeyedProcessFunction[int, Record, Any]):
 async def enrich(record: Record) -> Record:
     """An answer takes its time, and sometimes never comes."""
     world = shared()
-    await asyncio.sleep(world.rng.uniform(0, 2e-3))
+    await asyncio.sleep(world.rng.uniform(0, world.answer_s))
     world.maybe_fail("enrich")
     return record
 

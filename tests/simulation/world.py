@@ -33,6 +33,7 @@ from aioflow.state.handles import StateFile
 from aioflow.task import partitioners
 from aioflow.task.environment import TaskOptions
 from aioflow.testing.simulation import Faults, SimulatedHost, Simulation, inject, simulate
+from tests.simulation import worker_world
 from tests.simulation.external import Database
 from tests.simulation.oracle import STEP_MS, Data, Oracle, Violation
 from tests.simulation.workload import OUT, SITES, Shared, share, unshare, world_flow
@@ -60,6 +61,8 @@ class Settings:
     data: Data
     parallelism: tuple[int, ...]
     """The service starts with one of these."""
+    workers: int
+    """So many worker processes run the tasks; 0: the service does."""
     standby: bool
     """Two machines have the service, one of them runs the flow."""
     duration_s: float
@@ -74,15 +77,16 @@ class Settings:
     pace_s: dict[str, float]
     burst: int
     asked: str
+    answer_s: float
     ordered: bool
 
     @staticmethod
-    def drawn(seed: int) -> Settings:
-        """Drawn from a stream of its own."""
-        rng = Random(f"{seed}/world")
-        kinds = tuple(kind for kind in KINDS if rng.random() < 0.5)
-        standby = rng.random() < 0.05
-        duration_s = rng.uniform(0.12, 0.3) * (3 if standby else 1)
+    def drawn(seed: int, *, workers: bool = False) -> Settings:
+        """Drawn from a stream of its own. With `workers` the world has some."""
+        rng = Random(f"{seed}/world of workers" if workers else f"{seed}/world")
+        kinds = tuple(kind for kind in (*KINDS, *(worker_world.KINDS if workers else ())) if rng.random() < 0.5)
+        standby = not workers and rng.random() < 0.05
+        duration_s = rng.uniform(0.12, 0.3) * (3 if standby or workers else 1)
         share_s = rng.uniform(2, 10) / duration_s / max(1, len(kinds))
         splits = {"a": rng.choice((1, 2, 2, 3)), "b": rng.choice((1, 1, 2))}
         records = {"a": rng.randrange(10, 28)}
@@ -92,12 +96,13 @@ class Settings:
         inline = rng.choice((0, 64, 16384, 16384, 16384))
         return Settings(
             kinds=kinds,
-            rates={kind: share_s * rng.uniform(0.3, 2.0) for kind in kinds},
+            rates={kind: share_s * rng.uniform(0.3, 2.0) * (3 if kind == "user" else 1) for kind in kinds},  # These restarts are cheap.
             data=Data(splits, records, rng.random() < 0.5),
             parallelism=rng.choice(((1,), (1,), (1,), (2,), (1, 2), (1, 3), (2, 3))),
+            workers=rng.choice((1, 2, 3)) if workers else 0,
             standby=standby,
             duration_s=duration_s,
-            every_ms=rng.choice((4, 12, 30)),
+            every_ms=rng.choice((15, 40) if workers else (4, 12, 30)),
             # What is slow without any fault is not to fail again and again.
             timeout_ms=rng.choice((60 if inline > 64 else 200, 200, 2000)),
             min_pause_ms=rng.choice((0, 0, 10)),
@@ -109,7 +114,8 @@ class Settings:
             # Each source is through with its splits after about the time in which faults strike, sooner or later.
             pace_s={name: duration_s * (burst + 1) / 2 / count / splits[name] * rng.uniform(0.4, 1.2) for name, count in records.items()},
             burst=burst,
-            asked=rng.choice(("", "a", "b", "b", "ab")),
+            asked=rng.choice(("", "a", "b", "ab")),
+            answer_s=rng.choice((2e-3, 6e-3, 2e-2)),
             ordered=rng.random() < 0.5,
         )
 
@@ -148,7 +154,8 @@ class World:
     def __post_init__(self) -> None:
         settings = self.settings
         self.database = Database(self.sim, self._committed, struck=self.done)
-        self.shared = Shared(self.database, settings.data, settings.pace_s, settings.burst, self.sim.loop.stream("functions"))
+        functions = self.sim.loop.stream("functions")
+        self.shared = Shared(self.database, settings.data, settings.pace_s, settings.burst, settings.answer_s, functions)
         self.database.before_call = self.shared.maybe_fail
 
     # The service.
@@ -173,6 +180,8 @@ class World:
             "restart": af.exponential_delay("5ms", "1s", reset_after="500ms", fatal=BUGS),
             "tasks": TaskOptions(batch_records_max=settings.batch),
         }
+        if settings.workers:
+            options |= {"workers": settings.workers, "heartbeat": worker_world.HEARTBEAT}
         if self.stopped_with is not None and host.rng.random() < 0.5:
             options["restore"] = self.stopped_with
         try:
@@ -243,11 +252,15 @@ class World:
             database.lost = rng.uniform(0.02, 0.3)
         if "repeated" in settings.kinds:
             database.repeated = rng.uniform(0.05, 0.5)
-        rates = {kind: settings.rates[kind] for kind in ("user", "down") if kind in settings.kinds}
+        rates = {kind: settings.rates[kind] for kind in ("user", "down", *worker_world.KINDS) if kind in settings.kinds}
         while rates:
             await asyncio.sleep(rng.expovariate(sum(rates.values())))
-            if rng.choices(list(rates), list(rates.values())) == ["user"]:
+            kind = rng.choices(list(rates), list(rates.values()))[0]
+            if kind == "user":
                 self.shared.fails.add(rng.choice(SITES))
+            elif kind in worker_world.KINDS:
+                self.done[kind] += worker_world.strike(self.sim, kind, "alpha")
+                self.look()
             else:
                 database.down = True
                 self.done["down"] += 1
@@ -269,6 +282,8 @@ class World:
 
     def look(self) -> None:
         """Check all that can be seen now."""
+        if self.settings.workers:
+            worker_world.check_credit()
         if not self.oracle.complete:
             self.oracle.visible(self._visible())
         self._check_files()
@@ -322,18 +337,21 @@ def _named_files(checkpoint: CompletedCheckpoint) -> Iterator[StateFile]:
                     yield file
 
 
-def run_world(seed: int, *, keep_trace: bool = False, settings: Settings | None = None) -> Outcome:
-    """Run one seed. Raises Violation, SimDeadlock, SimLivelock or whatever else broke; a note names the seed."""
-    chosen = settings or Settings.drawn(seed)
+def run_world(seed: int, *, workers: bool = False, keep_trace: bool = False, settings: Settings | None = None) -> Outcome:
+    """Run one seed, of the world whose tasks run in worker processes or of the other one.
+
+    Raises Violation, SimDeadlock, SimLivelock or whatever else broke; a note names the seed."""
+    chosen = settings or Settings.drawn(seed, workers=workers)
     worlds: list[World] = []
 
     async def main(host: SimulatedHost) -> None:
         world = World(host.sim, chosen, Oracle(chosen.data, in_order=len(chosen.parallelism) == 1))
         worlds.append(world)
+        worker_world.install(host.sim)
         share(world.shared)
         await _live(world)
 
-    with _environment(chosen):
+    with _environment(chosen), worker_world.simulated_workers():
         result = simulate(main, seed, max_steps=100_000, keep_trace=keep_trace)
     (world,) = worlds
     strange = [error for error in result.errors if ": ended with " not in error]
@@ -366,8 +384,9 @@ async def _live(world: World) -> None:
         await asyncio.sleep(0.01)
     for task in beside:
         task.cancel()
-    for name in names:
-        sim.kill(name)
+    for process in list(sim.loop.processes.values()):
+        if process is not sim.loop.root:
+            sim.kill(process.name)
     await asyncio.gather(*beside, trouble, return_exceptions=True)
 
 

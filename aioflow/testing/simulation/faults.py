@@ -128,7 +128,8 @@ def _strike(sim: Simulation, kind: str, targets: Sequence[str], later: Callable[
             later(lambda: _bring_back(sim, [target]))
         case "power":
             machine = sim.loop.machines[here]
-            lost = [p.name for p in sim.loop.processes.values() if p.machine is machine and p.alive]
+            running = [p.name for p in sim.loop.processes.values() if p.machine is machine and p.alive]
+            lost = [name for name in running if sim.life(name).parent is None]
             sim.power(target)
             later(lambda: _bring_back(sim, lost))
         case "pause":

@@ -97,7 +97,9 @@ class Simulation:
         def main(host: SimulatedHost) -> Coroutine[Any, Any, object]:
             return chosen(host, list(argv))
 
-        return self._start(f"{parent.name}.{self._pids}", main, parent.machine.name, env, secret)
+        started = self._start(f"{parent.name}.{self._pids}", main, parent.machine.name, env, secret)
+        started.parent = parent.name
+        return started
 
     def is_alive(self, name: str) -> bool:
         """Tell whether a process runs or is paused."""
@@ -147,6 +149,8 @@ class SimulatedProcess:
         self.pid = pid
         self.env = env
         self.secret = secret
+        self.parent: str | None = None
+        """Name of the process that started it with `procs.exec`, and would have to do so again."""
         self.returncode: int | None = None
         self.error: BaseException | None = None
         self._sim = sim

@@ -3,7 +3,7 @@
 A cut link holds packets back until it is healed or their sender gives up, a reset breaks the connections of two machines,
 a slow link multiplies its latency. What a connection does with that is in `transport`.
 
-Invariant: a fault concerns a pair of machines, in both directions, and never the processes of one machine.
+Invariant: a fault concerns a pair of machines, in both directions; the processes of one machine only if the pair is that machine twice.
 """
 
 from __future__ import annotations
@@ -135,12 +135,12 @@ class SimNetwork:
         self.loop.note("SLOW", a, b, factor)
         self._slow[_link(a, b)] = factor
 
-    def reset(self, a: str, b: str) -> None:
-        """Break all connections between two machines, as a firewall that lost its state does."""
+    def reset(self, a: str, b: str, share: float = 1.0) -> None:
+        """Break all connections between two machines, or a share of them, as a firewall that lost its state does."""
         self.loop.note("RESET", a, b)
         for transport in list(self._live):
             peer = transport.peer
-            if (transport.machine.name, peer.machine.name) == (a, b):
+            if (transport.machine.name, peer.machine.name) == (a, b) and (share == 1.0 or self.rng.random() < share):
                 transport.break_off(os_error(errno.ECONNRESET))
                 peer.break_off(os_error(errno.ECONNRESET))
 
@@ -148,9 +148,8 @@ class SimNetwork:
 
     def latency(self, a: SimMachine, b: SimMachine) -> float:
         """Draw the time that a packet takes from `a` to `b`."""
-        if a is b:
-            return self.rng.uniform(*self.options.loopback_s)
-        return self.rng.uniform(*self.options.latency_s) * self._slow.get(_link(a.name, b.name), 1.0)
+        usual = self.options.loopback_s if a is b else self.options.latency_s
+        return self.rng.uniform(*usual) * self._slow.get(_link(a.name, b.name), 1.0)
 
     def passes(self, a: SimMachine, b: SimMachine) -> bool:
         """Tell whether a packet sent now would arrive."""

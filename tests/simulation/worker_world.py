@@ -1,0 +1,130 @@
+"""Worker processes in the simulated world: each a simulated process that the service starts, and the faults that strike them.
+
+A worker is killed, or stands still and goes on when it was replaced long ago; connections between the processes break, are cut for a while
+or slow. Checked at every fault: no channel holds more frames than it has given credit for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any, Self
+
+from aioflow.cluster import worker as worker_module
+from aioflow.cluster.heartbeat import HeartbeatOptions
+from aioflow.cluster.pulse import Pulse
+from aioflow.cluster.worker import UNREACHABLE, Worker
+from aioflow.core.aio import cancel_and_wait
+from aioflow.core.errors import Broken
+from aioflow.protocol import exchange as exchange_module
+from aioflow.protocol.consumer import ConsumerExchange
+from aioflow.testing.simulation import SimulatedHost, Simulation
+from tests.simulation.oracle import Violation
+
+__all__ = ["HEARTBEAT", "KINDS", "check_credit", "install", "simulated_workers", "strike"]
+
+KINDS = ("worker killed", "worker paused", "connection reset", "all cut", "all slow")
+"""What may happen to them and between them."""
+
+PROGRAM = "aioflow.cluster.worker"
+HEARTBEAT = HeartbeatOptions(interval_s=0.02, timeout_s=0.15, suspicion_s=0.01)
+RESET_RATE = 0.3
+
+
+async def _worker(host: SimulatedHost, argv: list[str]) -> int:
+    """What `aioflow.cluster.worker.main` does, without signals and threads."""
+    where, worker_id = argv[-2:]
+    address, _, port = where.rpartition(":")
+    secret = host.procs.take_secret()
+    assert secret is not None
+    try:
+        return await Worker(host, secret, worker_id).run((address, int(port)))
+    except (OSError, Broken):
+        return UNREACHABLE
+
+
+def install(sim: Simulation) -> None:
+    sim.programs[PROGRAM] = _worker
+
+
+class _Pulse(Pulse):
+    """The sign of life of a worker from its loop: there are no threads here."""
+
+    _beating: asyncio.Task[None]
+
+    async def __aenter__(self) -> Self:
+        self._beating = asyncio.get_running_loop().create_task(self._beat(), name="pulse")
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await cancel_and_wait([self._beating])
+
+
+_exchanges: list[ConsumerExchange] = []
+"""All that were made in the run that is under way."""
+
+
+class _SeenExchange(ConsumerExchange):
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        _exchanges.append(self)
+
+
+@contextmanager
+def simulated_workers() -> Iterator[None]:
+    """Workers take their pulse from their loop, leave the garbage of the whole simulation alone, and their exchanges are looked into."""
+    changed: Any = worker_module
+    made: Any = exchange_module
+    before = changed.Pulse, changed.gc, made.ConsumerExchange
+    changed.Pulse, changed.gc = _Pulse, SimpleNamespace(collect=lambda: 0, freeze=lambda: None)
+    made.ConsumerExchange = _SeenExchange
+    try:
+        yield
+    finally:
+        changed.Pulse, changed.gc, made.ConsumerExchange = before
+        _exchanges.clear()
+
+
+def check_credit() -> None:
+    """Whatever a channel has received and its task has not taken fills buffers that it has given credit for, and none is lost."""
+    for exchange in _exchanges:
+        for inlet in exchange._inlets.values():
+            credit = inlet.credit
+            held = sum(kind is not None for kind, _ in inlet.pending)
+            if not credit.is_released and held + credit.available != credit.exclusive:
+                raise Violation(f"{inlet}: {held} frames wait and {credit.available} buffers are free, of {credit.exclusive} in all")
+
+
+def _workers(sim: Simulation) -> list[str]:
+    """Those that have not ended; their names begin with that of the service which started them."""
+    return [process.name for process in sim.loop.processes.values() if "." in process.name and process.alive]
+
+
+def strike(sim: Simulation, kind: str, service: str) -> bool:
+    """Inflict one fault on what the service has started. False if there is nothing that could suffer it."""
+    rng, network = sim.fault_rng, sim.network
+    machine = sim.loop.process(service).machine.name
+    workers = _workers(sim)
+    if not workers:
+        return False
+    later = sim.loop.call_later
+    match kind:
+        case "worker killed":
+            sim.kill(rng.choice(workers))
+        case "worker paused":
+            paused = rng.choice(workers)
+            sim.pause(paused)
+            later(rng.uniform(0.005, 0.5), sim.resume, paused)
+        case "connection reset":
+            network.reset(machine, machine, share=rng.choice((RESET_RATE, 1.0)))
+        case "all cut":
+            network.cut(machine, machine)
+            later(rng.uniform(0.005, 0.3), network.heal, machine, machine)
+        case "all slow":
+            network.slow(machine, machine, rng.choice((5.0, 50.0)))
+            later(rng.uniform(0.02, 0.3), network.slow, machine, machine, 1.0)
+        case _:
+            raise ValueError(f"fault {kind!r} is unknown, expected one of {KINDS}")
+    return True
