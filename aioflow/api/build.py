@@ -42,6 +42,16 @@ class OperatorOptions:
     parallelism: int | None = None
 
 
+def check_parallelism(name: str, parallelism: object) -> None:
+    """Raises GraphError. None: that of the flow."""
+    if parallelism is None:
+        return
+    if not isinstance(parallelism, int):
+        raise GraphError(f"{name}: parallelism must be a whole number, got {type(parallelism).__name__}: {parallelism!r}")
+    if parallelism < 1:
+        raise GraphError(f"{name}: parallelism must be at least 1, got {parallelism}")
+
+
 def add_operator(
     graph: StreamGraph,
     kind: str,
@@ -59,8 +69,7 @@ def add_operator(
     remark: str = "",
 ) -> StreamNode:
     """Add one operator that reads `inputs` (a list of streams for each of its inputs; several are a union)."""
-    if options.parallelism is not None and options.parallelism < 1:
-        raise GraphError(f"{options.name or kind}: parallelism must be at least 1, got {options.parallelism}")
+    check_parallelism(options.name or kind, options.parallelism)
     streams = [stream for one in inputs for stream in one]
     keyed = any(s.partitioning is not None and s.partitioning.strategy is ShipStrategy.HASH for s in streams)
     node = graph.add_node(

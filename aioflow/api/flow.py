@@ -5,13 +5,14 @@ Building a flow opens nothing and binds no loop; the same object can be run many
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Never, TypeVar, overload
 
-from aioflow.api.build import OperatorOptions, Upstream, add_operator
+from aioflow.api.build import OperatorOptions, Upstream, add_operator, check_parallelism
 from aioflow.api.gather import Collected, CollectOperator, RowStream
 from aioflow.api.job import Job, JobResult
 from aioflow.api.options import parse_options
@@ -40,7 +41,10 @@ V = TypeVar("V")
 class Flow:
     """A dataflow program. `parallelism` is the default of its operators, `max_parallelism` the number of key groups."""
 
-    def __init__(self, name: str, *, parallelism: int = 1, max_parallelism: int = 128) -> None:
+    def __init__(self, name: str, *, parallelism: int = 1, max_parallelism: int = 128, **unknown: Never) -> None:
+        for option in unknown:
+            near = difflib.get_close_matches(option, ("parallelism", "max_parallelism"), 1) or ["parallelism= or max_parallelism"]
+            raise TypeError(f"flow {name!r}: option {option}= is not known; did you mean {near[0]}=?")
         if not isinstance(name, str) or not name:
             raise GraphError(f"a flow needs a name that is not empty (checkpoints are kept under it), got {name!r}")
         for option, given in (("parallelism", parallelism), ("max_parallelism", max_parallelism)):
@@ -124,8 +128,7 @@ class Flow:
         iterable is one split, read by one subtask; the flow's parallelism begins after it.
         """
         source = as_source(what)
-        if parallelism is not None and parallelism < 1:
-            raise GraphError(f"{name or 'source'}: parallelism must be at least 1, got {parallelism}")
+        check_parallelism(name or "source", parallelism)
         node = self._graph.add_node(
             StreamNode(
                 id=self._graph.next_id(),

@@ -279,7 +279,7 @@ class Job:
                 raise JobNotRunning(f"job {self.name!r} has no operator with uid {stream!r}; it has {', '.join(sorted(uids.values()))}")
             node_id = nodes[0]
         else:
-            (node_id,) = self._node_ids(stream)
+            node_id = self._one_node(stream, "has no state of its own: read that of an operator before or behind it")
         return StateReader(self._cluster, self._job_graph, node_id)
 
     def input(self, stream: DataStream[T]) -> PushInlet[T]:
@@ -287,7 +287,7 @@ class Job:
 
         What was accepted is replayed after a restart of the job, as long as this process lives.
         """
-        (node_id,) = self._node_ids(stream)
+        node_id = self._one_node(stream, "cannot be pushed into: job.input(stream) takes the stream of flow.source(af.io.push())")
         node = self._graph.nodes[node_id]
         inlet = node.source.inlet if isinstance(node.source, PushSource) else None
         if inlet is None:
@@ -300,6 +300,13 @@ class Job:
             callback()
         else:
             self._end_callbacks.append(callback)
+
+    def _one_node(self, stream: DataStream[Any], otherwise: str) -> int:
+        """The node that makes `stream`. Raises GraphError also for a union, which is no operator: it `otherwise`."""
+        node_id, *more = self._node_ids(stream)
+        if more:
+            raise GraphError(f"a union of {len(more) + 1} streams {otherwise}")
+        return node_id
 
     def _node_ids(self, stream: DataStream[Any]) -> tuple[int, ...]:
         """The nodes that make `stream`. Raises GraphError when they are no part of this job."""

@@ -109,7 +109,11 @@ class DirectoryObjects:
             missing.append(path)
             path = posixpath.dirname(path)
         if missing:
-            await self._fs.mkdirs(directory, private=True)
+            try:
+                await self._fs.mkdirs(directory, private=True)
+            except (FileExistsError, NotADirectoryError) as error:
+                what = f"{error.filename or directory} is a file, expected a directory: checkpoints are kept in many files"
+                raise NotADirectoryError(what) from error
             for made in reversed(missing):
                 await self._fs.fsync_dir(posixpath.dirname(made))
         await self._check_inside(directory)

@@ -404,7 +404,14 @@ async def read_checkpoint(url: str, host: Host, key: bytes | None = None, *, roo
     try:
         data = await objects.read(name)
     except FileNotFoundError as error:
-        raise RestoreError(f"{location} is no checkpoint or savepoint: it has no file {METADATA!r}") from error
+        try:
+            what = f"it has no file {METADATA!r}" if await open_objects(url, host).names() else "there is nothing"
+        except OSError:
+            what = "it is no directory"
+        raise RestoreError(
+            f"{location} is no checkpoint or savepoint: {what}; expected the directory of a savepoint, as job.savepoint() and job.stop() "
+            "return it, or of a checkpoint, which is checkpoints/NUMBER under the flow in its store"
+        ) from error
     except OSError as error:
         raise RestoreError(f"{where} cannot be read: {error}") from error
     checkpoint = decode_metadata(data, where, key)

@@ -8,6 +8,7 @@ import errno
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Coroutine, Iterator
@@ -54,7 +55,7 @@ def add_commands(commands: Any) -> None:
     """Add the commands to an argparse subparsers object."""
     jobmanager = commands.add_parser("jobmanager", help="run a JobManager", description="Take jobs and hand out the slots of TaskManagers.")
     jobmanager.add_argument("--port", type=int, default=PORT, help=f"where to listen ({PORT}); 0: any free port")
-    jobmanager.add_argument("--bind", default="127.0.0.1", metavar="ADDRESS", help="address to listen at (127.0.0.1)")
+    jobmanager.add_argument("--bind", type=_bind, default="127.0.0.1", metavar="ADDRESS", help="address to listen at (127.0.0.1)")
     jobmanager.add_argument("--data", type=Path, default=DATA, metavar="DIR", help=f"jobs and lease are kept there ({DATA})")
     jobmanager.add_argument("--secret-file", type=Path, metavar="FILE", help="the shared secret (DIR/secret, made when absent)")
     jobmanager.add_argument("--request-timeout", default="30s", metavar="TIME", help="a job that gets no slots for so long fails (30s)")
@@ -65,7 +66,8 @@ def add_commands(commands: Any) -> None:
     taskmanager.add_argument("--jobmanager", type=_addresses, metavar="HOST:PORT[,...]", help=f"whom to register at (127.0.0.1:{PORT})")
     taskmanager.add_argument("--data", type=Path, metavar="DIR", help="of the JobManagers: the lease in it says which of them leads")
     taskmanager.add_argument("--slots", type=_positive, default=1, help="how many (1)")
-    taskmanager.add_argument("--bind", default="127.0.0.1", metavar="ADDRESS", help="address at which others reach it (127.0.0.1)")
+    reached = "address at which others reach it (127.0.0.1)"
+    taskmanager.add_argument("--bind", type=_bind, default="127.0.0.1", metavar="ADDRESS", help=reached)
     taskmanager.add_argument("--secret-file", type=Path, default=DATA / "secret", metavar="FILE", help=f"the shared secret ({DATA}/secret)")
     taskmanager.set_defaults(carry_out=_taskmanager)
 
@@ -122,6 +124,18 @@ def _addresses(text: str) -> Whereabouts:
         return Whereabouts(parse_addresses(text))
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _bind(text: str) -> str:
+    """An address of this machine to listen at, without a port."""
+    host, colon, port = text.rpartition(":")
+    if colon and port.isdecimal() and ":" not in host:
+        raise argparse.ArgumentTypeError(f"expected an address without a port, got {text!r}: the port of a jobmanager goes into --port")
+    try:
+        socket.getaddrinfo(text, None)
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no address of this machine: {error.strerror}") from None
+    return text
 
 
 def _positive(text: str) -> int:

@@ -396,4 +396,8 @@ class JobCheckpoints:
         return self._coordinator
 
     def _not_running(self) -> JobNotRunning:
-        return JobNotRunning(f"job {self._graph.name!r} ({self._job_id}) does not run, no checkpoint can be taken of it")
+        what = "is over" if self._over else "does not run yet"
+        return JobNotRunning(
+            f"job {self._graph.name!r} ({self._job_id}) {what}, no checkpoint or savepoint can be taken of it; one that is stopped with "
+            "job.stop() ends with a savepoint, and returns its path"
+        )

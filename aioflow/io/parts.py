@@ -116,7 +116,11 @@ class PartWriter:
         while path and not await self._fs.exists(path):
             missing.append(path)
             path = posixpath.dirname(path)
-        await self._fs.mkdirs(self._directory)
+        try:
+            await self._fs.mkdirs(self._directory)
+        except (FileExistsError, NotADirectoryError) as error:
+            what = f"{error.filename or self._directory} is a file, expected a directory, which is made when it is not there"
+            raise NotADirectoryError(f"{what}: a sink of files writes many parts; give another path") from error
         for made in reversed(missing):
             await self._fs.fsync_dir(posixpath.dirname(made) or ".")
 

@@ -6,6 +6,7 @@ import asyncio
 import copy
 import functools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -140,3 +141,62 @@ def test_a_flow_whose_parallelism_is_no_number_is_refused(option: str) -> None:
     wrong: dict[str, Any] = {option: "4"}
     with pytest.raises(af.GraphError, match=rf"flow 'wide': {option} must be a whole number, got str: '4'"):
         af.Flow("wide", **wrong)
+
+
+def test_an_operator_whose_parallelism_is_no_number_is_refused() -> None:
+    wrong: Any = "4"
+    with pytest.raises(af.GraphError, match=r"^map: parallelism must be a whole number, got str: '4'$"):
+        numbers().map(str, parallelism=wrong)
+    with pytest.raises(af.GraphError, match=r"^source: parallelism must be a whole number, got str: '4'$"):
+        af.Flow("wide").source([1], parallelism=wrong)
+
+
+def test_an_option_of_a_flow_that_is_misspelt_is_told_the_nearest() -> None:
+    wrong: dict[str, Any] = {"paralelism": 4}
+    with pytest.raises(TypeError, match=r"flow 'wide': option paralelism= is not known; did you mean parallelism=\?"):
+        af.Flow("wide", **wrong)
+
+
+async def test_a_union_is_not_pushed_into_and_has_no_state() -> None:
+    flow = af.Flow("both")
+    both = flow.source(af.io.push()).union(flow.source([1]))
+    async with flow.run() as job:
+        with pytest.raises(af.GraphError, match=r"a union of 2 streams cannot be pushed into: job\.input"):
+            job.input(both)
+        with pytest.raises(af.GraphError, match="a union of 2 streams has no state of its own: read that of an operator"):
+            job.state(both)
+        await job.cancel()
+
+
+async def test_a_file_where_a_directory_of_checkpoints_belongs_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(af.CheckpointError, match=f"{tmp_path}/file is a file, expected a directory: checkpoints are kept in many files"):
+        await numbers().collect(checkpoints=tmp_path / "file")
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+async def test_a_file_where_the_directory_of_a_sink_belongs_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    flow = af.Flow("written")
+    flow.source(["a"]).sink(af.io.lines(tmp_path / "file"))
+    with pytest.raises(NotADirectoryError, match=f"{tmp_path}/file is a file, expected a directory, .* give another path"):
+        await flow.execute()
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+@pytest.mark.parametrize("there, told", [(False, "there is nothing"), (True, "it has no file 'metadata'")])
+async def test_a_restore_from_nowhere_says_what_was_expected(tmp_path: Path, there: bool, told: str) -> None:
+    if there:
+        (tmp_path / "mistyped").mkdir()
+        (tmp_path / "mistyped" / "other").write_text("mine")
+    with pytest.raises(af.RestoreError, match=rf"mistyped is no checkpoint or savepoint: {told}; expected the directory of a savepoint"):
+        await numbers().collect(checkpoints=tmp_path / "store", restore=tmp_path / "mistyped")
+
+
+async def test_a_job_that_is_over_says_so_when_a_savepoint_of_it_is_wanted(tmp_path: Path) -> None:
+    flow = af.Flow("over")
+    flow.source([1]).sink(af.io.blackhole())
+    async with flow.run(checkpoints=tmp_path) as job:
+        await job.wait()
+        with pytest.raises(af.JobNotRunning, match="is over, no checkpoint or savepoint can be taken of it"):
+            await job.savepoint()

@@ -67,6 +67,8 @@ def test_the_whole_traceback_is_shown_on_demand(folder: Path, capsys: pytest.Cap
         (["run", "program.py:doubled", "--checkpoints", "ftp://a"], "aioflow run: checkpoints is 'ftp://a'"),
         (["run", "program.py:doubled", "--checkpoints", "a", "--fresh", "--restore", "b"], "give one of them"),
         (["stop", "a", "--savepoint", "ftp://b"], "aioflow stop: the directory is 'ftp://b'"),
+        (["jobmanager", "--bind", "127.0.0.1:9000"], "expected an address without a port, got '127.0.0.1:9000'"),
+        (["taskmanager", "--bind", "no such host"], "'no such host' is no address of this machine"),
         (["run", "program.py:missing"], "aioflow run: program.py has no flow 'missing'"),
         (["run", "empty.py:flow"], "aioflow run: empty.py has no flow 'flow'"),
         (["graph", "missing:flow"], "aioflow graph: there is no module 'missing'"),
