@@ -2,9 +2,9 @@
 
     python benchmarks/bench_spark_runner.py [--words 1000000] [--rounds 3]
 
-`running` is the word count of a stream: a pair (word, how many so far) for each word. `total` is that of a batch program: one pair a word at
-the end, for which the RDD adds up before the shuffle and the flow does not. Both read the same two files, on as many cores, and what comes
-out is thrown away where it was made (`running`) or brought to the program (`total`). The answers are compared first, on a part.
+`running` is the word count of a stream: a pair (word, how many so far) for each word. `total` is that of a batch program: one pair a word
+at the end, for which the RDD adds up before the shuffle and the flow does not. Both read the same two files, on as many cores, and what
+comes out is thrown away where it was made (`running`) or brought to the program (`total`). The answers are compared first, on a part.
 """
 
 from __future__ import annotations

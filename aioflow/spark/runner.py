@@ -35,6 +35,7 @@ from aioflow.spark.runner_home import HomeStage, commit
 from aioflow.spark.runner_program import ERROR_MARK, StageProgram
 from aioflow.spark.session import SparkBridge
 from aioflow.spark.settings import check_master
+from aioflow.spark.source import FrameSource
 from aioflow.spark.translate import plan_flow
 
 if TYPE_CHECKING:
@@ -85,13 +86,33 @@ class Spark:
             raise GraphError(
                 f"flow {graph.name!r} has restart=, and on Spark that is Spark's business: set spark.task.maxFailures in config="
             )
-        return SparkRun(host, plan_flow(graph), options, self)
+        spark = self
+        sources: dict[int, FrameSource[Any]] = {}
+        for vertex in graph.vertices:
+            source: object = vertex.head.source  # As mypy sees it, a source that wants the host is none.
+            if isinstance(source, FrameSource):
+                sources[vertex.id] = source
+                spark = self._with_bridge_of(source, spark)
+        return SparkRun(host, plan_flow(graph), options, spark, sources)
+
+    def _with_bridge_of(self, source: FrameSource[Any], spark: Spark) -> Spark:
+        """A DataFrame can only be read in its own session: the run takes that, unless it has another."""
+        bridge = source.bridge
+        if spark.bridge is None and bridge.master == self.master:
+            return replace(self, bridge=bridge)
+        if bridge is not spark.bridge:
+            raise GraphError(
+                f"{source!r} belongs to a session on {bridge.master}, and the flow would run in another one on {self.master}: give "
+                "af.Spark the same bridge=, and one for all"
+            )
+        return spark
 
 
 class SparkRun:
     """One job on Spark: the face that a `Job` wants of its cluster."""
 
-    def __init__(self, host: Host, plan: SparkPlan, options: TaskOptions, spark: Spark) -> None:
+    def __init__(self, host: Host, plan: SparkPlan, options: TaskOptions, spark: Spark, sources: Mapping[int, FrameSource[Any]]) -> None:
+        """`sources`: what reads DataFrames, by stage."""
         self.host = host
         self.job_id = host.ids.new("job")
         self.job_master = RemoteJobMaster(host, self.job_id, plan.graph)
@@ -99,6 +120,7 @@ class SparkRun:
         self.task_executor = self
         self._plan = plan
         self._spark = spark
+        self._sources = sources
         self._shipped = ship_job(plan.graph, options)
         self._job = local_job(plan.graph, replace(options, debug=False))
         self._codec = Codec(self._job.types)
@@ -143,7 +165,7 @@ class SparkRun:
         found: dict[int, list[list[Split]]] = {}
         for stage in self._plan.stages:
             source = stage.root.head.source
-            if source is not None:
+            if source is not None and not stage.reads_frame:
                 splits = await discover_splits(source, self.host)
                 count = max(1, len(splits)) if stage.by_split else stage.parallelism
                 found[stage.id] = [splits[i::count] for i in range(count)]
@@ -151,7 +173,9 @@ class SparkRun:
 
     async def _on(self, bridge: SparkBridge, splits: Mapping[int, Sequence[Sequence[Split]]], home: Sequence[HomeStage]) -> None:
         programs = {
-            stage.id: StageProgram(self._shipped, self.job_id, stage.id, _import_paths(), splits.get(stage.id))
+            stage.id: StageProgram(
+                self._shipped, self.job_id, stage.id, _import_paths(), splits.get(stage.id), reads_frame=stage.reads_frame
+            )
             for stage in self._plan.stages
             if not stage.at_home
         }
@@ -160,7 +184,8 @@ class SparkRun:
         self.job_master.started.set_result(None)
         counts = {stage_id: len(subtasks) for stage_id, subtasks in splits.items()}
         try:
-            frames = await bridge.call(StageFrames, session, self._plan, programs, counts)
+            given = {stage_id: source.what for stage_id, source in self._sources.items()}
+            frames = await bridge.call(StageFrames, session, self._plan, programs, counts, given)
             try:
                 size = await bridge.call(frames.compute)
                 committables = await self._bring_home(bridge, frames, size, home)

@@ -12,7 +12,9 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from aioflow.core.elements import MIN_WATERMARK
+from aioflow.spark.reading import frame_of
 from aioflow.spark.runner_blocks import COMMITTABLES, MARKER, SCHEMA, BlockRow
+from aioflow.spark.runner_columns import narrowed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,8 +27,9 @@ __all__ = ["StageFrames"]
 SETTINGS = {
     # The number of partitions is that of the subtasks: nothing to adapt.
     "spark.sql.adaptive.enabled": "false",
-    # Rows are blocks of up to 256 KiB: a few at a time.
-    "spark.sql.execution.arrow.maxRecordsPerBatch": "32",
+    # Rows are blocks of up to 256 KiB, a few at a time, or rows of a DataFrame, which are small.
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
+    "spark.sql.execution.arrow.maxBytesPerBatch": str(8 << 20),
     "spark.sql.inMemoryColumnarStorage.batchSize": "32",
     "spark.sql.inMemoryColumnarStorage.compressed": "false",
 }
@@ -38,9 +41,17 @@ ROWS_AT_A_TIME = 32
 
 
 class StageFrames:
-    """The DataFrames of one run. `programs` by stage; `subtasks`: how many a source has."""
+    """The DataFrames of one run. `programs` by stage; `subtasks`: how many a source has; `given`: what `af.io.spark` reads, by stage."""
 
-    def __init__(self, session: Any, plan: SparkPlan, programs: Mapping[int, StageProgram], subtasks: Mapping[int, int]) -> None:
+    def __init__(
+        self,
+        session: Any,
+        plan: SparkPlan,
+        programs: Mapping[int, StageProgram],
+        subtasks: Mapping[int, int],
+        given: Mapping[int, Any],
+    ) -> None:
+        self._given = {stage_id: frame_of(session, what) for stage_id, what in given.items()}
         self._session = session.newSession()
         for name, value in SETTINGS.items():
             self._session.conf.set(name, value)
@@ -101,13 +112,23 @@ class StageFrames:
         return [*edges, COMMITTABLES] if any(node.sink for node in stage.nodes()) else edges
 
     def _frame(self, stage: Stage, program: StageProgram, subtasks: int) -> Any:
-        given = self._session.range(0, subtasks, 1, subtasks) if stage.is_source else self._exchange(stage)
-        frame = given.mapInArrow(program, SCHEMA)
+        if stage.reads_frame:
+            frame = self._read(stage, program)
+        else:
+            given = self._session.range(0, subtasks, 1, subtasks) if stage.is_source else self._exchange(stage)
+            frame = given.mapInArrow(program, SCHEMA)
         readers = {self._plan.target_of(edge).id for edge in stage.outputs if not self._plan.target_of(edge).at_home}
         if self._wanted(stage) or len(readers) > 1:
             frame = frame.persist()
             self._kept.append(frame)
         return frame
+
+    def _read(self, stage: Stage, program: StageProgram) -> Any:
+        """The blocks of a DataFrame of the user's session, in a query of ours."""
+        given = narrowed(self._given[stage.id], stage)
+        if not stage.by_split:
+            given = given.coalesce(1)
+        return self._session.createDataFrame([], SCHEMA).union(given.mapInArrow(program, SCHEMA))
 
     def _exchange(self, stage: Stage) -> Any:
         """The blocks for `stage`, and a marker for each subtask, so that none is missing."""

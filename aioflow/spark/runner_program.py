@@ -24,6 +24,7 @@ from aioflow.core.aio import cancel_and_wait
 from aioflow.core.elements import MIN_WATERMARK
 from aioflow.core.host import SystemHost
 from aioflow.core.serializers import Codec
+from aioflow.operators.source import Split
 from aioflow.spark.runner_blocks import COMMITTABLES, MARKER, BlockRow, BlockWriter, decode_block, merged
 from aioflow.spark.runner_subtask import ReplayedClock, StageSubtask, SubtaskId
 from aioflow.spark.translate import plan_flow
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
 
     from aioflow.cluster.shipping import ShippedJob
     from aioflow.graph.job_graph import JobEdge
-    from aioflow.operators.source import Split
     from aioflow.spark.translate import SparkPlan, Stage
 
 __all__ = ["ERROR_MARK", "StageProgram", "SubtaskFailed"]
@@ -57,10 +57,20 @@ class StageProgram:
     """The function for `mapInArrow`: the subtasks of one stage that are in a partition.
 
     `job` is the shipped job, `paths` where its modules are imported from. `splits`: of a source, those of each subtask; the rows that
-    come in are the numbers of the subtasks then.
+    come in are the numbers of the subtasks then. With `reads_frame` they are those of a DataFrame, and the partition is the subtask.
     """
 
-    def __init__(self, job: bytes, job_id: str, stage_id: int, paths: Sequence[str], splits: Sequence[Sequence[Split]] | None) -> None:
+    def __init__(
+        self,
+        job: bytes,
+        job_id: str,
+        stage_id: int,
+        paths: Sequence[str],
+        splits: Sequence[Sequence[Split]] | None,
+        *,
+        reads_frame: bool = False,
+    ) -> None:
+        self.reads_frame = reads_frame
         self._job = job
         self._job_id = job_id
         self._stage_id = stage_id
@@ -71,9 +81,23 @@ class StageProgram:
         from pyspark import TaskContext
 
         context = TaskContext.get()
-        attempt = 0 if context is None else context.attemptNumber()
-        for rows in self.run(_rows_of(batches) if self._splits is None else _numbers_of(batches), attempt):
+        assert context is not None, "Spark runs it in a task"
+        attempt = context.attemptNumber()
+        if self._splits is not None:
+            made = self.run(_numbers_of(batches), attempt)
+        elif self.reads_frame:
+            made = self.run_partition(batches, context.partitionId(), attempt)
+        else:
+            made = self.run(_rows_of(batches), attempt)
+        for rows in made:
             yield _arrow_of(rows)
+
+    def run_partition(self, batches: Iterator[pa.RecordBatch], number: int, attempt: int = 0) -> Iterator[list[BlockRow]]:
+        """The rows that come out, for the rows of partition `number` of a DataFrame."""
+        job, plan = self._load()
+        stage = plan.stage(self._stage_id)
+        subtask = SubtaskId(self._job_id, number, max(number + 1, stage.parallelism), attempt)
+        return _run_subtask(job, plan, stage, subtask, splits=[Split(str(number), payload=batches)])
 
     def run(self, given: Iterator[Any], attempt: int = 0) -> Iterator[list[BlockRow]]:
         """The rows that come out, for `BlockRow`s that come in (sorted), or for numbers of subtasks of a source."""

@@ -41,8 +41,8 @@ class FrameSource(Generic[T]):
 
     def __init__(self, bridge: SparkBridge, what: Any, make: Callable[[dict[str, Any]], T] | None, *, batches: bool) -> None:
         """`make` turns a row into an element; None leaves dicts. With `batches` the elements are Arrow's record batches."""
-        self._bridge = bridge
-        self._what = what
+        self._bridge = self.bridge = bridge
+        self._what = self.what = what
         self.make = make
         self.batches = batches
         # Made by discover() for the reader that comes next: planning may compute a part of the query.

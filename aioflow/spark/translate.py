@@ -25,6 +25,8 @@ from aioflow.graph.stream_graph import Partitioning, ShipStrategy
 from aioflow.io.memory import FunctionSource
 from aioflow.io.printing import StdoutSink
 from aioflow.operators.sink import SinkOperator
+from aioflow.spark.runner_rows import FrameRows
+from aioflow.spark.source import FrameSource
 
 if TYPE_CHECKING:
     from aioflow.graph.job_graph import JobGraph, JobVertex
@@ -66,6 +68,11 @@ class Stage:
         return self.root.head.source is not None
 
     @property
+    def reads_frame(self) -> bool:
+        """Whether it is a source that Spark reads itself."""
+        return isinstance(self.root.head.source, FrameRows)
+
+    @property
     def parallelism(self) -> int:
         """Number of subtasks, unless it is a source that is read by split."""
         return 1 if self.at_home else self.root.parallelism
@@ -102,7 +109,7 @@ def plan_flow(graph: JobGraph) -> SparkPlan:
     """The stages of a bounded flow. Raises GraphError for what Spark cannot run."""
     for vertex in graph.vertices:
         _check_source(vertex)
-    graph = _with_printing_apart(graph)
+    graph = _with_frames_there(_with_printing_apart(graph))
     home = {vertex.id for vertex in graph.vertices if any(node.stays_here for node in vertex.nodes)}
     for edge in graph.edges:
         if edge.source in home:
@@ -132,7 +139,8 @@ def _stage(graph: JobGraph, root: int, root_of: dict[int, int], merged: dict[int
 
 def _check_source(vertex: JobVertex) -> None:
     node = vertex.head
-    if node.source is None:
+    source: object = node.source
+    if node.source is None or isinstance(source, FrameSource):
         return
     if node.stays_here:
         raise GraphError(
@@ -164,6 +172,18 @@ def _with_printing_apart(graph: JobGraph) -> JobGraph:
         vertices.append(replace(vertex, id=last.id, name=last.name, nodes=(here,), uids=vertex.uids[-1:]))
         edges.append(JobEdge(len(edges), vertex.id, last.id, 0, Partitioning(ShipStrategy.FORWARD), len(others) - 1, None))
     return replace(graph, vertices=tuple(vertices), edges=tuple(edges))
+
+
+def _with_frames_there(graph: JobGraph) -> JobGraph:
+    """The graph in which DataFrames are read where Spark has them, and not in this program."""
+    vertices = []
+    for vertex in graph.vertices:
+        source: object = vertex.head.source  # As mypy sees it, a source that wants the host is none.
+        if isinstance(source, FrameSource):
+            rows = FrameRows(source.make, batches=source.batches)
+            vertex = replace(vertex, nodes=(replace(vertex.head, source=rows, stays_here=False), *vertex.nodes[1:]))
+        vertices.append(vertex)
+    return replace(graph, vertices=tuple(vertices))
 
 
 def _prints(node: StreamNode) -> bool:

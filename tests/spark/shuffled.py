@@ -25,7 +25,9 @@ new_event_loop().close()
 class ShuffledFrames:
     """Stands for `StageFrames`: computes each stage when it is its turn."""
 
-    def __init__(self, session: Any, plan: SparkPlan, programs: dict[int, StageProgram], subtasks: dict[int, int]) -> None:
+    def __init__(
+        self, session: Any, plan: SparkPlan, programs: dict[int, StageProgram], subtasks: dict[int, int], given: dict[int, Any]
+    ) -> None:
         self._plan, self._programs, self._subtasks = plan, programs, subtasks
         self._rows: list[BlockRow] = []
         self.blocks: list[BlockRow] = []

@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 import aioflow as af
+from aioflow.core.expression_rows import compile_predicate
 from aioflow.spark import runner, runner_frames
+from aioflow.spark.runner_columns import predicate_of
 from aioflow.spark.session import SparkBridge
 from tests.spark.answers import ANSWERS, Event
 
@@ -85,7 +87,7 @@ async def test_a_job_that_fails_shows_nothing(on: af.Spark, tmp_path: Path) -> N
         await flow.execute(on=on)
 
     assert any("process" in note for note in caught.value.__notes__)
-    assert not [path for path in tmp_path.rglob("part-*")]
+    assert not list(tmp_path.rglob("part-*"))
 
 
 async def test_rows_of_a_table_are_there_once(on: af.Spark, tmp_path: Path) -> None:
@@ -209,3 +211,58 @@ async def test_user_time_to_live_and_timers_of_processing_time_go_by_arrival(on:
     stream = flow.source(numbers).key_by(lambda value: 0).process(Expiring)
 
     assert await stream.collect(on=on) == ["1 after None", "2 after 1", "timer", "3 after None", "timer"]
+
+
+ROWS = "SELECT id AS n, CAST(id AS double) / 4 AS q, IF(id % 5 = 0, NULL, CONCAT('k', id % 3)) AS k, id % 2 = 0 AS even FROM range(0, 200, 1, 3)"
+
+
+async def test_a_dataframe_is_read_where_spark_has_it(on: af.Spark, spark: SparkBridge) -> None:
+    flow = af.Flow("frame", parallelism=2)
+    rows = flow.source(af.io.spark(spark, ROWS)).filter((af.col.n >= 20) & ~af.col.k.is_null())
+    counts = rows.key_by(af.col.k).window(af.global_window(at_end=True)).aggregate(af.agg(n=af.count(), q=af.sum(af.col.q)))
+
+    assert sorted(await counts.collect(on=on)) == sorted(await counts.collect())
+
+
+async def test_a_dataframe_brings_event_time_along_and_needs_its_own_session(on: af.Spark, spark: SparkBridge) -> None:
+    strategy = af.WatermarkStrategy.monotonous_timestamps(timestamp=af.col.n)
+    flow = af.Flow("frame in order")
+    rows = flow.source(af.io.spark(spark, "SELECT id AS n FROM range(0, 100, 1, 1)"), watermarks=strategy)
+    odd = rows.filter(af.col.n > 30).key_by(lambda row: row["n"] % 2).window(af.tumbling("16ms")).aggregate(af.collect(af.col.n))
+
+    assert sorted(await odd.collect(on=on)) == sorted(await odd.collect())
+    async with SparkBridge(spark.master) as other:
+        with pytest.raises(af.GraphError, match="belongs to a session on"):
+            await odd.collect(on=af.Spark(spark.master, bridge=other))
+
+
+PREDICATES = [
+    (af.col.n >= 20) & (af.col.n != 33), af.lit(7) < af.col.n, af.col.n.is_in([3, 500]), af.col.k.is_in(["k1", "x"]), af.col.k == "k1",
+    af.col.k < "k2", (af.col.k != "k1") | (af.col.n == 10), af.col.even, af.col.even == False, af.col.k.is_null(), af.col.q > 1.5,  # noqa: E712
+    af.col.q <= 3, af.col.nan < 1.0, af.col.nan > 1.0, af.col.nan != 2.0, af.col.nan == 2.0, (af.col.q > 1) & (af.col.k.str.len() == 2),
+    (af.col.k.str.len() == 2) & (af.col.q > 1), af.col.n > 2**70, af.col.k == 1, af.col.n == 3.5, ~(af.col.nan > 1.0), af.col.q == 2**60,
+]  # fmt: skip
+
+
+async def test_filters_in_spark_never_drop_what_a_filter_keeps(spark: SparkBridge) -> None:
+    session = await spark.session()
+    query = f"SELECT *, IF(n % 3 = 0, double('nan'), q) AS nan FROM ({ROWS})"
+
+    def narrowed() -> tuple[list[dict[str, Any]], list[tuple[list[int], bool]]]:
+        frame = session.sql(query)
+        types = {field.name: field.dataType.simpleString() for field in frame.schema.fields}
+        kept = []
+        for expression in PREDICATES:
+            predicate, whole = predicate_of(expression, types)
+            kept.append(([row.n for row in (frame if predicate is None else frame.where(predicate)).collect()], whole))
+        return [row.asDict() for row in frame.collect()], kept
+
+    rows, kept = await spark.call(narrowed)
+
+    translated = 0
+    for expression, (numbers, whole) in zip(PREDICATES, kept, strict=True):
+        condition = compile_predicate(expression)
+        wanted = {row["n"] for row in rows if condition(row)}
+        assert wanted <= set(numbers), expression
+        translated += whole and len(numbers) < len(rows)
+    assert translated >= 14, "most of them are columns of Spark"

@@ -82,7 +82,7 @@ def test_a_source_that_this_program_feeds_is_refused() -> None:
     flow = af.Flow("pushed")
     flow.source(af.io.push(), name="events").sink(af.io.blackhole())
 
-    with pytest.raises(af.GraphError, match="source 'events' is fed by this program.*workers="):
+    with pytest.raises(af.GraphError, match=r"source 'events' is fed by this program.*workers="):
         plan(flow)
 
 
@@ -100,7 +100,7 @@ async def test_checkpoints_and_restarts_are_refused(tmp_path: Path) -> None:
     flow = af.Flow("checkpoints")
     stream = flow.source([1])
 
-    with pytest.raises(CheckpointError, match="Spark, which runs lost tasks again.*leave out checkpoints="):
+    with pytest.raises(CheckpointError, match=r"Spark, which runs lost tasks again.*leave out checkpoints="):
         await stream.collect(on=af.Spark("local[2]"), checkpoints=tmp_path)
     with pytest.raises(af.GraphError, match=r"spark\.task\.maxFailures"):
         await stream.collect(on=af.Spark("local[2]"), restart=af.fixed_delay(attempts=1, delay="1s"))

@@ -1,0 +1,121 @@
+"""Expressions right behind a DataFrame, as columns of Spark: rows that a filter drops need not leave the JVM.
+
+The operators of the flow stay as they are, and decide. What is made of an expression here only narrows what comes to them, so it may keep
+a row that they drop, and never drops one that they keep. That is why a part of an expression will do, and why what Spark sees otherwise
+than Python (NaN, numbers that only compare as float, text under a collation) is left to the operators.
+
+Filters are taken as long as nothing before them looks at a row: a watermark strategy does, since a row that is dropped moves event time
+all the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from aioflow.core import expressions as ex
+from aioflow.core.expressions import is_expression
+from aioflow.operators.stateless import StatelessKind
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from aioflow.spark.translate import Stage
+
+__all__ = ["narrowed", "predicate_of"]
+
+INTEGERS = frozenset({"tinyint", "smallint", "int", "bigint"})
+INT64_MAX = 2**63 - 1
+EXACT_MAX = 2**53
+"""Integers up to here are floats too."""
+
+
+def narrowed(frame: Any, stage: Stage) -> Any:
+    """`frame` without rows that the filters at the beginning of `stage` drop anyway. In a call of the bridge."""
+    types = {field.name: field.dataType.simpleString() for field in frame.schema.fields}
+    for expression in _leading_filters(stage):
+        predicate, whole = predicate_of(expression, types)
+        if predicate is not None:
+            frame = frame.where(predicate)
+        if not whole:
+            break  # What stands behind it must see the same rows: one of them may fail there.
+    return frame
+
+
+def _leading_filters(stage: Stage) -> Iterator[ex.Expr[Any]]:
+    """The expressions of the filters that every row meets first."""
+    if stage.root.head.watermarks is not None or len(stage.root.nodes) > 1:
+        return
+    following = [edge for edge in (*stage.inner, *stage.outputs) if edge.source == stage.id]
+    if len(following) != 1 or following[0] not in stage.inner or following[0].side is not None:
+        return
+    vertex = next(vertex for vertex in stage.vertices if vertex.id == following[0].target)
+    for node in vertex.nodes:
+        arguments = node.factory.args if isinstance(node.factory, partial) else ()
+        if node.kind != "filter" or len(arguments) != 2 or arguments[0] is not StatelessKind.FILTER or not is_expression(arguments[1]):
+            return
+        yield arguments[1]
+
+
+def predicate_of(expression: ex.Expr[Any], types: Mapping[str, str]) -> tuple[Any, bool]:
+    """A column of Spark that is true wherever `expression` is, and whether it stands for all of it. None: there is nothing to say."""
+    from pyspark.sql import functions as f
+
+    match expression:
+        case ex.Binary(operator="&"):
+            left, left_whole = predicate_of(expression.left, types)
+            if not left_whole:
+                return left, False
+            right, whole = predicate_of(expression.right, types)
+            return (left & right if right is not None else left), whole
+        case ex.Binary(operator="|"):
+            left, left_whole = predicate_of(expression.left, types)
+            right, right_whole = predicate_of(expression.right, types)
+            return (left | right, True) if left_whole and right_whole else (None, False)
+        case ex.Column() if types.get(str(expression.name)) == "boolean":
+            return _column(expression), True
+        case ex.IsNull(operand=ex.Column() as column) if column.name in types:
+            return f.isnull(_column(column)), True
+        case ex.IsIn(operand=ex.Column() as column, values=values):
+            type_ = types.get(str(column.name), "")
+            if type_ in INTEGERS | {"string"} and all(_fits(type_, value) for value in values):
+                return _column(column).isin(list(values)), True
+        case ex.Binary(left=ex.Column(), right=ex.Literal(value=value)) if expression.operator in ex.COMPARISONS:
+            return _compared(expression.operator, expression.left, value, types)
+        case ex.Binary(left=ex.Literal(value=value), right=ex.Column()) if expression.operator in ex.COMPARISONS:
+            return _compared(_MIRRORED[expression.operator], expression.right, value, types)
+    return None, False
+
+
+_MIRRORED = {"==": "==", "!=": "!=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
+
+
+def _compared(operator: str, column: Any, value: Any, types: Mapping[str, str]) -> tuple[Any, bool]:
+    if not _fits(types.get(str(column.name), ""), value):
+        return None, False
+    made = _column(column)
+    compare = {
+        "==": made.__eq__, "!=": made.__ne__, "<": made.__lt__, "<=": made.__le__, ">": made.__gt__, ">=": made.__ge__
+    }  # fmt: skip
+    return compare[operator](value), True
+
+
+def _fits(type_: str, value: Any) -> bool:
+    """Whether a column of `type_` compares with `value` as Python does, or takes NaN for larger than it is."""
+    if type_ == "string":
+        return type(value) is str
+    if type_ == "boolean":
+        return type(value) is bool
+    if type_ in INTEGERS:
+        return type(value) is int and abs(value) <= INT64_MAX
+    if type_ == "double":
+        return (type(value) is float and math.isfinite(value)) or (type(value) is int and abs(value) <= EXACT_MAX)
+    return False
+
+
+def _column(expression: Any) -> Any:
+    from pyspark.sql import functions as f
+
+    return f.col("`" + str(expression.name).replace("`", "``") + "`")
