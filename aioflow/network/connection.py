@@ -100,7 +100,8 @@ class WaitingRoom:
             self.rejected += 1
             # Whoever floods the port must not flood the log: the 1st, the 10th, the 100th.
             if self.rejected == 10 ** (len(str(self.rejected)) - 1) and not self._is_closed:
-                logger.warning("connection %d that was not let in, from %s: %s", self.rejected, connection.peer, error)
+                reason = error or "it ended before it had proved itself"
+                logger.warning("connection %d that was not let in, from %s: %s", self.rejected, connection.peer, reason)
 
     def close(self) -> list[AuthenticatedConnection]:
         """Turn out all, and whoever is still on the way. Returns who was there."""

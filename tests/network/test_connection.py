@@ -252,6 +252,19 @@ def test_a_flood_of_strangers_does_not_flood_the_log(caplog: pytest.LogCaptureFi
     ]
 
 
+def test_the_log_says_in_words_that_a_stranger_went_away(caplog: pytest.LogCaptureFixture) -> None:
+    async def main(planes: Planes) -> None:
+        stranger = await dial(planes)
+        await until(lambda: len(planes.producer.waiting) == 1)
+        stranger.transport.close()
+        await until(lambda: planes.producer.waiting.rejected == 1)
+
+    with caplog.at_level(logging.INFO):
+        on_sockets(main)
+    [record] = [record for record in caplog.records if record.name.startswith("aioflow")]
+    assert record.message.endswith(": it ended before it had proved itself")
+
+
 def test_three_hundred_hostile_connections_beside_a_running_channel_leave_no_trace() -> None:
     """The fixtures of every test look for descriptors and tasks that were left."""
 
