@@ -63,7 +63,10 @@ def test_a_slow_task_gets_small_batches_after_its_first_one_and_large_ones_when_
     assert task.debloater.records >= 768
 
 
-@pytest.mark.parametrize(("channels", "per_s", "records"), [(1, 10.0, RECORDS_MIN), (1, 1e7, 1024), (1, 256.0, 256 // BATCHES_PER_CHANNEL), (4, 1024.0, 256 // BATCHES_PER_CHANNEL)])
+@pytest.mark.parametrize(
+    ("channels", "per_s", "records"),
+    [(1, 10.0, RECORDS_MIN), (1, 1e7, 1024), (1, 256.0, 256 // BATCHES_PER_CHANNEL), (4, 1024.0, 256 // BATCHES_PER_CHANNEL)],
+)
 def test_the_size_stays_within_its_bounds_and_is_shared_by_the_channels(channels: int, per_s: float, records: int) -> None:
     task = Task(channels)
     task.work(per_s, for_s=200)
