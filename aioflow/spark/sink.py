@@ -1,0 +1,237 @@
+"""A stream written through Spark, a batch a checkpoint: `stream.sink(af.io.spark(bridge, into="/data/delays", schema="..."))`.
+
+    records       become Arrow batches of the schema at once; what does not fit is an error at the record
+    prepare(n)    they are whole and durable in the spool, a directory of this machine
+    commit        a Spark job whose tasks fetch them over our channels writes them; then the spool lets go
+
+Spooled rather than written to Spark at once, for no DataFrameWriter can be taken back: a job that fails after its write would leave rows
+that will be written again. Without checkpoints a batch is committed whenever it has `ROLL_ROWS` rows, and at the end.
+
+The job holds no core while rows come in: only a commit is a job. It runs beside the records.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from aioflow.core.errors import StateError
+from aioflow.io.shapes import fields_of_value
+from aioflow.operators.userfunction import describe_record
+from aioflow.spark.channels import ChannelListener
+from aioflow.spark.executor import PullRows
+from aioflow.spark.failures import SparkError
+from aioflow.spark.outbound import OutboundStream
+from aioflow.spark.spool import Spool, Staged, StagedReader, staged_of
+
+if TYPE_CHECKING:
+    from aioflow.core.host import Host
+    from aioflow.operators.operator import OperatorContext
+    from aioflow.spark.session import SparkBridge
+    from aioflow.spark.targets import FileTarget, FunctionTarget
+
+__all__ = ["FrameCommitter", "FrameSink", "FrameWriter", "ROLL_ROWS"]
+
+BATCH_ROWS = 10_000
+"""Rows of a batch in the spool: as Spark's own."""
+
+ROLL_ROWS = 1_000_000
+"""Without checkpoints, rows after which they are written."""
+
+
+PARTITIONS_MAX = 8
+"""Tasks, and so files, of one batch."""
+
+
+class FrameSink:
+    """A `Sink`. It stays in the process that has the bridge."""
+
+    parallelism_max = 1
+    stays_here = True
+
+    def __init__(self, bridge: SparkBridge, target: FileTarget | FunctionTarget, schema: str, spool: str) -> None:
+        """`schema` in Spark's own words: "station string, celsius double"."""
+        self.bridge = bridge
+        self.target = target
+        self.schema = schema
+        self.spool = spool
+
+    def __repr__(self) -> str:
+        return f"spark(into={getattr(self.target, 'path', self.target)!r})"
+
+    def writer(self, ctx: OperatorContext) -> FrameWriter:
+        return FrameWriter(ctx, self)
+
+    def committer(self, ctx: OperatorContext) -> FrameCommitter:
+        return FrameCommitter(ctx.host, self)
+
+    async def arrow_schema(self) -> pa.Schema:
+        """Raises SparkError for what is no schema."""
+        text = self.schema
+
+        def parse() -> pa.Schema:
+            from pyspark.sql.pandas.types import to_arrow_schema
+            from pyspark.sql.types import StructType
+
+            pa.array([0])  # Loads pandas where it is there, which takes a second: here, not on the loop.
+            struct: Any = StructType.fromDDL(text)
+            return to_arrow_schema(struct, timezone="UTC")
+
+        try:
+            return await self.bridge.call(parse)
+        except SparkError as error:
+            raise SparkError(f"schema={text!r} of {self!r}: {error}", condition=error.condition, trace=error.trace) from None
+
+
+class FrameWriter:
+    """Turns records into batches, and batches into files of the spool."""
+
+    def __init__(self, ctx: OperatorContext, sink: FrameSink) -> None:
+        self._ctx = ctx
+        self._sink = sink
+        place = re.sub(r"[^A-Za-z0-9_.-]", "_", f"{ctx.flow_name}-{ctx.uid}")
+        self._spool = Spool(ctx.host, posixpath.join(sink.spool, place))
+        self._restored = 0
+        self._schema: pa.Schema
+        self._batches: list[pa.RecordBatch] = []
+        self._rows = 0
+        self.full = False
+
+    def restored(self, checkpoint_id: int) -> None:
+        """What was staged up to `checkpoint_id` is committed, or will be."""
+        self._restored = checkpoint_id
+
+    async def open(self) -> None:
+        self._schema = await self._sink.arrow_schema()
+        await self._spool.open(self._ctx, self._restored if self._ctx.checkpointing else None)
+
+    def write_batch(self, values: Sequence[Any], timestamps: Sequence[int] | None) -> None:
+        if values:
+            self._batches.append(self._batch(values))
+            self._rows += len(values)
+            self.full = self._rows >= BATCH_ROWS
+
+    def _batch(self, values: Sequence[Any]) -> pa.RecordBatch:
+        """The columns of the records. Raises ValueError naming column and record."""
+        names = self._schema.names
+        columns = []
+        for place, field in enumerate(self._schema):
+            cells = [self._cell(value, field.name, place, len(names)) for value in values]
+            try:
+                columns.append(pa.array(cells, field.type))
+            except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
+                raise self._misfit(values, cells, field) from error
+        return pa.RecordBatch.from_arrays(columns, schema=self._schema)
+
+    def _cell(self, value: Any, name: str, place: int, width: int) -> Any:
+        try:
+            if isinstance(value, dict):
+                return value[name]
+            if type(value) in (tuple, list):
+                if len(value) != width:
+                    raise KeyError
+                return value[place]
+            return getattr(value, name)
+        except (KeyError, AttributeError):
+            fields = fields_of_value(value)
+            has = f"has the fields {', '.join(fields)}" if fields else "has no such field"
+            raise ValueError(
+                f"{self._sink!r} got {describe_record(value)}, which {has}: expected {self._sink.schema!r}; "
+                "give records these fields, or name theirs in schema="
+            ) from None
+
+    def _misfit(self, values: Sequence[Any], cells: list[Any], field: Any) -> ValueError:
+        for value, cell in zip(values, cells, strict=True):
+            try:
+                pa.array([cell], field.type)
+            except (pa.ArrowException, ValueError, TypeError, OverflowError):
+                return ValueError(
+                    f"{self._sink!r} got {describe_record(value)}, whose {field.name} does not fit {field.type}: "
+                    f"expected {self._sink.schema!r}"
+                )
+        return ValueError(f"{self._sink!r}: the values of {field.name} do not fit {field.type} together, expected {self._sink.schema!r}")
+
+    async def flush(self) -> None:
+        self.full = False
+        batches, self._batches, self._rows = self._batches, [], 0
+        if not batches:
+            return
+
+        def join() -> list[pa.RecordBatch]:
+            table: Any = pa.Table.from_batches(batches).combine_chunks()
+            joined: list[pa.RecordBatch] = table.to_batches(max_chunksize=BATCH_ROWS)
+            return joined
+
+        await self._spool.append(await self._ctx.host.blocking(join))
+        if not self._ctx.checkpointing and self._spool.rows >= ROLL_ROWS:
+            staged = await self._spool.seal(0)
+            assert staged is not None
+            await FrameCommitter(self._ctx.host, self._sink).commit([staged])
+
+    async def prepare(self, checkpoint_id: int) -> list[list[Any]]:
+        await self.flush()
+        staged = await self._spool.seal(checkpoint_id)
+        return [] if staged is None else [list(staged)]
+
+    async def close(self) -> None:
+        """Drop what was not sealed: it will be written again, or was not wanted."""
+        await self._spool.drop()
+
+
+class FrameCommitter:
+    """Has Spark write staged batches, one job each."""
+
+    def __init__(self, host: Host, sink: FrameSink) -> None:
+        self._host = host
+        self._sink = sink
+
+    async def commit(self, committables: Sequence[Any]) -> None:
+        """In order. What was written already is passed over. Raises StateError when the spool has lost a batch."""
+        for committable in committables:
+            staged = staged_of(committable)
+            reader = StagedReader(self._host, staged)
+            if await reader.is_done():
+                await reader.discard()
+                continue
+            if not await reader.is_there():
+                raise StateError(
+                    f"{staged.rows} rows for {self._sink!r}, prepared for checkpoint {staged.checkpoint}, were in {staged.path}, and that "
+                    "is not there any more: put the spool back as it was, or start with restore=None, fresh=True"
+                )
+            await self._write(staged, reader)
+            await reader.done()
+
+    async def _write(self, staged: Staged, reader: StagedReader) -> None:
+        sink = self._sink
+        session = await sink.bridge.session()
+        listener = ChannelListener(self._host, sink.bridge.address)
+        # By the batch alone, not by the cores of today: a commit that is repeated must make the same files.
+        partitions = min(len(staged.lengths), PARTITIONS_MAX)
+        stream = OutboundStream(partial(reader.batches, partitions=partitions))
+        await listener.open()
+        try:
+            pull = PullRows(listener.where, listener.add(stream))
+
+            def write() -> None:
+                frame = session.range(0, partitions, 1, partitions).mapInArrow(pull, sink.schema)
+                sink.target.write(session, frame, staged.batch_id)
+
+            try:
+                await sink.bridge.call(write)
+            except SparkError:
+                if stream.error is not None:
+                    raise stream.error from None
+                raise
+        finally:
+            await stream.close()
+            await listener.close()
+
+    async def abort(self, committables: Sequence[Any]) -> None:
+        """Forget staged batches; what was written stays."""
+        for committable in committables:
+            await StagedReader(self._host, staged_of(committable)).discard()

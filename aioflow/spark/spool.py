@@ -1,0 +1,161 @@
+"""Arrow batches in files of this machine: what waits there for Spark to take it, in the hands of a checkpoint.
+
+A file holds batches of one schema, one behind the other; where each begins stands in its `Staged`, which is plain data and goes into the
+checkpoint. A file's name tells whose it is, as with the part files of `io.parts`: `<since>-<job>-<attempt>-<token>.arrow`, `since` being
+the checkpoint after whose barrier it was begun. What was begun after the restored checkpoint, by an attempt that is gone, belongs to
+nobody and is deleted when the next writer opens.
+
+A batch that Spark has written leaves an empty `<batch>.done` before its file goes: so a commit that is repeated finds the file or the mark,
+or knows that somebody has emptied the directory.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import AsyncGenerator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pyarrow as pa
+
+if TYPE_CHECKING:
+    from aioflow.core.host import Host
+    from aioflow.operators.operator import OperatorContext
+
+__all__ = ["Spool", "Staged", "StagedReader", "staged_of"]
+
+UNCHECKED = "none"
+"""Stands for `since` where nobody takes checkpoints."""
+
+MARKS_KEPT = 100
+"""Marks of batches that are done. A commit can only be repeated until a later checkpoint is complete."""
+
+_FILE = re.compile(r"(\d+|none)-([0-9A-Za-z]+)-(\d+)-([0-9a-f]+)\.arrow")
+"""Groups: since, job, attempt, token."""
+
+
+class Staged(NamedTuple):
+    """A committable: one whole file."""
+
+    path: str
+    token: str
+    checkpoint: int
+    schema: bytes
+    lengths: list[int]
+    """Of its batches, in bytes."""
+    rows: int
+
+    @property
+    def batch_id(self) -> str:
+        """Unique, the same however often it is committed, and ascending within a job."""
+        return f"{self.checkpoint:010}-{self.token}"
+
+
+class Spool:
+    """The files of one sink. Blocks on nothing: it goes through the host."""
+
+    def __init__(self, host: Host, directory: str) -> None:
+        self._host = host
+        self._fs = host.fs
+        self._directory = directory
+        self._since: int | None = None
+        self._job = ""
+        self._attempt = 0
+        self._path = ""
+        self._token = ""
+        self._schema = b""
+        self._lengths: list[int] = []
+        self._rows = 0
+
+    @property
+    def rows(self) -> int:
+        """In the file that is being written."""
+        return self._rows
+
+    async def open(self, ctx: OperatorContext, restored: int | None) -> None:
+        """For a writer: make the directory, and delete what nobody will commit. `restored`: the checkpoint; None: nobody takes them."""
+        self._since, self._job, self._attempt = restored, ctx.job_id[:8], ctx.runtime.attempt
+        await self._fs.mkdirs(self._directory, private=True)
+        for name in await self._fs.list(self._directory):
+            match = _FILE.fullmatch(name)
+            if match is None or (match[2] == self._job and int(match[3]) > self._attempt):
+                continue
+            if match[1] == UNCHECKED or (restored is not None and int(match[1]) >= restored):
+                await self._fs.delete(posixpath.join(self._directory, name))
+
+    async def append(self, batches: Sequence[pa.RecordBatch]) -> None:
+        """Bring batches into the file that will be sealed next."""
+        if not self._path:
+            self._token = self._host.ids.new("spool")[:16]
+            since = UNCHECKED if self._since is None else self._since
+            self._path = posixpath.join(self._directory, f"{since}-{self._job}-{self._attempt}-{self._token}.arrow")
+            self._schema = batches[0].schema.serialize().to_pybytes()
+
+        def encode() -> list[bytes]:
+            return [batch.serialize().to_pybytes() for batch in batches]
+
+        pieces = await self._host.blocking(encode)
+        await self._fs.append(self._path, b"".join(pieces))
+        self._lengths += [len(piece) for piece in pieces]
+        self._rows += sum(batch.num_rows for batch in batches)
+
+    async def seal(self, checkpoint_id: int) -> Staged | None:
+        """The file is whole and durable. None if nothing was appended."""
+        if self._since is not None:
+            self._since = max(self._since, checkpoint_id)
+        if not self._path:
+            return None
+        await self._fs.fsync(self._path)
+        await self._fs.fsync_dir(self._directory)
+        staged = Staged(self._path, self._token, checkpoint_id, self._schema, self._lengths, self._rows)
+        self._path, self._token, self._lengths, self._rows = "", "", [], 0
+        return staged
+
+    async def drop(self) -> None:
+        """Forget what was appended and not sealed."""
+        path, self._path = self._path, ""
+        if path:
+            await self._fs.delete(path)
+
+
+class StagedReader:
+    """The batches of one `Staged`, for the partitions of a Spark job; and what becomes of it afterwards."""
+
+    def __init__(self, host: Host, staged: Staged) -> None:
+        self._host = host
+        self._staged = staged
+        self._mark = posixpath.join(posixpath.dirname(staged.path), f"{staged.batch_id}.done")
+
+    async def is_there(self) -> bool:
+        return await self._host.fs.exists(self._staged.path)
+
+    async def is_done(self) -> bool:
+        return await self._host.fs.exists(self._mark)
+
+    async def batches(self, partition: int, partitions: int) -> AsyncGenerator[pa.RecordBatch, None]:
+        """Every `partitions`-th batch from number `partition` on: the same ones each time."""
+        schema = pa.ipc.read_schema(pa.py_buffer(self._staged.schema))
+        offset = 0
+        for number, length in enumerate(self._staged.lengths):
+            if number % partitions == partition:
+                data = await self._host.fs.read(self._staged.path, offset, length)
+                yield pa.ipc.read_record_batch(pa.py_buffer(data), schema)
+            offset += length
+
+    async def done(self) -> None:
+        """Leave the mark, then let go of the file, and of marks that nobody will look for."""
+        fs, directory = self._host.fs, posixpath.dirname(self._mark)
+        await fs.write(self._mark, b"", sync=True)
+        await fs.fsync_dir(directory)
+        await self.discard()
+        marks = [name for name in await fs.list(directory) if name.endswith(".done")]
+        for name in marks[:-MARKS_KEPT]:
+            await fs.delete(posixpath.join(directory, name))
+
+    async def discard(self) -> None:
+        await self._host.fs.delete(self._staged.path)
+
+
+def staged_of(committable: Any) -> Staged:
+    """A `Staged` as it comes out of a checkpoint."""
+    return Staged(*committable)

@@ -1,0 +1,253 @@
+"""A stream into Spark: rows that fit a schema, each once, however often a commit is tried."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import aioflow as af
+from aioflow.core.errors import GraphError, StateError
+from aioflow.spark.connector import spark as frames
+from aioflow.spark.failures import SparkError
+from aioflow.spark.session import SparkBridge
+from aioflow.spark.sink import BATCH_ROWS, FrameCommitter, FrameSink, FrameWriter
+from tests.io.driver import Runtime, SinkContext, system_context
+
+SCHEMA = "id bigint, name string"
+
+
+@dataclass
+class Item:
+    id: int
+    name: str
+
+
+def items(first: int, last: int) -> list[dict[str, Any]]:
+    return [{"id": i, "name": f"item {i}"} for i in range(first, last)]
+
+
+async def ids_in(spark: SparkBridge, directory: Path) -> list[int]:
+    session = await spark.session()
+    rows = await spark.call(lambda: session.read.parquet(str(directory)).select("id").collect())
+    return sorted(row.id for row in rows)
+
+
+@contextlib.asynccontextmanager
+async def writing(sink: FrameSink, attempt: int = 0, restored: int | None = None) -> AsyncIterator[tuple[FrameWriter, FrameCommitter]]:
+    async with system_context() as machine:
+        ctx: Any = SinkContext(machine.host, runtime=Runtime(attempt=attempt))
+        writer = sink.writer(ctx)
+        if restored is not None:
+            writer.restored(restored)
+        await writer.open()
+        yield writer, sink.committer(ctx)
+
+
+async def test_rows_become_part_files_that_spark_reads(spark: SparkBridge, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    flow = af.Flow("items")
+    flow.source(items(0, 25_000)).sink(frames(spark, into=out, schema=SCHEMA))
+    await flow.execute()
+
+    assert await ids_in(spark, out) == list(range(25_000))
+
+
+@pytest.mark.parametrize("record", [{"name": "a", "id": 1, "more": 2}, Item(1, "a"), (1, "a")], ids=["dict", "dataclass", "tuple"])
+async def test_records_are_rows_by_field_or_by_place(spark: SparkBridge, tmp_path: Path, record: Any) -> None:
+    flow = af.Flow("one")
+    flow.source([record]).sink(frames(spark, into=tmp_path / "out", schema=SCHEMA))
+    await flow.execute()
+
+    assert await ids_in(spark, tmp_path / "out") == [1]
+
+
+async def test_other_formats_take_the_options_of_sparks_writer(spark: SparkBridge, tmp_path: Path) -> None:
+    flow = af.Flow("csv")
+    flow.source(items(0, 3)).sink(frames(spark, into=tmp_path / "out", schema=SCHEMA, format="csv", options={"header": "true", "sep": ";"}))
+    await flow.execute()
+
+    texts = [path.read_text() for path in sorted((tmp_path / "out").glob("part-*.csv"))]
+    assert texts == ["id;name\n0;item 0\n1;item 1\n2;item 2\n"]
+
+
+async def test_a_function_gets_a_frame_and_the_id_of_the_batch(spark: SparkBridge, tmp_path: Path) -> None:
+    seen: list[tuple[str, list[int]]] = []
+
+    def write(frame: Any, batch_id: str) -> None:
+        seen.append((batch_id, sorted(row.id for row in frame.collect())))
+
+    flow = af.Flow("function")
+    flow.source(items(0, 100)).sink(frames(spark, into=write, schema=SCHEMA, spool=tmp_path))
+    await flow.execute()
+
+    ((batch_id, ids),) = seen
+    assert ids == list(range(100)) and batch_id.startswith("0000000000-")
+
+
+class FailsAt(af.MapFunction[dict[str, Any], dict[str, Any]]):
+    """Fails at a row once, when some checkpoint is behind it."""
+
+    failed = False
+
+    def map(self, row: dict[str, Any]) -> dict[str, Any]:
+        if row["id"] == 15_000 and not FailsAt.failed:
+            FailsAt.failed = True
+            raise OSError("once")
+        return row
+
+
+async def test_a_flow_that_fails_writes_each_row_once(spark: SparkBridge, tmp_path: Path) -> None:
+    FailsAt.failed = False
+    out = tmp_path / "out"
+    flow = af.Flow("failing")
+    flow.source(items(0, 20_000)).throttle(20_000).map(FailsAt).sink(frames(spark, into=out, schema=SCHEMA))
+    await flow.execute(
+        checkpoints=(tmp_path / "store").as_uri(), every="100ms", restart=af.fixed_delay(attempts=3, delay="10ms")
+    )
+
+    assert FailsAt.failed
+    assert await ids_in(spark, out) == list(range(20_000))
+
+
+async def test_committing_again_writes_nothing_twice(spark: SparkBridge, tmp_path: Path) -> None:
+    sink = frames(spark, into=tmp_path / "out", schema=SCHEMA)
+    async with writing(sink) as (writer, committer):
+        writer.write_batch(items(0, 10), None)
+        prepared = await writer.prepare(1)
+        await committer.commit(prepared)
+        await committer.commit(prepared)
+
+    assert await ids_in(spark, tmp_path / "out") == list(range(10))
+
+
+class DiesAfterWriting(FrameCommitter):
+    """Spark has written everything, and nobody has noted it."""
+
+    async def _write(self, staged: Any, reader: Any) -> None:
+        await super()._write(staged, reader)
+        raise OSError("killed")
+
+
+class DiesWhileRenaming:
+    """Half of the files have their names, and nobody has noted it."""
+
+    def __init__(self, sink: FrameSink) -> None:
+        self._sink = sink
+
+    def write(self, session: Any, frame: Any, batch_id: str) -> None:
+        self._sink.target.write(session, frame, batch_id)
+        directory = Path(self._sink.target.path)  # type: ignore[union-attr]
+        for part in sorted(directory.glob("part-*"))[1:]:
+            part.unlink()
+        raise OSError("killed")
+
+
+async def test_a_commit_that_died_after_its_write_writes_nothing_twice(spark: SparkBridge, tmp_path: Path) -> None:
+    sink = frames(spark, into=tmp_path / "out", schema=SCHEMA)
+    async with writing(sink) as (writer, committer):
+        writer.write_batch(items(0, 3 * BATCH_ROWS), None)
+        prepared = await writer.prepare(1)
+        with pytest.raises(OSError, match="killed"):
+            await DiesAfterWriting(writer._ctx.host, sink).commit(prepared)
+        await committer.commit(prepared)
+
+    assert await ids_in(spark, tmp_path / "out") == list(range(3 * BATCH_ROWS))
+
+
+async def test_a_commit_that_died_between_two_files_completes_them(spark: SparkBridge, tmp_path: Path) -> None:
+    sink = frames(spark, into=tmp_path / "out", schema=SCHEMA)
+    dying = frames(spark, into=tmp_path / "out", schema=SCHEMA)
+    dying.target = DiesWhileRenaming(sink)  # type: ignore[assignment]
+    async with writing(sink) as (writer, committer):
+        writer.write_batch(items(0, 3 * BATCH_ROWS), None)
+        prepared = await writer.prepare(1)
+        with pytest.raises(OSError, match="killed"):
+            await FrameCommitter(writer._ctx.host, dying).commit(prepared)
+        await committer.commit(prepared)
+
+    assert await ids_in(spark, tmp_path / "out") == list(range(3 * BATCH_ROWS))
+
+
+async def test_a_new_attempt_deletes_what_was_begun_after_the_checkpoint_and_keeps_what_was_prepared(
+    spark: SparkBridge, tmp_path: Path
+) -> None:
+    sink = frames(spark, into=tmp_path / "out", schema=SCHEMA)
+    async with writing(sink) as (writer, _):
+        writer.write_batch(items(0, 10), None)
+        prepared = await writer.prepare(1)
+        writer.write_batch(items(10, 20), None)
+        await writer.flush()  # And then the process is gone.
+    spool = next((tmp_path / "out" / "_aioflow" / "spool").iterdir())
+    assert len(list(spool.glob("*.arrow"))) == 2
+
+    async with writing(sink, attempt=1, restored=1) as (_, committer):
+        assert len(list(spool.glob("*.arrow"))) == 1
+        await committer.commit(prepared)
+    assert await ids_in(spark, tmp_path / "out") == list(range(10))
+
+
+async def test_a_spool_that_was_emptied_is_an_error_and_no_silence(spark: SparkBridge, tmp_path: Path) -> None:
+    sink = frames(spark, into=tmp_path / "out", schema=SCHEMA)
+    async with writing(sink) as (writer, committer):
+        writer.write_batch(items(0, 10), None)
+        prepared = await writer.prepare(1)
+        for path in (tmp_path / "out").rglob("*.arrow"):
+            path.unlink()
+        with pytest.raises(StateError, match=r"10 rows for .*, prepared for checkpoint 1, .* not there any more"):
+            await committer.commit(prepared)
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        ({"id": "seven", "name": "a"}, r"got .*'seven'.*, whose id does not fit int64: expected 'id bigint, name string'"),
+        ({"id": 2**70, "name": "a"}, "whose id does not fit int64"),
+        ({"id": 1}, "which has the fields id: expected 'id bigint, name string'"),
+        ((1, "a", 2), "which has no such field"),
+    ],
+    ids=["text for a number", "too large", "missing", "too many"],
+)
+async def test_a_record_that_does_not_fit_is_named_with_what_was_expected(
+    spark: SparkBridge, tmp_path: Path, record: Any, message: str
+) -> None:
+    flow = af.Flow("misfit")
+    flow.source([{"id": 0, "name": "fits"}, record]).sink(frames(spark, into=tmp_path / "out", schema=SCHEMA))
+
+    with pytest.raises(ValueError, match=message):
+        await flow.execute()
+
+
+async def test_a_schema_that_is_none_is_refused_before_any_row(spark: SparkBridge, tmp_path: Path) -> None:
+    flow = af.Flow("schema")
+    flow.source(items(0, 1)).sink(frames(spark, into=tmp_path / "out", schema="id bigint,, name"))
+
+    with pytest.raises(SparkError, match="schema='id bigint,, name' of spark"):
+        await flow.execute()
+
+
+async def test_a_write_that_spark_refuses_fails_the_flow_with_its_cause(spark: SparkBridge, tmp_path: Path) -> None:
+    def write(frame: Any, batch_id: str) -> None:
+        frame.write.saveAsTable("no.such.catalog.here")
+
+    flow = af.Flow("refused")
+    flow.source(items(0, 1)).sink(frames(spark, into=write, schema=SCHEMA, spool=tmp_path))
+
+    with pytest.raises(SparkError) as caught:
+        await flow.execute()
+    assert "\tat " not in str(caught.value)
+
+
+async def test_what_is_missing_is_said_when_the_flow_is_built(spark: SparkBridge, tmp_path: Path) -> None:
+    with pytest.raises(GraphError, match="got no schema="):
+        frames(spark, into=tmp_path)  # type: ignore[call-overload]
+    with pytest.raises(GraphError, match="got no spool="):
+        frames(spark, into=lambda frame, batch_id: None, schema=SCHEMA)
+    with pytest.raises(GraphError, match="got no spool="):
+        frames(spark, into="s3a://bucket/out", schema=SCHEMA)
+    with pytest.raises(GraphError, match="got both what to read and into=, or neither"):
+        frames(spark)
