@@ -39,9 +39,11 @@ def check_checkpoint_options(given: Mapping[str, Any], options: RunOptions) -> N
         raise ValueError(f"fresh=True begins without state, restore={options.restore!r} with some: give restore=None with it")
     settings = checkpoint_settings(options)
     if settings is not None:
-        if settings.unaligned or settings.aligned_timeout_ms is not None:
-            # Tasks align only: what is in flight is not kept, and a barrier that overtook it would lose it.
-            raise ValueError(f"unaligned={options.unaligned!r}: barriers that overtake records are not supported, leave unaligned= out")
+        if settings.aligned_timeout_ms is not None and settings.aligned_timeout_ms >= settings.timeout_ms:
+            raise ValueError(
+                f"unaligned={options.unaligned!r} lets barriers overtake after so long, but a checkpoint is given up after "
+                f"timeout={options.timeout!r}: give a shorter time, or unaligned=True to overtake from the start"
+            )
         for url in (settings.store, settings.restore):
             if url and url != LATEST:
                 _check_extra(url)
@@ -53,12 +55,12 @@ def checkpoint_settings(options: RunOptions) -> CheckpointSettings | None:
         return None
     if not isinstance(options.retain, int) or options.retain < 1:
         raise ValueError(f"retain is {options.retain!r}, expected how many completed checkpoints are kept, at least 1")
-    tolerable = options.tolerable_failures
-    if tolerable is not None and (not isinstance(tolerable, int) or tolerable < 0):
     if not isinstance(options.max_concurrent, int) or options.max_concurrent < 1:
-        raise ValueError(f"max_concurrent is {options.max_concurrent!r}, expected how many checkpoints may be under way at once, at least 1")
+        raise ValueError(f"max_concurrent is {options.max_concurrent!r}, expected how many checkpoints may be under way, at least 1")
     if options.max_concurrent > 1 and options.unaligned is not False:
         raise ValueError(f"max_concurrent is {options.max_concurrent}, but unaligned checkpoints are taken one at a time: leave it out")
+    tolerable = options.tolerable_failures
+    if tolerable is not None and (not isinstance(tolerable, int) or tolerable < 0):
         raise ValueError(f"tolerable_failures is {tolerable!r}, expected how many in a row are borne, or None for any number")
     restore = options.restore
     aligned_timeout_ms = None if isinstance(options.unaligned, bool) else _positive_ms(options.unaligned, "unaligned")
@@ -69,9 +71,9 @@ def checkpoint_settings(options: RunOptions) -> CheckpointSettings | None:
         aligned_timeout_ms=aligned_timeout_ms,
         timeout_ms=_positive_ms(options.timeout, "timeout"),
         min_pause_ms=_ms(options.min_pause, "min_pause"),
+        max_concurrent=options.max_concurrent,
         retain=options.retain,
         tolerable_failures=tolerable,
-        max_concurrent=options.max_concurrent,
         restore=None if restore is None else LATEST if restore == LATEST else store_url(restore, "restore"),
         fresh=options.fresh,
         allow_non_restored=options.allow_non_restored,
