@@ -9,7 +9,7 @@ One checkpoint, between two slices and with nothing waiting in the chain (after 
     4  write the views in a child of the task, while records go on
     5  acknowledge, once everything is written
 
-An unaligned one waits for nothing: what waits in the chain, in the output and in the input is kept with it (`task.inflight`), and the
+An unaligned one waits for nothing: what waits in the chain, in the output and in the input is kept with it (`task.overtaking`), and the
 barrier overtakes it. It may be one from the start, or become one when an aligned one is not through in time, here or in the output.
 
 What fails in 1 to 3 fails the task too: its state may be half-way. What fails in 4 is declined, and the task goes on. Ids only rise: one
@@ -30,20 +30,22 @@ from aioflow.checkpoint.alignment import Take
 from aioflow.checkpoint.failure import CheckpointFailureReason
 from aioflow.checkpoint.subtask import CheckpointStats, SubtaskState
 from aioflow.core.aio import wait_all
-from aioflow.core.elements import MIN_WATERMARK, CancelCheckpointMarker, CheckpointBarrier
+from aioflow.core.elements import MIN_WATERMARK, CancelCheckpointMarker
 from aioflow.task.blame import naming
-from aioflow.task.inflight import CHAIN, InFlightCapture
+from aioflow.task.overtaking import Overtaking, may_overtake_later
 from aioflow.task.snapshot import CountedOutput, SubtaskSnapshot
 
 if TYPE_CHECKING:
     from aioflow.checkpoint.alignment import CaptureComplete
     from aioflow.core.aio import OrderedTaskGroup
+    from aioflow.core.elements import CheckpointBarrier
     from aioflow.core.scope import Scope
     from aioflow.graph.deployment import ExecutionAttemptId
     from aioflow.operators.operator import Operator
     from aioflow.task.chain import OperatorChain
     from aioflow.task.context import TaskOperatorContext
     from aioflow.task.environment import TaskEnvironment
+    from aioflow.task.inflight import InFlightCapture
     from aioflow.task.input import NetworkInput
     from aioflow.task.output import TaskOutput
     from aioflow.task.source_input import SourceInput
@@ -94,11 +96,7 @@ class SubtaskCheckpoints:
         self._on_due = on_due
         self._schedule = schedule
         self._chain: OperatorChain
-        self._network: NetworkInput | None = None
-        self._captures: dict[int, InFlightCapture] = {}
-        """Of the checkpoints that are being written."""
-        self._hurried: dict[int, CheckpointBarrier] = {}
-        """The barriers that take the place of those that were sent in their turn, when these are not through in time."""
+        self._overtaking = Overtaking(environment.codec, str(attempt), output)
         self.is_urgent = False
         """Whether a checkpoint is to be taken at once, whatever waits in the chain, and whatever the output waits for."""
         self._contexts: list[TaskOperatorContext] = []
@@ -128,7 +126,8 @@ class SubtaskCheckpoints:
     ) -> None:
         """The parts whose state it is; `source` has the first context. `restored`: the checkpoint that they come from, or 0."""
         self._contexts, self._operators, self._source = contexts, operators, source
-        self._chain, self._network = chain, network
+        self._chain = chain
+        self._overtaking.bind(chain, network)
         self._emit_from = emit_from
         self._last = self._completed = restored
 
@@ -142,7 +141,7 @@ class SubtaskCheckpoints:
     def due(self, take: Take) -> None:
         self._takes.append(take)
         barrier = take.barrier
-        if _may_overtake_later(barrier):
+        if may_overtake_later(barrier):
             at_ms = barrier.timestamp_ms + (barrier.aligned_timeout_ms or 0) + 1
             self._schedule(at_ms, partial(self._on_timeout, barrier.checkpoint_id))
         self._look()
@@ -166,9 +165,7 @@ class SubtaskCheckpoints:
                 self._takes[place] = replace(take, barrier=replace(take.barrier, unaligned=True), unaligned=True)
                 self._look()
                 return
-        capture = self._captures.get(checkpoint_id)
-        if capture is not None:
-            self._output.hurry(self._hurried[checkpoint_id], capture)
+        self._overtaking.hurry(checkpoint_id)
 
     def refuse(self, checkpoint_id: int, reason: CheckpointFailureReason) -> None:
         """It cannot be taken here: nobody downstream must wait for it."""
@@ -231,9 +228,7 @@ class SubtaskCheckpoints:
             return
         monotonic = self._environment.host.clock.monotonic
         begun = monotonic()
-        capture = self._overtake(take) if take.unaligned else self._send_in_turn(barrier)
-        if capture is not None:
-            self._captures[checkpoint_id] = capture
+        capture = self._overtaking.overtake(take) if take.unaligned else self._overtaking.send_in_turn(barrier)
         snapshot = SubtaskSnapshot(barrier)
         try:
             splits = None if self._source is None else partial(self._source.checkpoint, checkpoint_id)
@@ -250,51 +245,11 @@ class SubtaskCheckpoints:
         self._writing[checkpoint_id] = writing
         writing.add_done_callback(partial(self._written, taken))
 
-    def _send_in_turn(self, barrier: CheckpointBarrier) -> InFlightCapture | None:
-        """Step 2 of an aligned one: nothing is in flight here, but what was restored and not processed yet."""
-        self._output.flush()
-        self._output.broadcast_event(barrier, blocking=True)
-        leftover = self._network is not None and self._network.has_restored
-        if not leftover and not _may_overtake_later(barrier):
-            return None
-        capture = InFlightCapture(self._environment.codec, str(self._attempt))
-        if leftover and self._network is not None:
-            self._network.begin_capture(capture, barrier.checkpoint_id, ())
-        if _may_overtake_later(barrier):
-            self._hurried[barrier.checkpoint_id] = replace(barrier, unaligned=True)
-            self._output.await_passage(barrier.checkpoint_id, capture)
-        return capture
-
-    def _overtake(self, take: Take) -> InFlightCapture:
-        """Step 2 of an unaligned one."""
-        checkpoint_id = take.barrier.checkpoint_id
-        capture = InFlightCapture(self._environment.codec, str(self._attempt))
-        capture.overtook = True
-        for first, waiting in self._chain.waiting():
-            for batch, input_index in waiting:
-                capture.add(capture.log(0, CHAIN, first + 1), (batch,), input_index)
-        self._output.overtake(take.barrier, capture)
-        if self._network is not None:
-            if take.overtaken:
-                capture.wait_for(checkpoint_id)
-            self._network.begin_capture(capture, checkpoint_id, take.overtaken)
-        return capture
-
     def captured(self, checkpoint_id: int, channel: int) -> None:
-        if self._network is not None:
-            self._network.captured(checkpoint_id, channel)
+        self._overtaking.captured(checkpoint_id, channel)
 
     def capture_complete(self, complete: CaptureComplete) -> None:
-        capture = self._captures.get(complete.checkpoint_id)
-        if capture is not None:
-            capture.alignment_ms, capture.alignment_processed = complete.alignment_ms, complete.alignment_processed
-            capture.arrived(complete.checkpoint_id)
-        self._end_capture(complete.checkpoint_id)
-
-    def _end_capture(self, checkpoint_id: int) -> None:
-        """The inputs add nothing more to it."""
-        if self._network is not None:
-            self._network.end_capture(checkpoint_id)
+        self._overtaking.capture_complete(complete)
 
     async def _write(self, taken: _Taken) -> None:
         """Step 4. Supervised: never raises but for a cancellation."""
@@ -326,9 +281,7 @@ class SubtaskCheckpoints:
         if self._writing.get(checkpoint_id) is writing:
             del self._writing[checkpoint_id]
         taken.snapshot.cancel()
-        self._hurried.pop(checkpoint_id, None)
-        self._end_capture(checkpoint_id)
-        if self._captures.pop(checkpoint_id, None) is not None:
+        if self._overtaking.forget(checkpoint_id):
             self._on_due()
 
     def _stats(self, taken: _Taken, state: SubtaskState, written: int, in_flight: int) -> CheckpointStats:
@@ -423,15 +376,11 @@ class SubtaskCheckpoints:
         """Whether a checkpoint that was taken after the end of the data has completed, and no later one waits for what only a task that
         runs can see: that a barrier has come, that it was given up.
         """
-        return self._first_after_end is not None and self._completed >= self._first_after_end and not self._captures
+        return self._first_after_end is not None and self._completed >= self._first_after_end and not self._overtaking.is_under_way
 
     async def written(self) -> None:
         """Wait until nothing is being written any more; after `may_end`."""
         await wait_all(list(self._writing.values()))
-
-
-def _may_overtake_later(barrier: CheckpointBarrier) -> bool:
-    return barrier.aligned_timeout_ms is not None and not barrier.unaligned and not barrier.savepoint
 
 
 def _size(state: SubtaskState) -> int:

@@ -7,6 +7,7 @@ from tests.ablations.job_mutants import JOB_MUTANTS
 from tests.ablations.rocksdb_mutants import ROCKSDB_MUTANTS
 from tests.ablations.runner import Mutant
 from tests.ablations.sink_mutants import SINK_MUTANTS
+from tests.ablations.spark_mutants import SPARK_MUTANTS
 from tests.ablations.state_mutants import STATE_MUTANTS
 from tests.ablations.store_mutants import STORE_MUTANTS
 from tests.ablations.unaligned_mutants import UNALIGNED_MUTANTS
@@ -18,6 +19,7 @@ MUTANTS: list[Mutant] = [
     *COORDINATION_MUTANTS,
     *JOB_MUTANTS,
     *SINK_MUTANTS,
+    *SPARK_MUTANTS,
     *STORE_MUTANTS,
     *UNALIGNED_MUTANTS,
     *WIRE_MUTANTS,
@@ -538,9 +540,9 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "the barrier goes out behind the snapshot",
-        "aioflow/task/checkpointing.py",
+        "aioflow/task/overtaking.py",
         "        self._output.broadcast_event(barrier, blocking=True)\n",
-        "        asyncio.get_running_loop().call_soon(partial(self._output.broadcast_event, barrier, blocking=True))\n",
+        '        __import__("asyncio").get_running_loop().call_soon(lambda: self._output.broadcast_event(barrier, blocking=True))\n',
         (
             "tests/task/test_checkpointing.py::"
             "test_operators_prepare_head_first_the_barrier_leaves_and_then_snapshots_come_tail_first",

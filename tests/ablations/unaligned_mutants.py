@@ -28,7 +28,7 @@ UNALIGNED_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "what waits in the chain is not kept",
-        "aioflow/task/checkpointing.py",
+        "aioflow/task/overtaking.py",
         "                capture.add(capture.log(0, CHAIN, first + 1), (batch,), input_index)\n",
         "                pass\n",
         (CLOSED_GATE,),
@@ -70,8 +70,8 @@ UNALIGNED_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a barrier that was sent in its turn may not overtake later",
-        "aioflow/task/checkpointing.py",
-        "            self._output.await_passage(barrier.checkpoint_id, capture)\n",
+        "aioflow/task/overtaking.py",
+        "            self._output.await_passage(checkpoint_id, capture)\n",
         "",
         (f"{HERE}test_a_barrier_that_waits_in_its_turn_overtakes_once_its_time_is_over",),
     ),
@@ -92,7 +92,7 @@ UNALIGNED_MUTANTS: list[Mutant] = [
     Mutant(
         "a task ends while a later checkpoint still waits for what is in flight",
         "aioflow/task/checkpointing.py",
-        "self._completed >= self._first_after_end and not self._captures\n",
+        "self._completed >= self._first_after_end and not self._overtaking.is_under_way\n",
         "self._completed >= self._first_after_end\n",
         (f"{HERE}test_a_task_that_may_end_serves_a_later_checkpoint_until_its_data_in_flight_are_known",),
     ),

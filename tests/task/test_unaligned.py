@@ -529,7 +529,7 @@ async def test_a_task_that_may_end_serves_a_later_checkpoint_until_its_data_in_f
         held = next(task for task in run.tasks.values() if not task.descriptor.inputs)
         held.trigger_checkpoint = lambda barrier: None  # type: ignore[method-assign]
         run.trigger(unaligned=True)
-        while not any(task._checkpoints._captures for task in run.tasks.values() if task.descriptor.inputs):
+        while not any(task._checkpoints._overtaking.is_under_way for task in run.tasks.values() if task.descriptor.inputs):
             run._raise_failures()
             await asyncio.sleep(0)
         await run.stuck()

@@ -1,0 +1,112 @@
+"""How the barriers of one task get past what is in flight, and what of it each checkpoint keeps.
+
+A barrier that overtakes leaves at once, and what waits in the chain, the output and the input is captured. One that is sent in its turn
+may have to overtake later, where it still waits in the output by then: until it is through, its checkpoint is not complete either. What
+was restored and is not processed yet is part of every checkpoint. See `task.inflight` for what is written.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from aioflow.task.inflight import CHAIN, InFlightCapture
+
+if TYPE_CHECKING:
+    from aioflow.checkpoint.alignment import CaptureComplete, Take
+    from aioflow.core.elements import CheckpointBarrier
+    from aioflow.core.serializers import Codec
+    from aioflow.task.chain import OperatorChain
+    from aioflow.task.input import NetworkInput
+    from aioflow.task.output import TaskOutput
+
+__all__ = ["Overtaking", "may_overtake_later"]
+
+
+def may_overtake_later(barrier: CheckpointBarrier) -> bool:
+    """Whether it begins aligned, and overtakes where it is not through in time."""
+    return barrier.aligned_timeout_ms is not None and not barrier.unaligned and not barrier.savepoint
+
+
+class Overtaking:
+    """The captures of one task, by checkpoint, until these are written or given up."""
+
+    def __init__(self, codec: Codec, owner: str, output: TaskOutput) -> None:
+        """`owner` is named when a value cannot be kept."""
+        self._codec = codec
+        self._owner = owner
+        self._output = output
+        self._chain: OperatorChain
+        self._network: NetworkInput | None = None
+        self._captures: dict[int, InFlightCapture] = {}
+        self._hurried: dict[int, CheckpointBarrier] = {}
+        """The barriers that take the place of those that were sent in their turn, when these are not through in time."""
+
+    def bind(self, chain: OperatorChain, network: NetworkInput | None) -> None:
+        self._chain, self._network = chain, network
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether any capture is not written yet, and may wait for what only a task that runs can see."""
+        return bool(self._captures)
+
+    def send_in_turn(self, barrier: CheckpointBarrier) -> InFlightCapture | None:
+        """An aligned checkpoint: nothing is in flight here, but what was restored and not processed yet."""
+        checkpoint_id = barrier.checkpoint_id
+        self._output.flush()
+        self._output.broadcast_event(barrier, blocking=True)
+        leftover = self._network is not None and self._network.has_restored
+        if not leftover and not may_overtake_later(barrier):
+            return None
+        capture = self._captures[checkpoint_id] = InFlightCapture(self._codec, self._owner)
+        if leftover and self._network is not None:
+            self._network.begin_capture(capture, checkpoint_id, ())
+        if may_overtake_later(barrier):
+            self._hurried[checkpoint_id] = replace(barrier, unaligned=True)
+            self._output.await_passage(checkpoint_id, capture)
+        return capture
+
+    def overtake(self, take: Take) -> InFlightCapture:
+        """An unaligned checkpoint: its barrier goes ahead of all that waits, and that is captured."""
+        checkpoint_id = take.barrier.checkpoint_id
+        capture = self._captures[checkpoint_id] = InFlightCapture(self._codec, self._owner)
+        capture.overtook = True
+        for first, waiting in self._chain.waiting():
+            for batch, input_index in waiting:
+                capture.add(capture.log(0, CHAIN, first + 1), (batch,), input_index)
+        self._output.overtake(take.barrier, capture)
+        if self._network is not None:
+            if take.overtaken:
+                capture.wait_for(checkpoint_id)
+            self._network.begin_capture(capture, checkpoint_id, take.overtaken)
+        return capture
+
+    def hurry(self, checkpoint_id: int) -> None:
+        """The time of an aligned checkpoint that was taken here is over: where its barrier still waits in the output, it overtakes."""
+        capture = self._captures.get(checkpoint_id)
+        if capture is not None:
+            self._output.hurry(self._hurried[checkpoint_id], capture)
+
+    def captured(self, checkpoint_id: int, channel: int) -> None:
+        """The barrier of `channel` has come."""
+        if self._network is not None:
+            self._network.captured(checkpoint_id, channel)
+
+    def capture_complete(self, complete: CaptureComplete) -> None:
+        """All barriers have come."""
+        capture = self._captures.get(complete.checkpoint_id)
+        if capture is not None:
+            capture.alignment_ms, capture.alignment_processed = complete.alignment_ms, complete.alignment_processed
+            capture.arrived(complete.checkpoint_id)
+        self._end_inputs(complete.checkpoint_id)
+
+    def forget(self, checkpoint_id: int) -> bool:
+        """It is written, or given up. Returns whether anything was captured for it."""
+        self._hurried.pop(checkpoint_id, None)
+        self._end_inputs(checkpoint_id)
+        return self._captures.pop(checkpoint_id, None) is not None
+
+    def _end_inputs(self, checkpoint_id: int) -> None:
+        """The inputs add nothing more to it."""
+        if self._network is not None:
+            self._network.end_capture(checkpoint_id)
