@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import aioflow as af
 
-__all__ = ["ANSWERS", "Event", "Streams", "late_events", "silent_keys"]
+__all__ = ["ANSWERS", "DELAY_MS", "Event", "Streams", "late_events", "silent_keys"]
 
 
 class Event(NamedTuple):

@@ -31,11 +31,13 @@ def counted(rows: tuple[list[Any], ...]) -> list[Counter[str]]:
 
 
 @pytest.mark.parametrize("name", ANSWERS)
-async def test_answers_are_those_of_the_engine(on: af.Spark, name: str) -> None:
+async def test_answers_are_the_same_in_one_process_on_two_workers_and_on_spark(on: af.Spark, name: str) -> None:
     flow = af.Flow(name)
     streams = ANSWERS[name](flow, EVENTS)
 
-    assert counted(await flow.collect(*streams, on=on)) == counted(await flow.collect(*streams))
+    here = counted(await flow.collect(*streams))
+    assert counted(await flow.collect(*streams, workers=2)) == here
+    assert counted(await flow.collect(*streams, on=on)) == here
 
 
 async def test_a_stream_is_read_row_by_row(on: af.Spark) -> None:
@@ -187,33 +189,9 @@ async def test_the_handle_refuses_what_spark_cannot_tell(on: af.Spark) -> None:
         assert (await job.wait()).status == "FINISHED"
 
 
-async def test_user_time_to_live_and_timers_of_processing_time_go_by_arrival(on: af.Spark) -> None:
-    class Expiring(af.KeyedProcessFunction[int, int, str]):
-        def open(self, ctx: af.RuntimeContext) -> None:
-            self.seen = ctx.get_state(af.ValueStateDescriptor[int]("seen", ttl="500ms"))
-
-        def process_element(self, value: int, ctx: af.ProcessContext) -> list[str]:
-            known = self.seen.value()
-            self.seen.update(value)
-            ctx.timer_service.register_processing_time_timer(ctx.timer_service.current_processing_time() + 700)
-            return [f"{value} after {known}"]
-
-        def on_timer(self, timestamp: int, ctx: af.ProcessContext) -> list[str]:
-            return ["timer"]
-
-    async def numbers() -> Any:
-        yield 1
-        yield 2
-        await asyncio.sleep(1.5)
-        yield 3
-
-    flow = af.Flow("arrival")
-    stream = flow.source(numbers).key_by(lambda value: 0).process(Expiring)
-
-    assert await stream.collect(on=on) == ["1 after None", "2 after 1", "timer", "3 after None", "timer"]
-
-
-ROWS = "SELECT id AS n, CAST(id AS double) / 4 AS q, IF(id % 5 = 0, NULL, CONCAT('k', id % 3)) AS k, id % 2 = 0 AS even FROM range(0, 200, 1, 3)"
+ROWS = """
+SELECT id AS n, CAST(id AS double) / 4 AS q, IF(id % 5 = 0, NULL, CONCAT('k', id % 3)) AS k, id % 2 = 0 AS even FROM range(0, 200, 1, 3)
+"""
 
 
 async def test_a_dataframe_is_read_where_spark_has_it(on: af.Spark, spark: SparkBridge) -> None:

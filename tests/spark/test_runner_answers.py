@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import aioflow as af
 from aioflow.spark import runner_blocks
-from tests.spark.answers import ANSWERS, Event, silent_keys
+from tests.spark.answers import ANSWERS, DELAY_MS, Event, silent_keys
 from tests.spark.shuffled import shuffled
 
 EVENTS = st.lists(st.builds(Event, st.sampled_from("abcd"), st.integers(0, 300), st.integers(0, 9)), max_size=60)
@@ -75,3 +75,45 @@ def test_answers_do_not_depend_on_where_blocks_are_cut(records: int, monkeypatch
     for name in ANSWERS:
         there, here = both(name, events, 1)
         assert counted(there) == counted(here), name
+
+
+def test_timers_that_later_elements_delete_fire_as_they_do_record_by_record() -> None:
+    """What tells a watermark for each record from one for each batch: with coarser ones fewer keys seem silent."""
+    events = [Event(f"k{i * 7919 % 40}", i * 2, i % 10) for i in range(1500) if i * 31 % 97 > 40]
+    silent, due = 0, dict[str, int]()
+    for event in events:
+        silent += sum(1 for at in due.values() if at <= event.at - DELAY_MS - 1)
+        due = {key: at for key, at in due.items() if at > event.at - DELAY_MS - 1}
+        due[event.key] = event.at + 50
+    silent += len(due)
+
+    (rows, late), _ = both("timers", events, 3)
+
+    assert late == []
+    assert sum(1 for row in rows if row[0] != "seen") == silent > 100
+
+
+async def test_time_to_live_and_timers_of_processing_time_go_by_arrival() -> None:
+    class Expiring(af.KeyedProcessFunction[int, int, str]):
+        def open(self, ctx: af.RuntimeContext) -> None:
+            self.seen = ctx.get_state(af.ValueStateDescriptor[int]("seen", ttl="500ms"))
+
+        def process_element(self, value: int, ctx: af.ProcessContext) -> list[str]:
+            known = self.seen.value()
+            self.seen.update(value)
+            ctx.timer_service.register_processing_time_timer(ctx.timer_service.current_processing_time + 700)
+            return [f"{value} after {known}"]
+
+        def on_timer(self, timestamp: int, ctx: af.ProcessContext) -> list[str]:
+            return ["timer"]
+
+    async def numbers() -> Any:
+        yield 1
+        yield 2
+        await asyncio.sleep(1.5)
+        yield 3
+
+    flow = af.Flow("arrival")
+    stream = flow.source(numbers).key_by(lambda value: 0).process(Expiring)
+
+    assert (await shuffled(flow, stream))[0] == ["1 after None", "2 after 1", "timer", "3 after None", "timer"]
