@@ -46,10 +46,13 @@ def test_a_directory_is_found_from_where_the_program_stands(tmp_path, monkeypatc
     assert parse_options({"checkpoints": "below"}).checkpoint_settings().store == f"file://{tmp_path}/below"
 
 
-@pytest.mark.parametrize("unaligned", [True, "2s", timedelta(seconds=1)])
-def test_barriers_that_overtake_are_refused(unaligned):
-    with pytest.raises(ValueError, match="not supported, leave unaligned= out"):
-        parse_options({"checkpoints": "memory://a", "unaligned": unaligned})
+@pytest.mark.parametrize(
+    "unaligned, overtakes",
+    [(False, (False, None)), (True, (True, None)), ("2s", (False, 2000)), (timedelta(seconds=1), (False, 1000))],
+)
+def test_barriers_overtake_from_the_start_or_after_some_time(unaligned, overtakes):
+    settings = parse_options({"checkpoints": "memory://a", "unaligned": unaligned}).checkpoint_settings()
+    assert (settings.unaligned, settings.aligned_timeout_ms) == overtakes
 
 
 def test_a_savepoint_is_a_url_or_a_directory():
@@ -74,15 +77,18 @@ def test_times_of_checkpoints_need_checkpoints(name):
         ({"checkpoints": "memory://"}, r"a store needs a name after the scheme"),
         ({"checkpoints": "memory://a", "every": "0s"}, r"every is '0s', expected more than nothing"),
         ({"checkpoints": "memory://a", "every": "soon"}, r"every is 'soon'"),
+        ({"checkpoints": "memory://a", "unaligned": "0s"}, r"unaligned is '0s', expected more than nothing"),
+        ({"checkpoints": "memory://a", "unaligned": "1m", "timeout": "30s"}, r"is given up after timeout='30s': give a shorter time"),
+        ({"unaligned": True}, r"unaligned= is about checkpoints, and there are none"),
         ({"checkpoints": "memory://a", "min_pause": "-1s"}, r"min_pause is '-1s', expected a time that is not negative"),
+        ({"checkpoints": "memory://a", "max_concurrent": 0}, r"max_concurrent is 0, expected how many checkpoints may be under way"),
+        ({"checkpoints": "memory://a", "max_concurrent": 2, "unaligned": True}, r"unaligned checkpoints are taken one at a time"),
         ({"checkpoints": "memory://a", "retain": 0}, r"retain is 0, expected how many"),
         ({"checkpoints": "memory://a", "tolerable_failures": -1}, r"tolerable_failures is -1"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_with_its_remedy(given, message):
     with pytest.raises(ValueError, match=message):
-        ({"checkpoints": "memory://a", "max_concurrent": 0}, r"max_concurrent is 0, expected how many checkpoints may be under way"),
-        ({"checkpoints": "memory://a", "max_concurrent": 2, "unaligned": True}, r"unaligned checkpoints are taken one at a time"),
         parse_options(given)
 
 
