@@ -11,10 +11,10 @@ FAST    = not integration and not examples and not simulation and not spark and 
 # The tests start hundreds of processes. Where bytecode is not kept, each of them compiles all that it imports: that is most of the time.
 unexport PYTHONDONTWRITEBYTECODE
 .NOTPARALLEL:
-.PHONY: help venv demo test lint types layers unit debug hashseeds suite sim ablations bench docs clean
+.PHONY: help venv demo test lint types layers unit debug hashseeds suite sim ablations bench screenshots docs clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 venv: $(VENV)/.ready ## set up .venv with everything the project is developed with
 
@@ -63,6 +63,9 @@ ablations: venv ## plant known bugs in a copy; each must be found by its tests
 
 bench: venv ## the benchmarks; each prints JSON
 	set -e; for file in benchmarks/bench_*.py; do $(BIN)/python $$file; done
+
+screenshots: venv ## each view of the dashboard as a picture, into build/screenshots
+	$(BIN)/python -m tests.monitoring.screenshots build/screenshots
 
 docs: venv ## the reference, from the docstrings, into site/
 	$(BIN)/pdoc --output-directory site aioflow

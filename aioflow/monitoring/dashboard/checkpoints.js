@@ -28,13 +28,13 @@ export function view(store, route, job) {
       panel("Latest", null, h("div", { class: "body" }, latestPairs(latest, job))),
       config && panel("Settings", null, h("div", { class: "body" }, settings(config)))),
     failures.length > 0 && panel("Why some failed", null, table("Failed checkpoints", [
-      { name: "№", n: true, cell: (one) => one.id },
+      { name: "№", cell: (one) => one.id },
       { name: "At", n: true, cell: (one) => moment(one.failure_timestamp) },
       { name: "Acknowledged", n: true, cell: (one) => `${one.num_acknowledged_subtasks} of ${one.num_subtasks}` },
       { name: "Reason", class: "name wide", cell: (one) => one.failure_message ?? nothing },
     ], failures, { keyOf: (one) => one.id })),
     panel("History", { note: `the last ${history.length}` }, table("History of checkpoints", [
-      { name: "№", n: true, cell: (one) => h("a", { href: `#/jobs/${job.id}/checkpoints/${one.id === chosen ? "" : one.id}` }, one.id) },
+      { name: "№", cell: (one) => h("a", { href: `#/jobs/${job.id}/checkpoints/${one.id === chosen ? "" : one.id}` }, one.id) },
       { name: "State", cell: (one) => state(one.status) },
       { name: "Kind", cell: (one) => kind(one) },
       { name: "Began", n: true, cell: (one) => moment(one.trigger_timestamp) },

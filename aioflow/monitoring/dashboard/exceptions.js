@@ -39,13 +39,21 @@ function failure(job, entry, index, before) {
         h("summary", null, `At the same time: ${other.taskName ?? other.exceptionName}`), trace(String(other.stacktrace ?? "").trimEnd().split("\n"))))));
 }
 
-/** A traceback in which the program's own frames stand out from the engine's. */
+/** A traceback in which the program's own frames stand out, and those of the engine are folded. */
 function trace(lines) {
-  let kind = null;
-  return h("pre", { class: "trace", tabindex: "0", role: "region", "aria-label": "Traceback" }, lines.map((line) => {
+  const parts = [];
+  let kind = "";
+  for (const line of lines) {
     if (/^ *File "/.test(line)) kind = /[/\\]aioflow[/\\][a-z_]+[/\\][a-z_]+\.py"/.test(line) ? "engine" : "own";
-    else if (!/^ /.test(line)) kind = null;
-    return h("span", { class: kind }, `${line}\n`);
+    else if (!/^ /.test(line)) kind = "";
+    if (parts.at(-1)?.kind === kind) parts.at(-1).lines.push(line);
+    else parts.push({ kind, lines: [line] });
+  }
+  return h("div", { class: "trace", tabindex: "0", role: "region", "aria-label": "Traceback" }, parts.map((part) => {
+    const text = part.lines.join("\n");
+    if (part.kind !== "engine") return h("pre", { class: part.kind || null }, text);
+    const frames = part.lines.filter((line) => /^ *File "/.test(line)).length;
+    return h("details", null, h("summary", null, frames === 1 ? "one frame of the engine" : `${frames} frames of the engine`), h("pre", null, text));
   }));
 }
 

@@ -44,7 +44,7 @@ function key(one) {
 }
 
 function place(one) {
-  return [h("a", { href: `#/jobs/${one["job-id"]}/graph/${one["vertex-id"]}` }, one.operator), h("span", { class: "quiet" }, ` subtask ${one.subtask}`)];
+  return [h("a", { class: "inline", href: `#/jobs/${one["job-id"]}/graph/${one["vertex-id"]}` }, one.operator), h("span", { class: "quiet" }, ` subtask ${one.subtask}`)];
 }
 
 function tasks(found, page) {
