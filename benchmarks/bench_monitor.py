@@ -4,8 +4,9 @@
 
 "answers": time from request to the end of the body, over kept connections, asked one after the other by a process of its own, while
 every task of the job is at full load. "scrapes": CPU time of the process with ten scrapes of /metrics a second, less that without, over
-wall time, beside a job that stands still. "readers": records for each CPU second of the whole process with a hundred requests a second, as a ratio to
-without, in alternating rounds. Wall times are absolute: they say something on a machine with an idle processor for the asking process.
+wall time, beside a job that stands still. "readers": records for each CPU second of the whole process with a hundred requests a second,
+as a ratio to without, in alternating rounds. Wall times are absolute: they say something on a machine with an idle processor for the
+asking process.
 """
 
 from __future__ import annotations

@@ -8,7 +8,17 @@ from collections.abc import Callable
 import pytest
 
 from aioflow.task.chain import OperatorChain
-from benchmarks import bare, bench_latency, bench_rocksdb, bench_scaling, bench_startup, bench_state, bench_throughput, flows
+from benchmarks import (
+    bare,
+    bench_latency,
+    bench_monitor,
+    bench_rocksdb,
+    bench_scaling,
+    bench_startup,
+    bench_state,
+    bench_throughput,
+    flows,
+)
 from benchmarks.bench_throughput import Workload, compare, run_flow, stage_costs, workloads
 from benchmarks.stages import measured
 from benchmarks.workloads import DISTINCT, POOL, Result, make_events, make_words
@@ -116,6 +126,16 @@ def test_the_latency_of_every_record_at_each_rate_is_reported(capsys: pytest.Cap
     assert calibration["what"] == "one turn"
     assert [(row["rate"], row["records"]) for row in rows] == [(20_000, 160), (40_000, 320)]
     assert all(0 < row["p50_ms"] <= row["p90_ms"] <= row["p99_ms"] <= row["max_ms"] for row in rows)
+    assert json.loads(capsys.readouterr().out.splitlines()[-1]) == report
+
+
+def test_the_endpoint_is_asked_at_full_load_and_at_rest(capsys: pytest.CaptureFixture[str]) -> None:
+    report = bench_monitor.main(["--seconds", "0.2", "--rounds", "1", "--parallelism", "1", "--loops", "asyncio"])
+    answers, scrapes, readers = report["monitor"]
+    assert answers["requests"] > 0
+    assert 0 < answers["p50_ms"] <= answers["p99_ms"] <= answers["max_ms"]
+    assert scrapes["metrics"] > 0
+    assert readers["least"] <= readers["ratio"] <= readers["greatest"]
     assert json.loads(capsys.readouterr().out.splitlines()[-1]) == report
 
 
