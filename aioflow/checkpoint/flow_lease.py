@@ -135,4 +135,4 @@ class FlowLease:
 
 
 def _shown(head: LeaseInfo) -> str:
-    return str((head.address and Holder.decode(head.address)) or head.holder)
+    return str((head.address and Holder.decode(head.address)) or head.holder.partition("\n")[0])

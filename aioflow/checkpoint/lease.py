@@ -7,7 +7,7 @@ conditional puts will do. The number of a take-over is the fencing token of that
 Why two never act at once. A holder acts until `lease_s` after the moment *before* it began to create its newest number. A candidate takes
 over when it has seen the same newest number for `lease_s`, stretched by twice the drift that clocks may have; it cannot have seen the
 number before it was created. So no wall clock is compared, and however long a write, a read or a process hangs, the old holder's time is up
-first. What it has sent before is fenced by its token. A holder that could not renew is told to stop `stop_s` before its time is up.
+first. Nobody waits for a holder whose process is known to have ended: it acts no more. What it has sent before is fenced by its token. A holder that could not renew is told to stop `stop_s` before its time is up.
 
 Old numbers are deleted, a good while later. A candidate that slept may therefore create one of them again: nobody holds the lease before
 it has looked and found its own number to be the newest.
@@ -25,6 +25,7 @@ import msgpack
 
 from aioflow.checkpoint.objects import ObjectStore, whole
 from aioflow.core.errors import RestoreError
+from aioflow.core.host import ProcessIdentity
 
 if TYPE_CHECKING:
     from aioflow.core.host import Host
@@ -183,9 +184,17 @@ class LeaseKeeper:
         self._address = address
         self._name = name
         self._options = options
-        self.candidate = host.ids.new("candidate")
+        who = host.procs.identity()
+        self.candidate = "\n".join([host.ids.new("candidate"), who.host, str(who.pid), who.machine, who.started])
         """Names this life of this candidate: a restarted one is another."""
         self._fails = False
+
+    def has_ended(self, head: LeaseInfo) -> bool:
+        """Whether the process of its holder is known to run no more: nobody renews it, so nobody needs to wait for it."""
+        match head.holder.split("\n"):
+            case [_, machine_name, pid, machine, started] if pid.isdecimal():
+                return self._host.procs.has_ended(ProcessIdentity(machine_name, int(pid), machine, started))
+        return False
 
     async def take(self, number: int, make: Callable[[Host, LeaseInfo, float, int, float], LeaseT]) -> LeaseT | None:
         """Take the lease over with `number`; None if another was faster. `make`: the class of the lease."""

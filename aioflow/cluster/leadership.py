@@ -26,8 +26,9 @@ class Leadership(Lease):
     def check(self) -> None:
         """Raise StaleLeader unless this candidate leads at this moment."""
         if not self.is_valid:
+            candidate = self.info.holder.partition("\n")[0]
             raise StaleLeader(
-                f"{self.info.holder} led with fencing token {self.token} and could not renew its lease: another may lead now, stop acting"
+                f"{candidate} led with fencing token {self.token} and could not renew its lease: another may lead now, stop acting"
             )
 
 
@@ -86,7 +87,8 @@ class LeaderElection:
                 now = clock.monotonic()
                 if head is not None and head.number != seen:
                     seen, since = head.number, now
-                if head is None or head.address is None or head.holder == self.candidate or now - since >= options.take_over_s:
+                is_free = head is None or head.address is None or head.holder == self.candidate or self._keeper.has_ended(head)
+                if is_free or now - since >= options.take_over_s:
                     leadership = await self._keeper.take(1 if head is None else head.number + 1, Leadership)
                     if leadership is not None:
                         return leadership

@@ -14,7 +14,7 @@ from aioflow.cluster.fencing import StaleLeader
 from aioflow.cluster.leadership import DirectoryLeases, LeaderElection, Leadership
 from aioflow.core.aio import cancel_and_wait
 from aioflow.core.errors import RestoreError
-from aioflow.core.host import Host, SystemHost
+from aioflow.core.host import Host, ProcessIdentity, SystemHost
 from aioflow.testing import simulate
 from aioflow.testing.simulation import Faults, SimulatedHost, inject
 
@@ -59,21 +59,24 @@ class Acts:
     def __init__(self) -> None:
         self.done: list[tuple[float, int, str]] = []
         self.terms: dict[int, str] = {}
-        self.leaderships: list[Leadership] = []
+        self.leaderships: list[tuple[Leadership, SimulatedHost, ProcessIdentity]] = []
 
     async def lead(self, host: SimulatedHost, leadership: Leadership) -> None:
         assert leadership.token not in self.terms, "two leaders with one token"
         self.terms[leadership.token] = host.name
-        self.leaderships.append(leadership)
+        led = leadership, host, host.procs.identity()
+        self.leaderships.append(led)
         try:
             while True:
                 if leadership.is_valid:
                     assert not self.done or self.done[-1][1] <= leadership.token, "an older leader acted after a newer one"
-                    assert [x.token for x in self.leaderships if x.is_valid] == [leadership.token], "two may act"
+                    # Who was killed had no chance to leave, and acts no more.
+                    alive = [one for one, its, process in self.leaderships if not its.procs.has_ended(process)]
+                    assert [one.token for one in alive if one.is_valid] == [leadership.token], "two may act"
                     self.done.append((host.clock.monotonic(), leadership.token, host.name))
                 await asyncio.sleep(host.rng.uniform(0.01, 0.2))
         finally:
-            self.leaderships.remove(leadership)
+            self.leaderships.remove(led)
 
 
 def contend(acts: Acts, options: LeaseOptions = OPTIONS):  # type: ignore[no-untyped-def]
@@ -141,6 +144,25 @@ def test_a_killed_leader_is_followed_after_its_lease_and_not_before() -> None:
     first_of_b = min(t for t, _, name in acts.done if name == "b")
     assert 3.0 < first_of_b - last_of_a < 6.0
     assert list(acts.terms) == sorted(acts.terms)
+
+
+def test_a_killed_leader_is_followed_at_once_where_it_is_known_to_be_dead() -> None:
+    """I5.3: a standby on its machine need not wait for the end of a lease that nobody can renew."""
+    acts = Acts()
+
+    async def main(host: SimulatedHost) -> None:
+        host.sim.spawn("a", contend(acts), machine="m")
+        await asyncio.sleep(5.0)
+        host.sim.spawn("b", contend(acts), machine="m")
+        await asyncio.sleep(5.0)
+        host.sim.kill("a")
+        await asyncio.sleep(10.0)
+        host.sim.kill("b")
+
+    assert simulate(main, 1).errors == []
+    last_of_a = max(t for t, _, name in acts.done if name == "a")
+    first_of_b = min(t for t, _, name in acts.done if name == "b")
+    assert 0.0 < first_of_b - last_of_a < OPTIONS.renew_s * 2
 
 
 def test_a_stopped_leader_that_wakes_finds_its_time_over() -> None:
