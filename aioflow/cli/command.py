@@ -10,6 +10,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import aioflow
 from aioflow.cli import cluster, graph_text, state
@@ -55,6 +56,9 @@ def _parser() -> argparse.ArgumentParser:
     run = commands.add_parser("run", help="run a flow", description="Run a flow to its end. Ctrl-C stops it, a second one at once.")
     run.add_argument("target", metavar="TARGET", help=TARGET_HELP)
     _add_run_options(run)
+    run.add_argument(
+        "--on", type=_place, metavar="spark[=MASTER]", help="run as a job of Spark, such as spark=spark://host:7077 (spark=local[*])"
+    )
     add_checkpoint_options(run)
     run.set_defaults(carry_out=_run)
 
@@ -90,6 +94,17 @@ def _count(text: str) -> int:
     return int(text)
 
 
+def _place(text: str) -> Any:
+    """Where `--on` runs a flow."""
+    name, _, master = text.partition("=")
+    if name != "spark":
+        raise argparse.ArgumentTypeError(f"expected spark, or spark=MASTER, got {text!r}")
+    try:
+        return aioflow.Spark(master or "local[*]")
+    except aioflow.AioflowError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
 def _watcher(arguments: argparse.Namespace) -> Watcher:
     return Watcher() if arguments.quiet else watcher_for(sys.stderr)
 
@@ -98,7 +113,7 @@ def _run(arguments: argparse.Namespace) -> int:
     options = {**checkpoint_options(arguments), **monitor_options(arguments)}
     flow = load_flow(arguments.target)
     try:
-        result = run_flow(flow, _watcher(arguments), workers=arguments.workers, **options)
+        result = run_flow(flow, _watcher(arguments), workers=arguments.workers, on=arguments.on, **options)
     except GraphError as error:
         raise UsageError(str(error)) from error
     except Exception as error:  # noqa: BLE001  # The job's own error, of any type: it becomes the exit code.

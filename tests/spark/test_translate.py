@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import aioflow as af
+from aioflow.cli.command import main
 from aioflow.core.errors import CheckpointError
 from aioflow.graph.job_graph import build_job_graph
 from aioflow.spark.translate import SparkPlan, plan_flow
@@ -121,3 +122,15 @@ def test_a_wrong_master_and_streaming_are_refused_where_they_are_written() -> No
         af.Spark("locl")
     with pytest.raises(ValueError, match=r"af\.SparkWorkers"):
         af.Spark(streaming="experimental")  # type: ignore[arg-type]
+
+
+def test_the_command_line_refuses_what_spark_cannot_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    program = tmp_path / "endless.py"
+    program.write_text('import aioflow as af\nflow = af.Flow("x")\nflow.source(af.io.datagen(lambda i: i)).sink(af.io.blackhole())\n')
+
+    assert main(["run", f"{program}:flow", "--on", "spark"]) == 2
+    assert "never ends" in capsys.readouterr().err
+    for place, complaint in (("spark=lcl", "'lcl' is no master URL"), ("flink", "expected spark, or spark=MASTER")):
+        with pytest.raises(SystemExit):
+            main(["run", f"{program}:flow", "--on", place])
+        assert complaint in capsys.readouterr().err
