@@ -1,11 +1,17 @@
-"""Worker processes that are killed again and again under load: is the output exact, and how long until the next checkpoint is complete?
+"""Processes of every kind that are killed again and again under load: is the output exact, and how long until the next checkpoint?
 
-    python -m benchmarks.kill_run [--kills 100] [--workers 2] [--parallelism 3] [--every 1s]
+    python -m benchmarks.kill_run [--kind all|workers|service|taskmanager|jobmanager] [--kills 100] [--every 500ms]
 
-Numbers are counted by key over the workers and written to part files. A worker is killed with -9 at a random moment after a checkpoint
-was completed; the time from the kill to the next completed checkpoint is the time to recovery: it holds the detection, the restart delay
-(10 ms), the start of a new process, the restore, and one checkpoint. In the end every number must have been counted exactly once. Absolute
-times, so the machine should be idle; its load is printed.
+    workers       worker processes of a flow that runs with workers=2
+    service       the process that runs the flow itself; it is started again and goes on with restore="latest"
+    taskmanager   of a standalone cluster with three of them, of which the job needs two; another one is started
+    jobmanager    the leader, whose standby takes over; another standby is started
+    all           each kind a quarter of the kills
+
+A process is killed with -9 at a random moment behind a completed checkpoint. The time to recovery goes from the kill to the completion of
+the first checkpoint that was triggered after it, as the store shows it: it holds detection, restart delay (10 ms), the start of new
+processes, the restore, and one checkpoint with its interval. In the end every number must be in every output exactly once (`kill_flows`).
+Absolute times, so the machine should be idle; its load is printed.
 """
 
 from __future__ import annotations
@@ -17,90 +23,328 @@ import logging
 import os
 import random
 import signal
+import socket
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, time
+from typing import Any, Protocol, Self
 
 import aioflow as af
+from aioflow.api.options import parse_options
+from aioflow.checkpoint.lease import current_holder
+from aioflow.checkpoint.store import open_store
+from aioflow.checkpoint.urls import flow_url
+from aioflow.cluster.leadership import DirectoryLeases
+from aioflow.cluster.secret_file import read_secret
+from aioflow.cluster.submission import ClusterClient, submission_of
+from aioflow.cluster.whereabouts import LEASE_DIRECTORY, Whereabouts
+from aioflow.core.host import SystemHost
+from aioflow.graph.job_graph import build_job_graph
 from benchmarks.bench_throughput import environment
-from tests.integration.exactly_once_flows import committed, counted, mistakes
+from benchmarks.kill_flows import FOLDER, NAME, counted, mistakes, prepare, rows_written
 
+ROOT = Path(__file__).parents[1]
+FLOW = f"{ROOT / 'benchmarks' / 'kill_flows.py'}:from_environment"
+KINDS = ("workers", "service", "taskmanager", "jobmanager")
 PAUSE_S = 0.5
 """The largest time between a checkpoint and the next kill."""
 
+GIVE_UP_S = 120.0
+"""A system that has completed no checkpoint for so long has not recovered."""
 
-async def next_checkpoint(job: af.Job) -> None:
-    """Wait until a checkpoint that began from now on is complete."""
-    while True:
-        try:
-            await job.checkpoint()
-        except af.CheckpointError:  # Not all tasks run yet, or it was given up with them.
-            await asyncio.sleep(0.005)
-        else:
-            return
+FOLLOW_S = 120.0
 
 
-async def until(condition: Callable[[], bool]) -> None:
+class System(Protocol):
+    """Something that runs the flow in `folder`, as an async context manager, and of which processes can be killed."""
+
+    async def __aenter__(self) -> Self: ...
+    async def __aexit__(self, *exc_info: Any) -> None: ...
+    async def kill(self, kind: str, chance: random.Random) -> None:
+        """Kill one with -9; what has to be started in its place is started."""
+
+    async def ready(self) -> None:
+        """Wait until everything runs again that is to run, so that the next kill meets a whole system."""
+
+    async def end(self) -> None:
+        """The numbers end: wait for the job. Raises if it does not finish."""
+
+
+async def until(condition: Callable[[], bool], what: str) -> None:
     """Poll: what is waited for happens in other processes."""
-    while not condition():  # noqa: ASYNC110  # There is no event of it.
-        await asyncio.sleep(0.002)
+    async with asyncio.timeout(GIVE_UP_S):
+        while not condition():  # noqa: ASYNC110  # There is no event of it.
+            await asyncio.sleep(0.005)
+    assert condition(), what
 
 
-async def kill_run(
-    folder: Path, *, kills: int, workers: int, parallelism: int, every: str, seed: int
-) -> tuple[list[float], int, list[str]]:
-    """Seconds from each kill to the next completed checkpoint, how many rows were written, and what is wrong with them."""
-    chance = random.Random(seed)
+class Workers:
+    """A flow with worker processes."""
+
+    def __init__(self, folder: Path, every: str) -> None:
+        options = {"checkpoints": folder / "store", "every": every, "retain": 3, "restart": af.fixed_delay(1_000_000, "10ms")}
+        self._running = counted(folder).run(workers=2, **options)
+
+    async def __aenter__(self) -> Self:
+        self._job = await self._running.__aenter__()
+        return self
+
+    async def __aexit__(self, *exc_info: Any) -> None:
+        await self._running.__aexit__(*exc_info)
+
+    async def kill(self, kind: str, chance: random.Random) -> None:
+        os.kill(chance.choice(self._pool.open).pid, signal.SIGKILL)
+
+    async def ready(self) -> None:
+        await until(lambda: len(self._pool.open) == 2, "both workers run")
+
+    async def end(self) -> None:
+        await self._job.wait()
+
+    @property
+    def _pool(self) -> Any:
+        return self._job._cluster.pool  # type: ignore[union-attr]
+
+
+class Processes:
+    """Programs of the command line, each with a log in `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.all: dict[str, subprocess.Popen[bytes]] = {}
+        self._count = 0
+
+    def start(self, *argv: str) -> str:
+        """Returns its name."""
+        self._count += 1
+        name = f"{argv[0]}-{self._count}"
+        with (self.folder / f"{name}.log").open("ab") as log:
+            settings = {**os.environ, FOLDER: str(self.folder)}
+            command = [sys.executable, "-m", "aioflow", *argv]
+            self.all[name] = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=ROOT, env=settings)
+        return name
+
+    def log(self, name: str) -> str:
+        return (self.folder / f"{name}.log").read_text()
+
+    def kill(self, name: str) -> None:
+        process = self.all.pop(name)
+        process.kill()
+        process.wait()
+
+    def close(self) -> None:
+        for name in list(self.all):
+            self.kill(name)
+
+
+class Service:
+    """A program that runs the flow, and is started again when it dies, as a supervisor would."""
+
+    def __init__(self, folder: Path, every: str) -> None:
+        self._processes = Processes(folder)
+        self._argv = ["run", FLOW, "--checkpoints", str(folder / "store"), "--every", every, "-q"]
+
+    async def __aenter__(self) -> Self:
+        self._name = self._processes.start(*self._argv)
+        return self
+
+    async def __aexit__(self, *exc_info: Any) -> None:
+        self._processes.close()
+
+    async def kill(self, kind: str, chance: random.Random) -> None:
+        self._processes.kill(self._name)
+        self._name = self._processes.start(*self._argv)
+
+    async def ready(self) -> None:
+        process = self._processes.all[self._name]
+        assert process.poll() is None, self._processes.log(self._name)
+
+    async def end(self) -> None:
+        process = self._processes.all[self._name]
+        code = await asyncio.to_thread(process.wait, GIVE_UP_S)
+        assert code == 0, self._processes.log(self._name)
+
+
+class Cluster:
+    """Two JobManagers, one of them a standby, and three TaskManagers with a slot each, of which the job needs two."""
+
+    def __init__(self, folder: Path, every: str) -> None:
+        self._folder, self._every = folder, every
+        self._data = folder / "cluster"
+        self._data.mkdir()
+        self._processes = Processes(folder)
+        self._ports: dict[str, int] = {}
+        self._host = SystemHost()
+
+    async def __aenter__(self) -> Self:
+        try:
+            for _ in range(2):
+                self._start_jobmanager()
+                await until(lambda: (self._data / "secret").exists(), "there is a secret")
+            for _ in range(3):
+                self._start_taskmanager()
+            await self.ready()
+            flow = counted(self._folder)
+            options = parse_options({"checkpoints": self._folder / "store", "every": self._every, "retain": 3})
+            graph = build_job_graph(flow.graph, apart=True)
+            restart = af.fixed_delay(1_000_000, "10ms")
+            job = submission_of(graph, restart, options.task_options(flow.name), options.checkpoint_settings())
+            self._job_id = self._host.ids.new("job")
+            async with self._client() as client:
+                await client.submit(self._job_id, job)
+        except BaseException:
+            await self.__aexit__()
+            raise
+        return self
+
+    async def __aexit__(self, *exc_info: Any) -> None:
+        self._processes.close()
+        await self._host.close()
+
+    async def kill(self, kind: str, chance: random.Random) -> None:
+        if kind == "jobmanager":
+            holder = await current_holder(DirectoryLeases(self._host, f"{self._data}/{LEASE_DIRECTORY}"))
+            assert holder is not None and holder.address is not None, "nobody leads"
+            port = int(holder.address.rpartition(":")[2])
+            self._processes.kill(next(name for name, its in self._ports.items() if its == port and name in self._processes.all))
+            self._start_jobmanager()
+        else:
+            busy = [name for name in self._taskmanagers if await self._is_busy(name)]
+            self._processes.kill(chance.choice(busy))
+            self._start_taskmanager()
+
+    async def ready(self) -> None:
+        names = list(self._processes.all)
+        managers = [name for name in names if name.startswith("jobmanager")]
+        await until(lambda: all("listens at" in self._processes.log(name) for name in managers), "the jobmanagers listen")
+        async with asyncio.timeout(GIVE_UP_S):
+            while len(await self._slots()) != 3:  # noqa: ASYNC110  # As in `until`.
+                await asyncio.sleep(0.05)
+
+    async def end(self) -> None:
+        async with self._client() as client:
+            line = await client.follow(self._job_id, FOLLOW_S)
+        assert line.status is af.JobStatus.FINISHED, line.error
+
+    def _start_jobmanager(self) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        self._ports[self._processes.start("jobmanager", "--data", str(self._data), "--port", str(port))] = port
+
+    def _start_taskmanager(self) -> None:
+        secret = str(self._data / "secret")
+        self._processes.start("taskmanager", "--data", str(self._data), "--slots", "1", "--secret-file", secret)
+
+    @property
+    def _taskmanagers(self) -> list[str]:
+        return [name for name in self._processes.all if name.startswith("taskmanager")]
+
+    async def _is_busy(self, name: str) -> bool:
+        slots = await self._slots()
+        return any(free == 0 and f"taskmanager {worker_id[:8]} offers" in self._processes.log(name) for worker_id, free in slots)
+
+    async def _slots(self) -> list[tuple[str, int]]:
+        """(id, free slots) of each TaskManager that lives."""
+        try:
+            async with self._client() as client:
+                found = await client.taskmanagers()
+        except (OSError, af.AioflowError):
+            return []
+        logs = [self._processes.log(name) for name in self._taskmanagers]
+        return [(worker_id, free) for worker_id, _, free in found if any(worker_id[:8] in log for log in logs)]
+
+    def _client(self) -> ClusterClient:
+        return ClusterClient(self._host, Whereabouts(data=str(self._data)), read_secret(str(self._data / "secret")))
+
+
+SYSTEMS: dict[str, Callable[[Path, str], System]] = {
+    "workers": Workers,
+    "service": Service,
+    "taskmanager": Cluster,
+    "jobmanager": Cluster,
+}
+
+
+async def next_checkpoint(folder: Path, host: SystemHost) -> float:
+    """Seconds until a checkpoint is complete that was triggered from now on."""
+    store = open_store(flow_url(f"file://{folder}/store", NAME), host)
+    begun, begun_ms, known = perf_counter(), int(time() * 1000), 0
+    async with asyncio.timeout(GIVE_UP_S):
+        while True:
+            for number in await store.checkpoints():
+                if number > known:
+                    try:
+                        if (await store.checkpoint(number)).triggered_ms > begun_ms:
+                            return perf_counter() - begun
+                    except af.RestoreError:
+                        pass  # It went while it was read: a newer one is there.
+                    known = number
+            await asyncio.sleep(0.005)
+
+
+async def kill_run(folder: Path, kind: str, *, kills: int, every: str, chance: random.Random) -> tuple[list[float], int, list[str]]:
+    """Seconds from each kill to the next completed checkpoint, how many numbers were written, and what is wrong with the output."""
+    prepare(folder)
+    host = SystemHost()
     times = []
-    async with counted(folder, parallelism=parallelism).run(
-        workers=workers, checkpoints=folder / "store", every=every, restart=af.fixed_delay(10 * kills, "10ms")
-    ) as job:
-        for kill in range(kills):
-            await next_checkpoint(job)
+    async with SYSTEMS[kind](folder, every) as system:
+        for _ in range(kills):
+            await system.ready()
+            await next_checkpoint(folder, host)
             await asyncio.sleep(chance.uniform(0, PAUSE_S))
-            pool = job._cluster.pool  # type: ignore[union-attr]
-            await until(lambda: len(pool.open) >= workers)  # noqa: B023  # Awaited in this turn.
-            begun = perf_counter()
-            os.kill(chance.choice(pool.open).pid, signal.SIGKILL)
-            await until(lambda: job._cluster.job_master.executions.restarts > kill)  # noqa: B023  # Likewise.
-            await next_checkpoint(job)
-            times.append(perf_counter() - begun)
+            recovery = asyncio.create_task(next_checkpoint(folder, host))
+            await asyncio.sleep(0)
+            await system.kill(kind, chance)
+            times.append(await recovery)
         (folder / "stop").touch()
-        await job.wait()
-    return times, len(committed(folder)), mistakes(folder)
+        await system.end()
+    await host.close()
+    return times, rows_written(folder), mistakes(folder)
+
+
+def summary(times: list[float]) -> dict[str, float]:
+    ordered = sorted(times)
+    last = len(ordered) - 1
+    return {
+        "p50": round(ordered[len(ordered) // 2], 3),
+        "p99": round(ordered[min(last, int(len(ordered) * 0.99))], 3),
+        "max": round(ordered[last], 3),
+    }
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kind", choices=("all", *KINDS), default="all")
     parser.add_argument("--kills", type=int, default=100)
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--parallelism", type=int, default=3)
-    parser.add_argument("--every", default="1s")
+    parser.add_argument("--every", default="500ms")
     parser.add_argument("--seed", type=int, default=7)
     options = parser.parse_args(argv)
     logging.getLogger("aioflow").setLevel(logging.ERROR)  # Each kill is a handful of warnings.
-    with tempfile.TemporaryDirectory() as directory:
-        run = kill_run(
-            Path(directory),
-            kills=options.kills,
-            workers=options.workers,
-            parallelism=options.parallelism,
-            every=options.every,
-            seed=options.seed,
-        )
-        times, rows, wrong = asyncio.run(run)
-    ordered = sorted(times)
+    kinds = KINDS if options.kind == "all" else (options.kind,)
+    chance = random.Random(options.seed)
+    results: dict[str, Any] = {}
+    all_times: list[float] = []
+    for place, kind in enumerate(kinds):
+        kills = options.kills // len(kinds) + (place < options.kills % len(kinds))
+        if not kills:
+            continue
+        with tempfile.TemporaryDirectory() as directory:
+            run = kill_run(Path(directory), kind, kills=kills, every=options.every, chance=chance)
+            times, rows, wrong = asyncio.run(run)
+        all_times += times
+        results[kind] = {"kills": kills, "rows": rows, "mistakes": wrong, "recovery_s": summary(times)}
+        print(f"{kind}: {results[kind]}", file=sys.stderr, flush=True)
+    wrong = [f"{kind}: {one}" for kind, result in results.items() for one in result["mistakes"]]
     result = {
-        "kills": options.kills,
-        "rows": rows,
+        "kills": len(all_times),
         "mistakes": wrong,
-        "recovery_s": {
-            "p50": round(ordered[len(ordered) // 2], 3),
-            "p99": round(ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))], 3),
-            "max": round(ordered[-1], 3),
-        },
+        "recovery_s": summary(all_times),
+        "kinds": results,
+        "every": options.every,
         "load_average": os.getloadavg(),
         "environment": environment(),
     }

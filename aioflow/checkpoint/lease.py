@@ -7,7 +7,8 @@ conditional puts will do. The number of a take-over is the fencing token of that
 Why two never act at once. A holder acts until `lease_s` after the moment *before* it began to create its newest number. A candidate takes
 over when it has seen the same newest number for `lease_s`, stretched by twice the drift that clocks may have; it cannot have seen the
 number before it was created. So no wall clock is compared, and however long a write, a read or a process hangs, the old holder's time is up
-first. Nobody waits for a holder whose process is known to have ended: it acts no more. What it has sent before is fenced by its token. A holder that could not renew is told to stop `stop_s` before its time is up.
+first. Nobody waits for a holder whose process is known to have ended: it acts no more. What it has sent before is fenced by its token. A
+holder that could not renew is told to stop `stop_s` before its time is up.
 
 Old numbers are deleted, a good while later. A candidate that slept may therefore create one of them again: nobody holds the lease before
 it has looked and found its own number to be the newest.
