@@ -11,9 +11,11 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+import aioflow as af
 from aioflow.cli.command import main
 from aioflow.cli.top import shown
 from aioflow.cli.top_text import JobLines, job_lines, screen
+from aioflow.cluster.whereabouts import parse_address
 from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK
 from aioflow.core.errors import Broken
 
@@ -209,3 +211,15 @@ def test_where_nobody_listens_the_way_out_is_named(capsys: pytest.CaptureFixture
 @pytest.mark.parametrize("argv", [["--at", "nowhere"], ["--every", "soon"]])
 def test_a_wrong_option_is_wrong_usage(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["top", *argv]) == 2
+
+
+async def test_a_job_that_runs_is_seen_through_its_own_endpoint() -> None:
+    flow = af.Flow("watched")
+    events = flow.source(af.io.push(), name="events")
+    events.map(str.upper, name="shout").sink(af.io.blackhole())
+    async with flow.run(monitor="127.0.0.1:0") as job, aiohttp.ClientSession() as session:
+        assert job.monitor_url is not None
+        lines = await shown(session, parse_address(job.monitor_url.removeprefix("http://").rstrip("/")), width=120, color=False)
+
+    assert lines[2].startswith("watched  RUNNING")
+    assert lines[4].startswith("events -> shout")

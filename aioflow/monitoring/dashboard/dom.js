@@ -36,27 +36,38 @@ function sync(parent, list) {
     if (node.described?.key !== undefined) keyed.set(node.described.key, node);
   }
   let at = parent.firstChild;
-  for (const next of list) {
-    const found = next.key === undefined ? at : keyed.get(next.key);
+  list.forEach((next, index) => {
+    const found = next.key === undefined ? counterpart(at, list, index) : keyed.get(next.key);
     if (found && fits(found, next)) {
+      if (next.key === undefined) {
+        // What stood before it is in the description no more.
+        while (at !== found) at = dropped(at);
+      }
       if (found === at) at = at.nextSibling;
       else parent.insertBefore(found, at);
       update(found, next);
-      continue;
+      return;
     }
-    const made = make(next);
-    parent.insertBefore(made, at);
-    if (at && at.described?.key === undefined) {
-      const gone = at;
-      at = at.nextSibling;
-      gone.remove();
-    }
+    parent.insertBefore(make(next), at);
+  });
+  while (at) at = dropped(at);
+}
+
+/** The node that becomes `list[index]`: the one at hand, or one behind it unless the one at hand is wanted later. */
+function counterpart(at, list, index) {
+  if (!at || fits(at, list[index])) return at;
+  if (list.slice(index + 1).some((later) => fits(at, later))) return null;
+  for (let node = at; node; node = node.nextSibling) {
+    if (fits(node, list[index])) return node;
+    if (node.described?.key !== undefined) return null;
   }
-  while (at) {
-    const gone = at;
-    at = at.nextSibling;
-    gone.remove();
-  }
+  return null;
+}
+
+function dropped(node) {
+  const next = node.nextSibling;
+  node.remove();
+  return next;
 }
 
 function fits(node, next) {
