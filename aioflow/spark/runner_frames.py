@@ -78,8 +78,8 @@ class StageFrames:
                 rows = frame.where(f.col("edge").isin(wanted))
                 self._results.append(rows)
                 size += rows.agg(f.sum(f.length("payload"))).first()[0] or 0
-            elif frame.is_cached:
-                frame.count()
+            elif frame.is_cached or not stage.outputs:
+                frame.count()  # Several read it; or nobody does, and it is run for what its functions do.
         return size
 
     def take(self) -> list[BlockRow]:

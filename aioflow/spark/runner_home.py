@@ -63,6 +63,7 @@ class HomeStage:
                 await asyncio.sleep(0)  # Many pieces must not hold the loop.
             through.set_result(None)
         await subtask.finish()
+        await subtask.commit()
 
 
 async def commit(host: Host, job: ShippedJob, plan: SparkPlan, node_id: int, prepared: Sequence[Any], job_id: str) -> None:

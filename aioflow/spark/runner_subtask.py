@@ -385,6 +385,14 @@ class StageSubtask:
                         found[node.id] = committables
         return found
 
+    async def commit(self) -> None:
+        """After `finish`, in the program: what the sinks have written becomes visible."""
+        await self.prepared()
+        for task in self._tasks:
+            for operator in task.operators:
+                operator.notify_checkpoint_complete(ONLY_CHECKPOINT)
+        await self._settle(idle=True)
+
     async def _close(self) -> None:
         """Release everything, also after a failure. Raises the first error."""
         first: BaseException | None = None

@@ -77,6 +77,47 @@ def test_answers_do_not_depend_on_where_blocks_are_cut(records: int, monkeypatch
         assert counted(there) == counted(here), name
 
 
+async def test_a_sink_that_stays_here_commits_when_all_is_through() -> None:
+    calls: list[tuple[str, Any]] = []
+
+    class Writer:
+        def __init__(self) -> None:
+            self.values: list[Any] = []
+
+        def write_batch(self, values: list[Any], timestamps: list[int] | None) -> None:
+            self.values += values
+
+        async def flush(self) -> None:
+            """Nothing is visible before the commit."""
+
+        async def prepare(self, checkpoint_id: int) -> list[Any]:
+            values, self.values = self.values, []
+            return [sum(values)]
+
+    class Committer:
+        async def commit(self, committables: list[Any]) -> None:
+            calls.append(("commit", *committables))
+
+        async def abort(self, committables: list[Any]) -> None:
+            calls.append(("abort", *committables))
+
+    class Here:
+        stays_here = True
+
+        def writer(self, ctx: Any) -> Writer:
+            return Writer()
+
+        def committer(self) -> Committer:
+            return Committer()
+
+    flow = af.Flow("here")
+    flow.source(range(1, 11)).key_by(lambda value: value % 2).process(lambda value, ctx: [value]).sink(Here())
+
+    await shuffled(flow)
+
+    assert calls == [("commit", 55)]
+
+
 def test_timers_that_later_elements_delete_fire_as_they_do_record_by_record() -> None:
     """What tells a watermark for each record from one for each batch: with coarser ones fewer keys seem silent."""
     events = [Event(f"k{i * 7919 % 40}", i * 2, i % 10) for i in range(1500) if i * 31 % 97 > 40]
