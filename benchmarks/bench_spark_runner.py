@@ -130,11 +130,11 @@ async def compare(spark: SparkBridge, directory: Path, part: Path, name: str, wo
     }
 
 
-async def measure(words: int, rounds: int) -> dict[str, Any]:
+async def measure(words: int, rounds: int, only: list[str]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as scratch:
         directory, part = write_files(Path(scratch, "words"), words), write_files(Path(scratch, "part"), CHECKED_WORDS)
         async with SparkBridge(f"local[{CORES}]") as spark:
-            rows = [await compare(spark, directory, part, name, words, rounds) for name in ("running", "total")]
+            rows = [await compare(spark, directory, part, name, words, rounds) for name in only]
     return {
         "machine": f"{platform.machine()}, {os.cpu_count()} processors, {platform.system()} {platform.release()}",
         "load_before": round(os.getloadavg()[0], 2),
@@ -148,8 +148,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--words", type=int, default=1_000_000)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", nargs="+", choices=("running", "total"), default=["running", "total"])
     options = parser.parse_args()
-    print(json.dumps(asyncio.run(measure(options.words, options.rounds)), indent=2))
+    print(json.dumps(asyncio.run(measure(options.words, options.rounds, options.only)), indent=2))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ once. Spark's own settings that matter here are set in a session of the run, and
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -59,6 +59,7 @@ class StageFrames:
         self._kept: list[Any] = []
         self._frames: dict[int, Any] = {}
         self._results: list[Any] = []
+        self._taken: list[BlockRow] = []
         self._rows: Iterator[Any] | None = None
         for stage in plan.stages:
             if not stage.at_home:
@@ -74,8 +75,10 @@ class StageFrames:
                 continue
             wanted = self._wanted(stage)
             frame = self._frames[stage.id]
-            if wanted:
-                rows = frame.where(f.col("edge").isin(wanted))
+            rows = frame.where(f.col("edge").isin(wanted))
+            if wanted == [COMMITTABLES]:
+                self._taken += _rows_of(rows.toArrow())  # Names of files and the like: one query is enough.
+            elif wanted:
                 self._results.append(rows)
                 size += rows.agg(f.sum(f.length("payload"))).first()[0] or 0
             elif frame.is_cached or not stage.outputs:
@@ -84,11 +87,9 @@ class StageFrames:
 
     def take(self) -> list[BlockRow]:
         """All rows of `compute` for this program."""
-        rows: list[BlockRow] = []
         for frame in self._results:
-            table = frame.toArrow()
-            rows.extend(map(BlockRow, *(column.to_pylist() for column in table.columns)))
-        return rows
+            self._taken += _rows_of(frame.toArrow())
+        return self._taken
 
     def take_some(self) -> list[BlockRow]:
         """The next of these rows, and none at the end."""
@@ -102,11 +103,12 @@ class StageFrames:
             frame.unpersist()
 
     def _iterate(self) -> Iterator[BlockRow]:
+        yield from self._taken
         for frame in self._results:
             for row in frame.toLocalIterator():
                 yield BlockRow(row.target, row.mark, row.edge, row.producer, row.seq, bytes(row.payload))
 
-    def _wanted(self, stage: Stage) -> Sequence[int]:
+    def _wanted(self, stage: Stage) -> list[int]:
         """Edges of the rows that come to this program."""
         edges = [edge.id for edge in stage.outputs if self._plan.target_of(edge).at_home]
         return [*edges, COMMITTABLES] if any(node.sink for node in stage.nodes()) else edges
@@ -118,7 +120,8 @@ class StageFrames:
             given = self._session.range(0, subtasks, 1, subtasks) if stage.is_source else self._exchange(stage)
             frame = given.mapInArrow(program, SCHEMA)
         readers = {self._plan.target_of(edge).id for edge in stage.outputs if not self._plan.target_of(edge).at_home}
-        if self._wanted(stage) or len(readers) > 1:
+        wanted = self._wanted(stage)
+        if len(readers) + bool(wanted) > 1 or wanted not in ([], [COMMITTABLES]):
             frame = frame.persist()
             self._kept.append(frame)
         return frame
@@ -151,3 +154,7 @@ class StageFrames:
             rows = rows.union(self._frames[producer_id].where(f.col("edge").isin(edges)))
         dealt = rows.repartitionById(parallelism, f.col("target"))
         return dealt.sortWithinPartitions("target", "mark", "edge", "producer", "seq")
+
+
+def _rows_of(table: Any) -> list[BlockRow]:
+    return list(map(BlockRow, *(column.to_pylist() for column in table.columns)))

@@ -154,7 +154,7 @@ def _run_subtask(
             return BlockWriter(edge.id, id_.index, partitioner, codec, owner, host.clock.wall_ms, turns.put)
 
         try:
-            subtask = StageSubtask(host, job, stage, id_, outlet, turns.make_room, clock)
+            subtask = StageSubtask(host, job, stage, id_, outlet, turns.make_room, clock, shares_loop=False)
 
             async def work() -> None:
                 if splits is not None:

@@ -57,6 +57,10 @@ ONLY_CHECKPOINT = 1
 """What sinks prepare for at the end of the job: it is committed when all of the job is through."""
 
 
+ALONE = (20_000_000, 4096)
+"""Slice in ns and records at a time where the loop has nothing else to do than this subtask and its own calls: fewer, longer turns."""
+
+
 class Outlet(Protocol):
     """Where the records of an exchange go."""
 
@@ -162,8 +166,10 @@ class StageSubtask:
         make_room: Callable[[], Awaitable[None]] | None = None,
         clock: ReplayedClock | None = None,
         restored: OperatorSnapshot | None = None,
+        *,
+        shares_loop: bool = True,
     ) -> None:
-        """`restored`: the operator state that a stage of one operator begins with."""
+        """`restored`: the operator state that a stage of one operator begins with. `shares_loop`: whether others want their turn too."""
         self.host = host
         self.resources = ResourceScope()
         self.group = OrderedTaskGroup()
@@ -188,6 +194,8 @@ class StageSubtask:
         self._outlets: list[Outlet] = []
         self._opened = False
         self._restored = restored
+        options = job.options
+        self._slice_ns, self._batch_records_max = (options.slice_ns, options.batch_records_max) if shares_loop else ALONE
         for task in self._tasks:
             self._add_task(task)
         self._connect(outlets)
@@ -247,7 +255,15 @@ class StageSubtask:
                 operator = node.factory()
                 operator.setup(context)
                 task.operators.append(operator)
-        task.chain = OperatorChain(task.operators, task.emit, AVAILABLE, self.host.clock.perf_ns, scope=self._scope)
+        task.chain = OperatorChain(
+            task.operators,
+            task.emit,
+            AVAILABLE,
+            self.host.clock.perf_ns,
+            slice_ns=self._slice_ns,
+            batch_records_max=self._batch_records_max,
+            scope=self._scope,
+        )
 
     def _connect(self, outlets: Callable[[JobEdge, str], Outlet]) -> None:
         tasks = {task.vertex.id: task for task in self._tasks}
@@ -322,7 +338,7 @@ class StageSubtask:
         assert head.source is not None, "only sources are read"
         context = self._contexts[0]
         place = f"source {head.name!r}, subtask {self._id.index + 1}/{self._id.parallelism}"
-        options, clock = self._job.options, self.host.clock
+        clock = self.host.clock
         source_input: SourceInput | None = None
         try:
             source_input = SourceInput(
@@ -334,7 +350,7 @@ class StageSubtask:
                 context.register_processing_timer,
                 clock.wall_ms,
                 clock.perf_ns,
-                options.slice_ns,
+                self._slice_ns,
             )
             await source_input.open()
             while (status := source_input.emit_next(task.chain.room)) is not InputStatus.END_OF_DATA:
