@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.ablations.coordination_mutants import COORDINATION_MUTANTS
 from tests.ablations.job_mutants import JOB_MUTANTS
+from tests.ablations.monitor_mutants import MONITOR_MUTANTS
 from tests.ablations.rocksdb_mutants import ROCKSDB_MUTANTS
 from tests.ablations.runner import Mutant
 from tests.ablations.sink_mutants import SINK_MUTANTS
@@ -18,6 +19,7 @@ __all__ = ["MUTANTS"]
 MUTANTS: list[Mutant] = [
     *COORDINATION_MUTANTS,
     *JOB_MUTANTS,
+    *MONITOR_MUTANTS,
     *SINK_MUTANTS,
     *SPARK_MUTANTS,
     *STORE_MUTANTS,

@@ -1,0 +1,123 @@
+"""The bugs of the monitoring endpoint: who may ask, what is told, and what is hidden."""
+
+from __future__ import annotations
+
+from tests.ablations.runner import Mutant
+
+__all__ = ["MONITOR_MUTANTS"]
+
+GUARD = "tests/monitoring/test_guard.py::"
+INSIDE = "tests/monitoring/test_inside.py::"
+REST = "tests/monitoring/test_rest.py::"
+EVENTS = "tests/monitoring/test_events.py::"
+
+MONITOR_MUTANTS: list[Mutant] = [
+    Mutant(
+        "changing calls are answered without being enabled",
+        "aioflow/monitoring/guard.py",
+        "        if not options.enable_control:\n",
+        "        if not options.enable_control and options.token is not None:\n",
+        (f"{GUARD}test_without_control_every_route_refuses_every_method_that_does_not_read",),
+    ),
+    Mutant(
+        "a changing call needs no token",
+        "aioflow/monitoring/guard.py",
+        '        if not options.accepts(request.headers.get("Authorization")):\n            return 401',
+        '        if options.accepts(request.headers.get("Authorization")) is None:\n            return 401',
+        (f"{GUARD}test_with_control_every_changing_call_needs_the_token",),
+    ),
+    Mutant(
+        "the beginning of the token is enough",
+        "aioflow/monitoring/options.py",
+        '        return hmac.compare_digest(given, f"Bearer {self.token}".encode())\n',
+        '        return given.startswith(b"Bearer ") and self.token.startswith(given[7:].decode("utf-8", "replace"))\n',
+        (f"{GUARD}test_with_control_every_changing_call_needs_the_token",),
+    ),
+    Mutant(
+        "any name is a name of this endpoint",
+        "aioflow/monitoring/guard.py",
+        "    if not options.allows_host(host):\n",
+        "    if not options.allows_host(host) and not host:\n",
+        (f"{GUARD}test_pages_of_other_sites_and_other_names_are_refused",),
+    ),
+    Mutant(
+        "a page of another site may ask",
+        "aioflow/monitoring/guard.py",
+        '    if site not in ("same-origin", "none") and not is_visit:\n',
+        '    if site not in ("same-origin", "none", "cross-site", "same-site") and not is_visit:\n',
+        (f"{GUARD}test_pages_of_other_sites_and_other_names_are_refused",),
+    ),
+    Mutant(
+        "reading off loopback needs no token",
+        "aioflow/monitoring/options.py",
+        "        return bool(self.allowed_hosts) and not self.open_reads\n",
+        "        return bool(self.allowed_hosts) and self.open_reads\n",
+        (f"{GUARD}test_reading_needs_the_token_where_others_can_ask",),
+    ),
+    Mutant(
+        "state and records are shown to anybody",
+        "aioflow/monitoring/calls.py",
+        "        if not options.show_data and not options.accepts(given):\n",
+        "        if not options.show_data and options.accepts(given) is None:\n",
+        (f"{GUARD}test_records_and_state_need_the_token_or_leave",),
+    ),
+    Mutant(
+        "secrets in errors are shown",
+        "aioflow/monitoring/rest_jobs.py",
+        '        "stacktrace": redacted(failure.stack),\n',
+        '        "stacktrace": failure.stack,\n',
+        (f"{INSIDE}test_no_secret_leaves_by_any_reading_path", f"{REST}test_a_failure_is_shown_with_its_operator_record_and_traceback"),
+    ),
+    Mutant(
+        "secrets in log records are shown",
+        "aioflow/monitoring/logs.py",
+        '                "message": redacted(message[:MESSAGE_CHARACTERS_MAX]),\n',
+        '                "message": message[:MESSAGE_CHARACTERS_MAX],\n',
+        (f"{INSIDE}test_no_secret_leaves_by_any_reading_path",),
+    ),
+    Mutant(
+        "a request that is repeated is done again",
+        "aioflow/monitoring/rest_operations.py",
+        "    if not operations.known(job_id, kind, request_id):\n",
+        "    if not operations.known(job_id, kind, request_id) or given:\n",
+        (f"{REST}test_a_savepoint_is_polled_to_its_end_and_asked_for_once",),
+    ),
+    Mutant(
+        "what goes away stays in the stream of events",
+        "aioflow/monitoring/events.py",
+        "    for name in old.keys() - new.keys():\n",
+        "    for name in old.keys() & patch.keys() - new.keys():\n",
+        (f"{EVENTS}test_a_patch_leads_from_one_moment_to_the_next",),
+    ),
+    Mutant(
+        "a metric that is gone keeps its old value in the plots",
+        "aioflow/monitoring/series.py",
+        "            series[name][column] = math.nan\n",
+        "            series[name][column] += 0.0\n",
+        ("tests/monitoring/test_series.py::test_what_was_not_there_at_a_moment_is_none_then",),
+    ),
+    Mutant(
+        "a late report revives a cancelled attempt",
+        "aioflow/cluster/job_history.py",
+        "        if known.state.is_terminal or (known.state is ExecutionState.CANCELING and not state.is_terminal):\n",
+        "        if known.state.is_terminal:\n",
+        (f"{INSIDE}test_what_comes_behind_the_end_or_the_cancelling_of_an_attempt_changes_nothing",),
+    ),
+    Mutant(
+        "names of users break the page for Prometheus",
+        "aioflow/monitoring/prometheus.py",
+        """.replace('"', r"\\"").replace("\\n", r"\\n")\n""",
+        """.replace("\\n", r"\\n")\n""",
+        (f"{INSIDE}test_the_page_for_prometheus_is_well_formed_whatever_things_are_called",),
+    ),
+    Mutant(
+        "time that is spent waiting for output counts as busy",
+        "aioflow/task/metrics.py",
+        '        group.gauge("backPressuredTimeMsPerSecond", lambda: soft.rate() + hard.rate())\n',
+        '        group.gauge("backPressuredTimeMsPerSecond", hard.rate)\n',
+        (
+            "tests/monitoring/test_accounting.py::test_each_second_is_told_to_the_millisecond",
+            "tests/monitoring/test_accounting.py::test_busy_idle_and_held_back_make_a_second_however_it_is_divided",
+        ),
+    ),
+]
