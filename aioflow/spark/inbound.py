@@ -100,6 +100,10 @@ class InboundStream:
         self._closed = True
         self._wake()
 
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
     def progress(self, number: int) -> Progress:
         """How far a partition has come in."""
         return self._partitions[number].progress if number in self._partitions else Progress()

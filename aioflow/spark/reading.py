@@ -32,9 +32,9 @@ __all__ = ["FrameReading", "frame_of"]
 def frame_of(session: Any, what: Any) -> Any:
     """The DataFrame that `what` stands for: SQL, a function of the session, or itself. In a call. Raises GraphError."""
     frame = session.sql(what) if isinstance(what, str) else what
-    if callable(what) and not hasattr(what, "mapInArrow"):
+    if callable(what):
         frame = what(session)
-    if not hasattr(frame, "mapInArrow") or not hasattr(frame, "rdd"):
+    if not hasattr(frame, "_jdf"):  # What a DataFrame of Spark Connect has not: its session is of another process.
         raise GraphError(
             f"spark(...) reads {type(frame).__name__}, expected a query, a DataFrame of this process's session, or a function that "
             "takes the session and gives one"

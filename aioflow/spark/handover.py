@@ -1,0 +1,151 @@
+"""What a streaming query of Spark has handed over and the flow has not taken for good: its batches, as files of this machine.
+
+    <batch>.arrow      the batches of Arrow, one behind the other, written while Spark's tasks push them
+    <batch>.batch      that it is whole, and where each begins; written after it, and durable before Spark is answered
+    query              the id of the query, that its numbers are taken for no other's
+
+Spark gives a batch again, under the same number, when it does not know whether it was taken: what has a `.batch` is not taken again. So
+what a batch holds is decided once, whether or not Spark could compute it again alike. A batch goes when a completed checkpoint is behind
+it; of the newest the `.batch` stays, for its number.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgpack
+import pyarrow as pa
+
+from aioflow.core.errors import RestoreError, StateError
+
+if TYPE_CHECKING:
+    from aioflow.core.host import Host
+
+__all__ = ["Handover", "Taken"]
+
+QUERY = "query"
+
+
+class Taken(NamedTuple):
+    """A batch that is here, whole."""
+
+    number: int
+    schema: bytes
+    lengths: list[int]
+    """Of its Arrow batches, in bytes; empty for a batch without rows."""
+
+
+class Handover:
+    """The directory of one source. `taken` are the batches in order, those that may be deleted too."""
+
+    def __init__(self, host: Host, directory: str) -> None:
+        self._fs = host.fs
+        self._host = host
+        self._directory = directory
+        self.taken: dict[int, Taken] = {}
+        self._newest = -1
+        self._schema = b""
+        self._lengths: list[int] = []
+
+    async def open(self, start: int | None) -> None:
+        """Look what is here. `start` is the batch to go on with; None: the first that is here.
+
+        Raises RestoreError if a batch is gone that is wanted.
+        """
+        await self._fs.mkdirs(self._directory, private=True)
+        names = await self._fs.list(self._directory)
+        for name in names:
+            number, _, kind = name.partition(".")
+            if kind == "batch":
+                content = msgpack.unpackb(await self._fs.read(self._path(name)))
+                self._newest = max(self._newest, int(number))
+                if f"{number}.arrow" in names or not content["lengths"]:
+                    self.taken[int(number)] = Taken(int(number), content["schema"], content["lengths"])
+        self.taken = dict(sorted(self.taken.items()))
+        if start is not None and start not in self.taken and start != self._newest + 1:
+            what = "a later checkpoint was behind it" if start <= self._newest else "the directory was emptied"
+            raise RestoreError(
+                f"batch {start} of the streaming query is not in {self._directory}: {what}. Restore the newest checkpoint, or start with "
+                "restore=None, fresh=True"
+            )
+
+    @property
+    def first(self) -> int:
+        """The first batch that is here, or else the next that will come."""
+        return min(self.taken, default=self._newest + 1)
+
+    def knows(self, number: int) -> bool:
+        """Whether this batch, or one after it, was taken before."""
+        return number <= self._newest
+
+    async def check_query(self, query_id: str) -> None:
+        """Raises StateError if what is here came from another query."""
+        path = self._path(QUERY)
+        if not await self._fs.exists(path):
+            await self._fs.write(path, query_id.encode(), sync=True)
+            await self._fs.fsync_dir(self._directory)
+            return
+        known = (await self._fs.read(path)).decode()
+        if known != query_id:
+            raise StateError(
+                f"{self._directory} belongs to the streaming query {known}, and this is {query_id}, whose batches count from 0 again: give "
+                "it a checkpoint= directory of its own"
+            )
+
+    async def begin(self, number: int) -> None:
+        """A batch comes in: forget what an earlier try of it has left."""
+        await self._fs.delete(self._path(_data(number)))
+        self._schema, self._lengths = b"", []
+
+    async def append(self, number: int, batches: Sequence[pa.RecordBatch]) -> None:
+        """More of it."""
+        if not self._schema:
+            self._schema = batches[0].schema.serialize().to_pybytes()
+
+        def encode() -> list[bytes]:
+            return [batch.serialize().to_pybytes() for batch in batches]
+
+        pieces = await self._host.blocking(encode)
+        await self._fs.append(self._path(_data(number)), b"".join(pieces))
+        self._lengths += [len(piece) for piece in pieces]
+
+    async def seal(self, number: int) -> Taken:
+        """It is whole. Durable when this returns."""
+        if self._lengths:
+            await self._fs.fsync(self._path(_data(number)))
+        content = msgpack.packb({"schema": self._schema, "lengths": self._lengths})
+        aside = self._path(f"{number:010}.aside")
+        await self._fs.write(aside, content, sync=True)
+        await self._fs.rename(aside, self._path(f"{number:010}.batch"))
+        await self._fs.fsync_dir(self._directory)
+        taken = self.taken[number] = Taken(number, self._schema, self._lengths)
+        self._newest = max(self._newest, number)
+        return taken
+
+    async def read(self, taken: Taken, place: int) -> pa.RecordBatch:
+        """One of its Arrow batches."""
+        offset = sum(taken.lengths[:place])
+        data = await self._fs.read(self._path(_data(taken.number)), offset, taken.lengths[place])
+        return pa.ipc.read_record_batch(pa.py_buffer(data), pa.ipc.read_schema(pa.py_buffer(taken.schema)))
+
+    async def release(self, before: int) -> None:
+        """Nobody will ask for batches before this one again."""
+        for number in [number for number in self.taken if number < before]:
+            del self.taken[number]
+            # The mark first: without its rows it would say that there were none to read.
+            if number != self._newest:
+                await self._fs.delete(self._path(f"{number:010}.batch"))
+            await self._fs.delete(self._path(_data(number)))
+        for name in await self._fs.list(self._directory):
+            number_text, _, kind = name.partition(".")
+            if kind == "batch" and int(number_text) < min(before, self._newest):
+                await self._fs.delete(self._path(name))
+
+    def _path(self, name: str) -> str:
+        return posixpath.join(self._directory, name)
+
+
+def _data(number: int) -> str:
+    return f"{number:010}.arrow"

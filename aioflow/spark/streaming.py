@@ -1,0 +1,326 @@
+"""A streaming query of Spark as the source of a flow: `af.io.spark(bridge, query, checkpoint="/var/lib/app/spark")`.
+
+    Spark     computes batch n, and calls us (foreachBatch)      its tasks push the rows over our channels
+    we        write them down (`handover`), then answer           only now Spark goes on to batch n + 1
+    the flow  reads what is written down, batch by batch          a completed checkpoint behind a batch lets it go
+
+So rows are taken exactly once over restarts of either side: Spark gives a batch again until it was answered, and what was written down
+before is not taken again; the flow goes on where its checkpoint says. At most `BACKLOG` batches wait: a slow flow holds the query back.
+
+Batches and the rows in them keep their order: it is one stream, one split.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import posixpath
+from collections.abc import Callable, Coroutine, Sequence
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from aioflow.core.aio import cancel_and_wait
+from aioflow.core.errors import Closed
+from aioflow.operators.source import Split
+from aioflow.spark.channels import ChannelListener
+from aioflow.spark.executor import RESULT_SCHEMA, PushRows
+from aioflow.spark.failures import SparkError
+from aioflow.spark.handover import Handover
+from aioflow.spark.inbound import InboundStream
+from aioflow.spark.reading import frame_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from aioflow.operators.source import SourceContext, SourceReader
+    from aioflow.spark.session import SparkBridge
+
+__all__ = ["StreamSource"]
+
+T = TypeVar("T")
+
+BACKLOG = 2
+"""Batches of Spark that wait to be read: one while the next is written down."""
+
+STOP_TIMEOUT = "20s"
+
+ONCE = "once"
+"""The trigger that takes all there is now, and ends."""
+
+
+class StreamSource(Generic[T]):
+    """A `Source`. It stays in the process that has the bridge. `trigger` is a duration, or "once"."""
+
+    parallelism_max = 1
+    stays_here = True
+
+    def __init__(
+        self, bridge: SparkBridge, what: Any, make: Callable[[dict[str, Any]], T] | None, *, batches: bool, checkpoint: str, trigger: str
+    ) -> None:
+        self.bridge = bridge
+        self.what = what
+        self.make = make
+        self.batches = batches
+        self.checkpoint = checkpoint
+        self.trigger = trigger
+        self.bounded = trigger == ONCE
+
+    def __repr__(self) -> str:
+        return f"spark({self.what!r:.60})" if isinstance(self.what, str) else "spark()"
+
+    async def discover(self) -> list[Split]:
+        return [Split("0")]
+
+    def reader(self, ctx: SourceContext) -> SourceReader[T]:
+        return _StreamReader(ctx, self)
+
+
+class _StreamReader:
+    """Position: the batch to go on with, the Arrow batch in it, and the rows of that which were taken."""
+
+    def __init__(self, ctx: SourceContext, source: StreamSource[Any]) -> None:
+        self._ctx = ctx
+        self._source = source
+        self._handover = Handover(ctx.host, posixpath.join(source.checkpoint, "aioflow"))
+        self._listener = ChannelListener(ctx.host, source.bridge.address)
+        self._loop = asyncio.get_running_loop()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._asked: set[asyncio.Task[Any]] = set()
+        self._position = [0, 0, 0]
+        self._current: pa.RecordBatch | None = None
+        self._next_batch: asyncio.Queue[pa.RecordBatch] = asyncio.Queue(1)
+        # For whoever waits: rows, a batch that was written down, one that was read, the end of the query.
+        self._news = asyncio.Condition()
+        self._query: Any = None
+        self._ended = False
+        self._closing = False
+        self._error: BaseException | None = None
+        self._released: dict[int, int] = {}
+        self._incoming: tuple[int, InboundStream, str, asyncio.Task[None]] | None = None
+        self.finished = True
+
+    async def open(self, splits: Sequence[Split]) -> None:
+        if not splits:
+            return
+        self.finished = False
+        position = splits[0].position
+        await self._handover.open(None if position is None else position[0])
+        self._position = list(position) if position is not None else [self._handover.first, 0, 0]
+        await self._listener.open()
+        await self._start_query()
+        self._tasks = [
+            self._loop.create_task(self._guarded(work), name=f"spark-stream-{name}")
+            for name, work in (("query", self._watch), ("rows", self._read_ahead))
+        ]
+
+    # The query. Its calls come from threads of Py4J, one batch at a time.
+
+    async def _start_query(self) -> None:
+        source = self._source
+        session = await source.bridge.session()
+
+        def on_batch(frame: Any, number: int) -> None:
+            name = self._ask(self._admit(number))
+            if name is None:
+                return
+            results = frame.mapInArrow(PushRows(self._listener.where, name), RESULT_SCHEMA).collect()
+            self._ask(self._take(number, sum(row.rows for row in results)))
+
+        def start() -> Any:
+            frame = frame_of(session, source.what)
+            if not frame.isStreaming:
+                raise SparkError(f"{source!r} is no streaming query, expected one with checkpoint=: leave that out to read it once")
+            trigger = {"availableNow": True} if source.bounded else {"processingTime": source.trigger}
+            writer = frame.writeStream.foreachBatch(on_batch).trigger(**trigger)
+            return writer.option("checkpointLocation", posixpath.join(source.checkpoint, "spark")).start()
+
+        self._query = await source.bridge.call(start)
+
+    def _ask(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        """In a thread of Py4J: the answer of the loop."""
+        if self._closing:
+            coroutine.close()
+            raise Closed("the flow that takes this query's rows is over")
+        return asyncio.run_coroutine_threadsafe(self._noted(coroutine), self._loop).result()
+
+    async def _noted(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        """So that `close` can end what a thread waits for."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._asked.add(task)
+        try:
+            if self._closing:
+                coroutine.close()
+                raise Closed("the flow that takes this query's rows is over")
+            return await coroutine
+        except Exception as error:
+            self._error = self._error or error
+            raise
+        finally:
+            self._asked.discard(task)
+
+    async def _admit(self, number: int) -> str | None:
+        """The name of the stream that takes a batch, once there is room for it. None: it was taken before."""
+        metadata = await self._ctx.host.fs.read(posixpath.join(self._source.checkpoint, "spark", "metadata"))
+        await self._handover.check_query(json.loads(metadata.partition(b"\n")[0])["id"])
+        if self._handover.knows(number):
+            return None
+        async with self._news:
+            await self._news.wait_for(lambda: sum(one >= self._position[0] for one in self._handover.taken) < BACKLOG)
+        await self._drop_incoming()
+        await self._handover.begin(number)
+        stream = InboundStream()
+        name = self._listener.add(stream)
+        draining = self._loop.create_task(self._drain(number, stream), name=f"spark-batch-{number}")
+        self._incoming = number, stream, name, draining
+        return name
+
+    async def _drain(self, number: int, stream: InboundStream) -> None:
+        while True:
+            batches = []
+            while (arrival := stream.take()) is not None:
+                batches.append(arrival.batch)
+            if batches:
+                await self._handover.append(number, batches)
+            elif stream.closed:
+                return
+            else:
+                await stream.wait()
+
+    async def _take(self, number: int, rows: int) -> None:
+        """All tasks are through: write down what came."""
+        assert self._incoming is not None and self._incoming[0] == number, "a batch is admitted before it is taken"
+        _, stream, name, draining = self._incoming
+        stream.close()
+        await draining
+        self._incoming = None
+        self._listener.remove(name)
+        if rows != stream.rows:
+            raise SparkError(f"Spark's tasks have handed over {rows} rows of batch {number}, and {stream.rows} arrived")
+        await self._handover.seal(number)
+        await self._tell()
+
+    async def _drop_incoming(self) -> None:
+        """Of a batch whose job failed."""
+        incoming, self._incoming = self._incoming, None
+        if incoming is not None:
+            self._listener.remove(incoming[2])
+            await cancel_and_wait([incoming[3]])
+
+    async def _watch(self) -> None:
+        await self._source.bridge.job(self._query.awaitTermination)
+
+    async def _guarded(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        try:
+            await work()
+        except Exception as error:  # noqa: BLE001  # Raised from poll_batch.
+            self._error = self._error or error
+        finally:
+            if work == self._watch:
+                self._ended = True
+            await self._tell()
+
+    async def _tell(self) -> None:
+        async with self._news:
+            self._news.notify_all()
+
+    # The rows.
+
+    async def _read_ahead(self) -> None:
+        """Brings one Arrow batch after the other from the files."""
+        place = self._position[1]
+        while True:
+            async with self._news:
+                await self._news.wait_for(lambda: self._position[0] in self._handover.taken or self._ended)
+            number = self._position[0]
+            taken = self._handover.taken.get(number)
+            if taken is None:
+                return  # The query is over, and everything was read.
+            for at in range(place, len(taken.lengths)):
+                await self._next_batch.put(await self._handover.read(taken, at))
+                await self._tell()
+            await self._next_batch.join()
+            # Taking the last of them has moved the position on; a batch without rows has none to do so.
+            self._position = max(self._position, [number + 1, 0, 0])
+            if not self._ctx.checkpointing:
+                await self._handover.release(number + 1)
+            await self._tell()
+            place = 0
+
+    def poll_batch(self, max_records: int) -> list[Any] | None:
+        if self.finished:
+            return None
+        if self._current is None and not self._next():
+            if self._error is not None:
+                raise self._error
+            return None
+        batch, source, position = self._current, self._source, self._position
+        assert batch is not None
+        if source.batches:
+            values: list[Any] = [batch]
+            position[2] = batch.num_rows
+        else:
+            piece = batch.slice(position[2], max_records)
+            values = piece.to_pylist()
+            if source.make is not None:
+                values = [source.make(row) for row in values]
+            position[2] += piece.num_rows
+        if position[2] == batch.num_rows:
+            self._end_batch()
+        return values
+
+    def _next(self) -> bool:
+        if self._next_batch.empty():
+            self.finished = self._is_over()
+            return False
+        self._current = self._next_batch.get_nowait()
+        return True
+
+    def _end_batch(self) -> None:
+        """All rows of an Arrow batch were taken."""
+        self._current = None
+        number, place, _ = self._position
+        last = place + 1 == len(self._handover.taken[number].lengths)
+        self._position = [number + 1, 0, 0] if last else [number, place + 1, 0]
+        self._next_batch.task_done()
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        self._tasks = [task for task in self._tasks if not task.done()]
+        self._tasks.append(self._loop.create_task(self._guarded(lambda: coroutine), name="spark-stream-release"))
+
+    def _is_over(self) -> bool:
+        if not self._ended or self._error is not None or not self._next_batch.empty():
+            return False
+        return not any(number >= self._position[0] for number in self._handover.taken)
+
+    async def wait(self) -> None:
+        if self.finished or self._current is not None:
+            return
+        async with self._news:
+            await self._news.wait_for(lambda: not self._next_batch.empty() or self._error is not None or self._is_over())
+        self.finished = self._is_over()
+
+    def position(self, split_id: str) -> list[int]:
+        return list(self._position)
+
+    def checkpoint(self, checkpoint_id: int) -> None:
+        self._released[checkpoint_id] = self._position[0]
+
+    def checkpoint_completed(self, checkpoint_id: int) -> None:
+        """What lies before it is never asked for again."""
+        completed = [taken for taken in self._released if taken <= checkpoint_id]
+        before = max((self._released.pop(taken) for taken in completed), default=0)
+        if any(number < before for number in self._handover.taken):
+            self._spawn(self._handover.release(before))
+
+    async def close(self) -> None:
+        """Stop the query. A batch under way is given again."""
+        self._closing = True
+        await cancel_and_wait(list(self._asked))
+        query, self._query = self._query, None
+        try:
+            if query is not None:
+                await self._source.bridge.call(query.stop, timeout=STOP_TIMEOUT)
+        finally:
+            await cancel_and_wait([task for task in self._tasks if not task.done()])
+            await self._drop_incoming()
+            await self._listener.close()
