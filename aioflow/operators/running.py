@@ -13,6 +13,7 @@ from aioflow.core.elements import RecordBatch
 from aioflow.core.errors import note_once
 from aioflow.operators.key_spelling import KeySpelling
 from aioflow.operators.operator import Operator
+from aioflow.operators.same_aggregate import check_same_aggregate
 from aioflow.operators.stateless import describe_place
 from aioflow.operators.userfunction import UserFunction, describe_record
 from aioflow.state.backend import require_keyed
@@ -44,8 +45,15 @@ class _RunningOperator(Operator):
 
     _table: StateTable
 
+    def initialize_state(self) -> None:
+        check_same_aggregate(self.ctx, self._folds())
+
     async def open(self) -> None:
         self._table = require_keyed(self.ctx.keyed_state, self.ctx.name).table(RUNNING, result=self._shown())
+
+    def _folds(self) -> object:
+        """The aggregate; None: it reduces."""
+        return None
 
     def _shown(self) -> Callable[[Any], Any] | None:
         """What queries show of a stored value."""
@@ -81,6 +89,9 @@ class RunningAggregateOperator(_RunningOperator):
             self._find_culprit(error, keys, values)
             raise
         return batch.with_values(list(zip(shown, results, strict=True)))
+
+    def _folds(self) -> object:
+        return self._aggregate
 
     def _shown(self) -> Callable[[Any], Any]:
         return self._aggregate.get_result

@@ -30,6 +30,7 @@ from aioflow.operators.aggregates import Agg, resolve_aggregate
 from aioflow.operators.folding import FoldingAggregate, UserAggregate
 from aioflow.operators.operator import Operator
 from aioflow.operators.resumable import ResumableOutput
+from aioflow.operators.same_aggregate import check_same_aggregate
 from aioflow.operators.slice_grid import SliceGrid
 from aioflow.operators.slice_runs import SliceRuns, merge_parts
 from aioflow.operators.stateless import describe_place
@@ -93,6 +94,7 @@ class SliceWindowOperator(Operator):
         self._moved_to(MIN_WATERMARK)
 
     def initialize_state(self) -> None:
+        check_same_aggregate(self.ctx, self._aggregate)
         self._progress = self.ctx.operator_state.get_union_list_state(PROGRESS)
 
     def snapshot_state(self, checkpoint_id: int) -> None:

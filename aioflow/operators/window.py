@@ -20,6 +20,7 @@ from aioflow.operators.merging import MergingWindowSet
 from aioflow.operators.operator import Operator
 from aioflow.operators.results import elements_of
 from aioflow.operators.resumable import ResumableOutput
+from aioflow.operators.same_aggregate import check_same_aggregate
 from aioflow.operators.stateless import describe_place
 from aioflow.operators.userfunction import UserFunction, describe_record
 from aioflow.operators.window_context import BoundTriggerContext, BoundWindowContext
@@ -91,6 +92,10 @@ class WindowOperator(Operator):
         self._lateness = lateness_ms
         self._late_tag = late_tag
         self._out = ResumableOutput()
+
+    def initialize_state(self) -> None:
+        if self._aggregate is not None:
+            check_same_aggregate(self.ctx, self._aggregate)
 
     async def open(self) -> None:
         ctx, merging = self.ctx, self._assigner.is_merging

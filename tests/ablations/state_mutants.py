@@ -116,4 +116,11 @@ STATE_MUTANTS: list[Mutant] = [
         "",
         (f"{SNAPSHOTS}test_a_restored_subtask_goes_on_with_the_files_of_the_checkpoint",),
     ),
+    Mutant(
+        "the accumulators of one aggregate are read as those of another",
+        "aioflow/operators/same_aggregate.py",
+        "        if before != name:\n",
+        "        if before == OWN != name:\n",
+        ("tests/api/test_checkpoints.py::test_state_of_one_aggregate_is_refused_to_another_under_its_uid",),
+    ),
 ]

@@ -627,3 +627,58 @@ async def test_a_restart_in_a_living_process_does_not_ask_the_store_for_what_it_
         assert numbers.began_at == [None, 30_000]
         await job.cancel()
     assert sorted(rows[-10_000:]) == [(key, 4) for key in range(10_000)]
+
+
+def _running(stream: Any) -> Any:
+    return stream.sum(uid="same")
+
+
+def _window(aggregate: Any, **options: Any) -> Callable[[Any], Any]:
+    return lambda stream: stream.window(af.tumbling("1h", time="processing"), **options).aggregate(aggregate, uid="same")
+
+
+class Own(af.AggregateFunction[int, int, int]):
+    """Computes what nobody else knows."""
+
+    def create_accumulator(self) -> int:
+        return 0
+
+    def add(self, value: int, accumulator: int) -> int:
+        return accumulator + value
+
+    def get_result(self, accumulator: int) -> int:
+        return accumulator
+
+    def merge(self, a: int, b: int) -> int:
+        return a + b
+
+
+@pytest.mark.parametrize(
+    "before, after, told",
+    [
+        (lambda s: s.count(uid="same"), _running, "computes sum, .* was computed by count"),
+        (lambda s: s.count(uid="same"), lambda s: s.reduce(max, uid="same"), "computes reduce, .* was computed by count"),
+        (
+            lambda s: s.aggregate(af.agg(a=af.count(), b=af.sum()), uid="same"),
+            lambda s: s.aggregate(af.agg(a=af.sum(), b=af.count()), uid="same"),
+            r"computes agg\(sum, count\), .* was computed by agg\(count, sum\)",
+        ),
+        (lambda s: s.aggregate(Own(), uid="same"), _running, "computes sum, .* was computed by a function of its own"),
+        (_window(af.count()), _window(af.sum()), "computes sum, .* was computed by count"),
+        (_window(af.count(), trigger=af.on_count(9)), _window(af.sum(), trigger=af.on_count(9)), "computes sum, .* was computed by count"),
+    ],
+)
+async def test_state_of_one_aggregate_is_refused_to_another_under_its_uid(store: str, before: Any, after: Any, told: str) -> None:
+    def flow(operator: Any) -> af.Flow:
+        made = af.Flow("changed")
+        operator(made.source(numbers.read, uid="numbers").key_by(lambda n: n % 5)).sink(af.io.blackhole())
+        return made
+
+    numbers = Numbers(20)
+    for _ in range(2):  # The same one takes it.
+        async with flow(before).run(checkpoints=store, every="1h") as job:
+            await eventually(lambda: bool(numbers.began_at))
+            await job.stop()
+    with pytest.raises(af.RestoreError, match=told):
+        async with flow(after).run(checkpoints=store, every="1h", restart=af.no_restart()):
+            raise AssertionError("it must not run")

@@ -1,0 +1,44 @@
+"""State of one aggregate is never read as that of another: what an operator folds stands in its operator state, and is compared.
+
+An accumulator does not say whose it is: the int of a count would go on as a sum, silently. What the functions of users make of their
+accumulators is their business; that they are functions of users is compared too.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from aioflow.core.errors import RestoreError
+from aioflow.operators.aggregates import Agg, BuiltIn
+from aioflow.operators.stateless import describe_place
+from aioflow.state.backend import INTERNAL_PREFIX
+
+if TYPE_CHECKING:
+    from aioflow.operators.operator import OperatorContext
+
+__all__ = ["AGGREGATE", "check_same_aggregate"]
+
+AGGREGATE = f"{INTERNAL_PREFIX}aggregate"
+"""Union list state: what each subtask folded."""
+
+REDUCE = "reduce"
+OWN = "a function of its own"
+
+
+def check_same_aggregate(ctx: OperatorContext, aggregate: object) -> None:
+    """In `initialize_state`. `aggregate` None: reduce. Raises RestoreError. State that was written before this was kept is believed."""
+    name = REDUCE if aggregate is None else _name(aggregate)
+    state = ctx.operator_state.get_union_list_state(AGGREGATE)
+    for before in state.get():
+        if before != name:
+            raise RestoreError(
+                f"{describe_place(ctx)} computes {name}, and the state that it is given under its uid was computed by {before}: give the "
+                "new operator a uid of its own, and begin it without state with allow_non_restored=True"
+            )
+    state.update([name])
+
+
+def _name(aggregate: object) -> str:
+    if isinstance(aggregate, Agg):
+        return f"agg({', '.join(map(_name, aggregate.parts.values()))})"
+    return aggregate.name if isinstance(aggregate, BuiltIn) else OWN
