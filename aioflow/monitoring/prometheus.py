@@ -26,6 +26,9 @@ FRESH_S = 0.2
 
 _UNFIT = re.compile(r"[^a-zA-Z0-9:_]")
 
+_SPLIT = re.compile(r"split\.(.*)\.watermark\.(\w+)", re.DOTALL)
+"""A metric of one split of a source: the split becomes a label."""
+
 
 def metrics(call: Call) -> Any:
     """GET /metrics."""
@@ -95,6 +98,9 @@ class Exposition:
         if operator:
             scope = f"{scope}_operator"
             labels["operator_name"] = operator
+        split = _SPLIT.fullmatch(metric)
+        if split is not None:
+            labels["split"], metric = split[1], f"split.watermark.{split[2]}"
         family = f"{scope}_{_name(metric)}"
         return family, f"{family}{_labels(**labels)}"
 

@@ -9,6 +9,7 @@ for. Waiting for a full async operator counts as busy, as in Flink.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -25,6 +26,9 @@ SOFT = "output"
 HARD = "overdraft"
 """Reasons of a suspension, as the mailbox counts them."""
 
+SPLITS_MAX = 100
+"""Splits of a subtask that have metrics of their own: a folder may hold a million files."""
+
 WINDOW_S = 1.0
 """The shortest time over which a rate is computed; asked sooner, it is computed from the same beginning again."""
 
@@ -38,6 +42,15 @@ class TaskInputCounts(Protocol):
     def current_watermark(self) -> int: ...
     @property
     def queued_batches(self) -> int: ...
+
+
+class TimesSplits(Protocol):
+    """What is read of the input of a source."""
+
+    @property
+    def timed_splits(self) -> Sequence[str]: ...
+
+    def split_watermark(self, split_id: str) -> int: ...
 
 
 class TakesCheckpoints(Protocol):
@@ -117,6 +130,12 @@ class TaskMetrics:
         group.gauge("lastCheckpointAsyncDuration", read("async_ms"))
         group.gauge("lastCheckpointStateSize", read("state_size"))
         group.gauge("lastCheckpointedSize", read("checkpointed_size"))
+
+    def register_splits(self, source: TimesSplits) -> None:
+        """The event time of each split. Of very many splits only the first are told."""
+        group = self._group.add_group("split")
+        for split in source.timed_splits[:SPLITS_MAX]:
+            group.add_group(split).add_group("watermark").gauge("currentWatermark", partial(source.split_watermark, split))
 
     def initialized(self) -> None:
         """Every operator is open."""

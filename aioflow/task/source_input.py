@@ -88,6 +88,15 @@ class SourceInput:
     def current_watermark(self) -> int:
         return self._watermark
 
+    @property
+    def timed_splits(self) -> list[str]:
+        """The splits whose event time is known, those of this subtask."""
+        return [] if self._strategy is None else [split.id for split in self._splits]
+
+    def split_watermark(self, split_id: str) -> int:
+        """How far the event time of one of `timed_splits` is; before `open` it has none."""
+        return self._split_watermark(split_id) if split_id in self._generators else MIN_WATERMARK
+
     def stop(self, *, drain: bool) -> None:
         """End the source where it is: no more records; event time ends only with `drain`.
 

@@ -233,6 +233,8 @@ class StreamTask:
             lambda: None if self._suspension is None else self._suspension.reason,
         )
         self._metrics.register_checkpoints(self._checkpoints)
+        if isinstance(self._input, SourceInput):
+            self._metrics.register_splits(self._input)
 
     async def _after_loop(self) -> None:
         """The input ended. Let everything that is still to come come, then close the stream behind it."""

@@ -18,6 +18,7 @@ from aioflow.cluster.job_history import ATTEMPTS_MAX, FAILURES_MAX, JobHistory
 from aioflow.core.host import SystemHost
 from aioflow.core.ids import ExecutionAttemptId
 from aioflow.graph.deployment import ExecutionState
+from aioflow.monitoring import server
 from aioflow.monitoring.adapters import monitored
 from aioflow.monitoring.await_stacks import await_chain, thread_infos
 from aioflow.monitoring.flamegraph import FlameSampler, tree
@@ -110,6 +111,18 @@ async def test_the_page_for_prometheus_is_well_formed_whatever_things_are_called
         lines.add(identity)
     assert {"flink_jobmanager_numRunningJobs", "flink_jobmanager_job_numRestarts", "flink_taskmanager_job_task_numRecordsIn"} <= families
     assert page.endswith("\n")
+
+
+async def test_the_split_of_a_source_is_a_label() -> None:
+    """Splits are files as a rule: a family of its own for each would be no family."""
+    flow = af.Flow("split")
+    marks = af.WatermarkStrategy.monotonous_timestamps(timestamp=lambda value: value)
+    flow.source(af.io.push(), name="numbers", watermarks=marks).map(abs).sink(af.io.blackhole())
+    async with flow.run() as job:
+        page = Monitor(monitored(job), MonitorOptions()).exposition.text()
+
+    (line,) = [line for line in page.splitlines() if line.startswith("flink_taskmanager_job_task_split_watermark_currentWatermark{")]
+    assert 'split="0"' in line
 
 
 # Redaction.
@@ -374,3 +387,25 @@ async def test_a_connection_too_many_is_turned_away() -> None:
                 await one.wait_closed()
             except ConnectionError:
                 pass
+
+
+async def test_a_connection_without_a_whole_request_is_closed_and_a_stream_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever sends a header byte by byte would hold a connection for ever; who listens to events only looks silent."""
+    monkeypatch.setattr(server, "CHECK_S", 0.05)
+    monkeypatch.setattr(server, "SILENCE_S", 0.2)
+    flow = af.Flow("patient")
+    flow.source(af.io.push()).sink(af.io.blackhole())
+    async with watched(flow) as client:
+        host, port = client.url.removeprefix("http://").split(":")
+        stream_reader, stream_writer = await asyncio.open_connection(host, int(port))
+        stream_writer.write(f"GET {client.path}/events HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        async with asyncio.timeout(PATIENCE_S):
+            await stream_reader.readuntil(b"event: snapshot")
+            for beginning in (b"", b"GET /overview HTTP/1.1\r\nHost: loc"):
+                reader, writer = await asyncio.open_connection(host, int(port))
+                writer.write(beginning)
+                assert await reader.read() == b""
+                writer.close()
+            await stream_reader.readuntil(b"event: delta")
+            await stream_reader.readuntil(b"event: delta")
+        stream_writer.close()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from aioflow.core.aio import OrderedTaskGroup
-from aioflow.core.elements import MIN_WATERMARK, Event, RecordBatch
+from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK, Event, RecordBatch
 from aioflow.operators.source import Split
 from aioflow.operators.watermarks import WatermarkStrategy
 from aioflow.task.input import InputStatus
@@ -245,6 +245,19 @@ async def test_the_watermark_of_several_splits_is_the_least(group: OrderedTaskGr
     assert world.poll(200, split="a").watermark in (MIN_WATERMARK, 29)
     assert world.poll(150, split="b").watermark == 149
     assert world.input.current_watermark == 149
+
+
+async def test_each_split_tells_how_far_its_event_time_is(group: OrderedTaskGroup) -> None:
+    world = World(group, WatermarkStrategy.monotonous_timestamps(timestamp=lambda value: value), "ab")
+    assert [world.input.split_watermark(split) for split in world.input.timed_splits] == [MIN_WATERMARK, MIN_WATERMARK]
+    await world.input.open()
+
+    world.poll(100, split="a")
+    world.poll(30, split="b")
+    world.reader.finished_splits.add("b")
+
+    assert [world.input.split_watermark(split) for split in world.input.timed_splits] == [99, MAX_WATERMARK]
+    assert World(group).input.timed_splits == []
 
 
 async def test_a_split_that_was_read_to_its_end_holds_nothing_back(group: OrderedTaskGroup) -> None:

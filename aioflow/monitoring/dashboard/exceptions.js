@@ -62,6 +62,6 @@ function history(detail) {
   const states = Object.entries(detail?.timestamps ?? {}).filter(([, at]) => at > 0).sort((a, b) => b[1] - a[1]);
   return panel("States of the job", { note: detail?.restarts === undefined ? null : `${count(detail.restarts)} restarts` }, table("States of the job", [
     { name: "State", cell: ([name]) => state(name) },
-    { name: "Last entered", n: true, cell: ([, at]) => moment(at) },
+    { name: "Entered", n: true, cell: ([, at]) => moment(at) },
   ], states, { keyOf: ([name]) => name }));
 }

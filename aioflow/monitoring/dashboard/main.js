@@ -88,7 +88,7 @@ function top() {
     h("nav", { "aria-label": "Pages" }, LINKS.map(([name, label]) =>
       h("a", { href: `#/${name}`, "aria-current": here(name) ? "page" : null }, label))),
     h("span", { class: `live ${lost ? "lost" : ""}` }, lost ? `silent for ${duration(Date.now() - store.silent)}` : "live"),
-    h("button", { class: "plain theme", onclick: turn, title: "Colours", "aria-label": `Colours: ${theme()}. Change` }, `◐ ${theme()}`));
+    h("button", { class: "plain theme", onclick: turn, title: "Colours", "aria-label": `Colours: ${theme()}. Change` }, "◐", h("span", { class: "roomy" }, ` ${theme()}`)));
 }
 
 function here(name) {

@@ -1,7 +1,8 @@
 // Event time: where each task, subtask and split stands, and who holds the others back.
 
 import { h } from "./dom.js";
-import { duration, isInstant, nothing, percent, watermark } from "./format.js";
+import { duration, isInstant, nothing, number, watermark } from "./format.js";
+import { markOf } from "./model.js";
 import { meter, panel, table } from "./parts.js";
 
 export const wanted = () => ({});
@@ -13,7 +14,7 @@ export function view(store, route, job) {
   const oldest = known.length ? Math.min(...known.map(({ one }) => one.watermark)) : null;
   const span = newest === null ? 0 : newest - oldest;
   const holding = holders(job);
-  const splits = job.tasks.flatMap((task) => task.subtasks.flatMap((one) => splitsOf(task, one, job.now)));
+  const splits = job.tasks.flatMap((task) => task.subtasks.flatMap((one) => splitsOf(task, one)));
   return [
     panel("Who holds event time back", null, h("div", { class: "body" }, holding.length
       ? h("ul", { class: "holders" }, holding.map(({ task, one, why }) => h("li", { key: `${task.id} ${one.index}` },
@@ -24,9 +25,7 @@ export function view(store, route, job) {
       { name: "Read by", class: "name", cell: (split) => `${split.task.name.split(" -> ")[0]} (${split.index + 1}/${split.task.parallelism})` },
       { name: "Event time", n: true, cell: (split) => watermark(split.watermark) },
       { name: "Behind the newest", n: true, cell: (split) => behind(split.watermark, Math.max(...splits.map((other) => other.watermark ?? -Infinity))) },
-      { name: "Active", n: true, cell: (split) => percent(split.active) },
-      { name: "Paused", n: true, cell: (split) => percent(split.paused) },
-      { name: "Idle", n: true, cell: (split) => percent(split.idle) },
+      { name: "Behind the clock", n: true, cell: (split) => (isInstant(split.watermark) && !job.over ? duration(Math.max(0, job.now - split.watermark)) : nothing) },
     ], splits.sort((a, b) => (a.watermark ?? -Infinity) - (b.watermark ?? -Infinity)), { keyOf: (split) => `${split.task.id} ${split.index} ${split.name}` })),
     panel("Watermark of each subtask", { note: span ? `${duration(span)} from the first to the last` : null }, table("Watermarks of subtasks", [
       { name: "Task", class: "name", cell: ({ task, one }) => (one.index ? h("span", { class: "quiet" }, task.name) : h("a", { href: `#/jobs/${job.id}/graph/${task.id}` }, task.name)) },
@@ -67,17 +66,14 @@ function holders(job) {
   return found.slice(0, 8);
 }
 
-/** Metrics of splits are called "<operator>.<...>watermark.<split>.currentWatermark" or "split.<split>.watermark.currentWatermark". */
-function splitsOf(task, one, now) {
+/** Metrics of splits are called "split.<split>.watermark.<name>". */
+function splitsOf(task, one) {
   const found = [];
   for (const [name, value] of Object.entries(one.values)) {
-    const [, operator, split] = /^(?:(.*)\.)?split\.(.+)\.watermark\.currentWatermark$/.exec(name) ?? [];
+    const [, split] = /^split\.(.+)\.watermark\.currentWatermark$/.exec(name) ?? [];
     if (split === undefined) continue;
-    const prefix = name.slice(0, -"currentWatermark".length);
-    const share = (what) => (one.values[prefix + what] === undefined ? null : Number(one.values[prefix + what]) / 1000);
     found.push({
-      task, index: one.index, operator, name: split, watermark: Number(value),
-      active: share("activeTimeMsPerSecond"), paused: share("pausedTimeMsPerSecond"), idle: share("idleTimeMsPerSecond"), now,
+      task, index: one.index, name: split, watermark: markOf(number(value)),
     });
   }
   return found;
