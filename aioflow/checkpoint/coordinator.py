@@ -37,7 +37,7 @@ from aioflow.checkpoint.requests import Request, RequestQueue
 from aioflow.checkpoint.statistics import CheckpointStatistics
 from aioflow.checkpoint.subtask import CheckpointStats, SubtaskState
 from aioflow.core.elements import CheckpointBarrier
-from aioflow.core.errors import CheckpointError
+from aioflow.core.errors import CheckpointError, TypeNotSupported
 from aioflow.core.ids import ExecutionAttemptId
 
 __all__ = ["CheckpointCoordinator"]
@@ -485,12 +485,17 @@ class CheckpointCoordinator:
         request = pending.request
         if request.final:
             self._final_at_s = now.s + FINAL_RETRY_S
-        still_stops = request.final and request.number is not None and (reason in _RETRIED or not request.kind.is_savepoint)
+        # Another try, or another attempt, would come to the same value that cannot be kept.
+        hopeless = request.final and not request.kind.is_savepoint and isinstance(error.__cause__, TypeNotSupported)
+        may_retry = reason in _RETRIED or not (request.kind.is_savepoint or hopeless)
+        still_stops = request.final and request.number is not None and may_retry
         if still_stops:
             # The job comes back, or a task ended that was through by itself; and a plain checkpoint is tried again as at any end.
             self._stop = request
         is_answered = request.number is not None and not still_stops
         instructions: list[Instruction] = [Answer(request.number, None, error)] if is_answered and request.number is not None else []
+        if hopeless:
+            return [*instructions, FailJob(error, for_good=True)]
         if still_stops and request.kind.is_savepoint:
             return instructions
         if request.kind is CheckpointKind.SYNC_SAVEPOINT and reason is not CheckpointFailureReason.SHUTDOWN:

@@ -99,6 +99,8 @@ class FailJob:
     """Fail the job as a task's error would: it restarts from the last completed checkpoint, if its policy allows."""
 
     error: CheckpointError
+    for_good: bool = False
+    """No restart can help."""
 
 
 @dataclass(frozen=True, slots=True)

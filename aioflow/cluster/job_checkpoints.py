@@ -67,7 +67,7 @@ class CheckpointedTasks(Protocol):
 
 
 class JobCheckpoints:
-    """`on_fail(error)` fails the job as the error of a task would, `on_lost(error)` for good: the store belongs to another job now."""
+    """`on_fail(error)` fails the job as the error of a task would, `on_lost(error)` for good: no restart would change anything."""
 
     def __init__(
         self,
@@ -333,8 +333,8 @@ class JobCheckpoints:
                     self._tasks.notify_checkpoint_aborted(self._job_id, checkpoint_id, latest_completed)
             case Discard():
                 self._begin(self.store.discard(instruction), "delete checkpoints")
-            case FailJob(error):
-                self._on_fail(error)
+            case FailJob(error, for_good):
+                (self._on_lost if for_good else self._on_fail)(error)
             case Answer(number, checkpoint, error):
                 self._answer(number, checkpoint, error)
             case WakeAt(at_s):

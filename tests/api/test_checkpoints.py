@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -682,3 +683,33 @@ async def test_state_of_one_aggregate_is_refused_to_another_under_its_uid(store:
     with pytest.raises(af.RestoreError, match=told):
         async with flow(after).run(checkpoints=store, every="1h", restart=af.no_restart()):
             raise AssertionError("it must not run")
+
+
+class Keeps(af.KeyedProcessFunction[int, int, int]):
+    """Keeps what cannot be kept."""
+
+    def open(self, ctx: Any) -> None:
+        self.kept = ctx.get_state(af.ValueStateDescriptor("kept"))
+
+    def process_element(self, value: int, ctx: Any) -> Any:
+        self.kept.update(threading.Lock())
+        yield value
+
+
+@pytest.mark.parametrize("savepoint", [None, False])
+async def test_a_stop_of_a_job_with_state_that_cannot_be_kept_fails_at_once_naming_it(store: str, savepoint: Any) -> None:
+    """Without its time-out, which would end the job without a word of why."""
+    rows: list[int] = []
+    flow = af.Flow("hopeless")
+    flow.source(Numbers(3).read, uid="numbers").key_by(lambda n: n).process(Keeps(), uid="keeps").sink(rows.append)
+    with pytest.raises(af.CheckpointError, match=r"process\(Keeps\)', state 'kept': _thread\.lock cannot travel"):
+        async with flow.run(checkpoints=store, every="1h", stop_timeout="1h") as job:
+            await eventually(lambda: len(rows) == 3)
+            await job.stop(savepoint=savepoint)
+
+
+async def test_a_bounded_job_with_state_that_cannot_be_kept_fails_naming_it(store: str) -> None:
+    flow = af.Flow("hopeless")
+    flow.source([1, 2, 3], uid="numbers").key_by(lambda n: n).process(Keeps(), uid="keeps").sink(af.io.blackhole())
+    with pytest.raises(af.CheckpointError, match=r"process\(Keeps\)', state 'kept': _thread\.lock cannot travel"):
+        await flow.execute(checkpoints=store, every="1h")

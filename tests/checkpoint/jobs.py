@@ -111,8 +111,9 @@ class Job:
     def not_stored(self, checkpoint_id: int) -> list[Instruction]:
         return self.heard(self.coordinator.not_stored(checkpoint_id, OSError("no space left on device"), self.now))
 
-    def decline(self, key: tuple[int, int], checkpoint_id: int, reason: str) -> list[Instruction]:
-        return self.heard(self.coordinator.decline(self.of(*key), checkpoint_id, reason, self.now, ValueError("user code")))
+    def decline(self, key: tuple[int, int], checkpoint_id: int, reason: str, error: Exception | None = None) -> list[Instruction]:
+        error = error or ValueError("user code")
+        return self.heard(self.coordinator.decline(self.of(*key), checkpoint_id, reason, self.now, error))
 
     def lost(self, key: tuple[int, int]) -> list[Instruction]:
         return self.heard(self.coordinator.task_lost(self.of(*key), self.now))

@@ -13,6 +13,7 @@ from aioflow.checkpoint.plan import CheckpointedVertex, VertexInput
 from aioflow.checkpoint.requests import REQUESTS_MAX
 from aioflow.checkpoint.subtask import CheckpointStats, SubtaskState
 from aioflow.core.elements import CheckpointBarrier
+from aioflow.core.errors import TypeNotSupported
 from tests.checkpoint.jobs import COUNT, KEYS, SINK, SOURCE, VERTICES, Job, answered, attempt, only, operator, state, triggered
 
 
@@ -629,6 +630,18 @@ def test_stop_without_savepoint_whose_checkpoint_fails_tries_again_and_is_answer
     assert only(FailJob, failed) == []
     assert triggered(job.advance(1000)) == [2]
     assert answered(job.complete(2)) == {7: "file:///2"}
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_final_checkpoint_of_a_value_that_cannot_be_kept_fails_the_job_for_good(stopped: bool) -> None:
+    job = Job()
+    job.run()
+    if stopped:
+        job.stop(7, savepoint=False, directory="")
+    job.at_end(*KEYS)
+    failed = job.decline((COUNT, 0), 1, "ASYNC_EXCEPTION", TypeNotSupported("a lock cannot travel"))
+    assert [one.for_good for one in only(FailJob, failed)] == [True]
+    assert [number for number, told in answered(failed).items() if "a lock cannot travel" in told] == [7] * stopped
 
 
 def test_failures_of_the_checkpoint_of_a_stop_count_as_any_others() -> None:
