@@ -18,6 +18,8 @@ from aioflow.spark.runner_columns import predicate_of
 from aioflow.spark.session import SparkBridge
 from tests.spark.answers import ANSWERS, Event
 
+pytestmark = pytest.mark.timeout(900)  # The first job of a Java process on a busy machine takes minutes.
+
 EVENTS = [Event("abcd"[i * 7 % 4], i * 3 + (i * 37 % 11) * 10, i % 10) for i in range(300)]
 
 

@@ -21,6 +21,8 @@ from aioflow.api.options import RunOptions, parse_options
 from aioflow.spark.session import SparkBridge
 from tests.integration.test_examples_everywhere import alone, elsewhere
 
+pytestmark = pytest.mark.timeout(900)  # The first job of a Java process on a busy machine takes minutes.
+
 EXAMPLES = ["wordcount", "sessions", "dedup", "fraud_alerts", "joins", "rules"]
 
 AS_PROGRAMS = ["enrichment", "batch_inference"]
@@ -51,7 +53,6 @@ async def test_an_example_prints_the_same_on_spark(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.usefixtures("java")
 @pytest.mark.spark
 @pytest.mark.parametrize("name", AS_PROGRAMS)
