@@ -459,7 +459,7 @@ def _ended(line: JobLine) -> int:
     print(f"{line.name}: {line.status.value}{': ' + line.error if line.error else ''}", file=sys.stderr)
     if line.savepoint:
         print(shown_path(line.savepoint))
-    return FINISHED if line.status is JobStatus.FINISHED else FAILED
+    return FINISHED if line.status is JobStatus.FINISHED and not line.error else FAILED
 
 
 def _list(arguments: argparse.Namespace) -> int:

@@ -150,6 +150,8 @@ class ClusterJob:
                 status = await asyncio.shield(self.job_master.terminated)
                 self._group.cancel_children()
                 await self.job_master.close()
+                if self._submitter is not None and self.stop_error is not None:
+                    self._submitter.connection.notify("stop_failed", pack_error(self.stop_error, self._codec))
                 return status
             finally:
                 self._over = True
@@ -171,6 +173,10 @@ class ClusterJob:
     @property
     def stopped_with(self) -> str | None:
         return self.job_master.stopped_with
+
+    @property
+    def stop_error(self) -> BaseException | None:
+        return self.job_master.stop_error
 
     # TaskExecutorGateway, for the JobMaster.
 

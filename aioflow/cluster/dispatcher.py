@@ -56,6 +56,10 @@ class JobRunner(Protocol):
     def stopped_with(self) -> str | None:
         """URL of the savepoint that it ended with."""
 
+    @property
+    def stop_error(self) -> BaseException | None:
+        """Why the savepoint that it should end with was not made."""
+
     async def run(self) -> JobStatus:
         """Run to a terminal status. Cancelled: end all tasks and leave the job as it is, for the next leader."""
 
@@ -256,13 +260,16 @@ class Dispatcher:
         """From INITIALIZING to its end. A cancellation of this task is a suspension: nothing is remembered, nothing removed."""
         try:
             status, cause = await self._run_job_master(managed, recovered)
+            told = cause
+            if told is None and managed.runner is not None:
+                told = managed.runner.stop_error
             job = EndedJob(
                 job_id=managed.job.job_id,
                 name=managed.job.name,
                 status=status,
                 submitted_ms=managed.job.submitted_ms,
                 ended_ms=self.host.clock.wall_ms(),
-                error="" if cause is None else f"{type(cause).__name__}: {cause}",
+                error="" if told is None else f"{type(told).__name__}: {told}",
                 savepoint=(managed.runner.stopped_with or "") if managed.runner is not None else "",
             )
             await self._stored(lambda: self.store.end(job), f"the end of job {job.job_id}")

@@ -302,6 +302,7 @@ class RemoteRun:
     def _handlers(self) -> dict[str, Callable[..., Any]]:
         return {
             "status": self._on_status,
+            "stop_failed": self._on_stop_failed,
             "ended": self._on_ended,
             "metrics": self._on_metrics,
             "tapped": self._on_tapped,
@@ -331,6 +332,9 @@ class RemoteRun:
             self.job_master.set_status(JobStatus(status))
         if started and not JobStatus(status).is_terminal and not self.job_master.started.done():
             self.job_master.started.set_result(None)
+
+    def _on_stop_failed(self, error: bytes) -> None:
+        self.job_master.stop_error = unpack_error(error, self._codec)
 
     def _on_ended(self, status: str, error: bytes, savepoint: str) -> None:
         self.job_master.stopped_with = savepoint or None

@@ -49,6 +49,7 @@ class Scripted:
         self.end(JobStatus.CANCELED)
 
     stopped_with: str | None = None
+    stop_error: BaseException | None = None
 
     def stop(self, *, drain: bool, savepoint: bool, directory: str | None) -> None:
         self.stopped.append(drain)
@@ -427,7 +428,7 @@ def test_under_kills_pauses_and_a_failing_disk_every_acknowledged_job_ends_once(
 
         def cancel(self) -> None: ...
 
-        stopped_with = None
+        stopped_with = stop_error = None
 
         def stop(self, *, drain: bool, savepoint: bool, directory: str | None) -> None: ...
 
