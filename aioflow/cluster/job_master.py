@@ -138,9 +138,7 @@ class JobMaster:
 
     def fail(self, error: BaseException) -> None:
         """End the job as failed, without a retry."""
-        if not self.status.is_terminal:
-            self.history.failed(error, self._host.clock.wall_ms(), None, "", is_root=True)
-        self._carry_out(self.executions.fail(error))
+        self._carry_out_failure(error, self.executions.fail(error))
 
     def stop(self, *, drain: bool = False, savepoint: bool = True, directory: str | None = None) -> None:
         """End the sources where they are, or as soon as they run; what is under way reaches the sinks. With `drain` event time ends too.
@@ -292,8 +290,13 @@ class JobMaster:
     def _fail_and_restart(self, error: BaseException) -> None:
         """As if every task had failed with it."""
         logger.warning("job %s: %s", self.executions.job_id, error)
-        self.history.failed(error, self._host.clock.wall_ms(), None, "", is_root=True)
-        self._carry_out(self.executions.fail_all(error, self._host.clock.monotonic(), self._host.rng.random()))
+        self._carry_out_failure(error, self.executions.fail_all(error, self._host.clock.monotonic(), self._host.rng.random()))
+
+    def _carry_out_failure(self, error: BaseException, instructions: list[Instruction]) -> None:
+        """Of the job as a whole. A job that is over, or being cancelled, does not fail any more."""
+        if self.error is error:
+            self.history.failed(error, self._host.clock.wall_ms(), None, "", is_root=True)
+        self._carry_out(instructions)
 
     def _note_status(self, status: JobStatus) -> None:
         self.timestamps_ms.setdefault(status, self._host.clock.wall_ms())

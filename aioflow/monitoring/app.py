@@ -58,7 +58,8 @@ def make_app(monitor: Monitor) -> web.Application:
         endpoint = _endpoint(monitor, route)
         for prefix in ("", "/v1"):
             if route.method == "GET":
-                app.router.add_get(prefix + route.path, endpoint)
+                # Whoever asks for the head of a stream would wait for its end.
+                app.router.add_get(prefix + route.path, endpoint, allow_head=route.schema != "Events")
             else:
                 app.router.add_route(route.method, prefix + route.path, endpoint)
     document = openapi_document(ROUTES)

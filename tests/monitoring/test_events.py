@@ -107,6 +107,13 @@ async def test_a_stream_too_many_is_turned_away_and_one_that_ended_makes_room() 
             one.close()
 
 
+async def test_a_stream_has_no_head() -> None:
+    made, _ = flow()
+    async with watched(made) as client:
+        assert (await client.ask("/jobs", "HEAD"))[0] == 200
+        assert (await client.ask(f"{client.path}/events", "HEAD"))[0] == 405
+
+
 async def test_streams_end_with_the_run() -> None:
     made, _ = flow()
     async with aiohttp.ClientSession() as session:

@@ -33,7 +33,7 @@ class Client:
         """Status and decoded body."""
         async with self._session.request(method, self.url + path, json=body, headers=headers) as response:
             text = await response.text()
-            return response.status, json.loads(text) if response.content_type == "application/json" else text
+            return response.status, json.loads(text) if text and response.content_type == "application/json" else text
 
     async def get(self, path: str) -> Any:
         """The body of what must be there."""
