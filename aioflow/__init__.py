@@ -57,7 +57,9 @@ _HOMES = {
     "operators.triggers": "Trigger continuous early on_count on_processing_time on_watermark purging",
     "operators.watermarks": "WatermarkStrategy",
     "operators.windowing": "Evictor GlobalWindow TimeWindow global_window keep_last keep_within session sliding tumbling",
+    "spark.failures": "SparkError",
     "spark.runner": "Spark",
+    "spark.session": "SparkBridge",
 }
 """Module -> the public names that live there."""
 

@@ -121,7 +121,9 @@ from aioflow.operators.windowing import keep_within as keep_within
 from aioflow.operators.windowing import session as session
 from aioflow.operators.windowing import sliding as sliding
 from aioflow.operators.windowing import tumbling as tumbling
+from aioflow.spark.failures import SparkError as SparkError
 from aioflow.spark.runner import Spark as Spark
+from aioflow.spark.session import SparkBridge as SparkBridge
 
 __version__: str
 __all__: list[str]

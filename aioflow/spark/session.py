@@ -108,6 +108,11 @@ class SparkBridge:
         return self._threads.abandoned
 
     @property
+    def host(self) -> Host:
+        """The seam to the machine, open as long as the bridge is."""
+        return self._host
+
+    @property
     def address(self) -> str:
         """Where Spark's tasks reach this process: the driver's address."""
         return "127.0.0.1" if self.master.startswith("local") else self._config.get("spark.driver.host", "127.0.0.1")

@@ -67,8 +67,8 @@ class FrameSink:
     def writer(self, ctx: OperatorContext) -> FrameWriter:
         return FrameWriter(ctx, self)
 
-    def committer(self, ctx: OperatorContext) -> FrameCommitter:
-        return FrameCommitter(ctx.host, self)
+    def committer(self, ctx: OperatorContext | None = None) -> FrameCommitter:
+        return FrameCommitter(self.bridge.host if ctx is None else ctx.host, self)
 
     async def arrow_schema(self) -> pa.Schema:
         """Raises SparkError for what is no schema."""

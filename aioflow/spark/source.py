@@ -51,9 +51,9 @@ class FrameSource(Generic[T]):
     def __repr__(self) -> str:
         return f"spark({self._what!r:.60})" if isinstance(self._what, str) else "spark()"
 
-    async def discover(self, host: Host) -> list[Split]:
+    async def discover(self, host: Host | None = None) -> list[Split]:
         """One split a partition; the payload is how many there are."""
-        reading, count = await self._plan(host)
+        reading, count = await self._plan(self._bridge.host if host is None else host)
         await self.drop_plan()
         self._planned = reading, count
         return [Split(str(number), None, count) for number in range(count)]

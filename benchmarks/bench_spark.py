@@ -1,0 +1,185 @@
+"""Rows between Spark and this process: over our channels, against what PySpark has for it; by wall time and by CPU, alternating in one run.
+
+    python benchmarks/bench_spark.py [--rows 1000000] [--rounds 3] [--master local[2]]
+
+`in`: a DataFrame of four columns (long, string, double, timestamp) comes here as Arrow, through `FrameReading` and through `toArrow()`.
+`out`: Arrow batches of the same rows go to Parquet, through a spool and a job that fetches them, as a sink commits them, and through
+`createDataFrame(table)`. CPU is that of this process, of the Java process and of its Python workers together. `lag` is the longest time
+for which the event loop did not turn meanwhile; of PySpark's calls, which wait in a thread, it is what the interpreter's lock costs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import shutil
+import tempfile
+from collections.abc import Awaitable, Callable
+from functools import partial
+from pathlib import Path
+from statistics import median
+from time import monotonic
+from typing import Any
+
+import pyarrow as pa
+
+from aioflow.core.host import SystemHost
+from aioflow.spark.channels import ChannelListener
+from aioflow.spark.executor import PullRows
+from aioflow.spark.outbound import OutboundStream
+from aioflow.spark.reading import FrameReading
+from aioflow.spark.session import SparkBridge
+from aioflow.spark.spool import Spool, StagedReader
+
+GOALS = {"in": 0.8, "out": 2.0}
+"""Our rows a second over PySpark's."""
+LAG_GOALS_MS = {"in": 50.0, "out": 100.0}
+
+COLUMNS = "id, concat('user-', CAST(id % 1000 AS STRING)) AS user, id * 0.5D AS amount, timestamp_millis(1700000000000 + id) AS ts"
+SCHEMA = "id bigint, user string, amount double, ts timestamp"
+PARTITIONS = 4
+TICK_S = 0.005
+
+
+def cpu_of_all() -> float:
+    """CPU seconds of this process and everything that it started, Java and Spark's Python workers included."""
+    ticks, me = 0, os.getpid()
+    parents: dict[int, int] = {}
+    spent: dict[int, int] = {}
+    for path in Path("/proc").iterdir():
+        if path.name.isdigit():
+            try:
+                fields = (path / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            parents[int(path.name)] = int(fields[1])
+            # With children that have ended and were waited for.
+            spent[int(path.name)] = sum(int(field) for field in fields[11:15])
+    for pid, own in spent.items():
+        above = pid
+        while above != me and above in parents:
+            above = parents[above]
+        if above == me:
+            ticks += own
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+class Lag:
+    """The longest time between two turns of the loop, beyond what was asked for, in ms."""
+
+    def __init__(self) -> None:
+        self.worst_ms = 0.0
+
+    async def watch(self) -> None:
+        while True:
+            begun = monotonic()
+            await asyncio.sleep(TICK_S)
+            self.worst_ms = max(self.worst_ms, (monotonic() - begun - TICK_S) * 1000)
+
+
+async def timed(rows: int, work: Callable[[], Awaitable[int]]) -> dict[str, float]:
+    lag = Lag()
+    watching = asyncio.create_task(lag.watch())
+    cpu, begun = cpu_of_all(), monotonic()
+    got = await work()
+    wall, cpu = monotonic() - begun, cpu_of_all() - cpu
+    watching.cancel()
+    assert got == rows, f"{got} rows came through, expected {rows}"
+    return {"rows_per_s": rows / wall, "cpu_us_per_row": cpu / rows * 1e6, "lag_ms": lag.worst_ms}
+
+
+async def measure(master: str, rows: int, rounds: int, directory: str) -> dict[str, list[dict[str, float]]]:
+    host = SystemHost()
+    found: dict[str, list[dict[str, float]]] = {}
+    async with SparkBridge(master) as spark:
+        session = await spark.session()
+        stored = f"{directory}/in"
+        made = await spark.sql(f"SELECT {COLUMNS} FROM range(0, {rows}, 1, {PARTITIONS})")
+        await spark.call(made.write.parquet, stored)
+        frame = await spark.call(session.read.parquet, stored)
+
+        async def ours_in() -> int:
+            count = 0
+            async with FrameReading(spark, host, frame) as reading:
+                await reading.plan()
+                async for arrival in reading:
+                    count += arrival.batch.num_rows
+            return count
+
+        async def theirs_in() -> int:
+            return int((await spark.call(frame.toArrow)).num_rows)
+
+        table: Any = await spark.call(frame.toArrow)
+        batches = table.to_batches(max_chunksize=10_000)
+
+        async def ours_out() -> int:
+            spool = Spool(host, f"{directory}/spool")
+            await host.fs.mkdirs(f"{directory}/spool")
+            for start in range(0, len(batches), 8):
+                await spool.append(batches[start : start + 8])
+            staged = await spool.seal(1)
+            assert staged is not None
+            reader = StagedReader(host, staged)
+            stream = OutboundStream(partial(reader.batches, partitions=PARTITIONS))
+            listener = ChannelListener(host, "127.0.0.1")
+            await listener.open()
+            pull = PullRows(listener.where, listener.add(stream))
+            pulled = session.range(0, PARTITIONS, 1, PARTITIONS).mapInArrow(pull, SCHEMA)
+            await spark.call(pulled.write.mode("overwrite").parquet, f"{directory}/ours")
+            await stream.close()
+            await listener.close()
+            await reader.discard()
+            return staged.rows
+
+        async def theirs_out() -> int:
+            made = await spark.call(session.createDataFrame, table)
+            await spark.call(made.write.mode("overwrite").parquet, f"{directory}/theirs")
+            return int(table.num_rows)
+
+        works = {"in ours": ours_in, "in theirs": theirs_in, "out ours": ours_out, "out theirs": theirs_out}
+        for number in range(rounds + 1):  # The first warms Java up.
+            for name, work in works.items():
+                result = await timed(rows, work)
+                if number:
+                    found.setdefault(name, []).append(result)
+    await host.close()
+    return found
+
+
+def report(found: dict[str, list[dict[str, float]]], rows: int, master: str) -> None:
+    print(f"{'':12} {'rows/s':>12} {'us CPU/row':>11} {'lag ms':>8}")
+    for name, results in found.items():
+        middle = {key: median(result[key] for result in results) for key in results[0]}
+        print(f"{name:12} {middle['rows_per_s']:12,.0f} {middle['cpu_us_per_row']:11.2f} {middle['lag_ms']:8.1f}")
+    ratios: dict[str, dict[str, float]] = {}
+    for way, goal in GOALS.items():
+        pairs = list(zip(found[f"{way} ours"], found[f"{way} theirs"], strict=True))
+        wall = median(ours["rows_per_s"] / theirs["rows_per_s"] for ours, theirs in pairs)
+        cpu = median(theirs["cpu_us_per_row"] / ours["cpu_us_per_row"] for ours, theirs in pairs)
+        lag = median(ours["lag_ms"] for ours, _ in pairs)
+        ratios[way] = {"wall": round(wall, 2), "cpu": round(cpu, 2), "lag_ms": round(lag, 1)}
+        print(f"{way}: {wall:.2f} times PySpark's by wall time (goal {goal}), {cpu:.2f} by CPU")
+        print(f"    lag of the loop {lag:.0f} ms (goal {LAG_GOALS_MS[way]:.0f})")
+    place = {"machine": platform.machine(), "cores": os.cpu_count(), "python": platform.python_version(), "pyarrow": pa.__version__}
+    print(json.dumps({"benchmark": "spark", "rows": rows, "master": master, **place, "ratios": ratios, "rounds": found}))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--master", default="local[2]")
+    given = parser.parse_args()
+    directory = tempfile.mkdtemp(prefix="bench-spark-")
+    try:
+        found = asyncio.run(measure(given.master, given.rows, given.rounds, directory))
+    finally:
+        shutil.rmtree(directory)
+    report(found, given.rows, given.master)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,170 @@
+"""What a bridge says before Java is started. No Java here."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import AsyncIterator
+
+import pytest
+
+from aioflow.core.errors import Closed
+from aioflow.core.host import Host, SystemHost
+from aioflow.spark.calls import Call, CallThreads
+from aioflow.spark.failures import SparkError
+from aioflow.spark.session import SparkBridge
+from aioflow.spark.settings import session_config
+
+WITHIN_S = 60.0
+
+
+@pytest.mark.parametrize("master", ["", "localhost", "local[x]", "spark://", "spark://host", "http://host:7077", "local[2]; rm"])
+def test_what_is_no_master_url_is_refused_with_those_there_are(master: str) -> None:
+    with pytest.raises(SparkError, match=r"is no master URL of Spark, expected local, local\[4\]"):
+        SparkBridge(master)
+
+
+@pytest.mark.parametrize(
+    "master", ["local", "local[2]", "local[*]", "local[2,3]", "local-cluster[2,1,1024]", "spark://a:7077,b:7077", "yarn", "k8s://https://h:1"]
+)
+def test_master_urls_are_known(master: str) -> None:
+    assert SparkBridge(master).master == master
+
+
+async def test_a_master_that_does_not_answer_is_named_at_once() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # Bound and not listening: nobody answers, and nobody else gets the port.
+        port = taken.getsockname()[1]
+        async with SparkBridge(f"spark://127.0.0.1:{port}") as bridge:
+            with pytest.raises(SparkError, match=f"no Spark master answers at spark://127.0.0.1:{port} .*is it running"):
+                await bridge.session()
+
+
+async def test_a_bridge_that_is_closed_says_so() -> None:
+    bridge = SparkBridge("local")
+    await bridge.close()
+    await bridge.close()
+    with pytest.raises(Closed, match="call before leaving it"):
+        await bridge.call(lambda: None)
+
+
+def test_what_the_user_configures_wins_over_our_defaults(tmp_path: object) -> None:
+    config = session_config("local[2]", {"spark.ui.enabled": "true", "spark.driver.extraJavaOptions": "-Da=b"}, str(tmp_path))
+
+    assert config["spark.ui.enabled"] == "true" and config["spark.driver.bindAddress"] == "127.0.0.1"
+    options = config["spark.driver.extraJavaOptions"]
+    assert options.endswith("-Da=b") and "log4j2.configurationFile" in options
+    assert "spark.driver.host" not in session_config("spark://h:7077", {}, str(tmp_path))
+
+
+@pytest.fixture
+async def host() -> AsyncIterator[Host]:
+    machine = SystemHost()
+    yield machine
+    await machine.close()
+
+
+class Gate:
+    """A call that returns when it is told to."""
+
+    def __init__(self) -> None:
+        self.entered, self.leave = threading.Event(), threading.Event()
+
+    def __call__(self) -> str:
+        self.entered.set()
+        self.leave.wait(WITHIN_S)
+        return "left"
+
+
+async def until(event: threading.Event) -> None:
+    async with asyncio.timeout(WITHIN_S):
+        while not event.is_set():
+            await asyncio.sleep(0.01)
+
+
+async def test_no_more_calls_run_than_the_capacity_and_the_others_begin_in_order(host: Host) -> None:
+    """J5.1: the second waits for the first."""
+    threads = CallThreads(host, 1, lambda call: call.fn(), "test")
+    order: list[int] = []
+    gate = Gate()
+    calls = [Call(gate, ""), *(Call(lambda n=n: order.append(n), "") for n in range(3))]
+    for call in calls:
+        threads.submit(call)
+    await until(gate.entered)
+    assert threads.running == 1 and not calls[1].started
+    gate.leave.set()
+
+    async with asyncio.timeout(WITHIN_S):
+        for call in calls:
+            await call.future
+    assert order == [0, 1, 2]
+    threads.close()
+
+
+async def test_a_call_that_is_given_up_makes_room_and_its_late_end_concerns_nobody(host: Host) -> None:
+    """J5.4: the late completion is ignored."""
+    threads = CallThreads(host, 1, lambda call: call.fn(), "test")
+    gate = Gate()
+    stuck, following = Call(gate, ""), Call(lambda: "followed", "")
+    threads.submit(stuck)
+    await until(gate.entered)
+    threads.submit(following)
+    stuck.future.cancel()
+    assert not threads.withdraw(stuck) and threads.abandon(stuck) and not threads.abandon(stuck)
+
+    async with asyncio.timeout(WITHIN_S):
+        assert await following.future == "followed"
+        assert threads.abandoned == 1
+        gate.leave.set()
+        while threads.abandoned:
+            await asyncio.sleep(0.01)
+    threads.close()
+
+
+async def test_a_call_that_is_withdrawn_in_time_never_runs(host: Host) -> None:
+    threads = CallThreads(host, 1, lambda call: call.fn(), "test")
+    gate, ran = Gate(), threading.Event()
+    first, second, third = Call(gate, ""), Call(ran.set, ""), Call(lambda: "third", "")
+    for call in (first, second, third):
+        threads.submit(call)
+    await until(gate.entered)
+    assert threads.withdraw(second)
+    gate.leave.set()
+
+    async with asyncio.timeout(WITHIN_S):
+        assert await third.future == "third"
+    assert not ran.is_set()
+    threads.close()
+
+
+async def test_a_call_apart_does_not_wait_for_the_others(host: Host) -> None:
+    threads = CallThreads(host, 1, lambda call: call.fn(), "test")
+    gate = Gate()
+    first, apart = Call(gate, ""), Call(lambda: "apart", "", apart=True)
+    threads.submit(first)
+    await until(gate.entered)
+    threads.submit(apart)
+    async with asyncio.timeout(WITHIN_S):
+        assert await apart.future == "apart"
+        gate.leave.set()
+        assert await first.future == "left"
+    threads.close()
+
+
+async def test_calls_that_wait_when_the_bridge_closes_are_told(host: Host) -> None:
+    threads = CallThreads(host, 1, lambda call: call.fn(), "test")
+    gate = Gate()
+    first, second = Call(gate, ""), Call(lambda: None, "")
+    threads.submit(first)
+    await until(gate.entered)
+    threads.submit(second)
+    threads.close()
+    gate.leave.set()
+
+    async with asyncio.timeout(WITHIN_S):
+        with pytest.raises(Closed, match="before the call began"):
+            await second.future
+        assert await first.future == "left"
+    with pytest.raises(Closed):
+        threads.submit(Call(lambda: None, ""))
