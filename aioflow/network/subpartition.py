@@ -142,14 +142,15 @@ class PipelinedSubpartition:
         return True
 
     def overtake(self, barrier: CheckpointBarrier) -> list[RecordBatch | bytes | Event]:
-        """Send `barrier` ahead of everything that was written so far. Returns what it overtook, oldest first: batches, those that a remote
-        reader could not send as bytes, and events. Nothing of it is dropped: it is read as usual, behind the barrier.
+        """Send `barrier` ahead of everything that was written so far, but for earlier ones of its kind. Returns what it overtook, oldest
+        first: batches, those that a remote reader could not send as bytes, and events. Nothing of it is dropped: it is read as usual,
+        behind the barrier.
         """
         self.seal()
         if self.is_finished or self.is_released:
             return []
         overtaken = [] if self._unsent is None else list[RecordBatch | bytes | Event](self._unsent())
-        overtaken += [element for element, _ in self._queue]
+        overtaken += [element for element, _ in islice(self._queue, self._priority_events, None)]
         self.add_event(barrier, priority=True)
         return overtaken
 
@@ -166,7 +167,7 @@ class PipelinedSubpartition:
             return None
         del self._queue[place]
         overtaken = [] if self._unsent is None else list[RecordBatch | bytes | Event](self._unsent())
-        overtaken += [element for element, _ in islice(self._queue, place)]
+        overtaken += [element for element, _ in islice(self._queue, self._priority_events, place)]
         self.add_event(barrier, priority=True)
         return overtaken
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 import struct
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import islice, takewhile
 from typing import Final, NamedTuple, Protocol
 
 from aioflow.core.batch_codec import decode_event, encode_event
@@ -125,6 +126,10 @@ class _Sent(NamedTuple):
     """The last one of its batch: the permit goes back with it."""
 
 
+def _is_priority(sent: _Sent) -> bool:
+    return sent.flags & FLAG_PRIORITY != 0
+
+
 class _Outlet:
     """One channel."""
 
@@ -185,10 +190,14 @@ class _Outlet:
         return self.unsent[0].sequence if self.unsent else self.next_sequence
 
     def unsent_elements(self) -> list[bytes | Event]:
-        """The batches and events that have not left, oldest first; a batch of which some has left is one of them, whole."""
+        """The batches and events that a priority event overtakes now, oldest first; a batch of which some has left is one of them,
+        whole.
+        """
         elements: list[bytes | Event] = []
         for sent in self.unsent:
             payload = sent.payload
+            if sent.flags & FLAG_PRIORITY:
+                continue
             if sent.type is _EVENT:
                 elements.append(decode_event(payload, f"channel {self.channel}"))
             elif sent.ends_batch:
@@ -196,15 +205,19 @@ class _Outlet:
         return elements
 
     def put_first(self, event: Event, backlog: int) -> None:
-        """`event` leaves next, in front of what was polled before it. Nothing of that was sent, so it is free to be numbered anew."""
-        sequence = self.sent_sequence
-        behind = deque(sent._replace(sequence=sent.sequence + 1) for sent in self.unsent)
-        self.unsent = behind
+        """`event` leaves next, behind others of its kind and in front of what else was polled before it. Nothing of that was sent, so it
+        is free to be numbered anew.
+        """
+        urgent = list(takewhile(_is_priority, self.unsent))
+        sequence = self.sent_sequence + len(urgent)
+        behind = deque(sent._replace(sequence=sent.sequence + 1) for sent in islice(self.unsent, len(urgent), None))
         if self.blocking_sequence is not None and self.blocking_sequence >= sequence:
             self.blocking_sequence += 1
         if self.end_sequence is not None and self.end_sequence >= sequence:
             self.end_sequence += 1
         behind.appendleft(_Sent(sequence, _EVENT, FLAG_PRIORITY, backlog, encode_event(event), False))
+        behind.extendleft(reversed(urgent))
+        self.unsent = behind
         self.next_sequence += 1
 
     def can_send(self) -> bool:

@@ -405,6 +405,21 @@ def test_an_event_that_overtakes_what_is_sent_again_leaves_first() -> None:
     assert link.taken[0] == [PriorityEvent(barrier), 1, 2, 3]
 
 
+@pytest.mark.parametrize("is_open", [True, False], ids=["polled", "queued"])
+def test_events_that_overtake_leave_in_their_order_and_overtake_none_of_each_other(is_open: bool) -> None:
+    """F6: a checkpoint was given up while its barrier waited, and the next one overtakes as well."""
+    link = Link()
+    subpartition = link.open(0, exclusive=4)
+    if is_open:
+        link.exchange()
+    add_records(subpartition, 1, 2)
+    first, second = CheckpointBarrier(1, 0), CheckpointBarrier(2, 0)
+    assert contents(subpartition.overtake(first)) == [1, 2]
+    assert contents(subpartition.overtake(second)) == [1, 2]
+    link.run()
+    assert link.taken[0] == [PriorityEvent(first), PriorityEvent(second), 1, 2]
+
+
 def test_asking_again_for_a_partition_that_was_found_meanwhile_changes_nothing(link: Link) -> None:
     """What is on the way would be sent again, and an event that overtakes it would take the number of what has left already."""
     link.known = False
