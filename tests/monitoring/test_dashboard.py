@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -19,6 +20,8 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 TOKEN = "a token that only this test knows"
 WIDTHS = (360, 1920)
 RULES_OF_COLOURS = ("color-contrast", "link-in-text-block")
+
+NUMBERS = itertools.count()
 
 VIEWS = (
     ("jobs/{job}/checkpoints/{checkpoint}", "checkpoints", ".phases"),
@@ -41,9 +44,10 @@ VIEWS = (
 
 
 @asynccontextmanager
-async def shown(shop: Shop, state: Path, **options: Any) -> AsyncIterator[tuple[str, af.Job]]:
+async def shown(shop: Shop, store: str = "", **options: Any) -> AsyncIterator[tuple[str, af.Job]]:
     """The shop running behind its endpoint: its address, and the job."""
-    async with shop.flow.run(checkpoints=f"file://{state}", every="3s") as job, served(af.monitor_app(job, **options)) as base:
+    store = store or f"memory://dashboard-{next(NUMBERS)}"
+    async with shop.flow.run(checkpoints=store, every="3s") as job, served(af.monitor_app(job, **options)) as base:
         yield base, job
 
 
@@ -51,18 +55,18 @@ def task_of(detail: Any, name: str) -> Any:
     return next(vertex for vertex in detail["vertices"] if vertex["name"].startswith(name))
 
 
-async def test_every_view_is_accessible_and_fits(tmp_path: Path) -> None:
+async def test_every_view_is_accessible_and_fits() -> None:
     shop = Shop()
-    async with shown(shop, tmp_path) as (base, job), chromium() as browser:
+    async with shown(shop) as (base, job), chromium() as browser:
         window = await Window.open(browser, base)
         await through_all_views(window, shop, job)
         assert window.complaints == []
 
 
-async def test_every_view_is_legible_in_the_dark(tmp_path: Path) -> None:
+async def test_every_view_is_legible_in_the_dark() -> None:
     """What does not depend on colours is covered by the test in the light."""
     shop = Shop()
-    async with shown(shop, tmp_path) as (base, job), chromium() as browser:
+    async with shown(shop) as (base, job), chromium() as browser:
         window = await Window.open(browser, base, theme="dark")
         await through_all_views(window, shop, job, *RULES_OF_COLOURS)
         assert window.complaints == []
@@ -84,8 +88,8 @@ async def through_all_views(window: Window, shop: Shop, job: af.Job, *rules: str
             assert await window.overflow() <= 0, f"{address} at {width}"
 
 
-async def test_who_sets_the_pace_and_who_is_held_back_is_seen_at_a_glance(tmp_path: Path) -> None:
-    async with shown(Shop(price_s=0.01), tmp_path) as (base, job), chromium() as browser:
+async def test_who_sets_the_pace_and_who_is_held_back_is_seen_at_a_glance() -> None:
+    async with shown(Shop(price_s=0.01)) as (base, job), chromium() as browser:
         window = await Window.open(browser, base)
         await window.show(f"jobs/{job.id}/graph", view="graph", ready="a.node")
 
@@ -97,8 +101,8 @@ async def test_who_sets_the_pace_and_who_is_held_back_is_seen_at_a_glance(tmp_pa
         assert [one["busyRatio"] >= 0.8 for one in pressure["subtasks"]] == [True, True]
 
 
-async def test_what_is_shown_is_what_rest_says(tmp_path: Path) -> None:
-    async with shown(Shop(), tmp_path) as (base, job), chromium() as browser:
+async def test_what_is_shown_is_what_rest_says() -> None:
+    async with shown(Shop()) as (base, job), chromium() as browser:
         window = await Window.open(browser, base)
         await window.show(f"jobs/{job.id}/graph", view="graph", ready="table")
 
@@ -117,8 +121,8 @@ async def test_what_is_shown_is_what_rest_says(tmp_path: Path) -> None:
         assert window.complaints == []
 
 
-async def test_a_task_is_opened_with_the_keyboard(tmp_path: Path) -> None:
-    async with shown(Shop(), tmp_path) as (base, job), chromium() as browser:
+async def test_a_task_is_opened_with_the_keyboard() -> None:
+    async with shown(Shop()) as (base, job), chromium() as browser:
         window = await Window.open(browser, base)
         await window.show(f"jobs/{job.id}/graph", view="graph", ready="a.node")
 
@@ -132,9 +136,9 @@ async def test_a_task_is_opened_with_the_keyboard(tmp_path: Path) -> None:
         assert await window.page.evaluate("document.activeElement.getAttribute('aria-label')") is not None
 
 
-async def test_a_failure_and_the_restart_are_told_with_operator_and_record(tmp_path: Path) -> None:
+async def test_a_failure_and_the_restart_are_told_with_operator_and_record() -> None:
     shop = Shop()
-    async with shown(shop, tmp_path) as (base, job), chromium() as browser:
+    async with shown(shop) as (base, job), chromium() as browser:
         window = await Window.open(browser, base)
         await window.show(f"jobs/{job.id}/checkpoints", view="checkpoints", ready=".state.good")  # It has something to go back to.
         await window.show(f"jobs/{job.id}/exceptions", view="exceptions", ready="p.empty")
@@ -152,8 +156,8 @@ async def test_a_failure_and_the_restart_are_told_with_operator_and_record(tmp_p
         assert window.complaints == []
 
 
-async def test_a_job_that_is_over_is_shown_as_it_was(tmp_path: Path) -> None:
-    async with shown(Shop(), tmp_path) as (base, job), chromium() as browser:
+async def test_a_job_that_is_over_is_shown_as_it_was() -> None:
+    async with shown(Shop()) as (base, job), chromium() as browser:
         window = await Window.open(browser, base)
         await window.show(f"jobs/{job.id}/graph", view="graph", ready="a.node")
 
@@ -165,7 +169,7 @@ async def test_a_job_that_is_over_is_shown_as_it_was(tmp_path: Path) -> None:
         assert window.complaints == []
 
 
-async def test_names_are_text_whatever_they_hold(tmp_path: Path) -> None:
+async def test_names_are_text_whatever_they_hold() -> None:
     name = "<img src=x onerror=document.title='owned'>"
     flow = af.Flow(name)
 
@@ -188,7 +192,7 @@ async def test_names_are_text_whatever_they_hold(tmp_path: Path) -> None:
 
 async def test_a_savepoint_is_asked_for_with_the_token(tmp_path: Path) -> None:
     options = {"token": TOKEN, "enable_control": True}
-    async with shown(Shop(), tmp_path, **options) as (base, job), chromium() as browser:
+    async with shown(Shop(), f"file://{tmp_path}", **options) as (base, job), chromium() as browser:
         window = await Window.open(browser, base)
         await window.show(f"jobs/{job.id}/graph", view="graph", ready="a.node")
 
@@ -203,8 +207,8 @@ async def test_a_savepoint_is_asked_for_with_the_token(tmp_path: Path) -> None:
         assert window.complaints == []
 
 
-async def test_without_control_nothing_can_be_changed(tmp_path: Path) -> None:
-    async with shown(Shop(), tmp_path) as (base, job), chromium() as browser:
+async def test_without_control_nothing_can_be_changed() -> None:
+    async with shown(Shop()) as (base, job), chromium() as browser:
         window = await Window.open(browser, base)
         await window.show(f"jobs/{job.id}/graph", view="graph", ready="a.node")
         await window.page.wait_for_function("() => performance.getEntriesByType('resource').some((one) => one.name.endsWith('/config'))")
@@ -212,8 +216,8 @@ async def test_without_control_nothing_can_be_changed(tmp_path: Path) -> None:
         assert await window.page.locator(".headline button").count() == 0
 
 
-async def test_an_endpoint_that_guards_reading_is_unlocked_once(tmp_path: Path) -> None:
-    async with shown(Shop(), tmp_path, token=TOKEN, allowed_hosts=("shop.example",)) as (base, job), chromium() as browser:
+async def test_an_endpoint_that_guards_reading_is_unlocked_once() -> None:
+    async with shown(Shop(), token=TOKEN, allowed_hosts=("shop.example",)) as (base, job), chromium() as browser:
         window = await Window.open(browser, base)
         await window.page.wait_for_selector(".unlock input")
         assert await serious_findings(window.page) == []
@@ -225,8 +229,8 @@ async def test_an_endpoint_that_guards_reading_is_unlocked_once(tmp_path: Path) 
         await window.page.wait_for_selector("text=busy")
 
 
-async def test_state_and_records_are_shown_to_who_knows_the_token(tmp_path: Path) -> None:
-    async with shown(Shop(), tmp_path, token=TOKEN, show_data=True) as (base, job), chromium() as browser:
+async def test_state_and_records_are_shown_to_who_knows_the_token() -> None:
+    async with shown(Shop(), token=TOKEN, show_data=True) as (base, job), chromium() as browser:
         window = await Window.open(browser, base)
         await window.show(f"jobs/{job.id}/state", view="state", ready="tr:has-text('spent') a")
         await window.page.click("tr:has-text('spent') a")
@@ -241,8 +245,8 @@ async def test_state_and_records_are_shown_to_who_knows_the_token(tmp_path: Path
         assert window.complaints == []
 
 
-async def test_the_colours_that_were_chosen_are_kept(tmp_path: Path) -> None:
-    async with shown(Shop(), tmp_path) as (base, _), chromium() as browser:
+async def test_the_colours_that_were_chosen_are_kept() -> None:
+    async with shown(Shop()) as (base, _), chromium() as browser:
         window = await Window.open(browser, base, theme="light")
         background = "getComputedStyle(document.body).backgroundColor"
         light = await window.page.evaluate(background)
