@@ -49,7 +49,8 @@ async def test_without_control_every_route_refuses_every_method_that_does_not_re
 
 
 @pytest.mark.parametrize(
-    "authorization", [None, "", TOKEN, "Bearer", f"Basic {TOKEN}", f"Bearer {TOKEN}x", f"Bearer {TOKEN[:-1]}", f"bearer {TOKEN}", "Bearer é"]
+    "authorization",
+    [None, "", TOKEN, "Bearer", f"Basic {TOKEN}", f"Bearer {TOKEN}x", f"Bearer {TOKEN[:-1]}", f"bearer {TOKEN}", "Bearer é"],
 )
 async def test_with_control_every_changing_call_needs_the_token(authorization: str | None) -> None:
     headers = {} if authorization is None else {"Authorization": authorization}

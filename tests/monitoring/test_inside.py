@@ -264,7 +264,7 @@ async def test_the_flame_graph_finds_the_task_that_holds_the_loop() -> None:
             await asyncio.sleep(0)
 
     task = asyncio.create_task(busy(), name="spinner")
-    first, second = await asyncio.gather(sampler.samples(0.3), sampler.samples(0.3))
+    first, second = await asyncio.gather(sampler.samples(1.0), sampler.samples(1.0))
     over.set()
     await task
     assert first is second
