@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 import aioflow as af
 from tests.monitoring.browser import Window, chromium, serious_findings, served
@@ -258,3 +259,14 @@ async def test_the_colours_that_were_chosen_are_kept() -> None:
         await window.page.wait_for_selector("button.theme")
 
         assert await window.page.evaluate(background) == dark != light
+
+
+async def test_it_works_under_the_path_where_it_is_mounted() -> None:
+    async with Shop().flow.run() as job:
+        service = web.Application()
+        service.add_subapp("/flow/", af.monitor_app(job))
+        async with served(service) as base, chromium() as browser:
+            window = await Window.open(browser, f"{base}/flow")
+            await window.page.wait_for_selector("[data-view=jobs] table a")
+            await window.show(f"jobs/{job.id}/graph", view="graph", ready="a.node.is-busy, a.node.is-calm")
+            assert window.complaints == []
