@@ -28,6 +28,8 @@ class Query:
     """The rows that the flow has come to, of the elements that it gave out."""
     event_time: bool = False
     """Whether it needs watermarks."""
+    clock: bool = False
+    """Whether its answer depends on when the events come."""
 
 
 def rows(given: list[Any]) -> Iterable[Row]:

@@ -127,5 +127,6 @@ WINDOWED = [
         flow=q12,
         sql="SELECT bidder, count(*), p_time // 10000 * 10000 AS start FROM bid JOIN clock USING (seq) GROUP BY bidder, start",
         answer=rows,
+        clock=True,
     ),
 ]

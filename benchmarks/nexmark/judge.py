@@ -1,0 +1,76 @@
+"""Holds what a flow gives against what DuckDB gives of the same events."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import aioflow as af
+from aioflow.testing import run_simulated
+from benchmarks.nexmark.duck import Tables, difference
+from benchmarks.nexmark.events import Event, Nexmark
+from benchmarks.nexmark.query import Query, flow_of
+
+__all__ = ["Judge", "Verdict"]
+
+CLOCK_MS = 1_000_000_005_000
+"""Where the simulated clock of q12 begins: in the middle of a window of ten seconds."""
+CLOCK_STEP_S = 10
+PARTS = 5
+"""In how many parts the events of q12 come, each in a window of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What came of one comparison."""
+
+    difference: str
+    """Empty where both gave the same."""
+    elements: int
+    """What the flow gave out."""
+    answers: int
+    """Rows that it came to."""
+
+
+class Judge:
+    """Asks queries of the first `count` events of `nexmark`. Close it."""
+
+    def __init__(self, nexmark: Nexmark, count: int) -> None:
+        self._nexmark = nexmark
+        self._count = count
+        p_times = [CLOCK_MS + self._part(index) * CLOCK_STEP_S * 1000 for index in range(count)]
+        self._tables = Tables([nexmark(index) for index in range(count)], p_times)
+
+    async def judge(self, query: Query, *, parallelism: int = 1, **options: Any) -> Verdict:
+        """`options` are those of a run; q12 runs in simulated time and takes none of other processes."""
+        source: Any = af.io.datagen(self._nexmark, count=self._count)
+        if query.clock:
+            source = partial(_in_parts, self._nexmark, self._count, self._part)
+        flow, stream = flow_of(query, source, self._nexmark, parallelism=parallelism)
+        if query.clock:
+            (given,) = run_simulated(flow, clock=CLOCK_MS, collect=[stream], perturb=False, **options).outputs
+        else:
+            given = await stream.collect(**options)
+        answer = list(query.answer(given))
+        return Verdict(difference(answer, self._tables.answer(query)), len(given), len(answer))
+
+    def expected(self, query: Query) -> list[tuple[Any, ...]]:
+        """DuckDB's answer."""
+        return self._tables.answer(query)
+
+    def close(self) -> None:
+        self._tables.close()
+
+    def _part(self, index: int) -> int:
+        return index * PARTS // self._count
+
+
+async def _in_parts(nexmark: Nexmark, count: int, part: Callable[[int], int]) -> AsyncIterator[Event]:
+    """The clock stands in the middle of a window while a part comes, then goes on to the middle of the next."""
+    for index in range(count):
+        if index and part(index) != part(index - 1):
+            await asyncio.sleep(CLOCK_STEP_S)
+        yield nexmark(index)
