@@ -4,7 +4,8 @@
 
 `running` is the word count of a stream: a pair (word, how many so far) for each word. `total` is that of a batch program: one pair a word
 at the end, for which the RDD adds up before the shuffle and the flow does not. Both read the same two files, on as many cores, and what
-comes out is thrown away where it was made (`running`) or brought to the program (`total`). The answers are compared first, on a part.
+comes out is thrown away where it was made (`running`) or brought to the program (`total`). The answers are compared first, on a part,
+which also warms Java up. Ratios are of the clock and of CPU time: of Java, its Python processes and this one.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ import platform
 import tempfile
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator
+from dataclasses import dataclass
 from operator import add
 from pathlib import Path
 from statistics import median
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any
 
 import aioflow as af
@@ -100,10 +102,35 @@ def run_rdd(session: Any, directory: Path, name: str) -> None:
         rdd.collect()
 
 
-async def timed(run: Callable[[], Awaitable[None]]) -> float:
-    begun = perf_counter()
+def cpu_s(java: int) -> float:
+    """CPU seconds so far of this process, of Java, and of all that Java started and that lives or was waited for."""
+    parents, spent = dict[int, int](), dict[int, float]()
+    for directory in Path("/proc").iterdir():
+        if directory.name.isdecimal():
+            try:
+                fields = (directory / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue  # It has ended.
+            parents[int(directory.name)] = int(fields[1])
+            spent[int(directory.name)] = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+    ours = {java}
+    while more := {pid for pid, parent in parents.items() if parent in ours} - ours:
+        ours |= more
+    return process_time() + sum(spent.get(pid, 0.0) for pid in ours)
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """Seconds of one run: by the clock, and of CPU, which a busy machine changes little."""
+
+    wall: float
+    cpu: float
+
+
+async def timed(run: Callable[[], Awaitable[None]], java: int) -> Spent:
+    begun, before = perf_counter(), cpu_s(java)
     await run()
-    return perf_counter() - begun
+    return Spent(perf_counter() - begun, cpu_s(java) - before)
 
 
 async def compare(spark: SparkBridge, directory: Path, part: Path, name: str, words: int, rounds: int) -> dict[str, Any]:
@@ -113,19 +140,24 @@ async def compare(spark: SparkBridge, directory: Path, part: Path, name: str, wo
     theirs = Counter(await spark.call(lambda: rdd_of(session, part, name).collect()))
     if ours != theirs:
         raise SystemExit(f"{name}: the flow and the RDD give different answers over {CHECKED_WORDS} words")
+    java = session.sparkContext._gateway.proc.pid
     flow_s, rdd_s = [], []
-    for _ in range(rounds + 1):
-        rdd_s.append(await timed(lambda: spark.call(run_rdd, session, directory, name)))
-        flow_s.append(await timed(lambda: run_flow(directory, name, on)))
-    flow_s, rdd_s = flow_s[1:], rdd_s[1:]  # The first is for Java to warm up.
-    ratios = sorted(theirs_s / ours_s for ours_s, theirs_s in zip(flow_s, rdd_s, strict=True))
+    for _ in range(rounds):
+        rdd_s.append(await timed(lambda: spark.call(run_rdd, session, directory, name), java))
+        flow_s.append(await timed(lambda: run_flow(directory, name, on), java))
+    ratios = sorted(theirs_s.wall / ours_s.wall for ours_s, theirs_s in zip(flow_s, rdd_s, strict=True))
+    by_cpu = sorted(theirs_s.cpu / ours_s.cpu for ours_s, theirs_s in zip(flow_s, rdd_s, strict=True))
     return {
         "workload": name,
         "words": words,
-        "flow_words_per_s": round(words / median(flow_s)),
-        "rdd_words_per_s": round(words / median(rdd_s)),
+        "flow_words_per_s": round(words / median(one.wall for one in flow_s)),
+        "rdd_words_per_s": round(words / median(one.wall for one in rdd_s)),
+        "flow_cpu_s": round(median(one.cpu for one in flow_s), 2),
+        "rdd_cpu_s": round(median(one.cpu for one in rdd_s), 2),
         "ratio": round(median(ratios), 2),
         "ratio_spread": [round(ratios[0], 2), round(ratios[-1], 2)],
+        "cpu_ratio": round(median(by_cpu), 2),
+        "cpu_ratio_spread": [round(by_cpu[0], 2), round(by_cpu[-1], 2)],
         "goal": GOAL if name == "running" else None,
     }
 

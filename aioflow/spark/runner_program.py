@@ -26,7 +26,8 @@ from aioflow.core.host import SystemHost
 from aioflow.core.serializers import Codec
 from aioflow.operators.source import Split
 from aioflow.spark.runner_blocks import COMMITTABLES, MARKER, BlockRow, BlockWriter, decode_block, merged
-from aioflow.spark.runner_subtask import ReplayedClock, StageSubtask, SubtaskId
+from aioflow.spark.runner_subtask import StageSubtask, SubtaskId
+from aioflow.spark.runner_time import ReplayedClock
 from aioflow.spark.translate import plan_flow
 from aioflow.task.partitioners import create_partitioner
 

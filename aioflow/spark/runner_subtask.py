@@ -10,7 +10,6 @@ It runs in one asyncio task, which owns the mailbox: in a process of Spark's as 
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -27,11 +26,11 @@ from aioflow.core.serializers import Codec
 from aioflow.mailbox.executor import MailboxError
 from aioflow.mailbox.processor import MailboxProcessor
 from aioflow.operators.sink import COMMITTABLES, SinkOperator
-from aioflow.state.backend import create_keyed_backend, require_keyed
+from aioflow.spark.runner_time import ReplayedClock, ReplayedTimers, StageContext
+from aioflow.state.backend import create_keyed_backend
 from aioflow.state.operator_state import HeapOperatorStateBackend
-from aioflow.state.timers import InternalTimerService
 from aioflow.task.chain import ChainStatus, OperatorChain
-from aioflow.task.context import SourceTaskContext, SubtaskRuntimeContext, TaskOperatorContext
+from aioflow.task.context import SourceTaskContext, SubtaskRuntimeContext
 from aioflow.task.input import InputStatus
 from aioflow.task.metrics import unique_names
 from aioflow.task.resources import ResourceScope
@@ -41,7 +40,7 @@ if TYPE_CHECKING:
     from aioflow.cluster.shipping import ShippedJob
     from aioflow.core.elements import Event
     from aioflow.core.functions import OutputTag
-    from aioflow.core.host import Clock, Host
+    from aioflow.core.host import Host
     from aioflow.graph.job_graph import JobEdge, JobVertex
     from aioflow.operators.operator import Operator
     from aioflow.operators.source import Split
@@ -49,7 +48,7 @@ if TYPE_CHECKING:
     from aioflow.spark.translate import Stage
     from aioflow.state.snapshot import OperatorSnapshot
 
-__all__ = ["Outlet", "ReplayedClock", "StageSubtask", "SubtaskId"]
+__all__ = ["ONLY_CHECKPOINT", "Outlet", "StageSubtask", "SubtaskId"]
 
 T = TypeVar("T")
 
@@ -76,54 +75,6 @@ class SubtaskId:
     index: int
     parallelism: int
     attempt: int = 0
-
-
-class ReplayedClock:
-    """The clock of a subtask that reads what has arrived before: its wall clock is that of the records."""
-
-    def __init__(self, clock: Clock, now_ms: int = 0) -> None:
-        self.monotonic = clock.monotonic
-        self.perf_ns = clock.perf_ns
-        self.now_ms = now_ms
-
-    def wall_ms(self) -> int:
-        return self.now_ms
-
-
-class ReplayedTimer:
-    """A registered timer of the replayed clock."""
-
-    __slots__ = ("callback",)
-
-    def __init__(self, callback: Callable[[], None]) -> None:
-        self.callback: Callable[[], None] | None = callback
-
-    def cancel(self) -> None:
-        self.callback = None
-
-
-class StageContext(TaskOperatorContext):
-    """The context of an operator. Timers of keys go by the clock of the records; what an operator does by itself, by the machine's."""
-
-    replays: Callable[[int, Callable[[], None]], ReplayedTimer] | None = None
-
-    def timer_service(
-        self,
-        name: str,
-        on_event_time: Callable[[int, Any, Any], None],
-        on_processing_time: Callable[[int, Any, Any], None],
-    ) -> InternalTimerService:
-        replays = self.replays
-        if replays is None:
-            return super().timer_service(name, on_event_time, on_processing_time)
-
-        def register(timestamp_ms: int, callback: Callable[[int], None]) -> ReplayedTimer:
-            fire = partial(self.execute, partial(callback, timestamp_ms), "processing-time timer")
-            return replays(timestamp_ms, fire)
-
-        service = InternalTimerService(name, require_keyed(self.keyed_state, self.name), on_event_time, on_processing_time, register)
-        self.timer_services.append(service)
-        return service
 
 
 class _Task:
@@ -180,9 +131,7 @@ class StageSubtask:
         self._stage = stage
         self._id = id
         self._make_room = make_room
-        self._clock = clock
-        self._timers: list[tuple[int, int, ReplayedTimer]] = []
-        self._timer_seq = 0
+        self._timers = None if clock is None else ReplayedTimers(clock)
         self._scope = Scope(job.graph.name)
         self._processor = MailboxProcessor(_nothing_to_do, name=stage.root.name, probe_interval_s=None)
         self._executor = self._processor.executor(-1)
@@ -246,8 +195,8 @@ class StageSubtask:
                 checkpointing=True,  # The end of the job is its one checkpoint: it decides what sinks commit.
                 debug=False,
             )
-            if self._clock is not None:
-                context.replays = self._replay_timer
+            if self._timers is not None:
+                context.replays = self._timers.register
             self._contexts.append(context)
             self._places.append((task, place - task.offset))
             task.contexts.append(context)
@@ -316,8 +265,8 @@ class StageSubtask:
 
     async def feed(self, piece: Piece) -> None:
         """Process the records of one piece."""
-        if self._clock is not None and piece.arrival_ms > self._clock.now_ms:
-            await self._pass_time(piece.arrival_ms)
+        if self._timers is not None:
+            await self._timers.pass_time(piece.arrival_ms, self._settle)
         batch = piece.batch
         marks = batch.watermarks
         assert marks is not None, "blocks give each record its watermark"
@@ -474,26 +423,6 @@ class StageSubtask:
     def _on_available(self, availability: Availability) -> None:
         self._watched.remove(availability)
         self._executor.execute(_nothing, "availability changed")
-
-    # Time that comes with the records.
-
-    def _replay_timer(self, timestamp_ms: int, fire: Callable[[], None]) -> ReplayedTimer:
-        timer = ReplayedTimer(fire)
-        self._timer_seq += 1
-        heapq.heappush(self._timers, (timestamp_ms, self._timer_seq, timer))
-        return timer
-
-    async def _pass_time(self, now_ms: int) -> None:
-        """Fire what is due before `now_ms`, each at its own time."""
-        clock = self._clock
-        assert clock is not None, "time passes where it is replayed"
-        while self._timers and self._timers[0][0] < now_ms:
-            timestamp_ms, _, timer = heapq.heappop(self._timers)
-            if timer.callback is not None:
-                clock.now_ms = max(clock.now_ms, timestamp_ms + 1)
-                timer.callback()
-                await self._settle()
-        clock.now_ms = now_ms
 
     # What operators and the source ask for (TaskServices, InputConsumer).
 

@@ -37,7 +37,7 @@ SPARK_MUTANTS: list[Mutant] = [
     Mutant(
         "timers of processing time go by the clock of the executor",
         "aioflow/spark/runner_subtask.py",
-        "                context.replays = self._replay_timer\n",
+        "                context.replays = self._timers.register\n",
         "                context.replays = None\n",
         (f"{ANSWERS}test_time_to_live_and_timers_of_processing_time_go_by_arrival",),
     ),
