@@ -30,7 +30,9 @@ KINDS = ("worker killed", "worker paused", "connection reset", "all cut", "all s
 
 PROGRAM = "aioflow.cluster.worker"
 HEARTBEAT = HeartbeatOptions(interval_s=0.02, timeout_s=0.15, suspicion_s=0.01)
-RESET_RATE = 0.3
+DATA_RATE = 0.8
+"""Share of the resets that leave the connections to the service whole: without those a worker is lost."""
+
 
 
 async def _worker(host: SimulatedHost, argv: list[str]) -> int:
@@ -87,6 +89,11 @@ def simulated_workers() -> Iterator[None]:
         _exchanges.clear()
 
 
+def _break_and_heal(sim: Simulation, machine: str, among: list[str] | None) -> None:
+    sim.network.reset(machine, machine, among)
+    sim.network.heal(machine, machine)
+
+
 def check_credit() -> None:
     """Whatever a channel has received and its task has not taken fills buffers that it has given credit for, and none is lost."""
     for exchange in _exchanges:
@@ -118,7 +125,10 @@ def strike(sim: Simulation, kind: str, service: str) -> bool:
             sim.pause(paused)
             later(rng.uniform(0.005, 0.5), sim.resume, paused)
         case "connection reset":
-            network.reset(machine, machine, share=rng.choice((RESET_RATE, 1.0)))
+            # What is sent meanwhile is on its way when the connection breaks.
+            network.cut(machine, machine)
+            among = workers if rng.random() < DATA_RATE else None
+            later(rng.uniform(0.0, 0.02), _break_and_heal, sim, machine, among)
         case "all cut":
             network.cut(machine, machine)
             later(rng.uniform(0.005, 0.3), network.heal, machine, machine)

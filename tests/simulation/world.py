@@ -29,6 +29,7 @@ from aioflow.checkpoint import store as checkpoint_store
 from aioflow.checkpoint.completed import CompletedCheckpoint
 from aioflow.checkpoint.lease import LeaseOptions
 from aioflow.checkpoint.metadata import decode_metadata
+from aioflow.core.errors import LocalProtocolError, RemoteProtocolError
 from aioflow.state.handles import StateFile
 from aioflow.task import partitioners
 from aioflow.task.environment import TaskOptions
@@ -46,8 +47,11 @@ KINDS = ("kill", "power", "pause", "disk", "user", "lost", "repeated", "down", "
 """What may happen. The first four are `Faults`, the rest is inflicted here."""
 
 INJECTED = ("kill", "power", "pause", "disk")
-BUGS = (TypeError, AttributeError, LookupError, ValueError, NameError, ArithmeticError)
+BUGS = (TypeError, AttributeError, LookupError, ValueError, NameError, ArithmeticError, RemoteProtocolError, LocalProtocolError)
 """No fault makes anything raise these: they end the run."""
+
+CHEAP = {"user": 3, "connection reset": 4}
+"""What strikes so many times more often: little has to be done again."""
 
 SHORT_LEASE = LeaseOptions(lease_s=0.6, renew_s=0.1, stop_s=0.15)
 
@@ -86,7 +90,7 @@ class Settings:
         rng = Random(f"{seed}/world of workers" if workers else f"{seed}/world")
         kinds = tuple(kind for kind in (*KINDS, *(worker_world.KINDS if workers else ())) if rng.random() < 0.5)
         standby = not workers and rng.random() < 0.05
-        duration_s = rng.uniform(0.12, 0.3) * (3 if standby or workers else 1)
+        duration_s = rng.uniform(0.12, 0.3) * (3 if standby else 2 if workers else 1)
         share_s = rng.uniform(2, 10) / duration_s / max(1, len(kinds))
         splits = {"a": rng.choice((1, 2, 2, 3)), "b": rng.choice((1, 1, 2))}
         records = {"a": rng.randrange(10, 28)}
@@ -96,13 +100,13 @@ class Settings:
         inline = rng.choice((0, 64, 16384, 16384, 16384))
         return Settings(
             kinds=kinds,
-            rates={kind: share_s * rng.uniform(0.3, 2.0) * (3 if kind == "user" else 1) for kind in kinds},  # These restarts are cheap.
+            rates={kind: share_s * rng.uniform(0.3, 2.0) * CHEAP.get(kind, 1) for kind in kinds},
             data=Data(splits, records, rng.random() < 0.5),
-            parallelism=rng.choice(((1,), (1,), (1,), (2,), (1, 2), (1, 3), (2, 3))),
+            parallelism=rng.choice(((1, 2), (2,), (2, 3), (3,)) if workers else ((1,), (1,), (1,), (2,), (1, 2), (1, 3), (2, 3))),
             workers=rng.choice((1, 2, 3)) if workers else 0,
             standby=standby,
             duration_s=duration_s,
-            every_ms=rng.choice((15, 40) if workers else (4, 12, 30)),
+            every_ms=rng.choice((20, 50) if workers else (4, 12, 30)),
             # What is slow without any fault is not to fail again and again.
             timeout_ms=rng.choice((60 if inline > 64 else 200, 200, 2000)),
             min_pause_ms=rng.choice((0, 0, 10)),

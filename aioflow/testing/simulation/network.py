@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -135,12 +135,14 @@ class SimNetwork:
         self.loop.note("SLOW", a, b, factor)
         self._slow[_link(a, b)] = factor
 
-    def reset(self, a: str, b: str, share: float = 1.0) -> None:
-        """Break all connections between two machines, or a share of them, as a firewall that lost its state does."""
+    def reset(self, a: str, b: str, among: Collection[str] | None = None) -> None:
+        """Break all connections between two machines, as a firewall that lost its state does; or those `among` these processes of them."""
         self.loop.note("RESET", a, b)
         for transport in list(self._live):
             peer = transport.peer
-            if (transport.machine.name, peer.machine.name) == (a, b) and (share == 1.0 or self.rng.random() < share):
+            if (transport.machine.name, peer.machine.name) == (a, b) and (
+                among is None or {transport.process.name, peer.process.name}.issubset(among)
+            ):
                 transport.break_off(os_error(errno.ECONNRESET))
                 peer.break_off(os_error(errno.ECONNRESET))
 
