@@ -62,6 +62,7 @@ BLOCK_RECORDS_MAX = 8192
 GATHERED_RECORDS_MAX = 1 << 17
 """What a writer holds for all its targets together."""
 
+_TEXT = frozenset((str,))
 _HEAD = struct.Struct(">I")
 _pack: Callable[[Any], bytes] = msgspec.msgpack.Encoder().encode
 _unpack: Callable[[Any], list[int]] = msgspec.msgpack.Decoder(list[int]).decode
@@ -205,7 +206,10 @@ class BlockWriter:
     def _seal(self, target: int) -> None:
         block = self._open.pop(target)
         count = len(block.values)
-        batch = RecordBatch(block.values, block.stamps, block.keys, block.marks, block.marks[-1])
+        keys = block.keys
+        if keys == block.values and _TEXT.issuperset(map(type, keys)) and _TEXT.issuperset(map(type, block.values)):
+            keys = block.values  # Equal texts are the same in every respect: they are written once.
+        batch = RecordBatch(block.values, block.stamps, keys, block.marks, block.marks[-1])
         payload = encode_block(batch, block.arrivals, self._codec, self._owner)
         self._put(BlockRow(target, block.marks[0], self._edge, self._producer, self._seq, payload))
         self._seq += 1

@@ -23,11 +23,13 @@ CODEC = Codec()
 class Channel:
     """A writer whose rows are kept."""
 
-    def __init__(self, edge: int = 0, producer: int = 0, targets: int = 1, strategy: ShipStrategy = ShipStrategy.GLOBAL) -> None:
+    def __init__(
+        self, edge: int = 0, producer: int = 0, targets: int = 1, strategy: ShipStrategy = ShipStrategy.GLOBAL, key: Any = abs
+    ) -> None:
         self.rows: list[BlockRow] = []
         self.now_ms = 0
         partitioner = create_partitioner(
-            Partitioning(strategy, abs), targets, max_parallelism=128, subtask_index=0, rng=None, place="here"  # type: ignore[arg-type]
+            Partitioning(strategy, key), targets, max_parallelism=128, subtask_index=0, rng=None, place="here"  # type: ignore[arg-type]
         )
         self.writer = BlockWriter(edge, producer, partitioner, CODEC, "here", lambda: self.now_ms, self.rows.append)
 
@@ -83,6 +85,18 @@ def test_arrival_times_come_in_steps_and_cut_pieces() -> None:
     assert ARRIVAL_GRAIN_MS == 20
     assert [(value, arrival) for value, _, _, arrival in read(channel.rows)] == [(0, 0), (1, 0), (2, 0), (3, 20), (4, 40), (5, 40)]
     assert len(channel.rows) == 1
+
+
+def test_keys_that_are_the_texts_themselves_are_written_once() -> None:
+    same, other = Channel(strategy=ShipStrategy.HASH, key=str.lower), Channel(strategy=ShipStrategy.HASH, key=str.lower)
+    same.writer.emit(RecordBatch(["word", "count"] * 20))
+    other.writer.emit(RecordBatch(["word", "Count"] * 20))
+    for channel in (same, other):
+        channel.writer.flush()
+
+    (short,), (long,) = same.rows, other.rows
+    assert len(short.payload) < len(long.payload) * 0.6
+    assert decode_block(short, CODEC).batch.keys == ["word", "count"] * 20 == decode_block(long, CODEC).batch.keys
 
 
 def test_what_cannot_travel_names_the_operator() -> None:
