@@ -158,16 +158,16 @@ class BlockWriter:
         """Take the records. Consumers learn a watermark with the next record, and the last one at the end."""
         values = batch.values
         if values:
-            marks = batch.watermarks
-            if marks is None or marks[0] < self._watermark:
+            marks, told = batch.watermarks, self._watermark
+            if marks is not None and marks[0] < told:
                 # What came by another way (a side output, mail) may be behind what was told already.
-                least = self._watermark
-                marks = [least] * len(values) if marks is None else [max(least, mark) for mark in marks]
+                marks = [max(told, mark) for mark in marks]
                 batch = RecordBatch(values, batch.timestamps, batch.keys, marks, batch.watermark)
             arrival = self._now_ms() // ARRIVAL_GRAIN_MS * ARRIVAL_GRAIN_MS
             for target, part in self._partitioner.split(batch):
-                self._gather(target, part, arrival)
-            self._watermark = marks[-1]
+                self._gather(target, part, told, arrival)
+            if marks is not None:
+                self._watermark = marks[-1]
             if self._gathered >= GATHERED_RECORDS_MAX:
                 self.flush()
         self._watermark = max(self._watermark, batch.watermark)
@@ -177,7 +177,7 @@ class BlockWriter:
         for target in list(self._open):
             self._seal(target)
 
-    def _gather(self, target: int, part: RecordBatch, arrival: int) -> None:
+    def _gather(self, target: int, part: RecordBatch, told: int, arrival: int) -> None:
         block = self._open.get(target)
         if block is not None and (block.stamps is None) is not (part.timestamps is None):
             self._seal(target)
@@ -187,9 +187,8 @@ class BlockWriter:
             block.stamps = None if part.timestamps is None else []
             block.keys = None if part.keys is None else []
         count = len(part.values)
-        assert part.watermarks is not None, "they were added before the split"
         block.values += part.values
-        block.marks += part.watermarks
+        block.marks += [told] * count if part.watermarks is None else part.watermarks
         if block.stamps is not None and part.timestamps is not None:
             block.stamps += part.timestamps
         if block.keys is not None and part.keys is not None:

@@ -13,8 +13,8 @@ SPARK_MUTANTS: list[Mutant] = [
     Mutant(
         "records on Spark carry the watermark of their batch",
         "aioflow/spark/runner_blocks.py",
-        "        block.marks += part.watermarks\n",
-        "        block.marks += [part.watermarks[-1]] * count\n",
+        "        block.marks += [told] * count if part.watermarks is None else part.watermarks\n",
+        "        block.marks += [told if part.watermarks is None else part.watermarks[-1]] * count\n",
         (
             f"{ANSWERS}test_timers_that_later_elements_delete_fire_as_they_do_record_by_record",
             f"{BLOCKS}test_records_come_back_with_times_keys_and_the_watermark_in_force",
