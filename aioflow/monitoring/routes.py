@@ -16,6 +16,7 @@ from aioflow.monitoring import (
     rest_jobs,
     rest_metrics,
     rest_operations,
+    rest_vertices,
 )
 from aioflow.monitoring.calls import Handler
 
@@ -64,20 +65,20 @@ ROUTES: tuple[Route, ...] = (
     _get("/jobs/{jobid}/execution-result", rest_jobs.execution_result, "ExecutionResult", "How a job ended"),
     Route("PATCH", "/jobs/{jobid}", rest_jobs.cancel, "Empty", "Cancel a job", ("mode",), status=202),
     # Vertices.
-    _get(VERTEX, rest_jobs.vertex, "Vertex", "A vertex with its subtasks"),
-    _get(f"{VERTEX}/backpressure", rest_jobs.backpressure, "BackPressure", "How much of its time each subtask is held back"),
-    _get(f"{VERTEX}/watermarks", rest_jobs.watermarks, "Metrics", "The input watermark of each subtask"),
-    _get(f"{VERTEX}/subtasktimes", rest_jobs.subtask_times, "SubtaskTimes", "When each subtask reached each state"),
-    _get(f"{VERTEX}/taskmanagers", rest_jobs.vertex_taskmanagers, "VertexTaskManagers", "A vertex by process"),
-    _get(f"{VERTEX}/accumulators", rest_jobs.vertex_accumulators, "VertexAccumulators", "There are none"),
+    _get(VERTEX, rest_vertices.vertex, "Vertex", "A vertex with its subtasks"),
+    _get(f"{VERTEX}/backpressure", rest_vertices.backpressure, "BackPressure", "How much of its time each subtask is held back"),
+    _get(f"{VERTEX}/watermarks", rest_vertices.watermarks, "Metrics", "The input watermark of each subtask"),
+    _get(f"{VERTEX}/subtasktimes", rest_vertices.subtask_times, "SubtaskTimes", "When each subtask reached each state"),
+    _get(f"{VERTEX}/taskmanagers", rest_vertices.vertex_taskmanagers, "VertexTaskManagers", "A vertex by process"),
+    _get(f"{VERTEX}/accumulators", rest_vertices.vertex_accumulators, "VertexAccumulators", "There are none"),
     _get(f"{VERTEX}/metrics", rest_metrics.vertex, "Metrics", "Metrics of all subtasks", "get"),
     _get(f"{VERTEX}/jm-operator-metrics", rest_metrics.operators, "Metrics", "Metrics of coordinators", "get"),
     _get(f"{VERTEX}/flamegraph", flamegraph.vertex_graph, "FlameGraph", "Where its tasks are", "type", "subtaskindex", "seconds"),
-    _get(f"{VERTEX}/subtasks/accumulators", rest_jobs.subtask_accumulators, "SubtaskAccumulators", "There are none"),
+    _get(f"{VERTEX}/subtasks/accumulators", rest_vertices.subtask_accumulators, "SubtaskAccumulators", "There are none"),
     _get(f"{VERTEX}/subtasks/metrics", rest_metrics.subtasks, "AggregatedMetrics", "Metrics over subtasks", "get", "agg", "subtasks"),
-    _get(f"{VERTEX}/subtasks/{{subtaskindex}}", rest_jobs.subtask, "Subtask", "The current attempt of a subtask"),
+    _get(f"{VERTEX}/subtasks/{{subtaskindex}}", rest_vertices.subtask, "Subtask", "The current attempt of a subtask"),
     _get(f"{VERTEX}/subtasks/{{subtaskindex}}/metrics", rest_metrics.subtask, "Metrics", "Metrics of a subtask", "get"),
-    _get(f"{VERTEX}/subtasks/{{subtaskindex}}/attempts/{{attempt}}", rest_jobs.attempt, "Subtask", "One attempt of a subtask"),
+    _get(f"{VERTEX}/subtasks/{{subtaskindex}}/attempts/{{attempt}}", rest_vertices.attempt, "Subtask", "One attempt of a subtask"),
     # Checkpoints.
     _get("/jobs/{jobid}/checkpoints", rest_checkpoints.checkpoints, "Checkpoints", "Checkpoints, newest first"),
     _get("/jobs/{jobid}/checkpoints/config", rest_checkpoints.config, "CheckpointConfig", "How checkpoints are taken"),

@@ -1,0 +1,214 @@
+"""Vertices and their subtasks, in Flink's shapes: states, times, back pressure, watermarks, processes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from aioflow.graph.deployment import ExecutionState
+from aioflow.monitoring.calls import Call, NotFound
+from aioflow.monitoring.rest_jobs import SHOWN_STATES, io_metrics, state_counts, vertex_status
+
+if TYPE_CHECKING:
+    from aioflow.monitoring.view import SubtaskView
+
+__all__ = [
+    "attempt",
+    "backpressure",
+    "subtask",
+    "subtask_accumulators",
+    "subtask_times",
+    "vertex",
+    "vertex_accumulators",
+    "vertex_taskmanagers",
+    "watermarks",
+]
+
+LOW_SHARE, HIGH_SHARE = 0.1, 0.5
+"""Up to the first, back pressure is ok; above the second it is high."""
+
+
+def vertex(call: Call) -> Any:
+    view, one, now = call.job, call.vertex, call.now_ms
+    metrics = call.monitor.metrics(view).of_vertex(one)
+    subtasks = [_subtask_body(each, [metrics[each.index]], now) for each in view.subtasks(one)]
+    return {
+        "id": view.vertex_ids[one.id],
+        "name": one.name,
+        "parallelism": one.parallelism,
+        "maxParallelism": one.max_parallelism,
+        "now": now,
+        "subtasks": subtasks,
+        "aggregated": _aggregated(subtasks),
+    }
+
+
+def _subtask_body(one: SubtaskView, metrics: Sequence[Mapping[str, float]], now: int) -> dict[str, Any]:
+    """`start_time` repeats `start-time`, as Flink keeps it for old readers."""
+    return {
+        "subtask": one.index,
+        "status": one.state.value,
+        "attempt": one.attempt,
+        "host": one.host,
+        "endpoint": one.host,
+        "start-time": one.start_ms,
+        "end-time": one.end_ms,
+        "duration": one.duration_ms(now),
+        "metrics": io_metrics(metrics),
+        "taskmanager-id": one.worker_id,
+        "status-duration": one.status_durations(now),
+        "other-concurrent-attempts": [],
+        "start_time": one.start_ms,
+    }
+
+
+def _aggregated(subtasks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    def spread(part: str, name: str) -> dict[str, Any]:
+        values = [one[part][name] for one in subtasks if isinstance(one[part][name], (int, float)) and one[part][name] >= 0]
+        if not values:
+            return {"min": -1, "max": -1, "avg": -1, "sum": -1, "median": -1, "p25": -1, "p75": -1, "p95": -1}
+        ordered = sorted(values)
+        ranks = {"median": 0.5, "p25": 0.25, "p75": 0.75, "p95": 0.95}
+        return {
+            "min": ordered[0],
+            "max": ordered[-1],
+            "avg": sum(ordered) / len(ordered),
+            "sum": sum(ordered),
+            **{label: ordered[min(int(len(ordered) * share), len(ordered) - 1)] for label, share in ranks.items()},
+        }
+
+    numbers = [name for name in io_metrics([]) if not name.endswith("-complete")]
+    states = [state.value for state in ExecutionState if not state.is_terminal]
+    return {
+        "metrics": {name: spread("metrics", name) for name in numbers},
+        "status-duration": {state: spread("status-duration", state) for state in states},
+    }
+
+
+def backpressure(call: Call) -> Any:
+    view, one = call.job, call.vertex
+    metrics = call.monitor.metrics(view).of_vertex(one)
+    if not any("backPressuredTimeMsPerSecond" in each for each in metrics):
+        return {"status": "deprecated", "backpressureLevel": None, "backpressure-level": None, "end-timestamp": None, "subtasks": []}
+    subtasks: list[dict[str, Any]] = []
+    for each in view.subtasks(one):
+        ratio = _share(metrics[each.index], "backPressuredTimeMsPerSecond")
+        subtasks.append(
+            {
+                "subtask": each.index,
+                "attempt-number": each.attempt,
+                "backpressureLevel": _level(ratio),
+                "backpressure-level": _level(ratio),
+                "ratio": ratio,
+                "idleRatio": _share(metrics[each.index], "idleTimeMsPerSecond"),
+                "busyRatio": _share(metrics[each.index], "busyTimeMsPerSecond"),
+                "other-concurrent-attempts": [],
+            }
+        )
+    worst = max(body["ratio"] for body in subtasks)
+    return {
+        "status": "ok",
+        "backpressureLevel": _level(worst),
+        "backpressure-level": _level(worst),
+        "end-timestamp": call.now_ms,
+        "subtasks": subtasks,
+    }
+
+
+def _share(metrics: Mapping[str, float], name: str) -> float:
+    return round(min(max(metrics.get(name, 0.0) / 1000.0, 0.0), 1.0), 4)
+
+
+def _level(ratio: float) -> str:
+    return "ok" if ratio <= LOW_SHARE else ("low" if ratio <= HIGH_SHARE else "high")
+
+
+def watermarks(call: Call) -> Any:
+    view, one = call.job, call.vertex
+    metrics = call.monitor.metrics(view).of_vertex(one)
+    return [
+        {"id": f"{index}.currentInputWatermark", "value": str(round(each["currentInputWatermark"]))}
+        for index, each in enumerate(metrics)
+        if "currentInputWatermark" in each
+    ]
+
+
+def subtask_times(call: Call) -> Any:
+    view, one, now = call.job, call.vertex, call.now_ms
+    return {
+        "id": view.vertex_ids[one.id],
+        "name": one.name,
+        "now": now,
+        "subtasks": [
+            {
+                "subtask": each.index,
+                "host": each.host,
+                "endpoint": each.host,
+                "duration": each.duration_ms(now),
+                "timestamps": {state.value: each.times_ms.get(state, 0) for state in SHOWN_STATES},
+            }
+            for each in view.subtasks(one)
+        ],
+    }
+
+
+def vertex_taskmanagers(call: Call) -> Any:
+    view, one, now = call.job, call.vertex, call.now_ms
+    metrics = call.monitor.metrics(view).of_vertex(one)
+    places: dict[tuple[str, str], list[SubtaskView]] = {}
+    for each in view.subtasks(one):
+        places.setdefault((each.worker_id, each.host), []).append(each)
+    found = []
+    for (worker_id, host), subtasks in places.items():
+        bodies = [_subtask_body(each, [metrics[each.index]], now) for each in subtasks]
+        start = min((each.start_ms for each in subtasks if each.start_ms >= 0), default=-1)
+        end = max(each.end_ms for each in subtasks) if all(each.end_ms >= 0 for each in subtasks) else -1
+        found.append(
+            {
+                "host": host,
+                "endpoint": host,
+                "status": vertex_status(subtasks),
+                "start-time": start,
+                "end-time": end,
+                "duration": -1 if start < 0 else max((now if end < 0 else end) - start, 0),
+                "metrics": io_metrics([metrics[each.index] for each in subtasks]),
+                "status-counts": state_counts(subtasks),
+                "taskmanager-id": worker_id,
+                "aggregated": _aggregated(bodies),
+            }
+        )
+    return {"id": view.vertex_ids[one.id], "name": one.name, "now": now, "taskmanagers": found}
+
+
+def subtask(call: Call) -> Any:
+    view, one, index = call.job, call.vertex, call.subtask
+    metrics = call.monitor.metrics(view).of_subtask(one.id, index)
+    return _subtask_body(view.subtasks(one)[index], [metrics], call.now_ms)
+
+
+def attempt(call: Call) -> Any:
+    view, one, index, number = call.job, call.vertex, call.subtask, call.number("attempt")
+    for each in view.attempts(one, index):
+        if each.attempt == number:
+            metrics = call.monitor.metrics(view).of_subtask(one.id, index)
+            return _subtask_body(each, [metrics], call.now_ms)
+    raise NotFound(f"subtask {index} of vertex {one.name!r} has no attempt {number} that is remembered")
+
+
+# There are no accumulators; these are for those who ask.
+
+
+def vertex_accumulators(call: Call) -> Any:
+    return {"id": call.job.vertex_ids[call.vertex.id], "user-accumulators": []}
+
+
+def subtask_accumulators(call: Call) -> Any:
+    view, one = call.job, call.vertex
+    return {
+        "id": view.vertex_ids[one.id],
+        "parallelism": one.parallelism,
+        "subtasks": [
+            {"subtask": each.index, "attempt": each.attempt, "host": each.host, "endpoint": each.host, "user-accumulators": []}
+            for each in view.subtasks(one)
+        ],
+    }
