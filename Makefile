@@ -62,7 +62,7 @@ ablations: venv ## plant known bugs in a copy; each must be found by its tests
 	$(BIN)/python -m tests.ablations
 
 bench: venv ## the benchmarks; each prints JSON
-	set -e; for file in benchmarks/bench_*.py; do $(BIN)/python $$file; done
+	set -e; for file in benchmarks/bench_*.py; do $(BIN)/python $$file; done; $(BIN)/python -m benchmarks.nexmark
 
 screenshots: venv ## each view of the dashboard as a picture, into build/screenshots
 	$(BIN)/python -m tests.monitoring.screenshots build/screenshots

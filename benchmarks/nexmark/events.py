@@ -7,6 +7,7 @@ channels, and the ids that run ahead of what there is yet are those of the publi
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -213,4 +214,4 @@ def _some_person(last: int, chance: Chance) -> int:
 
 def _price(chance: Chance) -> int:
     """Cents, from 100 to 100 million, as many of each power of ten."""
-    return round(10.0 ** (chance.below(1 << 53) / (1 << 53) * 6.0) * 100.0)
+    return round(math.pow(10.0, chance.below(1 << 53) / (1 << 53) * 6.0) * 100.0)

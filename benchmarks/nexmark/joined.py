@@ -25,8 +25,8 @@ class OneToMany(af.KeyedCoProcessFunction[int, Any, Any, tuple[Any, Any]]):
     """Pairs the one element of the first stream with each of the second that has its key, whichever comes first."""
 
     def open(self, ctx: af.RuntimeContext) -> None:
-        self.one = ctx.get_state(af.ValueStateDescriptor("one"))
-        self.waiting = ctx.get_list_state(af.ListStateDescriptor("waiting"))
+        self.one: af.ValueState[Any] = ctx.get_state(af.ValueStateDescriptor("one"))
+        self.waiting: af.ListState[Any] = ctx.get_list_state(af.ListStateDescriptor("waiting"))
 
     def process_element1(self, value: Any, ctx: af.ProcessContext) -> Iterator[tuple[Any, Any]]:
         self.one.update(value)
@@ -45,9 +45,9 @@ class Winner(af.KeyedCoProcessFunction[int, Auction, Bid, Sale]):
     """The highest bid between the beginning and the end of an auction, told when it ends. Of equal bids the earlier wins."""
 
     def open(self, ctx: af.RuntimeContext) -> None:
-        self.auction = ctx.get_state(af.ValueStateDescriptor("auction"))
-        self.best = ctx.get_state(af.ValueStateDescriptor("best"))
-        self.waiting = ctx.get_list_state(af.ListStateDescriptor("waiting"))
+        self.auction: af.ValueState[Auction] = ctx.get_state(af.ValueStateDescriptor("auction"))
+        self.best: af.ValueState[Bid] = ctx.get_state(af.ValueStateDescriptor("best"))
+        self.waiting: af.ListState[Bid] = ctx.get_list_state(af.ListStateDescriptor("waiting"))
 
     def process_element1(self, value: Auction, ctx: af.ProcessContext) -> None:
         self.auction.update(value)
@@ -87,8 +87,8 @@ class LastSales(af.KeyedProcessFunction[int, Sale, tuple[int, int, float]]):
     """The mean price of a seller's last sales, with each sale, in order of their ends: sales of other tasks may come out of turn."""
 
     def open(self, ctx: af.RuntimeContext) -> None:
-        self.closed = ctx.get_list_state(af.ListStateDescriptor("closed"))
-        self.prices = ctx.get_state(af.ValueStateDescriptor("prices", default=()))
+        self.closed: af.ListState[Sale] = ctx.get_list_state(af.ListStateDescriptor("closed"))
+        self.prices: af.ValueState[tuple[int, ...]] = ctx.get_state(af.ValueStateDescriptor("prices"))
 
     def process_element(self, value: Sale, ctx: af.ProcessContext) -> None:
         self.closed.add(value)
@@ -98,7 +98,7 @@ class LastSales(af.KeyedProcessFunction[int, Sale, tuple[int, int, float]]):
         due = sorted((sale for sale in self.closed.get() if sale[0].expires <= timestamp), key=lambda sale: (sale[0].expires, sale[0].id))
         self.closed.update([sale for sale in self.closed.get() if sale[0].expires > timestamp])
         for auction, bid in due:
-            prices = (*self.prices.value(), bid.price)[-LAST_SALES:]
+            prices = (*(self.prices.value() or ()), bid.price)[-LAST_SALES:]
             self.prices.update(prices)
             yield auction.seller, auction.id, sum(prices) / len(prices)
 

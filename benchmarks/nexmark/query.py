@@ -57,6 +57,6 @@ def bids(events: af.DataStream[Event]) -> af.DataStream[Any]:
 def flow_of(query: Query, source: Any, nexmark: Nexmark, *, parallelism: int = 1) -> tuple[af.Flow, af.DataStream[Any]]:
     """The query over `source`, whose events are those of `nexmark`: the flow, still without a sink, and the stream of its answers."""
     flow = af.Flow(f"nexmark-{query.name}", parallelism=parallelism)
-    delay = af.WatermarkStrategy.bounded_out_of_orderness(f"{nexmark.delay_ms}ms", timestamp=af.col.date_time)
+    delay: af.WatermarkStrategy[Event] = af.WatermarkStrategy.bounded_out_of_orderness(f"{nexmark.delay_ms}ms", timestamp=af.col.date_time)
     events: af.DataStream[Event] = flow.source(source, name="events", watermarks=delay if query.event_time else None)
     return flow, query.flow(events)

@@ -31,3 +31,9 @@ def test_a_wrong_answer_ends_the_run_before_anything_is_timed(monkeypatch: pytes
     with pytest.raises(SystemExit, match="q1: the flow and DuckDB differ: 552 rows of 552 are the flow's alone"):
         runner.main(["--events", "300", "--rounds", "1", "--checked", "600", "--only", "q1"])
     assert capsys.readouterr().out == ""
+
+
+def test_the_page_shows_every_query() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "benchmarks.md").read_text()
+    for name, query in QUERIES.items():
+        assert f"| {name} | {query.asks} |" in page
