@@ -209,9 +209,13 @@ class Channel(asyncio.BufferedProtocol):
                 transport.write(piece)
 
     def fail(self, reason: str) -> None:
-        """Tell the task why, and close: its Spark task fails with the reason."""
+        """Tell the task why: its Spark task fails with the reason.
+
+        The task closes. If we did, a word that it is just sending would reset the connection, and the reason be lost.
+        """
         self.send(FrameKind.ERROR, encode_words(reason[:10_000]))
-        self.close()
+        self._cancel_timer()
+        self._timer = asyncio.get_running_loop().call_later(CLOSE_TIMEOUT_S, self.abort)
 
     def close(self) -> None:
         if self._transport is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.ablations.bridge_mutants import BRIDGE_MUTANTS
 from tests.ablations.coordination_mutants import COORDINATION_MUTANTS
 from tests.ablations.job_mutants import JOB_MUTANTS
 from tests.ablations.monitor_mutants import MONITOR_MUTANTS
@@ -22,6 +23,7 @@ MUTANTS: list[Mutant] = [
     *MONITOR_MUTANTS,
     *SINK_MUTANTS,
     *SPARK_MUTANTS,
+    *BRIDGE_MUTANTS,
     *STORE_MUTANTS,
     *UNALIGNED_MUTANTS,
     *WIRE_MUTANTS,

@@ -127,6 +127,9 @@ async def test_a_second_attempt_waits_for_the_first_and_then_has_nothing_to_do()
             while not len(stream):
                 await asyncio.sleep(0.01)
         second = asyncio.create_task(in_thread(lambda: push(listener.where, name, batches(WINDOW + 2), attempt=2)))
+        async with asyncio.timeout(WITHIN_S):
+            while len(listener._channels) < 2:  # The first cannot be through: it waits for credit.
+                await asyncio.sleep(0.01)
         found = await taken(stream, 3 * (WINDOW + 2))
 
         assert await first == await second == 3 * (WINDOW + 2)

@@ -1,0 +1,66 @@
+"""The bugs of rows between Spark and a flow: what makes each come once."""
+
+from __future__ import annotations
+
+from tests.ablations.runner import Mutant
+
+__all__ = ["BRIDGE_MUTANTS"]
+
+CHANNELS = "tests/spark/test_channels.py::"
+HANDOVER = "tests/spark/test_handover.py::"
+CALLS = "tests/spark/test_bridge_refusals.py::"
+
+BRIDGE_MUTANTS: list[Mutant] = [
+    Mutant(
+        "a task of Spark that is run again begins again",
+        "aioflow/spark/inbound.py",
+        "        channel.send(FrameKind.START, encode_words(*Start(WINDOW, rows, chain, done)))\n",
+        "        channel.send(FrameKind.START, encode_words(*Start(WINDOW, 0, 0, done)))\n",
+        (
+            f"{CHANNELS}test_an_attempt_that_comes_after_one_that_died_goes_on_where_that_was",
+            f"{CHANNELS}test_a_partition_that_was_taken_in_part_goes_on_behind_that",
+        ),
+    ),
+    Mutant(
+        "two attempts of a Spark task send side by side",
+        "aioflow/spark/inbound.py",
+        "        if partition.sending is None:\n            self._start(partition, channel)\n        else:\n",
+        "        if True:\n            self._start(partition, channel)\n        else:\n",
+        (f"{CHANNELS}test_a_second_attempt_waits_for_the_first_and_then_has_nothing_to_do",),
+    ),
+    Mutant(
+        "other rows than before pass for the same",
+        "aioflow/spark/executor.py",
+        "                if rows == start.rows and chain != start.chain:\n",
+        "                if rows == start.rows and chain < 0:\n",
+        (f"{CHANNELS}test_a_partition_that_gives_other_rows_than_before_is_an_error_that_advises",),
+    ),
+    Mutant(
+        "a task of Spark sends without credit",
+        "aioflow/spark/executor.py",
+        "            while not self._credit:\n",
+        "            while self._credit is None:\n",
+        (f"{CHANNELS}test_a_task_sends_no_more_than_the_window_until_something_is_taken",),
+    ),
+    Mutant(
+        "a batch of a streaming query is forgotten with its rows, and taken again",
+        "aioflow/spark/handover.py",
+        "            if number != self._newest:\n",
+        "            if number <= self._newest:\n",
+        (f"{HANDOVER}test_what_is_released_goes_and_the_newest_number_is_remembered",),
+    ),
+    Mutant(
+        "a batch of a streaming query counts before it is whole",
+        "aioflow/spark/handover.py",
+        "        return number <= self._newest\n",
+        "        return number <= self._newest + 1\n",
+        (f"{HANDOVER}test_sealed_batches_are_there_after_a_restart_and_unsealed_ones_are_not",),
+    ),
+    Mutant(
+        "a call to Spark that does not return keeps its place",
+        "aioflow/spark/calls.py",
+        "            self._live -= not call.apart\n            successor = self._waiting.popleft()",
+        "            successor = None if self._live else self._waiting.popleft()",
+        (f"{CALLS}test_a_call_that_is_given_up_makes_room_and_its_late_end_concerns_nobody",),
+    ),
+]
