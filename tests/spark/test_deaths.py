@@ -42,9 +42,10 @@ asyncio.run(main())
 
 @pytest.mark.spark
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.usefixtures("java")
 def test_a_java_process_that_is_killed_fails_its_calls_and_is_followed_by_another() -> None:
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=280, check=False)
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=800, check=False)
 
     assert done.stdout.splitlines() == [
         "failed: the Java process of Spark ended with code -9 during the call; the next call starts another one",
