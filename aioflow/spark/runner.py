@@ -26,7 +26,7 @@ from aioflow.cluster.job_session import unpack_error
 from aioflow.cluster.remote import RemoteJobMaster
 from aioflow.cluster.shipping import local_job, ship_job
 from aioflow.core.aio import wait_first
-from aioflow.core.errors import CheckpointError, GraphError, JobNotRunning
+from aioflow.core.errors import CheckpointError, GraphError
 from aioflow.core.serializers import Codec
 from aioflow.operators.source import discover_splits
 from aioflow.spark.runner_blocks import COMMITTABLES
@@ -240,7 +240,7 @@ class SparkRun:
             self._working.cancel()
 
     async def _refuse(self, method: str, *_: object) -> Any:
-        raise JobNotRunning(f"job {self._plan.graph.name!r} runs on Spark, which takes no {method}")
+        raise CheckpointError(f"job {self._plan.graph.name!r} runs on Spark, where there is no {method}: lost tasks are run again")
 
 
 class _Feeding:
