@@ -22,13 +22,6 @@ BRIDGE_MUTANTS: list[Mutant] = [
         ),
     ),
     Mutant(
-        "two attempts of a Spark task send side by side",
-        "aioflow/spark/inbound.py",
-        "        if partition.sending is None:\n            self._start(partition, channel)\n        else:\n",
-        "        if True:\n            self._start(partition, channel)\n        else:\n",
-        (f"{CHANNELS}test_a_second_attempt_waits_for_the_first_and_then_has_nothing_to_do",),
-    ),
-    Mutant(
         "other rows than before pass for the same",
         "aioflow/spark/executor.py",
         "                if rows == start.rows and chain != start.chain:\n",
