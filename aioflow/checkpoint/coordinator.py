@@ -445,9 +445,12 @@ class CheckpointCoordinator:
         return [Trigger(barrier, plan.triggered)]
 
     def _finished_state(self, subtask: tuple[str, int]) -> SubtaskState:
-        """Of the newest checkpoint, whose files are kept: those of the one that was the newest when it finished may be deleted by now."""
+        """Of the newest checkpoint, whose files are kept: those of the one that was the newest when it finished may be deleted by now.
+
+        Without the data that were in flight: it has processed its input, and what it sent is processed or kept by those downstream.
+        """
         last = None if self.latest is None else self.latest.subtasks.get(subtask)
-        return SubtaskState(finished=True) if last is None else replace(last, finished=True)
+        return SubtaskState(finished=True) if last is None else replace(last, finished=True, channels=())
 
     def _abort_all(self, reason: CheckpointFailureReason, detail: str, now: Moment) -> list[Instruction]:
         return [i for pending in list(self._pending.values()) for i in self._abort(pending, reason, detail, now)]

@@ -139,7 +139,7 @@ COORDINATION_MUTANTS: list[Mutant] = [
     Mutant(
         "a finished subtask is forgotten by later checkpoints",
         "aioflow/checkpoint/coordinator.py",
-        "        return SubtaskState(finished=True) if last is None else replace(last, finished=True)\n",
+        "        return SubtaskState(finished=True) if last is None else replace(last, finished=True, channels=())\n",
         "        return SubtaskState(finished=True)\n",
         (f"{COORDINATOR}test_finished_subtask_counts_with_what_it_had",),
     ),

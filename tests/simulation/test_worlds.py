@@ -39,6 +39,11 @@ def test_whatever_becomes_of_worker_processes_everything_is_committed_exactly_on
         run_world(seed, workers=True)
 
 
+def test_what_was_in_flight_of_a_finished_subtask_is_not_restored_again() -> None:
+    """A seed that showed that later checkpoints held it, although those downstream had processed it before them."""
+    run_world(107, workers=True)
+
+
 @pytest.mark.parametrize("seed", REPAIRED)
 def test_a_seed_that_showed_a_mistake_shows_none(seed: int) -> None:
     run_world(seed)
