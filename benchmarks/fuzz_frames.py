@@ -55,7 +55,7 @@ from aioflow.protocol.messages import (
     TaskEvent,
     encode_message,
 )
-from aioflow.protocol.producer import PREFIX
+from aioflow.protocol.outlet import PREFIX
 from aioflow.protocol.rpc import Request, RpcPeer
 
 with suppress(ImportError):  # The codec loads it with the first array that it sees; that is no cost of the frame.

@@ -42,7 +42,7 @@ from aioflow.protocol.messages import (
     decode_message,
     encode_message,
 )
-from aioflow.protocol.producer import FLAG_BLOCKING, FLAG_CONTINUES, FLAG_PRIORITY, PREFIX
+from aioflow.protocol.outlet import FLAG_BLOCKING, FLAG_CONTINUES, FLAG_PRIORITY, PREFIX
 
 __all__ = ["RECORD_BYTES_MAX", "ConsumerExchange", "Delivered", "PriorityEvent", "partition_request_backoff"]
 

@@ -15,19 +15,15 @@ CreditBasedSequenceNumberingViewReader of Flink; keeping sent frames for a resum
 
 from __future__ import annotations
 
-import struct
 from collections import deque
 from collections.abc import Callable, Sequence
-from itertools import islice, takewhile
-from typing import Final, NamedTuple, Protocol
 
-from aioflow.core.batch_codec import decode_event, encode_event
+from aioflow.core.batch_codec import encode_event
 from aioflow.core.elements import EndOfPartition, Event, RecordBatch
 from aioflow.core.errors import LocalProtocolError, ProducerFailed, RemoteProtocolError
 from aioflow.core.serializers import Codec
-from aioflow.protocol.credit import CreditSender, NextElement
 from aioflow.protocol.errors import PartitionNotFound, describe_error
-from aioflow.protocol.framing import NO_CHANNEL, SEGMENT_BYTES, Frame, FrameEncoder, FrameType
+from aioflow.protocol.framing import NO_CHANNEL, Frame, FrameEncoder, FrameType
 from aioflow.protocol.messages import (
     CREDIT_MAX,
     AckAllUserRecordsProcessed,
@@ -35,7 +31,6 @@ from aioflow.protocol.messages import (
     BacklogAnnouncement,
     CancelPartitionRequest,
     CloseRequest,
-    ErrorResponse,
     Message,
     NewBufferSize,
     PartitionRequest,
@@ -44,199 +39,20 @@ from aioflow.protocol.messages import (
     decode_message,
     encode_message,
 )
+from aioflow.protocol.outlet import (
+    FLAG_BLOCKING,
+    FLAG_CONTINUES,
+    PAYLOAD_BYTES_MAX,
+    PREFIX,
+    Outlet,
+    RetainedPermits,
+    SentFrame,
+    SubpartitionView,
+)
 
-__all__ = ["PAYLOAD_BYTES_MAX", "ProducerExchange", "RetainedPermits", "SubpartitionView"]
-
-PREFIX: Final = struct.Struct(">BI")
-"""What is in front of the payload of data and events: flags, and the backlog behind it."""
-
-FLAG_CONTINUES = 1
-"""The next data frame of the channel goes on with the same batch."""
-FLAG_BLOCKING = 2
-"""The channel is blocked behind this event."""
-FLAG_PRIORITY = 4
-"""This event has overtaken what its channel held at the producer, and overtakes what it holds at the consumer. It may come in the middle
-of a batch."""
-
-PAYLOAD_BYTES_MAX = SEGMENT_BYTES - PREFIX.size
-"""A longer batch spans several frames."""
-
-UNACKNOWLEDGED_EVENTS_MAX = 1024
-"""Events need no credit; but a consumer that takes nothing over shall not make the producer keep ever more of them."""
+__all__ = ["ProducerExchange"]
 
 _DATA, _EVENT = FrameType.BUFFER_RESPONSE, FrameType.EVENT_RESPONSE
-
-
-class SubpartitionView(Protocol):
-    """The queue that a channel reads: `network.subpartition.PipelinedSubpartition`, or batches that are encoded already."""
-
-    def create_read_view(
-        self,
-        on_data_available: Callable[[bool], None],
-        *,
-        acknowledges: bool = False,
-        unsent: Callable[[], list[bytes | Event]] | None = None,
-    ) -> None:
-        """Call back when the queue turns from empty to not empty, fails, or is released; with True when a priority event has come that
-        is to be polled at once. Closed for a second reader.
-
-        `acknowledges`: `taken_over` is called for each batch. `unsent` gives what was polled and is not sent yet.
-        """
-
-    def poll(self) -> tuple[RecordBatch | bytes | Event, int, bool, int] | None:
-        """(element, backlog behind it, is more available, its number) or None. Raises ProducerFailed."""
-
-    @property
-    def has_priority_event(self) -> bool: ...
-    @property
-    def next_is_event(self) -> bool: ...
-    @property
-    def backlog(self) -> int: ...
-    @property
-    def is_blocked(self) -> bool: ...
-    @property
-    def is_released(self) -> bool: ...
-    def taken_over(self) -> None:
-        """The consumer took over the oldest batch that was polled."""
-
-    def resize(self, records: int) -> None:
-        """Batches of up to so many records from now on."""
-
-    def resume_consumption(self) -> None: ...
-    def acknowledge_all_records_processed(self) -> None: ...
-    def release(self) -> None: ...
-
-
-class RetainedPermits(Protocol):
-    """The pool of the partition; `channel` is the index of the subpartition."""
-
-    def take_permit(self, channel: int = 0) -> None: ...
-    def recycle(self, channel: int = 0) -> None: ...
-
-
-class _Sent(NamedTuple):
-    """A frame as it is kept: encoded again if it has to go over another connection."""
-
-    sequence: int
-    type: FrameType
-    flags: int
-    backlog: int
-    payload: bytes | memoryview
-    ends_batch: bool
-    """The last one of its batch: the permit goes back with it."""
-
-
-def _is_priority(sent: _Sent) -> bool:
-    return sent.flags & FLAG_PRIORITY != 0
-
-
-class _Outlet:
-    """One channel."""
-
-    __slots__ = (
-        "acknowledged",
-        "blocking_sequence",
-        "channel",
-        "credit",
-        "encode",
-        "end_sequence",
-        "error",
-        "has_data",
-        "is_closed",
-        "is_detached",
-        "is_ready",
-        "kept",
-        "kept_events",
-        "next_sequence",
-        "partition",
-        "permits",
-        "unsent",
-        "view",
-    )
-
-    def __init__(
-        self,
-        channel: int,
-        request: PartitionRequest,
-        view: SubpartitionView,
-        encode: Callable[[RecordBatch], bytes],
-        permits: RetainedPermits | None,
-    ) -> None:
-        self.channel = channel
-        self.partition = request.partition_id, request.subpartition_index
-        self.view = view
-        self.encode = encode
-        self.permits = permits
-        self.credit = CreditSender(request.initial_credit)
-        self.kept: deque[_Sent] = deque()
-        """Sent over this connection and not taken over: the retransmit buffer."""
-        self.kept_events = 0
-        self.unsent: deque[_Sent] = deque()
-        """To be sent before the view is asked: the rest of a batch, or what was sent over a connection that was lost."""
-        self.next_sequence = 0
-        self.acknowledged = 0
-        self.blocking_sequence: int | None = None
-        self.end_sequence: int | None = None
-        self.error: ErrorResponse | None = None
-        """Why it failed; nothing else is left then."""
-        self.has_data = False
-        self.is_ready = False
-        self.is_closed = False
-        self.is_detached = False
-
-    @property
-    def sent_sequence(self) -> int:
-        """The sequence of the next frame to be sent."""
-        return self.unsent[0].sequence if self.unsent else self.next_sequence
-
-    def unsent_elements(self) -> list[bytes | Event]:
-        """The batches and events that a priority event overtakes now, oldest first; a batch of which some has left is one of them,
-        whole.
-        """
-        elements: list[bytes | Event] = []
-        for sent in self.unsent:
-            payload = sent.payload
-            if sent.flags & FLAG_PRIORITY:
-                continue
-            if sent.type is _EVENT:
-                elements.append(decode_event(payload, f"channel {self.channel}"))
-            elif sent.ends_batch:
-                elements.append(payload if isinstance(payload, bytes) else bytes(payload.obj))
-        return elements
-
-    def put_first(self, event: Event, backlog: int) -> None:
-        """`event` leaves next, behind others of its kind and in front of what else was polled before it. Nothing of that was sent, so it
-        is free to be numbered anew.
-        """
-        urgent = list(takewhile(_is_priority, self.unsent))
-        sequence = self.sent_sequence + len(urgent)
-        behind = deque(sent._replace(sequence=sent.sequence + 1) for sent in islice(self.unsent, len(urgent), None))
-        if self.blocking_sequence is not None and self.blocking_sequence >= sequence:
-            self.blocking_sequence += 1
-        if self.end_sequence is not None and self.end_sequence >= sequence:
-            self.end_sequence += 1
-        behind.appendleft(_Sent(sequence, _EVENT, FLAG_PRIORITY, backlog, encode_event(event), False))
-        behind.extendleft(reversed(urgent))
-        self.unsent = behind
-        self.next_sequence += 1
-
-    def can_send(self) -> bool:
-        """May a frame leave now? Also true for an error that is to be found by polling."""
-        if self.is_closed or self.is_detached or self.error is not None:
-            return False
-        if self.unsent:
-            queued = NextElement.DATA if self.unsent[0].type is _DATA else NextElement.EVENT
-        elif not self.has_data:
-            return False
-        elif self.credit.is_blocked:
-            # Only who resumes unblocks the view, and that is this side: the view failed, or was released.
-            return not self.view.is_blocked
-        else:
-            # Without a batch in the queue there is an event, or an error.
-            queued = NextElement.EVENT if self.view.next_is_event or self.view.backlog == 0 else NextElement.DATA
-        if queued is NextElement.EVENT and self.kept_events >= UNACKNOWLEDGED_EVENTS_MAX:
-            return False
-        return self.credit.next_element(queued) is not NextElement.NONE
 
 
 class ProducerExchange:
@@ -249,8 +65,8 @@ class ProducerExchange:
         self._codec = codec
         self._on_output = on_output
         self._encoder: FrameEncoder | None = None
-        self._outlets: dict[int, _Outlet] = {}
-        self._ready: deque[_Outlet] = deque()
+        self._outlets: dict[int, Outlet] = {}
+        self._ready: deque[Outlet] = deque()
         self._messages: deque[tuple[int, Message]] = deque()
         self._told = False
 
@@ -347,7 +163,7 @@ class ProducerExchange:
             name = f"subpartition {request.subpartition_index} of {request.partition_id}"
             self.refuse(channel, ProducerFailed(f"{name} cannot go on at {request.resume_from}: it is not known here any more"))
             return
-        outlet = self._outlets[channel] = _Outlet(channel, request, view, encode, permits)
+        outlet = self._outlets[channel] = Outlet(channel, request, view, encode, permits)
         outlet.credit.reset(request.credit, blocked=False)
         try:
             view.create_read_view(
@@ -412,7 +228,7 @@ class ProducerExchange:
 
     # One channel.
 
-    def _send_one(self, outlet: _Outlet, encoder: FrameEncoder, out: list[bytes | memoryview]) -> int:
+    def _send_one(self, outlet: Outlet, encoder: FrameEncoder, out: list[bytes | memoryview]) -> int:
         """Sends the next frame of `outlet`; returns its payload's size."""
         if not outlet.unsent and not self._poll(outlet):
             return 0
@@ -428,7 +244,7 @@ class ProducerExchange:
         out += encoder.encode_parts(kind, outlet.channel, sequence, PREFIX.pack(flags, backlog), payload)
         return len(payload) + PREFIX.size
 
-    def _poll(self, outlet: _Outlet) -> bool:
+    def _poll(self, outlet: Outlet) -> bool:
         """Turns the next element of the view into frames. False if there is none."""
         view, permits, index = outlet.view, outlet.permits, outlet.partition[1]
         # The pool of a partition that was released is gone; then `poll` has nothing, and that is what the consumer must hear.
@@ -457,10 +273,10 @@ class ProducerExchange:
             if holds_permit and permits is not None:
                 permits.recycle(index)
 
-    def _add_batch(self, outlet: _Outlet, payload: bytes, backlog: int) -> None:
+    def _add_batch(self, outlet: Outlet, payload: bytes, backlog: int) -> None:
         sequence = outlet.next_sequence
         if len(payload) <= PAYLOAD_BYTES_MAX:
-            outlet.unsent.append(_Sent(sequence, _DATA, 0, backlog, payload, True))
+            outlet.unsent.append(SentFrame(sequence, _DATA, 0, backlog, payload, True))
             outlet.next_sequence = sequence + 1
             return
         view = memoryview(payload)
@@ -469,22 +285,22 @@ class ProducerExchange:
         for start in starts:
             flags = FLAG_CONTINUES if behind else 0
             part = view[start : start + PAYLOAD_BYTES_MAX]
-            outlet.unsent.append(_Sent(sequence, _DATA, flags, backlog + behind, part, not behind))
+            outlet.unsent.append(SentFrame(sequence, _DATA, flags, backlog + behind, part, not behind))
             sequence += 1
             behind -= 1
         outlet.next_sequence = sequence
 
-    def _add_event(self, outlet: _Outlet, event: Event, backlog: int, blocking: bool) -> None:
+    def _add_event(self, outlet: Outlet, event: Event, backlog: int, blocking: bool) -> None:
         sequence = outlet.next_sequence
         if blocking:
             outlet.blocking_sequence = sequence
         if type(event) is EndOfPartition:
             outlet.end_sequence = sequence
         flags = FLAG_BLOCKING if blocking else 0
-        outlet.unsent.append(_Sent(sequence, _EVENT, flags, 0 if blocking else backlog, encode_event(event), False))
+        outlet.unsent.append(SentFrame(sequence, _EVENT, flags, 0 if blocking else backlog, encode_event(event), False))
         outlet.next_sequence = sequence + 1
 
-    def _on_add_credit(self, outlet: _Outlet, message: AddCredit) -> None:
+    def _on_add_credit(self, outlet: Outlet, message: AddCredit) -> None:
         if outlet.is_detached:
             raise RemoteProtocolError("AddCredit came before the channel was requested on this connection")
         if message.taken_over > outlet.sent_sequence:
@@ -501,7 +317,7 @@ class ProducerExchange:
             outlet.credit.add_credit(message.credit)
         self._schedule(outlet)
 
-    def _resume(self, outlet: _Outlet, request: PartitionRequest) -> None:
+    def _resume(self, outlet: Outlet, request: PartitionRequest) -> None:
         """The consumer asks again: over a new connection, or because it did not hear the answer."""
         if outlet.error is not None:
             self._post(outlet.channel, outlet.error)
@@ -527,7 +343,7 @@ class ProducerExchange:
             outlet.credit.reset(request.credit, blocked=False)
         self._schedule(outlet)
 
-    def _resume_consumption(self, outlet: _Outlet) -> None:
+    def _resume_consumption(self, outlet: Outlet) -> None:
         if not outlet.credit.is_blocked:
             return
         outlet.blocking_sequence = None
@@ -535,7 +351,7 @@ class ProducerExchange:
         outlet.view.resume_consumption()
         self._schedule(outlet)
 
-    def _on_data_available(self, outlet: _Outlet, priority: bool) -> None:
+    def _on_data_available(self, outlet: Outlet, priority: bool) -> None:
         outlet.has_data = True
         if priority and outlet.error is None and not outlet.is_closed:
             # Now: what is polled already must not leave before it, and what it overtook was told to the producer just now.
@@ -544,7 +360,7 @@ class ProducerExchange:
                 outlet.put_first(event, backlog)  # type: ignore[arg-type]  # A priority event, as the view says.
         self._schedule(outlet)
 
-    def _schedule(self, outlet: _Outlet) -> None:
+    def _schedule(self, outlet: Outlet) -> None:
         """Into the ready queue, at its end, if something may leave; otherwise tell a consumer without buffers what waits."""
         if outlet.is_ready or outlet.is_closed:
             return
@@ -558,7 +374,7 @@ class ProducerExchange:
             if backlog:
                 self._post(outlet.channel, BacklogAnnouncement(min(backlog, CREDIT_MAX)))
 
-    def _forget(self, outlet: _Outlet, taken_over: int) -> None:
+    def _forget(self, outlet: Outlet, taken_over: int) -> None:
         """Elements below `taken_over` will never be asked for again."""
         if taken_over <= outlet.acknowledged:
             return
@@ -574,19 +390,19 @@ class ProducerExchange:
                         permits.recycle(index)
                     outlet.view.taken_over()
 
-    def _fail(self, outlet: _Outlet, error: BaseException) -> None:
+    def _fail(self, outlet: Outlet, error: BaseException) -> None:
         """Ends `outlet` with `error` for its consumer. The entry stays until the consumer has heard of it."""
         outlet.error = describe_error(error, self._codec)
         self._drop(outlet)
         self._post(outlet.channel, outlet.error)
 
-    def _close(self, outlet: _Outlet) -> None:
+    def _close(self, outlet: Outlet) -> None:
         """Ends `outlet`: nobody reads it any more."""
         if self._outlets.pop(outlet.channel, None) is not None:
             outlet.is_closed = True
             self._drop(outlet)
 
-    def _drop(self, outlet: _Outlet) -> None:
+    def _drop(self, outlet: Outlet) -> None:
         self._forget(outlet, outlet.next_sequence)
         outlet.credit.close()
         if outlet.is_ready:

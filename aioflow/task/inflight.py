@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from aioflow.core.serializers import Codec
     from aioflow.state.handles import StateInput, StateOutput
 
-__all__ = ["CHAIN", "INPUT", "OUTPUT", "RESTORED", "InFlightCapture", "InFlightLog", "RestoredPlace", "read_in_flight"]
+__all__ = ["CHAIN", "INPUT", "OUTPUT", "RESTORED", "InFlightCapture", "InFlightLog", "RestoredPlace", "read_in_flight", "waiting_in_chain"]
 
 INPUT = "input"
 OUTPUT = "output"
@@ -182,6 +182,16 @@ async def read_in_flight(
             elements = [(part, i) for element, i in elements if (part := _share(element, restore, own, max_parallelism)) is not None]
         places.append(RestoredPlace(restore.edge_id, restore.side, restore.index, watermark, idle, elements))
     return places
+
+
+def waiting_in_chain(places: Sequence[RestoredPlace]) -> dict[int, list[tuple[RecordBatch, int]]]:
+    """What goes on from between two operators of the chain: by the index of the first one, with the input that it comes in by."""
+    waiting: dict[int, list[tuple[RecordBatch, int]]] = {}
+    for place in places:
+        if place.side == CHAIN:
+            batches = [(element, index) for element, index in place.elements if isinstance(element, RecordBatch)]
+            waiting.setdefault(place.index - 1, []).extend(batches)
+    return waiting
 
 
 def _decode(content: bytes, codec: Codec, where: str) -> tuple[tuple[int, bool], list[tuple[RecordBatch | Event, int]]]:

@@ -41,7 +41,7 @@ from aioflow.task.blame import naming, uncancelled
 from aioflow.task.chain import ChainStatus, OperatorChain, Tap
 from aioflow.task.checkpointing import SubtaskCheckpoints
 from aioflow.task.closing import CLEANUP_TIMEOUT_S, close_user_code
-from aioflow.task.inflight import CHAIN, read_in_flight
+from aioflow.task.inflight import CHAIN, read_in_flight, waiting_in_chain
 from aioflow.task.input import InputStatus, NetworkInput
 from aioflow.task.metrics import HARD, IDLE, SOFT, TaskMetrics
 from aioflow.task.restoring import forget_finished, mark_finished, restore_state, was_finished
@@ -184,7 +184,9 @@ class StreamTask:
             if taps := self._taps.get(node.id):
                 self._chain.set_taps(self._operator_index(index), taps)
         if in_flight:
-            self._restore_in_flight(in_flight, network)
+            self._chain.restore(waiting_in_chain(in_flight))
+            if network is not None:
+                network.restore([place for place in in_flight if place.side != CHAIN])
         self._metrics.initialized()
 
     async def _read_in_flight(self, restore: TaskRestore) -> Sequence[RestoredPlace]:
@@ -198,17 +200,6 @@ class StreamTask:
     def _state_input(self, store: StateStore) -> StateInput:
         """What tasks of this process wrote themselves is read here, everything else from the store."""
         return self._environment.local_state.input(store.input())
-
-    def _restore_in_flight(self, places: Sequence[RestoredPlace], network: NetworkInput | None) -> None:
-        """What was between two operators goes on from there; what was in front of the task is its first input."""
-        waiting: dict[int, list[tuple[RecordBatch, int]]] = {}
-        for place in places:
-            if place.side == CHAIN:
-                batches = [(element, index) for element, index in place.elements if isinstance(element, RecordBatch)]
-                waiting.setdefault(place.index - 1, []).extend(batches)
-        self._chain.restore(waiting)
-        if network is not None:
-            network.restore([place for place in places if place.side != CHAIN])
 
     def _build(self) -> None:
         assembly = TaskAssembly(self.descriptor, self._environment, self, self._processor, self._scope, self.metrics)
@@ -287,7 +278,7 @@ class StreamTask:
                 for input_index in ended if index == 0 else (0,):
                     self.emit_from(index, operator.end_input(input_index))
             await self._settle()
-            await self._contexts_of_operators[index].processing_timers.quiesce()
+            await self._contexts[self._node_index(index)].processing_timers.quiesce()
             self._scope.operator_context = operator.ctx
             with naming(operator, "finish()"):
                 self.emit_from(index, operator.finish())
@@ -604,8 +595,3 @@ class StreamTask:
     def _source_place(self) -> str:
         runtime = self._contexts[0].runtime
         return f"source {self._contexts[0].name!r}, subtask {runtime.subtask_index + 1}/{runtime.parallelism}"
-
-    @property
-    def _contexts_of_operators(self) -> list[TaskOperatorContext]:
-        offset = len(self._contexts) - len(self._operators)
-        return self._contexts[offset:]

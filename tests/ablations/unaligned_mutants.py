@@ -42,7 +42,7 @@ UNALIGNED_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "what waits for credit is not kept",
-        "aioflow/protocol/producer.py",
+        "aioflow/protocol/outlet.py",
         "            elif sent.ends_batch:\n                elements.append(payload if",
         "            elif not sent.ends_batch:\n                elements.append(payload if",
         (f"{HERE}test_a_batch_of_several_frames_that_waits_for_credit_is_overtaken_whole",),
@@ -77,10 +77,17 @@ UNALIGNED_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "what an event overtakes on the wire keeps its numbers",
-        "aioflow/protocol/producer.py",
-        "deque(sent._replace(sequence=sent.sequence + 1) for sent in self.unsent)",
-        "deque(self.unsent)",
+        "aioflow/protocol/outlet.py",
+        "deque(sent._replace(sequence=sent.sequence + 1) for sent in islice(self.unsent, len(urgent), None))",
+        "deque(islice(self.unsent, len(urgent), None))",
         ("tests/protocol/test_exchange.py::test_an_event_that_overtakes_what_is_sent_again_leaves_first",),
+    ),
+    Mutant(
+        "an event that overtakes leaves in front of an earlier one",
+        "aioflow/protocol/outlet.py",
+        "list(takewhile(_is_priority, self.unsent))",
+        "list(takewhile(lambda sent: False, self.unsent))",
+        ("tests/protocol/test_exchange.py::test_events_that_overtake_leave_in_their_order_and_overtake_none_of_each_other",),
     ),
     Mutant(
         "a partition that was found meanwhile is asked for again",

@@ -14,7 +14,7 @@ from aioflow.core.serializers import DecodeError
 from aioflow.network.remote_channel import EXCLUSIVE_BUFFERS, REQUEST_BACKOFF_MS
 from aioflow.protocol.errors import BufferReordering, PartitionNotFound
 from aioflow.protocol.framing import FrameType
-from aioflow.protocol.producer import PREFIX
+from aioflow.protocol.outlet import PREFIX
 from aioflow.testing import simulate
 from aioflow.testing.simulation import SimulatedHost
 from tests.network.planes import Planes, Reader, until

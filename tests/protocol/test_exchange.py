@@ -24,7 +24,7 @@ from aioflow.protocol.messages import (
     decode_message,
     message_body,
 )
-from aioflow.protocol.producer import FLAG_BLOCKING, FLAG_CONTINUES, PAYLOAD_BYTES_MAX, PREFIX, UNACKNOWLEDGED_EVENTS_MAX
+from aioflow.protocol.outlet import FLAG_BLOCKING, FLAG_CONTINUES, PAYLOAD_BYTES_MAX, PREFIX, UNACKNOWLEDGED_EVENTS_MAX
 from tests.protocol.link import PARTITION, Link, contents, encode, pool_of
 
 DATA, EVENT = FrameType.BUFFER_RESPONSE, FrameType.EVENT_RESPONSE

@@ -10,7 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from aioflow.core.elements import CheckpointBarrier, EndOfPartition, RecordBatch, Watermark
 from aioflow.protocol.consumer import PriorityEvent
 from aioflow.protocol.framing import HEADER
-from aioflow.protocol.producer import FLAG_BLOCKING, PAYLOAD_BYTES_MAX, PREFIX, ProducerExchange, _Outlet
+from aioflow.protocol.outlet import FLAG_BLOCKING, PAYLOAD_BYTES_MAX, PREFIX, Outlet
+from aioflow.protocol.producer import ProducerExchange
 from tests.protocol.link import Link, contents, pool_of
 
 channels = st.integers(0, 3)
@@ -221,7 +222,7 @@ def test_the_steps_pass_on_the_exchange_as_it_is() -> None:
 def keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     send = ProducerExchange._send_one
 
-    def forgetful(self: ProducerExchange, outlet: _Outlet, *args: object) -> int:
+    def forgetful(self: ProducerExchange, outlet: Outlet, *args: object) -> int:
         size = send(self, outlet, *args)  # type: ignore[arg-type]
         self._forget(outlet, outlet.sent_sequence)
         return size
@@ -230,7 +231,7 @@ def keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def forgets_that_it_is_blocked(monkeypatch: pytest.MonkeyPatch) -> None:
-    def resume(self: ProducerExchange, outlet: _Outlet) -> None: ...
+    def resume(self: ProducerExchange, outlet: Outlet) -> None: ...
 
     monkeypatch.setattr(ProducerExchange, "_resume_consumption", resume)
 
@@ -238,7 +239,7 @@ def forgets_that_it_is_blocked(monkeypatch: pytest.MonkeyPatch) -> None:
 def counts_one_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
     add = ProducerExchange._add_batch
 
-    def generous(self: ProducerExchange, outlet: _Outlet, payload: bytes, backlog: int) -> None:
+    def generous(self: ProducerExchange, outlet: Outlet, payload: bytes, backlog: int) -> None:
         outlet.credit.credit += 1
         add(self, outlet, payload, backlog)
 

@@ -9,7 +9,7 @@ from aioflow.core.elements import EndOfPartition, RecordBatch
 from aioflow.core.errors import RemoteProtocolError
 from aioflow.core.serializers import DecodeError
 from aioflow.protocol.framing import Frame, FrameType
-from aioflow.protocol.producer import FLAG_CONTINUES, PAYLOAD_BYTES_MAX, PREFIX
+from aioflow.protocol.outlet import FLAG_CONTINUES, PAYLOAD_BYTES_MAX, PREFIX
 from tests.protocol.link import Link
 
 

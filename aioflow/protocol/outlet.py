@@ -1,0 +1,208 @@
+"""One channel of a connection at its producer: what was sent and not taken over, and what leaves before its queue is asked again."""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from collections.abc import Callable
+from itertools import islice, takewhile
+from typing import Final, NamedTuple, Protocol
+
+from aioflow.core.batch_codec import decode_event, encode_event
+from aioflow.core.elements import Event, RecordBatch
+from aioflow.protocol.credit import CreditSender, NextElement
+from aioflow.protocol.framing import SEGMENT_BYTES, FrameType
+from aioflow.protocol.messages import ErrorResponse, PartitionRequest
+
+__all__ = ["PAYLOAD_BYTES_MAX", "RetainedPermits", "SentFrame", "Outlet", "SubpartitionView"]
+
+PREFIX: Final = struct.Struct(">BI")
+"""What is in front of the payload of data and events: flags, and the backlog behind it."""
+
+FLAG_CONTINUES = 1
+"""The next data frame of the channel goes on with the same batch."""
+FLAG_BLOCKING = 2
+"""The channel is blocked behind this event."""
+FLAG_PRIORITY = 4
+"""This event has overtaken what its channel held at the producer, and overtakes what it holds at the consumer. It may come in the middle
+of a batch."""
+
+PAYLOAD_BYTES_MAX = SEGMENT_BYTES - PREFIX.size
+"""A longer batch spans several frames."""
+
+UNACKNOWLEDGED_EVENTS_MAX = 1024
+"""Events need no credit; but a consumer that takes nothing over shall not make the producer keep ever more of them."""
+
+_DATA, _EVENT = FrameType.BUFFER_RESPONSE, FrameType.EVENT_RESPONSE
+
+
+class SubpartitionView(Protocol):
+    """The queue that a channel reads: `network.subpartition.PipelinedSubpartition`, or batches that are encoded already."""
+
+    def create_read_view(
+        self,
+        on_data_available: Callable[[bool], None],
+        *,
+        acknowledges: bool = False,
+        unsent: Callable[[], list[bytes | Event]] | None = None,
+    ) -> None:
+        """Call back when the queue turns from empty to not empty, fails, or is released; with True when a priority event has come that
+        is to be polled at once. Closed for a second reader.
+
+        `acknowledges`: `taken_over` is called for each batch. `unsent` gives what was polled and is not sent yet.
+        """
+
+    def poll(self) -> tuple[RecordBatch | bytes | Event, int, bool, int] | None:
+        """(element, backlog behind it, is more available, its number) or None. Raises ProducerFailed."""
+
+    @property
+    def has_priority_event(self) -> bool: ...
+    @property
+    def next_is_event(self) -> bool: ...
+    @property
+    def backlog(self) -> int: ...
+    @property
+    def is_blocked(self) -> bool: ...
+    @property
+    def is_released(self) -> bool: ...
+    def taken_over(self) -> None:
+        """The consumer took over the oldest batch that was polled."""
+
+    def resize(self, records: int) -> None:
+        """Batches of up to so many records from now on."""
+
+    def resume_consumption(self) -> None: ...
+    def acknowledge_all_records_processed(self) -> None: ...
+    def release(self) -> None: ...
+
+
+class RetainedPermits(Protocol):
+    """The pool of the partition; `channel` is the index of the subpartition."""
+
+    def take_permit(self, channel: int = 0) -> None: ...
+    def recycle(self, channel: int = 0) -> None: ...
+
+
+class SentFrame(NamedTuple):
+    """A frame as it is kept: encoded again if it has to go over another connection."""
+
+    sequence: int
+    type: FrameType
+    flags: int
+    backlog: int
+    payload: bytes | memoryview
+    ends_batch: bool
+    """The last one of its batch: the permit goes back with it."""
+
+
+def _is_priority(sent: SentFrame) -> bool:
+    return sent.flags & FLAG_PRIORITY != 0
+
+
+class Outlet:
+    """One channel."""
+
+    __slots__ = (
+        "acknowledged",
+        "blocking_sequence",
+        "channel",
+        "credit",
+        "encode",
+        "end_sequence",
+        "error",
+        "has_data",
+        "is_closed",
+        "is_detached",
+        "is_ready",
+        "kept",
+        "kept_events",
+        "next_sequence",
+        "partition",
+        "permits",
+        "unsent",
+        "view",
+    )
+
+    def __init__(
+        self,
+        channel: int,
+        request: PartitionRequest,
+        view: SubpartitionView,
+        encode: Callable[[RecordBatch], bytes],
+        permits: RetainedPermits | None,
+    ) -> None:
+        self.channel = channel
+        self.partition = request.partition_id, request.subpartition_index
+        self.view = view
+        self.encode = encode
+        self.permits = permits
+        self.credit = CreditSender(request.initial_credit)
+        self.kept: deque[SentFrame] = deque()
+        """Sent over this connection and not taken over: the retransmit buffer."""
+        self.kept_events = 0
+        self.unsent: deque[SentFrame] = deque()
+        """To be sent before the view is asked: the rest of a batch, or what was sent over a connection that was lost."""
+        self.next_sequence = 0
+        self.acknowledged = 0
+        self.blocking_sequence: int | None = None
+        self.end_sequence: int | None = None
+        self.error: ErrorResponse | None = None
+        """Why it failed; nothing else is left then."""
+        self.has_data = False
+        self.is_ready = False
+        self.is_closed = False
+        self.is_detached = False
+
+    @property
+    def sent_sequence(self) -> int:
+        """The sequence of the next frame to be sent."""
+        return self.unsent[0].sequence if self.unsent else self.next_sequence
+
+    def unsent_elements(self) -> list[bytes | Event]:
+        """The batches and events that a priority event overtakes now, oldest first; a batch of which some has left is one of them,
+        whole.
+        """
+        elements: list[bytes | Event] = []
+        for sent in self.unsent:
+            payload = sent.payload
+            if sent.flags & FLAG_PRIORITY:
+                continue
+            if sent.type is _EVENT:
+                elements.append(decode_event(payload, f"channel {self.channel}"))
+            elif sent.ends_batch:
+                elements.append(payload if isinstance(payload, bytes) else bytes(payload.obj))
+        return elements
+
+    def put_first(self, event: Event, backlog: int) -> None:
+        """`event` leaves next, behind others of its kind and in front of what else was polled before it. Nothing of that was sent, so it
+        is free to be numbered anew.
+        """
+        urgent = list(takewhile(_is_priority, self.unsent))
+        sequence = self.sent_sequence + len(urgent)
+        behind = deque(sent._replace(sequence=sent.sequence + 1) for sent in islice(self.unsent, len(urgent), None))
+        if self.blocking_sequence is not None and self.blocking_sequence >= sequence:
+            self.blocking_sequence += 1
+        if self.end_sequence is not None and self.end_sequence >= sequence:
+            self.end_sequence += 1
+        behind.appendleft(SentFrame(sequence, _EVENT, FLAG_PRIORITY, backlog, encode_event(event), False))
+        behind.extendleft(reversed(urgent))
+        self.unsent = behind
+        self.next_sequence += 1
+
+    def can_send(self) -> bool:
+        """May a frame leave now? Also true for an error that is to be found by polling."""
+        if self.is_closed or self.is_detached or self.error is not None:
+            return False
+        if self.unsent:
+            queued = NextElement.DATA if self.unsent[0].type is _DATA else NextElement.EVENT
+        elif not self.has_data:
+            return False
+        elif self.credit.is_blocked:
+            # Only who resumes unblocks the view, and that is this side: the view failed, or was released.
+            return not self.view.is_blocked
+        else:
+            # Without a batch in the queue there is an event, or an error.
+            queued = NextElement.EVENT if self.view.next_is_event or self.view.backlog == 0 else NextElement.DATA
+        if queued is NextElement.EVENT and self.kept_events >= UNACKNOWLEDGED_EVENTS_MAX:
+            return False
+        return self.credit.next_element(queued) is not NextElement.NONE
