@@ -7,6 +7,8 @@ JOBS   ?= 2
 SEEDS  ?= 0 1 4242
 PIP     = -m pip install --quiet --disable-pip-version-check
 FAST    = not integration and not examples and not simulation and not spark and not slow
+# Whether other planted bugs are found by simulated worlds takes thousands of worlds: `make ablations` looks.
+SLOW    = (integration or examples or simulation or spark or slow) and not hunt
 .DEFAULT_GOAL := help
 # The tests start hundreds of processes. Where bytecode is not kept, each of them compiles all that it imports: that is most of the time.
 unexport PYTHONDONTWRITEBYTECODE
@@ -52,14 +54,15 @@ debug: venv ## the fast tests under asyncio's debug mode
 hashseeds: venv ## keys, routing and simulation under several hash seeds
 	set -e; for seed in $(SEEDS); do PYTHONHASHSEED=$$seed $(BIN)/pytest -q -n $(JOBS) -m "hashseed and not slow"; done
 
-suite: venv ## every test; prints pytest's closing line last
-	$(BIN)/pytest -n $(JOBS) --dist loadgroup
+suite: venv ## the tests that are not fast; prints pytest's closing line last
+	$(BIN)/pytest -n $(JOBS) --dist loadgroup -m "$(SLOW)"
 
 sim: venv ## whole services under seeds and faults; SEEDS=FIRST:END chooses which
 	$(if $(findstring :,$(SEEDS)),$(BIN)/python -m tests.simulation.sweep --seeds $(SEEDS) --jobs $(JOBS),$(BIN)/pytest -n $(JOBS) -m simulation)
 
 ablations: venv ## plant known bugs in a copy; each must be found by its tests
 	$(BIN)/python -m tests.ablations
+	$(BIN)/pytest -n $(JOBS) -m hunt
 
 bench: venv ## the benchmarks; each prints JSON
 	set -e; for file in benchmarks/bench_*.py; do $(BIN)/python $$file; done; $(BIN)/python -m benchmarks.nexmark

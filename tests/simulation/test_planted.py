@@ -36,6 +36,7 @@ def test_a_bug_is_found_soon(bug: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.hunt
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("bug", [bug for bug in FOUND if bug not in EASY])
 def test_a_bug_is_found(bug: str) -> None:
@@ -43,6 +44,7 @@ def test_a_bug_is_found(bug: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.hunt
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("bug", FOUND_AMONG_WORKERS)
 def test_a_bug_is_found_among_workers(bug: str) -> None:
