@@ -30,7 +30,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def java() -> str:
-    """JAVA_HOME of a runtime that will do."""
+    """JAVA_HOME of a runtime that will do. Who works on aioflow without Java is told so by skipped tests; a build that lacks it fails."""
     with tempfile.TemporaryDirectory() as scratch:
         try:
             return find_java(os.environ, scratch).home
