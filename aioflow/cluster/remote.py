@@ -119,9 +119,9 @@ class RemoteJobMaster:
         return self.executions.status
 
     def cancel(self) -> None:
-        """End the job without a result."""
+        """End the job without a result. One that is over stays as it is."""
         self.cancel_asked = True
-        if self.ask is not None:
+        if self.ask is not None and not self.status.is_terminal:
             self.ask("cancel", self.executions.job_id)
 
     def stop(self, *, drain: bool = False, savepoint: bool = True, directory: str | None = None) -> None:

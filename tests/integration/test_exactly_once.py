@@ -242,6 +242,22 @@ def test_a_stop_whose_savepoint_cannot_be_made_says_so(cluster: Cluster, submitt
     assert "is a file, expected a directory" in stopped.stderr
 
 
+async def test_a_stop_whose_savepoint_cannot_be_made_raises_where_the_handle_is(
+    cluster: Cluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Leaving the block by that error asks nobody to cancel what has ended already."""
+    await asyncio.to_thread(cluster.start)
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(af.CheckpointError, match="is a file, expected a directory"):
+        async with counted(tmp_path, parallelism=1).run(
+            on=af.RemoteCluster(cluster.data, secret=cluster.secret), checkpoints=tmp_path / "store", every="50ms", stop_timeout="100s"
+        ) as job:
+            await grown(tmp_path)
+            await job.stop(savepoint=tmp_path / "file")
+    await asyncio.sleep(0)  # In which a question would fail that nobody is there for.
+    assert "did not cancel" not in caplog.text
+
+
 def test_a_store_in_memory_is_refused_by_a_cluster(cluster: Cluster) -> None:
     cluster.start(workers=1, slots=1)
     done = cluster.ask("submit", f"{Path(__file__).parent / 'cluster_flows.py'}:endless", "--detach", "--checkpoints", "memory://a")
