@@ -7,6 +7,10 @@ shows as much in one as in the other. Another process attacks: it connects to th
 garbage, HTTP, TLS, a wrong key, the right key in a wrong role, a replayed handshake, and as peers that send a byte now and then. Compared
 are CPU seconds of the workers a million records, in which every connection is paid too. A connection is *let in* when it gets any byte
 behind the 64 of the handshake, or is still open when the listener's time for strangers is over.
+
+The attacking process takes caches and a part of a processor, too, and so makes the workers' instructions dearer whatever they do with its
+connections. What the connections themselves cost is therefore measured by a flow at rest under the same attack, and given as a share of the
+CPU time that the job under attack took (`own_share`).
 """
 
 from __future__ import annotations
@@ -44,6 +48,7 @@ ANSWER_BYTES = 64
 
 PATIENCE_S = HANDSHAKE_TIMEOUT_S + 25
 AT_ONCE = 48
+REST_S = 4.0
 TALLY_STEP = 500
 WARM_UP_RECORDS = 200_000
 ROOT = Path(__file__).parents[1]
@@ -253,12 +258,32 @@ async def attacked(workers: Workers, count: int) -> dict[str, Any]:
     return report
 
 
+async def cpu_s_a_connection(count: int) -> float:
+    """CPU seconds that the workers of a flow at rest spend on a stranger's connection."""
+    flow = af.Flow("at-rest", parallelism=PARALLELISM)
+    flow.source(af.io.datagen(make_key, rate=PARALLELISM, splits=PARALLELISM)).key_by(identity).count().sink(nothing)
+    with watched_workers() as workers:
+        async with flow.run(workers=PARALLELISM) as job:
+            await asyncio.sleep(REST_S)  # Imports and the first connections are over.
+            cpu, begun = cpu_s(workers.pids), monotonic()
+            await asyncio.sleep(REST_S)
+            idle = (cpu_s(workers.pids) - cpu) / (monotonic() - begun)
+            cpu, begun = cpu_s(workers.pids), monotonic()
+            await attacked(workers, count)
+            used = cpu_s(workers.pids) - cpu - idle * (monotonic() - begun)
+            await job.cancel()
+    return used / count
+
+
 async def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Peace comes first and last, so that each attack lies between two phases of it."""
     load = os.getloadavg()[0]
     peace: list[float] = []
     war: list[float] = []
     reports: list[dict[str, Any]] = []
+    shares: list[float] = []
+    a_round = options.connections // options.rounds
+    a_connection = await cpu_s_a_connection(a_round)
     flow = af.Flow("hostile", parallelism=PARALLELISM)
     with tempfile.TemporaryDirectory() as directory, watched_workers() as workers:
         keyed = flow.source(af.io.datagen(make_key, splits=PARALLELISM)).key_by(identity)
@@ -271,11 +296,13 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
             for phase in range(2 * options.rounds + 1):
                 records, cpu = tallied(directory), cpu_s(workers.pids)
                 if phase % 2:
-                    reports.append(await attacked(workers, options.connections // options.rounds))
+                    reports.append(await attacked(workers, a_round))
                 else:
                     await asyncio.sleep(options.seconds)
-                used = (cpu_s(workers.pids) - cpu) * 1e6 / (tallied(directory) - records)
-                (war if phase % 2 else peace).append(used)
+                used = cpu_s(workers.pids) - cpu
+                (war if phase % 2 else peace).append(used * 1e6 / (tallied(directory) - records))
+                if phase % 2:
+                    shares.append(a_connection * a_round / used)
             await job.cancel()
     ratios = sorted(2 * war[i] / (peace[i] + peace[i + 1]) for i in range(options.rounds))
     return {
@@ -288,6 +315,8 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
         "attack": [round(cpu, 3) for cpu in war],
         "cpu_ratios": [round(ratio, 3) for ratio in ratios],
         "cpu_ratio": round(median(ratios), 3),
+        "cpu_ms_a_connection": round(a_connection * 1e3, 3),
+        "own_share": round(median(shares), 4),
         "goal": GOAL,
         "let_in": [text for report in reports for text in report["let_in"]],
         "attacks": reports,
