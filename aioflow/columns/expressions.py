@@ -1,0 +1,264 @@
+"""Computes expressions on columns, with exactly the answers that rows give.
+
+What numpy does as Python does, it does here: arithmetic and comparisons of 64-bit ints and floats, parts of times, Kleene's logic.
+An operation on text is done once for each distinct value, by the very function that rows use. Everything else (an int that would
+leave 64 bits, `**`, an int beyond 2**53 beside a float, values of mixed types) is done value by value, again by the function of rows.
+So there is no second meaning to keep in step, and what is not fast is still right.
+
+A batch in which something fails is none for columns: `NotOnColumns` says so, and whoever asked computes it as rows, which finds
+the record and raises what it raises there. After `tests/core/expression_cases.py`, which holds both to one table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from aioflow.columns.making import column_of, gather, nothing, repeat, scatter
+from aioflow.columns.numbers import cast_number, combine, compare, is_in, negate, number_of, round_number, time_part
+from aioflow.core import expressions as ex
+from aioflow.core.column_batch import CodedColumn, Column, ColumnBatch, NumberColumn
+from aioflow.core.errors import AioflowError
+from aioflow.core.expression_rows import compile_rows
+
+__all__ = ["ColumnExpression", "ColumnSelect", "NotOnColumns"]
+
+_FAILURES = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RecursionError, AioflowError)
+"""What an operation on a value raises: rows raise it again, with the record named."""
+
+
+class NotOnColumns(Exception):
+    """This batch has to be computed as rows. Says why."""
+
+
+class ColumnExpression:
+    """An expression as a function from a batch to a column. Keeps what it has compiled: one for each operator."""
+
+    def __init__(self, expression: ex.Expr[Any]) -> None:
+        self.expression = expression
+        self._compiled: dict[int, Callable[[list[Any]], list[Any]]] = {}
+        self._entries: dict[int, tuple[list[Any], int, Column]] = {}
+
+    def __call__(self, batch: ColumnBatch) -> Column:
+        """The value for each row. Raises NotOnColumns."""
+        try:
+            with np.errstate(all="ignore"):
+                found = self._visit(self.expression, batch)
+        except _FAILURES as error:
+            raise NotOnColumns(f"{self.expression!r}: {type(error).__name__}: {error}") from error
+        return found if isinstance(found, Column) else repeat(found.value, len(batch))
+
+    def true(self, batch: ColumnBatch) -> np.ndarray:
+        """Where it is True: what `filter` keeps. Raises NotOnColumns."""
+        try:
+            values, valid = _booleans(self(batch))
+        except TypeError as error:
+            raise NotOnColumns(f"{self.expression!r}: {error}") from error
+        truth: np.ndarray = values if valid is None else values & valid
+        return truth
+
+    # The walk. A literal stays one, so that an operation with it need not make an array of it.
+
+    def _visit(self, e: ex.Expr[Any], batch: ColumnBatch) -> Column | ex.Literal[Any]:
+        match e:
+            case ex.Column(name=name):
+                return self._column(name, batch)
+            case ex.Literal():
+                return e
+            case ex.Binary(operator="&" | "|"):
+                return self._logic(e, batch)
+            case ex.IsNull(operand=operand):
+                found = self._visit(operand, batch)
+                return ex.Literal(found.value is None) if isinstance(found, ex.Literal) else _is_null(found)
+            case ex.FillNull(operand=operand, value=default):
+                return self._fill_null(operand, default, batch)
+            case ex.Case(branches=branches, default=default):
+                return self._case(branches, default, batch)
+            case ex.Field(operand=operand, name=name):
+                found = self._visit(operand, batch)
+                if isinstance(found, ColumnBatch) and name in found.columns:
+                    return found.columns[name]
+                return self._by_value(e, [found])
+        operands = [self._visit(child, batch) for child in e.children]
+        if all(isinstance(operand, ex.Literal) for operand in operands):
+            return ex.Literal(self._by_value(e, operands).to_list()[0])
+        return _on_numbers(e, operands) or self._by_value(e, operands)
+
+    def _column(self, name: str | int, batch: ColumnBatch) -> Column:
+        column = batch.columns.get(name)
+        if column is None:
+            raise LookupError(f"no column {name!r} among {', '.join(map(str, batch.columns))}")
+        return column
+
+    def _logic(self, e: ex.Binary[Any], batch: ColumnBatch) -> Column:
+        """Kleene's `&` and `|`. Where the left side decides, a failure of the right one does not count."""
+        n = len(batch)
+        decisive = e.operator == "|"
+        a, a_valid = _booleans(self._visit(e.left, batch), n)
+        try:
+            b, b_valid = _booleans(self._visit(e.right, batch), n)
+        except _FAILURES:
+            decided = (a == decisive) if a_valid is None else (a == decisive) & a_valid
+            open_ = np.flatnonzero(~decided)
+            if len(open_) == n:
+                raise
+            b, b_valid = np.full(n, not decisive), np.ones(n, np.bool_)
+            found, found_valid = _booleans(self._visit(e.right, batch.take(open_)), len(open_))
+            b[open_] = found
+            b_valid[open_] = True if found_valid is None else found_valid
+        if a_valid is None and b_valid is None:
+            return NumberColumn(a | b if decisive else a & b)
+        a_known = np.ones(n, np.bool_) if a_valid is None else a_valid
+        b_known = np.ones(n, np.bool_) if b_valid is None else b_valid
+        if decisive:
+            values = (a & a_known) | (b & b_known)
+            return NumberColumn(values, values | (a_known & b_known))
+        false = (~a & a_known) | (~b & b_known)
+        known = a_known & b_known
+        return NumberColumn(known & ~false, false | known)
+
+    def _fill_null(self, operand: ex.Expr[Any], default: ex.Expr[Any], batch: ColumnBatch) -> Column | ex.Literal[Any]:
+        found = self._visit(operand, batch)
+        if isinstance(found, ex.Literal):
+            return self._visit(default, batch) if found.value is None else found
+        null = _is_null(found).values
+        absent = np.flatnonzero(null)
+        if not len(absent):
+            return found
+        there = np.flatnonzero(~null)
+        return scatter(len(batch), [(there, found.take(there)), (absent, self._part(default, batch, absent))])
+
+    def _case(
+        self, branches: tuple[tuple[ex.Expr[Any], ex.Expr[Any]], ...], default: ex.Expr[Any], batch: ColumnBatch
+    ) -> Column:
+        """Each value is computed for the rows that take its branch, and for no others."""
+        rest: np.ndarray | None = None  # All rows.
+        parts: list[tuple[np.ndarray, Column]] = []
+        for condition, value in branches:
+            left = batch if rest is None else batch.take(rest)
+            truth, valid = _booleans(self._visit(condition, left), len(left))
+            taken = truth if valid is None else truth & valid
+            chosen, others = np.flatnonzero(taken), np.flatnonzero(~taken)
+            if rest is not None:
+                chosen, others = rest[chosen], rest[others]
+            parts.append((chosen, self._part(value, batch, chosen)))
+            rest = others
+        assert rest is not None, "a case has a branch"
+        parts.append((rest, self._part(default, batch, rest)))
+        return scatter(len(batch), parts)
+
+    def _part(self, e: ex.Expr[Any], batch: ColumnBatch, indices: np.ndarray) -> Column:
+        if not len(indices):
+            return nothing(0)
+        found = self._visit(e, batch.take(indices))
+        return found if isinstance(found, Column) else repeat(found.value, len(indices))
+
+    # Value by value.
+
+    def _by_value(self, e: ex.Expr[Any], operands: list[Column | ex.Literal[Any]]) -> Column:
+        """One operation through the function of rows: once for each entry where a single operand varies and is coded."""
+        varying = [operand for operand in operands if isinstance(operand, Column)]
+        compute = self._compiled.get(id(e))
+        if compute is None:
+            compute = self._compiled[id(e)] = compile_rows(_over_positions(e, operands))
+        if not varying:
+            return column_of(compute([()]))
+        if len(varying) == 1 and isinstance(varying[0], CodedColumn):
+            return self._by_entry(e, varying[0], compute)
+        return column_of(compute(list(zip(*varying, strict=True))))
+
+    def _by_entry(self, e: ex.Expr[Any], column: CodedColumn, compute: Callable[[list[Any]], list[Any]]) -> Column:
+        entries = column.entries
+        known = self._entries.get(id(e))
+        if known is not None and known[0] is entries and known[1] == len(entries):
+            return gather(known[2], column.codes)
+        count = len(entries)
+        if count <= len(column):
+            try:
+                found = column_of(compute(list(zip(entries, strict=True))))
+            except _FAILURES:
+                pass  # Perhaps of an entry that no row has.
+            else:
+                self._entries[id(e)] = (entries, count, found)
+                return gather(found, column.codes)
+        used = np.unique(column.codes[column.codes >= 0])
+        found = column_of(compute([(entries[code],) for code in used.tolist()]))
+        return gather(found, np.where(column.codes < 0, -1, np.searchsorted(used, column.codes)))
+
+
+class ColumnSelect:
+    """Named expressions as a function from a batch to a batch of dict rows: what `select` does."""
+
+    def __init__(self, fields: Mapping[str, ex.Expr[Any]]) -> None:
+        self._fields = {name: ColumnExpression(e) for name, e in fields.items()}
+
+    def __call__(self, batch: ColumnBatch) -> ColumnBatch:
+        """Raises NotOnColumns."""
+        return ColumnBatch({name: compute(batch) for name, compute in self._fields.items()}, len(batch))
+
+
+def _on_numbers(e: ex.Expr[Any], operands: list[Column | ex.Literal[Any]]) -> Column | None:
+    """The operation on arrays of numbers; None where that is not exactly what Python does with each."""
+    numbers = [number_of(operand) for operand in operands]
+    match e, numbers:
+        case ex.Binary(operator=operator), [a, b] if a is not None and b is not None:
+            return compare(operator, a, b) if operator in ex.COMPARISONS else combine(operator, a, b)
+        case ex.Unary(operator="~"), _:
+            values, valid = _booleans(operands[0])
+            return NumberColumn(~values, valid)
+        case ex.Unary(operator=operator), [a] if a is not None:
+            return negate(operator, a)
+        case ex.Cast(to=to), [a] if a is not None:
+            return cast_number(a, to)
+        case ex.Round(digits=digits), [a] if a is not None:
+            return round_number(a, digits)
+        case ex.IsIn(values=members), [a] if a is not None:
+            return is_in(a, members)
+        case ex.Call(name=name, arguments=arguments), [a, *_] if a is not None and name.startswith("dt."):
+            return time_part(name[3:], a, *arguments)
+    return None
+
+
+def _booleans(found: Column | ex.Literal[Any], length: int | None = None) -> tuple[np.ndarray, np.ndarray | None]:
+    """Truth and validity. Raises TypeError for what is no bool, as rows do."""
+    if isinstance(found, ex.Literal):
+        assert length is not None, "a literal alone is no condition of a batch"
+        found = repeat(found.value, length)
+    if isinstance(found, NumberColumn) and found.values.dtype == np.bool_:
+        return found.values, found.valid
+    if _is_null(found).values.all():
+        return np.zeros(len(found), np.bool_), np.zeros(len(found), np.bool_)
+    raise TypeError("a condition is not bool in every row")
+
+
+def _is_null(found: Column) -> NumberColumn:
+    if isinstance(found, NumberColumn):
+        return NumberColumn(np.zeros(len(found), np.bool_) if found.valid is None else ~found.valid)
+    if isinstance(found, CodedColumn):
+        return NumberColumn(found.codes < 0)
+    return NumberColumn(np.fromiter((item is None for item in found), np.bool_, len(found)))
+
+
+def _over_positions(e: ex.Expr[Any], operands: list[Column | ex.Literal[Any]]) -> ex.Expr[Any]:
+    """The operation `e` with the varying operands read from a tuple, in their order."""
+    numbers = iter(range(len(operands)))
+    children = [operand if isinstance(operand, ex.Literal) else ex.Column(next(numbers)) for operand in operands]
+    match e:
+        case ex.Binary(operator=operator):
+            return ex.Binary(operator, *children)
+        case ex.Unary(operator=operator):
+            return ex.Unary(operator, *children)
+        case ex.Field(name=name):
+            return ex.Field(children[0], name)
+        case ex.IsIn(values=values):
+            return ex.IsIn(children[0], values)
+        case ex.Cast(to=to, strict=strict):
+            return ex.Cast(children[0], to, strict)
+        case ex.Round(digits=digits):
+            return ex.Round(children[0], digits)
+        case ex.Call(name=name, arguments=arguments):
+            rest = iter(children[1:])
+            return ex.Call(name, children[0], tuple(next(rest) if isinstance(a, ex.Expr) else a for a in arguments))
+    raise TypeError(f"{type(e).__name__} is no expression that columns know")

@@ -1,0 +1,121 @@
+"""Columns from Python values, and several columns put together into one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from aioflow.core.column_batch import CodedColumn, Column, ColumnBatch, NumberColumn, ObjectColumn
+
+__all__ = ["batch_of_rows", "column_of", "gather", "repeat", "scatter"]
+
+_NUMBERS: dict[type, Any] = {bool: np.bool_, int: np.int64, float: np.float64}
+_CODED = frozenset((str, bytes))
+"""Types whose equal values are the same value: one entry may stand for all of them."""
+
+_NONE = type(None)
+
+
+def column_of(items: list[Any]) -> Column:
+    """The column of `items`, which are kept as they are, type for type. An int beyond 64 bits makes it one of objects."""
+    kinds = set(map(type, items))
+    nullable = _NONE in kinds
+    kinds.discard(_NONE)
+    if not kinds:
+        return nothing(len(items))
+    if len(kinds) > 1:
+        return ObjectColumn(items)
+    (kind,) = kinds
+    dtype = _NUMBERS.get(kind)
+    if dtype is not None:
+        valid = None
+        if nullable:
+            valid = np.fromiter((item is not None for item in items), np.bool_, len(items))
+            items = [kind() if item is None else item for item in items]
+        try:
+            return NumberColumn(np.array(items, dtype), valid)
+        except OverflowError:
+            return ObjectColumn(items if valid is None else NumberColumn(np.array(items, object), valid).to_list())
+    if kind not in _CODED:
+        return ObjectColumn(items)
+    index: dict[Any, int] = {}
+    if nullable:
+        codes = [-1 if item is None else index.setdefault(item, len(index)) for item in items]
+    else:
+        codes = [index.setdefault(item, len(index)) for item in items]
+    return CodedColumn(np.array(codes, np.int32), list(index))
+
+
+def nothing(length: int) -> CodedColumn:
+    """None, `length` times."""
+    return CodedColumn(np.full(length, -1, np.int32), [])
+
+
+def repeat(value: Any, length: int) -> Column:
+    """The same value `length` times."""
+    dtype = _NUMBERS.get(type(value))
+    if value is None:
+        return nothing(length)
+    if dtype is not None and (dtype is not np.int64 or -(2**63) <= value < 2**63):
+        return NumberColumn(np.full(length, value, dtype))
+    return CodedColumn(np.zeros(length, np.int32), [value])
+
+
+def gather(column: Column, codes: np.ndarray) -> Column:
+    """`column[code]` for each code; None for -1."""
+    absent = codes < 0
+    if not absent.any():
+        return column.take(codes)
+    if not len(column):
+        return nothing(len(codes))
+    found = column.take(np.where(absent, 0, codes))
+    if isinstance(found, NumberColumn):
+        return NumberColumn(found.values, ~absent if found.valid is None else found.valid & ~absent)
+    if isinstance(found, CodedColumn):
+        return CodedColumn(np.where(absent, -1, found.codes).astype(np.int32), found.entries)
+    return ObjectColumn([None if gone else item for gone, item in zip(absent.tolist(), found.to_list(), strict=True)])
+
+
+def scatter(length: int, parts: Sequence[tuple[np.ndarray, Column]]) -> Column:
+    """A column with the values of each part at its indices. The parts cover every index once."""
+    parts = [(where, column) for where, column in parts if len(where)]
+    if len(parts) == 1 and len(parts[0][0]) == length:
+        where, column = parts[0]
+        back = np.empty(length, np.int64)
+        back[where] = np.arange(length)
+        return column.take(back)
+    known = [(where, column) for where, column in parts if not _is_nothing(column)]
+    kinds = {column.values.dtype for _, column in known if isinstance(column, NumberColumn)}
+    if known and len(kinds) == 1 and all(isinstance(column, NumberColumn) for _, column in known):
+        values = np.zeros(length, kinds.pop())
+        valid = np.zeros(length, np.bool_)
+        for where, column in known:
+            assert isinstance(column, NumberColumn)
+            values[where] = column.values
+            valid[where] = True if column.valid is None else column.valid
+        return NumberColumn(values, None if valid.all() else valid)
+    if all(isinstance(column, CodedColumn) for _, column in known):
+        codes = np.full(length, -1, np.int32)
+        entries: list[Any] = []
+        for where, column in known:
+            assert isinstance(column, CodedColumn)
+            codes[where] = np.where(column.codes < 0, -1, column.codes + len(entries))
+            entries += column.entries
+        return CodedColumn(codes, entries)
+    items: list[Any] = [None] * length
+    for where, column in known:
+        for index, item in zip(where.tolist(), column.to_list(), strict=True):
+            items[index] = item
+    return column_of(items)
+
+
+def batch_of_rows(rows: Sequence[dict[str, Any]]) -> ColumnBatch:
+    """The columns of rows that all have the fields of the first."""
+    names = tuple(rows[0]) if rows else ()
+    return ColumnBatch({name: column_of([row[name] for row in rows]) for name in names}, len(rows))
+
+
+def _is_nothing(column: Column) -> bool:
+    return isinstance(column, CodedColumn) and not (len(column.entries) and (column.codes >= 0).any())
