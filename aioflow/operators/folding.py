@@ -161,6 +161,10 @@ class FoldingAggregate(AggregateFunction[Any, Any, Any]):
     def add(self, value: Any, accumulator: Any) -> Any:
         return self._program(value, _PLAIN).add(value, accumulator)
 
+    def adder(self, value: Any) -> Callable[[Any, Any], Any]:
+        """`add` for elements like `value`: which kind of row they are is looked at once."""
+        return self._program(value, _PLAIN).add
+
     def get_result(self, accumulator: Any) -> Any:
         # A window asks for every key; this is a look-up of one plain function where `_made` is several calls.
         function = self.__dict__.get("_result")
@@ -236,6 +240,9 @@ class UserAggregate(FoldingAggregate):
         if changed is None and accumulator is not None:
             raise TypeError(f"{type(self.function).__name__}.add gave None; it must return the accumulator")
         return changed
+
+    def adder(self, value: Any) -> Callable[[Any, Any], Any]:
+        return self.add
 
     def get_result(self, accumulator: Any) -> Any:
         return self.function.get_result(accumulator)

@@ -2,7 +2,8 @@
 
 A slice is a stretch of time of the greatest common divisor of size and slide, so every window is a whole number of
 slices. State is one table, slice start -> key -> accumulator; a window merges its slices when it fires. For the default
-trigger, no evictor and an aggregate that can merge; everything else is `window.WindowOperator`.
+trigger, no evictor and an aggregate that can merge; `clock_window` has those of processing time, everything else is
+`window.WindowOperator`.
 
 Invariants:
 

@@ -1,4 +1,4 @@
-"""From what a user wrote to the operator that runs it: slices where they give the same answer, windows one by one otherwise.
+"""From what a user wrote to the operator that runs it: a batch at a time where that gives the same answer, windows one by one otherwise.
 
 `explain()` shows the reason. Everything that can be known to be wrong is a GraphError here, when the flow is built.
 """
@@ -15,14 +15,17 @@ from typing import Any
 from aioflow.core.errors import GraphError
 from aioflow.core.functions import Function, OutputTag, ProcessWindowFunction
 from aioflow.operators.aggregates import Agg, Collect, First, Last, MaxBy, MinBy, Top, resolve_aggregate
+from aioflow.operators.clock_window import ClockWindowOperator
 from aioflow.operators.folding import FoldingAggregate, UserAggregate
 from aioflow.operators.operator import Operator
+from aioflow.operators.session_window import SessionWindowOperator
 from aioflow.operators.slice_window import SliceWindowOperator
 from aioflow.operators.triggers import Trigger, on_count, purging
 from aioflow.operators.window import WindowOperator
 from aioflow.operators.windowing import (
     Evictor,
     GlobalWindows,
+    SessionWindows,
     SlidingWindows,
     TumblingWindows,
     WindowAssigner,
@@ -51,6 +54,9 @@ class ReduceAggregate(FoldingAggregate):
 
     def add(self, value: Any, accumulator: Any) -> Any:
         return value if accumulator is _EMPTY else self.fn(accumulator, value)
+
+    def adder(self, value: Any) -> Callable[[Any, Any], Any]:
+        return self.add
 
     def get_result(self, accumulator: Any) -> Any:
         return accumulator
@@ -91,7 +97,8 @@ class WindowPlan:
 
     factory: Callable[[], Operator]
     reason: str
-    sliced: bool
+    batched: bool
+    """Whether a batch is added at once, not each of its elements window by window."""
 
 
 def count_window(size: int, slide: int | None = None) -> tuple[GlobalWindows, Trigger[Any], Evictor[Any] | None]:
@@ -133,22 +140,22 @@ def plan_window(spec: WindowSpec) -> WindowPlan:
             f"window: session windows merge, but the aggregate {aggregate!r} does not define merge(self, a, b); define it, or use "
             "another assigner"
         )
-    obstacle = _why_not_sliced(spec, aggregate)
+    obstacle = _why_not_batched(spec, aggregate)
     if obstacle:
-        return WindowPlan(partial(_general, spec), f"per window, {assigner}: {obstacle}", sliced=False)
+        return WindowPlan(partial(_general, spec), f"per window, {assigner}: {obstacle}", batched=False)
+    if isinstance(assigner, SessionWindows):
+        return WindowPlan(partial(_sessions, spec), f"sessions by key, {assigner}: each record is added once", batched=True)
     assert isinstance(assigner, TumblingWindows | SlidingWindows)
     width = gcd(assigner.size, assigner.slide) if isinstance(assigner, SlidingWindows) else assigner.size
     reason = f"slices of {width} ms, {assigner}: each record is added once"
-    return WindowPlan(partial(_sliced, spec), reason, sliced=True)
+    return WindowPlan(partial(_sliced, spec), reason, batched=True)
 
 
-def _why_not_sliced(spec: WindowSpec, aggregate: FoldingAggregate | None) -> str:
-    """What keeps the window from being computed in slices; empty if nothing does."""
+def _why_not_batched(spec: WindowSpec, aggregate: FoldingAggregate | None) -> str:
+    """What keeps the window from taking a batch at a time; empty if nothing does."""
     assigner = spec.assigner
-    if not isinstance(assigner, TumblingWindows | SlidingWindows):
-        return "only tumbling and sliding windows have slices"
-    if not assigner.is_event_time:
-        return "slices are of event time"
+    if not isinstance(assigner, TumblingWindows | SlidingWindows | SessionWindows):
+        return "only tumbling, sliding and session windows take a batch at a time"
     if spec.trigger is not None and spec.trigger != assigner.default_trigger():
         return "it has a trigger of its own"
     if spec.evictor is not None:
@@ -157,14 +164,25 @@ def _why_not_sliced(spec: WindowSpec, aggregate: FoldingAggregate | None) -> str
         return "the function needs the elements of each window"
     if _is_process_function(spec.window_fn):
         return "its window function has state per window"
+    if isinstance(assigner, SessionWindows):
+        return _why_sessions_are_not(assigner, spec.lateness_ms)
     if isinstance(assigner, SlidingWindows) and assigner.slide != assigner.size:
         if assigner.slide > assigner.size:
             return "its windows do not overlap"
         if not aggregate.mergeable:
             return f"{aggregate!r} cannot be merged"
-        if _depends_on_arrival(aggregate):
+        # By the clock, the order of time is the order of arrival.
+        if assigner.is_event_time and _depends_on_arrival(aggregate):
             return f"{aggregate!r} depends on the order of arrival, which slices do not keep"
     return ""
+
+
+def _why_sessions_are_not(assigner: SessionWindows, lateness_ms: int) -> str:
+    if not assigner.is_event_time:
+        return "its sessions are of processing time"
+    if lateness_ms:
+        return "late elements may open a session again"
+    return "" if isinstance(assigner.gap, int) else "its gap depends on the element"
 
 
 def _is_process_function(function: Any) -> bool:
@@ -179,8 +197,15 @@ def _depends_on_arrival(aggregate: FoldingAggregate) -> bool:
     return isinstance(aggregate, _BY_ARRIVAL)
 
 
+def _sessions(spec: WindowSpec) -> Operator:
+    assert isinstance(spec.assigner, SessionWindows)
+    return SessionWindowOperator(spec.assigner, _own(spec.aggregate), window_fn=spec.window_fn, late_tag=spec.late_tag)
+
+
 def _sliced(spec: WindowSpec) -> Operator:
     assert isinstance(spec.assigner, TumblingWindows | SlidingWindows)
+    if not spec.assigner.is_event_time:
+        return ClockWindowOperator(spec.assigner, _own(spec.aggregate), window_fn=spec.window_fn)
     return SliceWindowOperator(
         spec.assigner,
         _own(spec.aggregate),

@@ -107,6 +107,33 @@ MUTANTS: list[Mutant] = [
         ),
     ),
     Mutant(
+        "a session that grew is over when it would have been at first",
+        "aioflow/operators/session_window.py",
+        "going_on = [session for session in sessions if session[1] - 1 > time]",
+        "going_on = [session for session in sessions if session[0] + self._gap - 1 > time]",
+        (
+            "tests/operators/test_session_window.py::test_a_session_that_goes_on_has_one_timer_whatever_the_number_of_its_elements",
+        ),
+    ),
+    Mutant(
+        "a session that grows does not look whom it touches",
+        "aioflow/operators/session_window.py",
+        "if start <= timestamp <= end and not (grows and len(sessions) > 1 and max(map(_START, sessions)) > start):",
+        "if start <= timestamp <= end:",
+        (
+            "tests/operators/test_session_window.py::test_sessions_give_the_rows_of_the_textbook_for_every_cut",
+        ),
+    ),
+    Mutant(
+        "a clock that is put back opens a window again",
+        "aioflow/operators/clock_window.py",
+        "return max([self.ctx.processing_time(), self._watermark + 1, *(reached + 1 for _, reached in self._ahead)])",
+        "return self.ctx.processing_time()",
+        (
+            "tests/operators/test_clock_window.py::test_a_clock_that_is_put_back_opens_no_window_again",
+        ),
+    ),
+    Mutant(
         "the valve goes on waiting for an idle channel",
         "aioflow/operators/valve.py",
         "            self._held[channel] = MAX_WATERMARK\n            if not self._settle_idle(outputs):\n",

@@ -16,6 +16,7 @@ from aioflow.core.errors import GraphError
 from aioflow.core.functions import AggregateFunction, ProcessWindowFunction, TriggerResult
 from aioflow.operators import aggregates
 from aioflow.operators.merging import MergingWindowSet
+from aioflow.operators.session_window import SessionWindowOperator
 from aioflow.operators.slice_window import SliceWindowOperator
 from aioflow.operators.triggers import Trigger, continuous, early, on_count, on_processing_time, on_watermark, purging
 from aioflow.operators.window import WindowOperator
@@ -173,12 +174,15 @@ def plan(assigner: Any, aggregate: Any = None, **options: Any) -> Any:
         (plan(sliding("10s", "4s"), ReduceAggregate(max)), "slices of 2000 ms"),
         (plan(sliding("10s", "2s"), aggregates.count(), trigger=on_watermark()), "slices of 2000 ms"),
         (plan(tumbling("1s"), aggregates.count(), window_fn=lambda k, w, v: v), "slices of 1000 ms"),
+        (plan(tumbling("10s", time="processing"), aggregates.count()), "slices of 10000 ms, tumbling(10000 ms, processing time)"),
+        (plan(sliding("10s", "2s", time="processing"), aggregates.agg(x=aggregates.first())), "slices of 2000 ms"),
+        (plan(session("10s"), aggregates.count()), "sessions by key, session(10000 ms): each record is added once"),
     ],
 )
-def test_slices_are_used_where_they_give_the_same_answer(made: Any, reason: str) -> None:
-    assert made.sliced
+def test_a_batch_is_taken_at_once_where_that_gives_the_same_answer(made: Any, reason: str) -> None:
+    assert made.batched
     assert made.reason.startswith(reason)
-    assert isinstance(made.factory(), SliceWindowOperator)
+    assert isinstance(made.factory(), SliceWindowOperator | SessionWindowOperator)
 
 
 @pytest.mark.parametrize(
@@ -188,16 +192,18 @@ def test_slices_are_used_where_they_give_the_same_answer(made: Any, reason: str)
         (plan(tumbling("10s"), aggregates.count(), evictor=keep_last(3)), "an evictor needs the elements"),
         (plan(tumbling("10s"), process=Contents()), "the function needs the elements"),
         (plan(tumbling("10s"), aggregates.count(), window_fn=Contents), "state per window"),
-        (plan(tumbling("10s", time="processing"), aggregates.count()), "slices are of event time"),
         (plan(sliding("10s", "2s"), NoMerge()), "cannot be merged"),
         (plan(sliding("10s", "2s"), aggregates.agg(x=aggregates.first())), "order of arrival"),
         (plan(sliding("1s", "2s"), aggregates.count()), "do not overlap"),
-        (plan(session("10s"), aggregates.count()), "only tumbling and sliding"),
-        (plan(global_window(), aggregates.count()), "only tumbling and sliding"),
+        (plan(session("10s", time="processing"), aggregates.count()), "its sessions are of processing time"),
+        (plan(session("10s"), aggregates.count(), lateness_ms=1), "late elements may open a session again"),
+        (plan(session(lambda v: v), aggregates.count()), "its gap depends on the element"),
+        (plan(session("10s"), process=Contents()), "the function needs the elements"),
+        (plan(global_window(), aggregates.count()), "only tumbling, sliding and session windows"),
     ],
 )
 def test_everything_else_runs_per_window_and_says_why(made: Any, reason: str) -> None:
-    assert not made.sliced
+    assert not made.batched
     assert reason in made.reason
     assert isinstance(made.factory(), WindowOperator)
 

@@ -378,7 +378,7 @@ def test_a_keyed_stream_brings_its_key_and_late_elements_are_told() -> None:
 def test_state_of_a_window_is_found_by_the_window() -> None:
     flow = af.Flow("sessions")
     events = flow.source([("", 0)], watermarks=af.WatermarkStrategy.monotonous_timestamps(timestamp=lambda e: e[1]))
-    with OperatorHarness(events.key_by(first).window(af.session("10ms")).aggregate(af.count())) as h:
+    with OperatorHarness(events.key_by(first).window(af.session("10ms"), lateness="5ms").aggregate(af.count())) as h:
         h.push(("a", 1), ts=1)
         assert h.state("window-contents", "a", window=(1, 11)) == 1
         assert h.timers()[0].window == (1, 11)

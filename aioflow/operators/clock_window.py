@@ -1,0 +1,83 @@
+"""Tumbling and sliding windows of processing time, in the slices of `slice_window`: a batch is one fold, whoever its keys are.
+
+What event time is there, the clock is here: all records of a batch come at one instant, and nothing is ever late. One timer of the
+operator stands for all keys; it fires every window that has ended. Results have the time `end - 1`, and the watermark that the
+records brought is in force for them.
+
+The clock may be put back, or be behind after a restore on another machine. A window that has fired stays closed: records then belong to
+the first instant after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK, RecordBatch, empty_batch
+from aioflow.core.errors import StateError
+from aioflow.operators.slice_window import SliceWindowOperator
+
+if TYPE_CHECKING:
+    from aioflow.operators.operator import ProcessingTimeTimer
+
+__all__ = ["ClockWindowOperator"]
+
+
+class ClockWindowOperator(SliceWindowOperator):
+    """Emits `WindowResult(key, start, end, result)` once the clock has reached `end`, or what `window_fn` makes of it."""
+
+    _timer: ProcessingTimeTimer | None = None
+    _event_time = MIN_WATERMARK
+    """The watermark of the input."""
+    _due = MIN_WATERMARK
+    """The instant up to which the timer has said that windows end."""
+
+    async def open(self) -> None:
+        await super().open()
+        self._schedule()
+
+    def process_batch(self, batch: RecordBatch) -> RecordBatch:
+        if batch.values:
+            if batch.keys is None:
+                raise StateError(f"window {self.ctx.name!r}: a batch without keys; put key_by directly before window")
+            self._fold(self._grid.slice_start(self._now()), batch.keys, batch.values)
+            if self._timer is None:
+                self._schedule()
+        if batch.watermark > self._event_time:
+            self._event_time = batch.watermark
+        self._out.passed(batch.watermark)
+        return empty_batch(self._out.watermark)
+
+    def finish(self) -> RecordBatch:
+        """Windows whose end no clock will reach any more fire now, in their order. What does not fit at once is pending."""
+        return self._out.start(self._advance(MAX_WATERMARK), self._event_time)
+
+    async def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        await super().close()
+
+    def _now(self) -> int:
+        """The clock, or the first instant that belongs to no window which has fired."""
+        return max([self.ctx.processing_time(), self._watermark + 1, *(reached + 1 for _, reached in self._ahead)])
+
+    def _schedule(self) -> None:
+        """Register the timer for the first window that holds something."""
+        self._timer = None
+        if self._starts:
+            end = max(self._grid.next_end(self._watermark), self._grid.first_end(self._starts[0]))
+            self._timer = self.ctx.register_processing_timer(end - 1, self._on_time)
+
+    def _on_time(self, timestamp: int) -> None:
+        # While the windows before still give out their results, the timer after theirs is not registered.
+        self._due = timestamp
+        batch = self._out.start(self._fire_due(), self._event_time)
+        if batch.values:
+            self.ctx.emit(batch)
+
+    def _fire_due(self) -> Iterator[None]:
+        yield from self._advance(self._due)
+        self._schedule()
+
+    def _emit(self, end: int, watermark: int, keys: list[Any], values: list[Any]) -> None:
+        super()._emit(end, self._event_time, keys, values)

@@ -1,0 +1,244 @@
+"""Sessions of event time with a fixed gap and an aggregate: a record costs one look-up of its key while its session goes on.
+
+For the default trigger, no evictor and no lateness; every other session is `window.WindowOperator`'s, which gives the same.
+
+State: table "sessions", key -> its open sessions `[start, end, accumulator]`, in the order in which they became what they are. There is
+nearly always one.
+
+Invariants:
+
+* no open session of a key overlaps or touches another, and none is over: those that the watermark passes fire and are forgotten;
+* a key with open sessions has a timer at or before the last instant of each of them. A session that grows leaves its timer where it
+  is: when that is due, it is registered anew, for the end that the session has by then. So a session costs a timer for each gap that
+  it lasts, not one for each record;
+* a session fires when the watermark in force reaches `end - 1`, and `end - 2` is in force before its result.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, MutableMapping
+from functools import reduce
+from itertools import repeat
+from operator import itemgetter, length_hint
+from typing import TYPE_CHECKING, Any
+
+from aioflow.core.elements import RecordBatch, empty_batch
+from aioflow.core.errors import StateError, note_once
+from aioflow.core.functions import OutputTag, WindowResult
+from aioflow.operators.aggregates import resolve_aggregate
+from aioflow.operators.operator import Operator
+from aioflow.operators.resumable import ResumableOutput
+from aioflow.operators.same_aggregate import check_same_aggregate
+from aioflow.operators.stateless import describe_place
+from aioflow.operators.userfunction import UserFunction, describe_record
+from aioflow.operators.windowing import SessionWindows, TimeWindow, window_fn_results
+from aioflow.state.backend import require_keyed
+
+if TYPE_CHECKING:
+    from aioflow.core.functions import AggregateFunction
+    from aioflow.state.backend import KeyedStateBackend, StateTable
+    from aioflow.state.timers import InternalTimerService
+
+__all__ = ["SessionWindowOperator"]
+
+SESSIONS = "sessions"
+"""Name of the table key -> open sessions."""
+
+Session = list[Any]
+"""[start, end, accumulator]"""
+
+_START: Callable[[Session], int] = itemgetter(0)
+_END: Callable[[Session], int] = itemgetter(1)
+_ACCUMULATOR: Callable[[Session], Any] = itemgetter(2)
+
+
+class SessionWindowOperator(Operator):
+    """Emits `WindowResult(key, start, end, result)` at `end - 1`, or what `window_fn(key, window, result)` makes of it."""
+
+    _state: KeyedStateBackend
+    _table: StateTable
+    _timers: InternalTimerService
+
+    def __init__(
+        self,
+        assigner: SessionWindows,
+        aggregate: AggregateFunction[Any, Any, Any],
+        *,
+        window_fn: Callable[[Any, TimeWindow, Any], Any] | None = None,
+        late_tag: OutputTag[Any] | None = None,
+    ) -> None:
+        assert isinstance(assigner.gap, int), "the gap is the same for all elements"
+        self._gap = assigner.gap
+        self._aggregate = resolve_aggregate(aggregate)
+        self._window_fn = None if window_fn is None else UserFunction(window_fn, "__call__")
+        self._late_tag = late_tag
+        self._out = ResumableOutput()
+
+    def initialize_state(self) -> None:
+        check_same_aggregate(self.ctx, self._aggregate)
+
+    async def open(self) -> None:
+        self._state = require_keyed(self.ctx.keyed_state, self.ctx.name)
+        self._table = self._state.table(SESSIONS, result=self._shown)
+        self._timers = self.ctx.timer_service("window-timers", self._on_no_callback, self._on_no_callback)
+        self._late_dropped = self.ctx.runtime.metrics.counter("numLateRecordsDropped")
+        if self._window_fn is not None:
+            await self._window_fn.open(self.ctx)
+
+    async def close(self) -> None:
+        if self._window_fn is not None:
+            await self._window_fn.close()
+
+    # ------------------------------------------------------------------------------------------------------------- input
+
+    def process_batch(self, batch: RecordBatch) -> RecordBatch:
+        timers, watermarks = self._timers, batch.watermarks
+        count = len(batch.values)
+        if count:
+            if batch.timestamps is None or batch.keys is None:
+                raise StateError(
+                    f"window {self.ctx.name!r}: a batch without {'keys' if batch.timestamps else 'timestamps'}; event-time "
+                    "windows stand after key_by, with a watermark strategy upstream"
+                )
+            nothing_due = watermarks is None or watermarks[-1] < timers.next_event_time
+            added = self._add(batch) if nothing_due else 0
+            if added < count:
+                return self._out.start(self._run(batch, added), batch.watermark)
+        if batch.watermark >= timers.next_event_time:
+            return self._out.start(self._advance(batch.watermark), batch.watermark)
+        if batch.watermark > timers.current_watermark:
+            timers.current_watermark = batch.watermark
+        self._out.passed(batch.watermark)
+        return empty_batch(self._out.watermark)
+
+    @property
+    def has_pending(self) -> bool:
+        return self._out.pending
+
+    def resume(self, max_records: int) -> RecordBatch:
+        return self._out.resume(max_records)
+
+    def _run(self, batch: RecordBatch, begin: int) -> Iterator[None]:
+        """The rest of `batch` from record `begin` on, cut where something is due. Yields whenever enough was emitted."""
+        timers, watermarks = self._timers, batch.watermarks
+        count = len(batch.values)
+        while begin < count:
+            stop = count
+            if watermarks is not None:
+                if watermarks[begin] >= timers.next_event_time:
+                    yield from self._advance(watermarks[begin])
+                stop = bisect_left(watermarks, timers.next_event_time, begin, count)
+            begin += self._add(batch.slice(begin, stop))
+        if batch.watermark > timers.current_watermark:
+            yield from self._advance(batch.watermark)
+
+    def _add(self, batch: RecordBatch) -> int:
+        """Add records before which nothing is due. How many, as one of them may begin a session that is due before a later one."""
+        values, keys, watermarks = batch.values, batch.keys, batch.watermarks
+        assert keys is not None and batch.timestamps is not None  # Checked in process_batch.
+        gap, timers = self._gap, self._timers
+        reached = timers.current_watermark if watermarks is None else watermarks[-1]
+        table = self._table.of(None, keys)
+        get, add = table.get, self._aggregate.adder(values[0])
+        left = iter(values)
+        try:
+            for value, key, timestamp, watermark in zip(left, keys, batch.timestamps, watermarks or repeat(reached), strict=False):
+                sessions = get(key)
+                if sessions is not None:
+                    session = sessions[-1]
+                    start, end, held = session
+                    # One that grows must have no other before it that it could come to touch.
+                    grows = timestamp + gap > end
+                    if start <= timestamp <= end and not (grows and len(sessions) > 1 and max(map(_START, sessions)) > start):
+                        session[2] = add(value, held)
+                        if grows:
+                            session[1] = timestamp + gap
+                        table[key] = sessions  # A dict holds it already; another mapping writes through.
+                        continue
+                self._place(table, key, value, timestamp, watermark, add)
+                if timers.next_event_time <= reached:
+                    break
+        except Exception as error:
+            at = len(values) - length_hint(left) - 1
+            record = f"at record {describe_record(values[at])} of key {describe_record(keys[at])}"
+            note_once(error, f"in {describe_place(self.ctx)}, {record}")
+            raise
+        added = len(values) - length_hint(left)
+        reached = reached if watermarks is None else watermarks[added - 1]
+        if reached > timers.current_watermark:
+            timers.current_watermark = reached
+        return added
+
+    def _place(
+        self, table: MutableMapping[Any, Any], key: Any, value: Any, start: int, watermark: int, add: Callable[[Any, Any], Any]
+    ) -> None:
+        """An element that the last session of its key does not take as it is: a session of its own, or one that others become."""
+        end = start + self._gap
+        sessions: list[Session] = table.get(key, [])
+        touched = [session for session in sessions if session[0] <= end and start <= session[1]]
+        if touched:
+            merged = reduce(self._aggregate.merge, map(_ACCUMULATOR, touched))
+            grown = [min(start, *map(_START, touched)), max(end, *map(_END, touched)), add(value, merged)]
+        elif end - 1 <= max(watermark, self._timers.current_watermark):
+            self._late_dropped.inc(1)
+            if self._late_tag is not None:
+                self.ctx.side_output(self._late_tag, value, start, max(watermark, self._timers.current_watermark))
+            return
+        else:
+            grown = [start, end, add(value, self._aggregate.create_accumulator())]
+        if not sessions or grown[1] < min(map(_END, sessions)):
+            self._timers.register_event_time_timer(key, None, grown[1] - 1)
+        if len(touched) == 1 and touched[0][:2] == grown[:2]:
+            touched[0][2] = grown[2]
+            table[key] = sessions
+        else:
+            table[key] = [*(session for session in sessions if not (session[0] <= end and start <= session[1])), grown]
+
+    # -------------------------------------------------------------------------------------------------------------- fire
+
+    def _advance(self, watermark: int) -> Iterator[None]:
+        """Fire the sessions that end up to `watermark`, in order."""
+        pop_due, out = self._timers.pop_due, self._out
+        while (timer := pop_due(watermark)) is not None:
+            self._fire(timer[0], timer[1])
+            if out.full:
+                self._state.clear_current_key()
+                yield
+        self._state.clear_current_key()
+
+    def _fire(self, time: int, key: Any) -> None:
+        """A timer of `key` is due: what is over fires, what goes on gets another timer."""
+        table = self._table.of_key(None, key)
+        sessions: list[Session] = table.get(key, [])
+        going_on = [session for session in sessions if session[1] - 1 > time]
+        if going_on:
+            self._timers.register_event_time_timer(key, None, min(map(_END, going_on)) - 1)
+        if len(going_on) == len(sessions):
+            return
+        if going_on:
+            table[key] = going_on
+        else:
+            del table[key]
+        for start, end, held in sessions:
+            if end - 1 <= time:
+                self._emit(key, start, end, held)
+
+    def _emit(self, key: Any, start: int, end: int, held: Any) -> None:
+        result = self._aggregate.get_result(held)
+        if self._window_fn is None:
+            self._out.add(WindowResult(key, start, end, result), end - 1, end - 2)
+            return
+        try:
+            for made in window_fn_results(self._window_fn.call(key, TimeWindow(start, end), result)):
+                self._out.add(made, end - 1, end - 2)
+        except Exception as error:
+            note_once(error, f"in {describe_place(self.ctx)}, window {(start, end)} of key {describe_record(key)}")
+            raise
+
+    def _shown(self, sessions: list[Session]) -> list[tuple[int, int, Any]]:
+        """What queries show: (start, end, result so far) of each open session."""
+        return [(start, end, self._aggregate.get_result(held)) for start, end, held in sessions]
+
+    def _on_no_callback(self, time: int, key: Any, namespace: Any) -> None:
+        raise AssertionError("timers of sessions are popped, not called")
