@@ -60,6 +60,7 @@ _HOMES = {
     "spark.failures": "SparkError",
     "spark.runner": "Spark",
     "spark.session": "SparkBridge",
+    "spark.workers": "SparkWorkers",
 }
 """Module -> the public names that live there."""
 

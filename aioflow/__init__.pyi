@@ -124,6 +124,7 @@ from aioflow.operators.windowing import tumbling as tumbling
 from aioflow.spark.failures import SparkError as SparkError
 from aioflow.spark.runner import Spark as Spark
 from aioflow.spark.session import SparkBridge as SparkBridge
+from aioflow.spark.workers import SparkWorkers as SparkWorkers
 
 __version__: str
 __all__: list[str]

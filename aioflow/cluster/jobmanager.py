@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -37,6 +38,7 @@ from aioflow.protocol.handshake import PeerRole
 if TYPE_CHECKING:
     from aioflow.cluster.dispatcher import JobRunner
     from aioflow.cluster.job_master import JobMaster
+    from aioflow.cluster.worker_provider import WorkerProvider
     from aioflow.core.host import Host
 
 __all__ = ["JobManager", "JobManagerOptions", "check_bind"]
@@ -77,10 +79,21 @@ class _Leading:
 
 
 class JobManager:
-    """`run` is the whole life. `on_listening(host, port)` is called once peers can connect."""
+    """`run` is the whole life. `on_listening(host, port)` is called once peers can connect.
 
-    def __init__(self, host: Host, secret: bytes, options: JobManagerOptions, on_listening: Callable[[str, int], None]) -> None:
+    `provider` starts TaskManagers when there are too few; without it they come by themselves.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        secret: bytes,
+        options: JobManagerOptions,
+        on_listening: Callable[[str, int], None],
+        provider: WorkerProvider | None = None,
+    ) -> None:
         self._host = host
+        self._provider = provider
         self._options = options
         self._on_listening = on_listening
         roles = frozenset([PeerRole.SUBMITTER, PeerRole.TASKMANAGER])
@@ -123,7 +136,19 @@ class JobManager:
         slots = SlotManagerOptions(
             workers_max=0, idle_timeout_s=None, request_timeout_s=self._options.request_timeout_s, recovery_s=recovery_s
         )
-        resources = ResourceManager(self._host, leadership.token, slots, self._options.heartbeat, self._jobs, f"{self._options.bind}")
+        provider = self._provider
+        if provider is not None:
+            # How long a start may take is the provider's business: it reports each that failed.
+            slots = dataclasses.replace(
+                slots,
+                slots_per_worker=provider.slots,
+                workers_min=provider.workers,
+                workers_max=provider.workers,
+                start_timeout_s=math.inf,
+            )
+        resources = ResourceManager(
+            self._host, leadership.token, slots, self._options.heartbeat, self._jobs, f"{self._options.bind}", provider
+        )
         store = JobStore(self._host, f"{self._options.data}/jobs", leadership)
         dispatcher = Dispatcher(self._host, store, leadership, partial(self._make_job, resources))
         try:

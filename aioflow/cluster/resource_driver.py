@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 from aioflow.cluster.heartbeat import HeartbeatMonitor, HeartbeatOptions, SendHeartbeat, TimedOut
@@ -26,6 +27,7 @@ from aioflow.core.errors import AioflowError
 if TYPE_CHECKING:
     from aioflow.cluster.cluster_job import ClusterJob
     from aioflow.cluster.rpc import RpcConnection
+    from aioflow.cluster.worker_provider import WorkerProvider
     from aioflow.core.host import Host
 
 __all__ = ["ResourceManager"]
@@ -41,7 +43,10 @@ class _TaskManager:
 
 
 class ResourceManager:
-    """Of one leader, inside `async with`. `jobs` are those that run now, by id; `address` names this process to TaskManagers."""
+    """Of one leader, inside `async with`. `jobs` are those that run now, by id; `address` names this process to TaskManagers.
+
+    Without a `provider` TaskManagers come by themselves.
+    """
 
     def __init__(
         self,
@@ -51,8 +56,10 @@ class ResourceManager:
         heartbeat: HeartbeatOptions,
         jobs: Mapping[str, ClusterJob],
         address: str,
+        provider: WorkerProvider | None = None,
     ) -> None:
         self._host = host
+        self._provider = provider
         self._token = token
         self._jobs = jobs
         self._address = address
@@ -94,6 +101,8 @@ class ResourceManager:
         registration, instructions = self._slots.register_worker(self._token, worker_id, report, self._host.clock.monotonic())
         self._workers[worker_id] = _TaskManager(connection, registration)
         self._monitor.monitor(worker_id, self._host.clock.monotonic())
+        if self._provider is not None:
+            self._provider.registered(worker_id)
         logger.info("taskmanager %s is registered with %d slots", worker_id, len(report))
         self._carry_out(instructions)
         return registration
@@ -131,6 +140,8 @@ class ResourceManager:
         self._fenced_by_the_gone += worker.fenced_total
         self._monitor.unmonitor(worker_id)
         logger.warning("taskmanager %s is lost: %s", worker_id, reason)
+        if self._provider is not None:
+            self._provider.lost(worker_id)
         # Jobs first: what they have lost they want again, and the slots of the dead must not be given out.
         instructions = self._slots.unregister_worker(self._token, worker_id, worker.registration, self._host.clock.monotonic())
         for job in list(self._jobs.values()):
@@ -164,8 +175,13 @@ class ResourceManager:
                 case SlotsLost(job_id, worker_id):
                     if job_id in self._jobs:
                         self._jobs[job_id].worker_lost(worker_id)
+                case StartWorker(count) if self._provider is not None:
+                    self._provider.start_workers(count, partial(asyncio.get_running_loop().call_soon_threadsafe, self._start_failed))
                 case StartWorker(count):
                     logger.info("%d more taskmanagers are wanted; in this cluster they come by themselves", count)
+
+    def _start_failed(self) -> None:
+        self._carry_out(self._slots.worker_start_failed(1, self._host.clock.monotonic()))
 
     async def _request(self, request: RequestSlot) -> None:
         worker = self._workers.get(request.worker_id)

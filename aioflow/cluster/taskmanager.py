@@ -41,6 +41,9 @@ PEER = "jobmanager"
 REPORT_S = 0.5
 """How often metrics of jobs are sent."""
 
+FIND_S = 30.0
+"""How long one that follows nobody looks for its JobManager."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskManagerOptions:
@@ -52,17 +55,20 @@ class TaskManagerOptions:
     slot_timeout_s: float = 30.0
     """How long a slot is kept for a job whose JobMaster is gone."""
     reconnect_s: float = 0.5
+    follows: bool = True
+    """Whether it goes on to the next JobManager when its own is gone. If not it looks for the first one for `FIND_S`, and ends with it."""
     heartbeat: HeartbeatOptions = dataclasses.field(default_factory=lambda: HeartbeatOptions(own_pauses=OwnPauses.COUNTED))
 
 
 class TaskManager:
     """`run` is the whole life, which ends when it is cancelled or the JobManager sends it home."""
 
-    def __init__(self, host: Host, secret: bytes, options: TaskManagerOptions) -> None:
+    def __init__(self, host: Host, secret: bytes, options: TaskManagerOptions, own_id: str | None = None) -> None:
+        """`own_id` is given by whoever started it, and was never used before."""
         self._host = host
         self._secret = secret
         self._options = options
-        self.id = host.ids.new("taskmanager")
+        self.id = own_id or host.ids.new("taskmanager")
         self._table = TaskSlotTable(options.slots, options.slot_timeout_s)
         self._sessions: dict[str, JobSession] = {}
         self._opening: dict[str, asyncio.Task[None]] = {}
@@ -76,9 +82,19 @@ class TaskManager:
         self._released = False
         self._accepted = False
         """Whether a JobManager has taken the secret: from then on whatever breaks passes."""
+        self._heard_at: float | None = None
+
+    @property
+    def heard_at(self) -> float | None:
+        """When the JobManager last answered a thread of this process: also while its loop is held. None: it was never registered."""
+        return self._heard_at if self._pulse is None else self._pulse.heard_at
 
     async def run(self) -> None:
-        """Serve one JobManager after the other. Raises Broken if the first one does not take the secret."""
+        """Serve one JobManager after the other. Raises Broken if the first one does not take the secret.
+
+        One that follows nobody serves one, and raises OSError or NobodyLeads if it does not find it.
+        """
+        find_until = self._host.clock.monotonic() + FIND_S
         timers = asyncio.get_running_loop().create_task(self._run_timers(), name="slots and heartbeats")
         reports = asyncio.get_running_loop().create_task(self._run_reports(), name="metrics")
         try:
@@ -90,7 +106,11 @@ class TaskManager:
                         raise
                     logger.warning("taskmanager %s: %s", self.id[:8], error)
                 except (OSError, NobodyLeads) as error:
+                    if not self._options.follows and not self._accepted and self._host.clock.monotonic() >= find_until:
+                        raise
                     logger.info("taskmanager %s waits for the jobmanager at %s: %s", self.id[:8], self._options.jobmanagers, error)
+                if self._accepted and not self._options.follows:
+                    break
                 if not self._released:
                     await asyncio.sleep(self._options.reconnect_s)
         finally:
@@ -125,7 +145,7 @@ class TaskManager:
             async with Pulse(self._host, self._secret, PeerRole.TASKMANAGER, address, interval_s, who) as self._pulse:
                 await self._disconnected.wait()
         finally:
-            self._pulse = None
+            self._heard_at, self._pulse = self.heard_at, None
             self._monitor.unmonitor(PEER)
             self._connection = None
             await connection.close()

@@ -98,6 +98,11 @@ class SparkBridge:
         return self._process is not None
 
     @property
+    def owns_session(self) -> bool:
+        """Whether there is a session, and this bridge started it: a context that the program made itself is used by others too."""
+        return self._process is not None and self._process.is_ours
+
+    @property
     def running(self) -> int:
         """Calls under way that somebody waits for."""
         return self._threads.running

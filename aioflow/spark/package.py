@@ -1,0 +1,57 @@
+"""aioflow as one file that Spark brings to its executors, so that their Python needs only the libraries that aioflow imports.
+
+The file holds bytecode, because an import from a zip file is compiled anew by each process. Executors run the same minor version of
+Python as the driver: Spark itself insists on that. Everything here blocks: it is called in a thread.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import marshal
+import os
+import threading
+import zipfile
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from typing import Any
+
+from aioflow.spark.failures import SparkError
+
+__all__ = ["ship_aioflow", "write_package"]
+
+_UNCHECKED = 1
+"""In the header of a pyc file: there is no source to compare it with."""
+
+_SHIPPING = threading.Lock()
+
+
+def ship_aioflow(context: Any) -> None:
+    """Give the executors of this SparkContext the package. Once a context: Spark forgets no file, and asks for it as long as it lives."""
+    with _SHIPPING:
+        path = Path(context._temp_dir, "aioflow.zip")
+        if not path.exists():
+            whole = path.with_suffix(".part")
+            write_package(whole)
+            whole.replace(path)
+            context.addPyFile(str(path))
+
+
+def write_package(target: Path) -> None:
+    """Write the modules of the aioflow that runs here to the zip file `target`. Raises SparkError if they are not in files."""
+    root = Path(__file__).parents[1]
+    if not root.is_dir():
+        raise SparkError(f"aioflow is loaded from {root}, and only a directory of its modules can be shipped to Spark: pip install aioflow")
+    with zipfile.ZipFile(target, "w") as package:
+        for folder, folders, files in os.walk(root):
+            folders[:] = sorted(name for name in folders if name != "__pycache__")
+            for name in sorted(files):
+                if name.endswith(".py"):
+                    source = Path(folder, name)
+                    inside = source.relative_to(root.parent)
+                    package.writestr(inside.with_suffix(".pyc").as_posix(), _compiled(source, ".".join(inside.with_suffix("").parts)))
+
+
+def _compiled(source: Path, module: str) -> bytes:
+    """As in a pyc file; from the cache beside the source, if it is there."""
+    code = SourceFileLoader(module.removesuffix(".__init__"), str(source)).get_code(module.removesuffix(".__init__"))
+    return importlib.util.MAGIC_NUMBER + _UNCHECKED.to_bytes(4, "little") + bytes(8) + marshal.dumps(code)

@@ -1,0 +1,190 @@
+"""Brings up workers in Spark's executors for a ResourceManager: one Spark job of one task each, in a thread and a job group of its own.
+
+    asked for --Spark starts the task, it registers--> there --it is sent home, it dies, it is given up--> its job has ended
+              --the job fails, or nobody comes in time--> reported as failed
+
+Who is started again, and when, is decided by the ResourceManager alone: Spark does not retry these tasks, and an attempt that it starts all
+the same goes home at once. A worker that is given up is ended by cancelling its job group, so that it does not hold its core for ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from aioflow.core.aio import cancel_and_wait, wait_all, wait_first
+from aioflow.spark.failures import SparkError
+from aioflow.spark.package import ship_aioflow
+from aioflow.spark.worker import LACKS, SERVED
+
+if TYPE_CHECKING:
+    from aioflow.spark.session import SparkBridge
+    from aioflow.spark.worker import WorkerTask
+
+__all__ = ["EXIT_S", "START_TIMEOUT_S", "START_TRIES", "SparkProvider"]
+
+logger = logging.getLogger(__name__)
+
+START_TIMEOUT_S = 120.0
+"""From the submission of a worker's Spark job to its registration: a cluster may have to bring up an executor first."""
+
+START_TRIES = 3
+"""So many workers in a row that did not start are taken for a cluster that cannot start any."""
+
+EXIT_S = 5.0
+"""How long a worker may take to end by itself before its Spark job is cancelled."""
+
+
+class CannotStart(SparkError):
+    """No worker can start on these executors: trying again is of no use."""
+
+
+@dataclass(slots=True, eq=False)
+class _Worker:
+    id: str
+    failed: Callable[[], object]
+    came: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    left: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+
+class SparkProvider:
+    """A `WorkerProvider`. Made, started and closed on the loop of the program; the ResourceManager calls it from its own.
+
+    `make(worker_id)` is the task of a worker. `ready` is done once all `workers` are there, or it is clear that they will not come.
+    """
+
+    def __init__(self, bridge: SparkBridge, make: Callable[[str], WorkerTask], *, workers: int, slots: int) -> None:
+        self.workers = workers
+        self.slots = slots
+        self._bridge = bridge
+        self._make = make
+        self._loop = asyncio.get_running_loop()
+        self._numbers = itertools.count(1)
+        self._workers: dict[str, _Worker] = {}
+        self._tasks: dict[asyncio.Task[None], None] = {}
+        self._failures = 0
+        self._closing = False
+        self.ready: asyncio.Future[None] = self._loop.create_future()
+        self.last_error: Exception | None = None
+        """Why a worker did not start, if that was the last that was heard of one."""
+
+    @property
+    def present(self) -> list[str]:
+        """Ids of the workers that are there."""
+        return [worker.id for worker in self._workers.values() if worker.came.done() and not worker.left.done()]
+
+    # For the ResourceManager, on its loop.
+
+    def start_workers(self, count: int, failed: Callable[[], object]) -> None:
+        self._here(self._start, count, failed)
+
+    def registered(self, worker_id: str) -> None:
+        self._here(self._on_registered, worker_id)
+
+    def lost(self, worker_id: str) -> None:
+        self._here(self._on_lost, worker_id)
+
+    def _here(self, call: Callable[..., None], *args: Any) -> None:
+        with contextlib.suppress(RuntimeError):  # The program's loop is closed: it has ended without closing us.
+            self._loop.call_soon_threadsafe(call, *args)
+
+    # On the loop of the program.
+
+    def begin_closing(self) -> None:
+        """Start nobody any more: those that leave now were sent home."""
+        self._closing = True
+
+    async def close(self) -> None:
+        """Wait for those that are there, who were sent home, and end whoever stays."""
+        self.begin_closing()
+        for worker in self._workers.values():
+            if not worker.left.done():
+                worker.left.set_result(None)
+        await wait_all(list(self._tasks), timeout_s=2 * EXIT_S)
+        await cancel_and_wait(list(self._tasks))
+        if not self.ready.done():
+            self.ready.cancel()
+
+    def _start(self, count: int, failed: Callable[[], object]) -> None:
+        for _ in range(0 if self._closing else count):
+            worker = _Worker(f"spark-{next(self._numbers)}", failed)
+            self._workers[worker.id] = worker
+            task = self._loop.create_task(self._follow(worker), name=f"worker {worker.id}")
+            self._tasks[task] = None
+            task.add_done_callback(self._tasks.pop)
+
+    def _on_registered(self, worker_id: str) -> None:
+        worker = self._workers.get(worker_id)
+        if worker is None or worker.came.done():
+            return
+        worker.came.set_result(None)
+        self._failures, self.last_error = 0, None
+        if len(self.present) >= self.workers and not self.ready.done():
+            self.ready.set_result(None)
+
+    def _on_lost(self, worker_id: str) -> None:
+        worker = self._workers.get(worker_id)
+        if worker is not None and not worker.left.done():
+            worker.left.set_result(None)
+
+    async def _follow(self, worker: _Worker) -> None:
+        """One worker, from its Spark job to the end of that."""
+        job = self._loop.create_task(self._hold(worker), name=f"spark job of {worker.id}")
+        try:
+            await wait_first([job, worker.came, worker.left], timeout_s=START_TIMEOUT_S)
+            if worker.came.done() and not job.done():
+                await wait_first([job, worker.left])
+            if worker.came.done() and not job.done():
+                await wait_first([job], timeout_s=EXIT_S)
+        finally:
+            del self._workers[worker.id]
+            ended = job.done()
+            if not ended:
+                await cancel_and_wait([job])
+        error = job.exception() if ended and not job.cancelled() else None
+        if worker.came.done():
+            logger.info("worker %s has ended%s", worker.id, f": {error}" if error is not None else "")
+        elif not self._closing:
+            self._did_not_start(worker, error or self._nobody_came(worker))
+
+    async def _hold(self, worker: _Worker) -> None:
+        """The Spark job of one worker. Raises SparkError if it failed, or could not serve."""
+        session = await self._bridge.session()
+        outcome, details = await self._bridge.job(partial(_hold_worker, session.sparkContext, self._make(worker.id)))
+        if outcome == LACKS:
+            raise CannotStart(
+                f"a worker cannot start in Spark: {details}. aioflow itself is shipped; pip install the others there, or set "
+                "PYSPARK_PYTHON to a Python that has them"
+            )
+        if outcome != SERVED:
+            raise SparkError(f"Spark started the task of {worker.id} a second time by itself ({details}), and it went home")
+
+    def _nobody_came(self, worker: _Worker) -> SparkError:
+        return SparkError(
+            f"Spark at {self._bridge.master} did not start {worker.id} within {START_TIMEOUT_S:g} s, {len(self.present)} of "
+            f"{self.workers} workers are there: each holds a core for as long as the flow runs; are there so many free ones, and do "
+            f"executors reach {self._bridge.address}?"
+        )
+
+    def _did_not_start(self, worker: _Worker, error: BaseException) -> None:
+        self._failures = START_TRIES if isinstance(error, CannotStart) else self._failures + 1
+        self.last_error = error if isinstance(error, Exception) else SparkError(f"{worker.id} did not start: {error!r}")
+        logger.warning("worker %s did not start: %s", worker.id, error)
+        if not self.ready.done() and self._failures >= START_TRIES:
+            self.ready.set_exception(self.last_error)
+            self.ready.exception()  # Also when nobody waits for it yet.
+        with contextlib.suppress(RuntimeError):  # The ResourceManager's loop is closed.
+            worker.failed()
+
+
+def _hold_worker(context: Any, task: WorkerTask) -> tuple[str, str]:
+    """In a thread of the bridge, for as long as the worker lives."""
+    ship_aioflow(context)
+    (result,) = context.parallelize([task.worker_id], 1).mapPartitions(task).collect()
+    return result  # type: ignore[no-any-return]  # PySpark's types say list[Any].

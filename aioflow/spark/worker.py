@@ -1,0 +1,139 @@
+"""A worker inside a Python process of a Spark executor: what Spark runs there, for as long as the flow runs.
+
+It is a TaskManager like any other, and belongs to one JobManager: that of the program that runs the flow. It ends when that sends it
+home, when the connection ends, and when nothing is heard of it: whatever becomes of the driver, nothing is left behind on the executors.
+
+This module is loaded before it is known what the Python of the executors has, so it imports nothing but the standard library.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import threading
+
+    from aioflow.cluster.taskmanager import TaskManager
+    from aioflow.core.host import Host
+
+__all__ = ["LACKS", "NEEDED", "RETRIED", "SERVED", "WorkerTask"]
+
+NEEDED = ("aiohttp", "cloudpickle", "msgpack", "msgspec")
+"""What aioflow imports. Itself it is shipped."""
+
+SERVED, RETRIED, LACKS = "served", "retried", "lacks"
+"""How a worker's Spark job may end."""
+
+SILENCE_S = 6.0
+"""A driver that was not heard for so long is dead, or cut off. It answers from a thread of its own, whatever holds the program's loop."""
+
+CHECK_S = 0.5
+GRACE_S = 2.0
+"""How long a worker without a driver may take to end by itself: a function that blocks would keep it for ever."""
+
+LOST_DRIVER = 3
+"""Exit code."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerTask:
+    """The function for `mapPartitions`. Its one result tells how the worker ended: one of the words above, and details."""
+
+    worker_id: str
+    host: str
+    port: int
+    secret: bytes = field(repr=False)
+    """It travels in the task, over Spark's own connections."""
+    slots: int = 1
+    tls: tuple[str, str, str] | None = None
+    """Certificate, key and authority: files on the executor's machine."""
+    allow_plaintext: bool = False
+    needed: tuple[str, ...] = NEEDED
+
+    def __call__(self, rows: Iterator[Any]) -> Iterator[tuple[str, str]]:
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        assert context is not None, "Spark runs it in a task"
+        lacking = [name for name in self.needed if find_spec(name) is None]
+        if lacking:
+            yield LACKS, f"{sys.executable} (Python {platform.python_version()}) on {platform.node()} lacks {', '.join(lacking)}"
+        elif context.attemptNumber():
+            # The ResourceManager has asked for another one by now: who is started again, and when, is decided there alone.
+            yield RETRIED, f"attempt {context.attemptNumber()}"
+        else:
+            self._serve()
+            yield SERVED, ""
+
+    def _serve(self) -> None:
+        import asyncio
+
+        from aioflow.api.runner import new_event_loop
+
+        with asyncio.Runner(loop_factory=new_event_loop) as runner:
+            runner.run(self._live())
+
+    async def _live(self) -> None:
+        import threading
+
+        from aioflow.cluster.heartbeat import HeartbeatOptions, OwnPauses
+        from aioflow.cluster.taskmanager import TaskManager, TaskManagerOptions
+        from aioflow.cluster.whereabouts import Whereabouts
+
+        host = self._secured()
+        options = TaskManagerOptions(
+            jobmanagers=Whereabouts(((self.host, self.port),)),
+            slots=self.slots,
+            bind=_reached_from(self.host, self.port),
+            follows=False,
+            heartbeat=HeartbeatOptions(timeout_s=SILENCE_S, own_pauses=OwnPauses.COUNTED),
+        )
+        manager = TaskManager(host, self.secret, options, self.worker_id)
+        over = threading.Event()
+        watching = host.blocking(_end_with_driver, manager, host, over, dedicated=True, name="aioflow-driver")
+        try:
+            await manager.run()
+        finally:
+            over.set()
+            await watching
+            await host.close()
+
+    def _secured(self) -> Host:
+        from aioflow.core.host import SystemHost
+        from aioflow.network.security import SecuredHost, Security, TlsFiles
+
+        if self.tls is None and not self.allow_plaintext:
+            return SystemHost()
+        contexts = None
+        if self.tls is not None:
+            certificate, key, authority = self.tls
+            contexts = TlsFiles(certificate=certificate, key=key, authority=authority).load()
+        return SecuredHost(SystemHost(), Security(tls=contexts, allow_plaintext=self.allow_plaintext))
+
+
+def _reached_from(host: str, port: int) -> str:
+    """The address of this machine on the way to the driver: there the other workers find it. Nothing is sent."""
+    import socket
+
+    family = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0][0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, port))
+        return str(probe.getsockname()[0])
+
+
+def _end_with_driver(manager: TaskManager, host: Host, over: threading.Event) -> None:
+    """In a thread, because the loop may be held by a function that blocks."""
+    parent = os.getppid()
+    while not over.wait(CHECK_S):
+        heard_at = manager.heard_at
+        is_silent = heard_at is not None and host.clock.monotonic() - heard_at > SILENCE_S
+        if is_silent or os.getppid() != parent:
+            if not over.wait(GRACE_S):
+                os._exit(LOST_DRIVER)
+            return

@@ -1,0 +1,210 @@
+"""`on=af.SparkWorkers(...)`: a flow on machines of Spark, run by the engine itself, with its own state, timers and checkpoints.
+
+    await flow.execute(on=af.SparkWorkers("spark://host:7077", workers=4, slots=2), checkpoints="s3://bucket/flows")
+
+Spark brings up the workers and owns their machines: each is one long task in an executor (`provider`, `worker`). What they run, and what
+happens when one is lost, is decided by the JobManager in this program (`headquarters`), as in any cluster. So the run ends with the
+program; a flow that shall survive it needs a cluster of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from aioflow.cluster.execution_graph import JobStatus
+from aioflow.cluster.remote import RemoteRun
+from aioflow.cluster.submission import ClusterClient
+from aioflow.cluster.whereabouts import Whereabouts
+from aioflow.core.aio import cancel_and_wait, wait_first
+from aioflow.core.errors import GraphError, note_once
+from aioflow.network.security import SecuredHost, Security, TlsFiles
+from aioflow.spark.headquarters import Headquarters
+from aioflow.spark.provider import START_TIMEOUT_S, SparkProvider
+from aioflow.spark.session import SparkBridge
+from aioflow.spark.settings import check_master
+from aioflow.spark.worker import WorkerTask
+from aioflow.spark.worker_settings import check_cores, check_secrecy, found_in, worker_config
+
+if TYPE_CHECKING:
+    from aioflow.cluster.checkpoint_settings import CheckpointSettings
+    from aioflow.cluster.restart import RestartPolicy
+    from aioflow.core.host import Host
+    from aioflow.graph.job_graph import JobGraph
+    from aioflow.task.environment import TaskOptions
+
+__all__ = ["SparkWorkers", "SparkWorkersRun"]
+
+logger = logging.getLogger(__name__)
+
+REQUEST_TIMEOUT_S = START_TIMEOUT_S + 60.0
+"""A job that is short of slots for so long fails: longer than one worker may take to be replaced."""
+
+WORKER_SILENCE_S = 10.0
+"""A worker that is silent for longer is given up. Its sign of life comes from a thread, also while a function holds its loop."""
+
+
+@dataclass(frozen=True, slots=True)
+class SparkWorkers:
+    """Where a flow runs: in `workers` tasks of the Spark at `master`, each with `slots` (None: as many as the flow needs).
+
+    `config` are settings of the session that is started for the run; `bridge` is the service's own session instead, which stays. With
+    executors on other machines `config` says at which address they reach this one (`spark.driver.host`); `tls` are the files of a
+    certificate, at the same paths everywhere, or `allow_plaintext` says that the network may be trusted.
+    """
+
+    master: str = "local[*]"
+    workers: int = 1
+    slots: int | None = None
+    config: Mapping[str, str] = field(default_factory=dict)
+    bridge: SparkBridge | None = None
+    tls: TlsFiles | None = None
+    allow_plaintext: bool = False
+
+    def __post_init__(self) -> None:
+        check_master(self.master)
+        for name in ("workers", "slots"):
+            number = getattr(self, name)
+            if not (number is None and name == "slots") and (type(number) is not int or number < 1):
+                raise ValueError(f"{name} is {number!r}, expected a number of at least 1")
+        if self.bridge is not None and self.bridge.master != self.master:
+            raise ValueError(f"bridge= is a session on {self.bridge.master!r}, and master= is {self.master!r}: give that of the bridge")
+
+    def start(
+        self, host: Host, graph: JobGraph, restart: RestartPolicy, options: TaskOptions, checkpoints: CheckpointSettings | None = None
+    ) -> SparkWorkersRun:
+        """The run of one job. Raises GraphError if the flow cannot travel, SparkError if the master has too few cores."""
+        bridge, owned = self.bridge or self._bridge_of(graph), False
+        config = worker_config(self.config, self.workers)
+        if bridge is None:
+            bridge, owned = SparkBridge(self.master, app=f"aioflow {graph.name}", config=config), True
+        if owned:
+            check_secrecy(bridge.address, config, has_tls=self.tls is not None, allow_plaintext=self.allow_plaintext)
+        check_cores(self.master, config if owned else {}, self.workers, shared=not owned)
+        security = Security(tls=None if self.tls is None else self.tls.load(), allow_plaintext=self.allow_plaintext)
+        return SparkWorkersRun(
+            SecuredHost(host, security), graph, restart, options, checkpoints, self, bridge, security, address=bridge.address, owned=owned
+        )
+
+    def slots_for(self, graph: JobGraph) -> int:
+        """Of each worker: as given, or so many that all of them together just hold the flow."""
+        if self.slots is not None:
+            return self.slots
+        widths: dict[str, int] = {}
+        for vertex in graph.vertices:
+            if not any(node.stays_here for node in vertex.nodes):
+                widths[vertex.slot_sharing_group] = max(vertex.parallelism, widths.get(vertex.slot_sharing_group, 1))
+        return -(-max(sum(widths.values()), 1) // self.workers)
+
+    def _bridge_of(self, graph: JobGraph) -> SparkBridge | None:
+        """That of a source or sink in the flow: a process has one session, which the workers then share."""
+        for vertex in graph.vertices:
+            for node in vertex.nodes:
+                # A sink is an argument of what makes its operator.
+                for holder in (node.source, *getattr(node.factory, "args", ())):
+                    bridge = getattr(holder, "bridge", None)
+                    if not isinstance(bridge, SparkBridge):
+                        continue
+                    if bridge.master != self.master:
+                        raise GraphError(
+                            f"operator {node.name!r} uses a Spark session on {bridge.master!r}, and the workers would be on "
+                            f"{self.master!r}: a program can have one session, give both the same master"
+                        )
+                    return bridge
+        return None
+
+
+class SparkWorkersRun(RemoteRun):
+    """One job, on a cluster that is there for it alone. `owned`: whether the bridge is, too."""
+
+    def __init__(
+        self,
+        host: Host,
+        graph: JobGraph,
+        restart: RestartPolicy,
+        options: TaskOptions,
+        checkpoints: CheckpointSettings | None,
+        place: SparkWorkers,
+        bridge: SparkBridge,
+        security: Security,
+        *,
+        address: str,
+        owned: bool,
+    ) -> None:
+        secret = bytes.fromhex(host.ids.new("secret") + host.ids.new("secret"))
+        super().__init__(host, graph, restart, options, checkpoints, Whereabouts(), secret, address)
+        self._place = place
+        self._slots = place.slots_for(graph)
+        self._bridge = bridge
+        self._is_owned = owned
+        self._security = security
+        self._cancelled_early: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def run(self) -> JobStatus:
+        """Bring up the workers, run the job there, send them home. Cancelling this cancels the job; no worker outlives it."""
+        self.job_master.ask = self._ask_early
+        try:
+            async with AsyncExitStack() as stack:
+                if self._is_owned:
+                    await stack.enter_async_context(self._bridge)
+                provider = await self._bring_up(stack)
+                if provider is None:
+                    self._end(JobStatus.CANCELED)
+                    return JobStatus.CANCELED
+                self.job_master.ask = None
+                status = await super().run()
+                error = self.job_master.error
+                if status is JobStatus.FAILED and error is not None and provider.last_error is not None:
+                    note_once(error, f"the last worker that was asked of Spark did not come: {provider.last_error}")
+                return status
+        except Exception as error:  # noqa: BLE001  # Whatever keeps the workers from starting has failed the job.
+            self.job_master.error = error
+            self._end(JobStatus.FAILED)
+            return JobStatus.FAILED
+
+    async def _bring_up(self, stack: AsyncExitStack) -> SparkProvider | None:
+        """All workers, registered. None: the job was cancelled meanwhile. Raises SparkError for workers that do not come."""
+        provider = SparkProvider(self._bridge, self._task_of, workers=self._place.workers, slots=self._slots)
+        stack.push_async_callback(provider.close)
+        headquarters = Headquarters(
+            self.host, self._secret, self._bind, self._security, provider, request_timeout_s=REQUEST_TIMEOUT_S, silence_s=WORKER_SILENCE_S
+        )
+        session = asyncio.get_running_loop().create_task(self._check_session(), name="spark session")
+        stack.push_async_callback(cancel_and_wait, [session])
+        await wait_first([session, self._cancelled_early])
+        if self._cancelled_early.done():
+            return None
+        session.result()
+        await stack.enter_async_context(headquarters)
+        stack.callback(provider.begin_closing)
+        self._where = "{}:{}".format(*headquarters.address)
+        self._client = ClusterClient(self.host, Whereabouts((headquarters.address,)), self._secret, self._handlers())
+        await wait_first([provider.ready, self._cancelled_early])
+        if self._cancelled_early.done():
+            return None
+        provider.ready.result()
+        logger.info("%d workers with %d slots each are there, from Spark at %s", self._place.workers, self._slots, self._place.master)
+        return provider
+
+    async def _check_session(self) -> None:
+        """Start the session, if there is none, and look whether workers may live in it."""
+        session = await self._bridge.session()
+        cores, config = await self._bridge.call(found_in, session)
+        place, is_alone = self._place, self._is_owned and self._bridge.owns_session
+        check_secrecy(self._bridge.address, config, has_tls=place.tls is not None, allow_plaintext=place.allow_plaintext)
+        check_cores(place.master, config, place.workers, shared=not is_alone, cores=cores)
+
+    def _task_of(self, worker_id: str) -> WorkerTask:
+        host, _, port = self._where.rpartition(":")
+        tls = self._place.tls
+        files = None if tls is None else (tls.certificate, tls.key, tls.authority)
+        return WorkerTask(worker_id, host, int(port), self._secret, self._slots, files, self._place.allow_plaintext)
+
+    def _ask_early(self, method: str, *_: object) -> None:
+        """Before there is a JobMaster: whatever else is asked, it is asked again when there is one."""
+        if method == "cancel" and not self._cancelled_early.done():
+            self._cancelled_early.set_result(None)
