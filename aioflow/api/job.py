@@ -161,15 +161,18 @@ class Job:
         await self._ended()
 
     async def _ended(self) -> None:
-        """Wait for the runner, however it ends; being cancelled meanwhile cancels the job, but still waits for it."""
+        """Wait for the runner, however it ends; being cancelled meanwhile, however often, cancels the job, but still waits for it."""
         assert self._runner is not None
+        cancelled: asyncio.CancelledError | None = None
         while not self._runner.done():
             try:
                 await wait_first([self._runner])
-            except asyncio.CancelledError:
+            except asyncio.CancelledError as caught:
+                cancelled = caught
                 self._cluster.job_master.cancel()
-                await wait_first([self._runner])
-                raise
+        if cancelled is not None:
+            _ = self._runner.cancelled() or self._runner.exception()  # The cancellation wins.
+            raise cancelled
         if not self._runner.cancelled() and (error := self._runner.exception()) is not None:
             raise error
 
@@ -210,7 +213,10 @@ class Job:
         assert self._runner is not None
         directory = self._directory(savepoint, "savepoint") if savepoint else None
         self._cluster.job_master.stop(drain=drain, savepoint=savepoint is not False, directory=directory)
-        await wait_first([self._runner], timeout_s=self._options.stop_timeout_s)
+        refused = self._cluster.job_master.stop_refused
+        await wait_first([self._runner, refused], timeout_s=self._options.stop_timeout_s)
+        if refused.done() and not self._runner.done():
+            await refused
         if not self._runner.done():
             logger.warning("job %s did not stop within %s, it is cancelled", self.name, self._options.stop_timeout)
             self._cluster.job_master.cancel()

@@ -132,6 +132,11 @@ class Lease:
         self._revoked = True
 
     @property
+    def is_revoked(self) -> bool:
+        """Whether it is over although time may be left."""
+        return self._revoked
+
+    @property
     def is_valid(self) -> bool:
         # The wall clock too: the monotonic one stands still while a machine is suspended, and others do not.
         return not self._revoked and self._clock.monotonic() < self.valid_until and self._clock.wall_ms() < self._valid_until_ms
@@ -213,7 +218,7 @@ class LeaseKeeper:
         return (await self._leases.numbers())[-1:] == [info.number]
 
     async def keep(self, lease: Lease) -> None:
-        """Renew until it fails for good: another leads, or the time to stop has come."""
+        """Renew until it fails for good: another leads, the time to stop has come, or the lease was revoked."""
         options, clock = self._options, self._host.clock
         try:
             while True:
@@ -222,7 +227,7 @@ class LeaseKeeper:
                 renew_at = lease.valid_until - options.lease_s + options.renew_s
                 await asyncio.sleep(max(options.renew_s / 8, min(renew_at, stop_at) - clock.monotonic()))
                 left = stop_at - clock.monotonic()
-                if left <= 0:
+                if left <= 0 or lease.is_revoked:
                     return
                 async with asyncio.timeout(left):
                     if not await self._renew(lease):

@@ -11,7 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -438,10 +438,10 @@ async def _submit_and_wait(client: ClusterClient, job: Any, detach: bool) -> int
     return FINISHED if detach else await _followed(client, job_id)
 
 
-async def _followed(client: ClusterClient, job_id: str) -> int:
-    """Wait for the end of a job; its JobManager may die before it."""
+async def _followed(client: ClusterClient, job_id: str, ask: Callable[[], Awaitable[None]] | None = None) -> int:
+    """Wait for the end of a job; its JobManager may die before it, and the next one is asked again."""
     try:
-        return _ended(await client.follow(job_id, RETURN_TIMEOUT_S))
+        return _ended(await client.follow(job_id, RETURN_TIMEOUT_S, ask))
     except (OSError, AioflowError) as error:
         gone = f"the jobmanager of job {job_id} is gone, and none was found that has it: {error}"
         raise Broken(f"{gone}; the job may go on, see aioflow list") from error
@@ -480,8 +480,7 @@ def _print_jobs(lines: list[JobLine]) -> None:
 def _cancel(arguments: argparse.Namespace) -> int:
     async def cancel(client: ClusterClient) -> int:
         job_id = await _job_id(client, arguments.job)
-        await client.cancel(job_id)
-        line = await client.follow(job_id, RETURN_TIMEOUT_S)
+        line = await client.follow(job_id, RETURN_TIMEOUT_S, partial(client.cancel, job_id))
         print(f"{line.job_id}  {line.status.value}")
         return FINISHED
 
@@ -491,8 +490,8 @@ def _cancel(arguments: argparse.Namespace) -> int:
 def _stop_job(arguments: argparse.Namespace) -> int:
     async def stop(client: ClusterClient) -> int:
         job_id = await _job_id(client, arguments.job)
-        await client.stop(job_id, drain=arguments.drain, savepoint=not arguments.no_savepoint, directory=directory)
-        return await _followed(client, job_id)
+        how = {"drain": arguments.drain, "savepoint": not arguments.no_savepoint, "directory": directory}
+        return await _followed(client, job_id, partial(client.stop, job_id, **how))
 
     directory = _directory(arguments.savepoint)
     return _asking(arguments, stop)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from aioflow.checkpoint.metadata import decode_subtask
 from aioflow.checkpoint.subtask import CheckpointStats
 from aioflow.cluster.checkpoint_settings import CheckpointSettings
-from aioflow.cluster.job_master import JobMaster
+from aioflow.cluster.job_master import CHECKPOINTS_CLOSE_S, JobMaster
 from aioflow.cluster.job_session import AttemptKey, attempt_key, pack_error, unpack_error
 from aioflow.cluster.scheduler import (
     DeclareRequirement,
@@ -149,7 +149,7 @@ class ClusterJob:
                 _ = self._group.create_task(self.job_master.start(self), name="start")
                 status = await asyncio.shield(self.job_master.terminated)
                 self._group.cancel_children()
-                await self.job_master.close()
+                await close_within(self.job_master.close(), CHECKPOINTS_CLOSE_S, what=f"the checkpoints of job {self.job_id}")
                 if self._submitter is not None and self.stop_error is not None:
                     self._submitter.connection.notify("stop_failed", pack_error(self.stop_error, self._codec))
                 return status

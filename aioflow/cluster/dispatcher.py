@@ -101,6 +101,8 @@ class _Managed:
     over: asyncio.Future[JobView]
     runner: JobRunner | None = None
     cancelled: bool = False
+    cancelling: asyncio.Task[StaleLeader | None] | None = None
+    """Stores that it is cancelled, then cancels it. Gives why not."""
     stop: Callable[[JobRunner], None] | None = None
     """Asked to stop before it had a runner."""
 
@@ -205,21 +207,32 @@ class Dispatcher:
         return self.job(job_id) if managed is None else await asyncio.shield(managed.over)
 
     async def cancel(self, job_id: str) -> None:
-        """End a job without a result; an ended one stays as it is. Remembered: the next leader does not run it again. Raises UnknownJob."""
+        """End a job without a result; an ended one stays as it is. Remembered: the next leader does not run it again.
+
+        Raises UnknownJob, StaleLeader. It goes on if the caller is cancelled: half of it would keep whoever asks next from one that works.
+        """
         managed = self._jobs.get(job_id)
         if managed is None:
             self.job(job_id)
             return
-        if managed.cancelled:
-            return
-        managed.cancelled = True
+        if not managed.cancelled:
+            managed.cancelled = True
+            managed.cancelling = self._group.create_task(self._cancel(managed), name=f"cancel {job_id}")
+        if managed.cancelling is not None and (error := await asyncio.shield(managed.cancelling)) is not None:
+            raise error
+
+    async def _cancel(self, managed: _Managed) -> StaleLeader | None:
+        job_id = managed.job.job_id
         try:
             # It may end meanwhile, and this come last; its id is ended then, and the entry is removed at the next recovery.
             await self.store.put(dataclasses.replace(managed.job, status=JobStatus.CANCELLING))
         except OSError as error:
             logger.warning("the cancellation of job %s could not be stored, it is cancelled here only: %s", job_id, error)
+        except StaleLeader as error:
+            return error
         if managed.runner is not None:
             managed.runner.cancel()
+        return None
 
     def stop(self, job_id: str, *, drain: bool = False, savepoint: bool = True, directory: str | None = None) -> None:
         """End the sources of a job where they are; with `drain` event time ends too. See `JobMaster.stop`. Raises UnknownJob."""

@@ -215,17 +215,21 @@ class JobCheckpoints:
             self._carry_out(coordinator.shutdown(self._now(), discard=over))
         if self._timer is not None:
             self._timer.cancel()
-        while self._beside:
-            await wait_all(list(self._beside))
-        await self._release()
+        try:
+            while self._beside:
+                await wait_all(list(self._beside))
+        finally:
+            await self._release()
 
     async def abandon(self) -> None:
         """Stop at once, and leave everything as it is."""
         self._over = True
         if self._timer is not None:
             self._timer.cancel()
-        await cancel_and_wait(list(self._beside))
-        await self._release()
+        try:
+            await cancel_and_wait(list(self._beside))
+        finally:
+            await self._release()  # Also when that was cut off: a lease that nobody gives back is renewed as long as the process lives.
 
     async def _release(self) -> None:
         if self._lease is not None:
@@ -266,6 +270,8 @@ class JobCheckpoints:
     def stop(self, *, savepoint: bool, directory: str | None) -> None:
         """The sources are being stopped: the last checkpoint is a savepoint, under the store or at the URL `directory`."""
         if self._stop_asked is None and not self._over:
+            if directory is not None:
+                self.store.savepoint_url(directory)  # Raises for what is no place, before anything is stopped.
             self._stop_asked = savepoint, directory
             self._ask_for_stop()
 

@@ -82,6 +82,8 @@ class JobMaster:
         self.terminated: asyncio.Future[JobStatus] = asyncio.get_running_loop().create_future()
         self.started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Completes once every task has run, or the job is over: what `open` raises is known then."""
+        self.stop_refused: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Of a job in another process alone: here `stop` raises at once."""
         self.timestamps_ms: dict[JobStatus, int] = {}
         self.history = JobHistory()
         self.checkpoint_settings = checkpoints

@@ -29,7 +29,8 @@ from aioflow.cluster.resource_manager import SlotManagerOptions
 from aioflow.cluster.rpc import RpcConnection, RpcServer
 from aioflow.cluster.scheduler import SlotOffer
 from aioflow.cluster.slots import SlotStatus
-from aioflow.cluster.whereabouts import LEASE_DIRECTORY
+from aioflow.cluster.whereabouts import LEASE_DIRECTORY, NobodyLeads
+from aioflow.core.aio import wait_first
 from aioflow.core.errors import AioflowError, NotAuthenticated
 from aioflow.core.serializers import Codec
 from aioflow.network.security import is_loopback
@@ -48,6 +49,9 @@ logger = logging.getLogger(__name__)
 RECOVERY_S = 2.0
 """How long a leader that follows another waits for TaskManagers before it gives out slots."""
 
+
+LOOK_S = 1.0
+"""How often somebody who waits for this process to lead looks whether another does."""
 
 ENDED_MAX = 20
 """Jobs that are over and can still be looked at in detail."""
@@ -154,9 +158,13 @@ class JobManager:
         try:
             async with resources, dispatcher:
                 self._leading.set_result(_Leading(leadership.token, dispatcher, resources))
-                await self._stopping.wait()
+                try:
+                    await self._stopping.wait()
+                finally:
+                    # From now on whoever asks waits for the next leader. Who waited for this one, which never came to lead, does so too:
+                    # the future that they wait for is only replaced when it is done.
+                    self._leading = asyncio.get_running_loop().create_future()
         finally:
-            self._leading = asyncio.get_running_loop().create_future()
             self._jobs.clear()
             self._ended.clear()
             self._submitters.clear()
@@ -214,7 +222,12 @@ class JobManager:
         return [(*line, leading.resources.silence_s(line[0])) for line in leading.resources.overview()]
 
     async def _leader(self) -> _Leading:
-        return await asyncio.shield(self._leading)
+        """Waits until this process leads. Raises NobodyLeads when the lease says that another does: what is asked belongs there then."""
+        while not self._leading.done():
+            await wait_first([self._leading], timeout_s=LOOK_S)
+            if not self._leading.done() and (where := await self._say_who_leads()) not in ("", "here"):
+                raise NobodyLeads(f"the jobmanager at {self._address} leads no more, the one at {where} does: ask there")
+        return self._leading.result()
 
     def _now_leading(self) -> _Leading | None:
         return self._leading.result() if self._leading.done() and not self._leading.cancelled() else None

@@ -24,8 +24,12 @@ class Leadership(Lease):
     """The time in which one candidate may act. Ask `check` at every step that others can see."""
 
     def check(self) -> None:
-        """Raise StaleLeader unless this candidate leads at this moment."""
+        """Raise StaleLeader unless this candidate leads at this moment. Then it is over: what was left undone needs another leader.
+
+        A renewal that was under way may yet come true; whoever heard here that it leads no more has stopped all the same, for good.
+        """
         if not self.is_valid:
+            self.revoke()
             candidate = self.info.holder.partition("\n")[0]
             raise StaleLeader(
                 f"{candidate} led with fencing token {self.token} and could not renew its lease: another may lead now, stop acting"

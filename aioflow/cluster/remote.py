@@ -13,17 +13,19 @@ from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 
+from aioflow.cluster.dispatcher import UnknownJob
 from aioflow.cluster.execution_graph import ExecutionGraph, JobStatus
+from aioflow.cluster.fencing import StaleLeader
 from aioflow.cluster.job_history import JobHistory
 from aioflow.cluster.job_session import AttemptKey, JobSession, attempt_key, unpack_error
 from aioflow.cluster.restart import no_restart
 from aioflow.cluster.secret_file import read_secret
 from aioflow.cluster.shipping import local_job
 from aioflow.cluster.submission import ClusterClient, submission_of
-from aioflow.cluster.whereabouts import Whereabouts, parse_addresses
-from aioflow.core.aio import wait_first
+from aioflow.cluster.whereabouts import NobodyLeads, Whereabouts, parse_addresses
+from aioflow.core.aio import cancel_and_wait, wait_first
 from aioflow.core.batch_codec import decode_batch
-from aioflow.core.errors import AioflowError, Broken, JobNotRunning, TypeNotSupported
+from aioflow.core.errors import AioflowError, Broken, Closed, JobNotRunning, TypeNotSupported
 from aioflow.core.serializers import Codec
 from aioflow.graph.deployment import ExecutionAttemptId, ExecutionState
 from aioflow.network.security import SecuredHost, Security, TlsFiles
@@ -47,6 +49,15 @@ RETURN_TIMEOUT_S = 30.0
 
 CANCEL_TIMEOUT_S = 10.0
 """How long a run that is cancelled waits until the cluster says that the job has ended."""
+
+END_TIMEOUT_S = 120.0
+"""How long a job that is cancelled may take to end before its handle gives it up: more than its tasks take to close, under two leaders."""
+
+ASK_S = 5.0
+"""How often a run asks its JobManager whether it still leads."""
+
+SILENCE_S = 30.0
+"""A JobManager that does not answer for so long is stopped, or cut off: the next leader is looked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,10 +119,13 @@ class RemoteJobMaster:
         self.call: Callable[..., Awaitable[Any]] | None = None
         """Sends one whose answer is awaited, likewise."""
         self.cancel_asked = False
+        self.on_cancel: Callable[[], None] = lambda: None
         self._stop: tuple[bool, bool, str | None] | None = None
         self.stopped_with: str | None = None
         """URL of the savepoint that the job ended with."""
         self.stop_error: BaseException | None = None
+        self.stop_refused: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Fails if the cluster does not take up the last stop; the job goes on then."""
         self.set_status(JobStatus.CREATED)
 
     @property
@@ -121,14 +135,25 @@ class RemoteJobMaster:
     def cancel(self) -> None:
         """End the job without a result. One that is over stays as it is."""
         self.cancel_asked = True
-        if self.ask is not None and not self.status.is_terminal:
-            self.ask("cancel", self.executions.job_id)
+        if not self.status.is_terminal:
+            self.on_cancel()
+            if self.ask is not None:
+                self.ask("cancel", self.executions.job_id)
 
     def stop(self, *, drain: bool = False, savepoint: bool = True, directory: str | None = None) -> None:
         """End the sources of the job."""
         self._stop = drain, savepoint, directory
+        if self.stop_refused.done():
+            self.stop_refused = asyncio.get_running_loop().create_future()
         if self.ask is not None:
             self.ask("stop", self.executions.job_id, *self._stop)
+
+    def refuse_stop(self, error: Exception) -> None:
+        """The cluster cannot stop the job that way."""
+        self._stop = None
+        if not self.stop_refused.done():
+            self.stop_refused.set_exception(error)
+            self.stop_refused.exception()  # Whoever stops it has the error; nobody may.
 
     async def savepoint(self, directory: str | None = None) -> str:
         """Make a savepoint under the store, or at the URL `directory`. Returns its URL."""
@@ -161,7 +186,9 @@ class RemoteJobMaster:
 
     def set_status(self, status: JobStatus) -> None:
         self.executions.status = status
-        self.timestamps_ms.setdefault(status, self._host.clock.wall_ms())
+        now_ms = self._host.clock.wall_ms()
+        self.timestamps_ms.setdefault(status, now_ms)
+        self.history.status(status.value, now_ms)
         if status.is_terminal and not self.started.done():
             self.started.set_result(None)
 
@@ -204,6 +231,9 @@ class RemoteRun:
         self._lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when the connection to the leader ends before the job does."""
         self._has_returned = False
+        self._giving_up: asyncio.TimerHandle | None = None
+        """Set when the job is cancelled: a cluster that does not say that it has ended is not waited for forever."""
+        self.job_master.on_cancel = self._on_cancel
         self._taps: dict[int, _Tap] = {}
         self._tap_numbers = itertools.count(1)
         self._asking: dict[asyncio.Task[None], None] = {}
@@ -214,6 +244,7 @@ class RemoteRun:
         """Submit, follow to the end. Cancelling this cancels the job."""
         self._client.on_closed = self._on_closed
         async with self._client:
+            asking = asyncio.get_running_loop().create_task(self._ask_who_leads(), name=f"leader of job {self.job_id[:8]}")
             try:
                 location = await self._open_session()
                 if self.job_master.cancel_asked:
@@ -229,8 +260,10 @@ class RemoteRun:
                 await wait_first([self._ended], timeout_s=CANCEL_TIMEOUT_S)
                 raise
             finally:
-                if self._session is not None:
-                    await self._session.close()
+                if self._giving_up is not None:
+                    self._giving_up.cancel()
+                await cancel_and_wait([asking])
+                await self._close_session()
 
     async def _follow(self) -> JobStatus:
         """To the end of the job, under whichever leader."""
@@ -241,27 +274,59 @@ class RemoteRun:
             try:
                 await self._return()
             except (OSError, AioflowError) as error:
-                self.job_master.error = Broken(
-                    f"the connection to the cluster at {self._where} ended while job {self.job_id} ran there, and the job was not found "
-                    f"again: {error}; it may go on: aioflow list --at {self._where}"
-                )
-                self._end(JobStatus.FAILED)
+                self._give_up(f"was not found again when the connection to the cluster at {self._where} had ended: {error}")
 
     async def _return(self) -> None:
         """Find the leader of now, and the job there. Raises OSError or AioflowError if one of them is gone."""
         logger.warning("the connection to the cluster at %s ended; job %s is looked for under its next leader", self._where, self.job_id)
         self.job_master.set_status(JobStatus.RESTARTING)
-        session, self._session = self._session, None
-        if session is not None:
-            await session.close()  # What ran here belonged to the leader that is gone.
+        await self._close_session()  # What ran here belonged to the leader that is gone.
         self._has_returned = True
-        await self._client.connect_again(RETURN_TIMEOUT_S)
-        self._lost = asyncio.get_running_loop().create_future()
-        location = await self._open_session()
-        await self._client.attach(self.job_id, location=location, taps=self._told_taps())
+        deadline = self.host.clock.monotonic() + RETURN_TIMEOUT_S
+        while True:
+            await self._client.connect_again(deadline - self.host.clock.monotonic())
+            self._lost = asyncio.get_running_loop().create_future()
+            try:
+                location = await self._open_session()
+                await self._client.attach(self.job_id, location=location, taps=self._told_taps())
+                break
+            except (Broken, StaleLeader, NobodyLeads):  # It led no more when it was asked.
+                if self.host.clock.monotonic() >= deadline or self._ended.done():
+                    raise
+                self._client.hang_up(Closed("this jobmanager leads no more"))
+                await self._close_session()
         logger.info("job %s goes on under the jobmanager at %s:%d", self.job_id, *self._client.address)
         # What was asked meanwhile was heard by nobody.
         self.job_master.submitted(self._ask, self._call)
+
+    async def _ask_who_leads(self) -> None:
+        """Hang up on a JobManager that is silent, or leads no more: it would never say how the job ends. The end is seen like any other."""
+        while True:
+            await asyncio.sleep(ASK_S)
+            connection = self._client.connection
+            try:
+                async with asyncio.timeout(SILENCE_S):
+                    leader = await connection.call("leader")
+            except TimeoutError:
+                connection.abort(Broken(f"the jobmanager at {self._where} has not answered for {SILENCE_S:g} s"))
+            except AioflowError as error:  # Its end is seen already.
+                logger.debug("it is not known who leads: %s", error)
+            else:
+                if leader not in ("", "here"):
+                    connection.abort(Closed(f"the jobmanager at {leader} leads now"))
+
+    def _on_cancel(self) -> None:
+        if self._giving_up is None:
+            what = f"was cancelled, and the cluster at {self._where} has not said for {END_TIMEOUT_S:g} s that it has ended"
+            self._giving_up = asyncio.get_running_loop().call_later(END_TIMEOUT_S, self._give_up, what)
+
+    def _give_up(self, what: str) -> None:
+        """Whatever becomes of the job, this handle will not hear of it."""
+        if not self._ended.done():
+            error = self.job_master.error = Broken(f"job {self.job_id} {what}; it may go on: aioflow list --at {self._where}")
+            logger.warning("%s", error)
+            self._end(JobStatus.FAILED)
+            self._client.hang_up(error)
 
     def _told_taps(self) -> dict[int, tuple[int, bool]]:
         return {tap_id: (tap.node_id, tap.on_missed is not None) for tap_id, tap in self._taps.items()}
@@ -280,6 +345,11 @@ class RemoteRun:
         await session.discover_at_home()
         return session.location
 
+    async def _close_session(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
     def _tell(self, method: str, *args: Any) -> None:
         self._client.connection.notify(method, *args)
 
@@ -294,8 +364,15 @@ class RemoteRun:
     async def _ask_quietly(self, method: str, args: tuple[Any, ...]) -> None:
         try:
             await self._client.connection.call(method, *args)
-        except AioflowError as error:
-            logger.warning("the cluster at %s did not %s job %s: %s", self._where, method, self.job_id, error)
+        except UnknownJob as error:
+            self._give_up(f"is not known to the cluster at {self._where}: {error}")
+        except (Broken, StaleLeader, NobodyLeads) as error:
+            logger.warning("the cluster at %s did not %s job %s, its next leader is asked: %s", self._where, method, self.job_id, error)
+        except Exception as error:  # noqa: BLE001  # Of any class: it was raised there.
+            if method == "stop":
+                self.job_master.refuse_stop(error)
+            else:
+                logger.warning("the cluster at %s did not %s job %s: %s", self._where, method, self.job_id, error)
 
     # What the JobManager says.
 
@@ -407,6 +484,10 @@ class RemoteRun:
         """The metrics of all processes, as they were last told."""
         own = {} if self._session is None else self._session.metrics.snapshot()
         return {**self._metrics, **own}
+
+    def own_values(self) -> dict[str, float]:
+        """What this process says of itself."""
+        return {} if self._session is None else self._session.metrics.own_values()
 
     def add_tap(self, job_id: str, node_id: int, tap: Callable[[RecordBatch], None], on_missed: OnMissed | None = None) -> None:
         tap_id = next(self._tap_numbers)

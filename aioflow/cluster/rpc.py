@@ -1,7 +1,8 @@
 """Calls between the roles over authenticated connections: the driver around `protocol.rpc`.
 
 Both sides may call. A handler is a plain function or a coroutine function, found by name; what it raises travels to the caller. When
-the connection ends, every call that waits fails with Broken, and the owner is told once.
+the connection ends, every call that waits fails with Broken, every handler that still answers is cancelled, since nobody would hear it,
+and the owner is told once. What must be done to the end although the caller left is no part of its handler.
 
 Invariant: calls and notifications reach the handlers in the order in which they were made. A call is written when it is made, not when it
 is awaited, and its handler begins when it is read: so whoever deploys and then cancels is heard in that order.
@@ -89,8 +90,7 @@ class RpcConnection:
         """Close at once. Nothing that the peer said and that was not read yet is heard any more; calls fail with Broken."""
         self._error = self._error or error
         self._peer = None
-        for task in list(self._answering):
-            task.cancel()
+        self._cancel_answers()
         if self._connection is not None:
             self._connection.abort(error)
 
@@ -125,6 +125,7 @@ class RpcConnection:
 
     def on_connection_lost(self, connection: AuthenticatedConnection, error: Exception | None) -> None:
         self._peer = None
+        self._cancel_answers()
         broken = Broken(f"the connection to {connection.peer} ended: {self._error or error or 'the other side closed it'}")
         if not self.opened.done():
             self.opened.set_exception(broken)
@@ -135,6 +136,10 @@ class RpcConnection:
                 answer.set_exception(broken)
                 answer.exception()  # Likewise: the call may have been made and not awaited yet.
         self._on_closed(self)
+
+    def _cancel_answers(self) -> None:
+        for task in list(self._answering):
+            task.cancel()
 
     def _open_peer(self) -> RpcPeer:
         if self._peer is None:

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -129,6 +129,11 @@ class ClusterClient:
         assert self._connection is not None
         await self._connection.close()
 
+    def hang_up(self, error: Exception) -> None:
+        """Close at once: what waits for an answer fails."""
+        if self._connection is not None:
+            self._connection.abort(error)
+
     @property
     def connection(self) -> RpcConnection:
         assert self._connection is not None, "a client is used inside its async with"
@@ -153,13 +158,16 @@ class ClusterClient:
         """The job once it has ended."""
         return _line(await self.connection.call("wait", job_id))
 
-    async def follow(self, job_id: str, timeout_s: float) -> JobLine:
+    async def follow(self, job_id: str, timeout_s: float, ask: Callable[[], Awaitable[None]] | None = None) -> JobLine:
         """As `wait`, under whichever leader: one that goes away is followed by the next, which is looked for so long.
 
+        `ask` is what is asked of the leader first, and of each that follows: a stop that one had taken up is not known to the next.
         Raises OSError or AioflowError if none is found, or if it does not know the job.
         """
         while True:
             try:
+                if ask is not None:
+                    await ask()
                 return await self.wait(job_id)
             except (Broken, StaleLeader, NobodyLeads) as error:
                 logger.warning("job %s is looked for under the next leader: %s", job_id, error)

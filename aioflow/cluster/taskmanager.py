@@ -38,6 +38,9 @@ __all__ = ["TaskManager", "TaskManagerOptions"]
 logger = logging.getLogger(__name__)
 
 PEER = "jobmanager"
+REGISTER_S = 30.0
+"""A JobManager that takes longer to answer a registration is stopped, or cut off: another one is looked for."""
+
 REPORT_S = 0.5
 """How often metrics of jobs are sent."""
 
@@ -135,7 +138,8 @@ class TaskManager:
         )
         self._connection, self._accepted = connection, True
         try:
-            self._registration = await connection.call("register", self.id, self._report())
+            async with asyncio.timeout(REGISTER_S):
+                self._registration = await connection.call("register", self.id, self._report())
             logger.info("taskmanager %s is registered with %d slots", self.id[:8], self._options.slots)
             self._monitor.monitor(PEER, self._host.clock.monotonic())
             for job_id in dict.fromkeys(status.job_id for status in self._table.report() if status.job_id is not None):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import weakref
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
@@ -67,6 +67,42 @@ async def test_a_block_left_by_cancellation_takes_its_job_along() -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     assert jobs[0].status is af.JobStatus.CANCELED
+
+
+async def test_a_second_cancellation_does_not_leave_the_job_behind() -> None:
+    """Whoever is cancelled twice, as by two timeouts around each other, still takes its job along."""
+    closing, gate, closed = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    reached = asyncio.Event()
+
+    class Slow(af.FilterFunction[int]):
+        def filter(self, value: int) -> bool:
+            reached.set()
+            return True
+
+        async def close(self) -> None:
+            closing.set()
+            await gate.wait()
+            closed.set()
+
+    async def endless() -> AsyncIterator[int]:
+        while True:
+            yield 1
+
+    flow = af.Flow("twice")
+    flow.source(endless).filter(Slow()).sink(af.io.blackhole())
+    task = asyncio.create_task(flow.execute())
+    await reached.wait()
+    task.cancel()
+    await closing.wait()
+    for _ in range(3):
+        task.cancel()
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not task.done(), "its job is still closing"
+    gate.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert closed.is_set()
 
 
 @pytest.mark.parametrize("ask", [lambda job, s: job.subscribe(s), lambda job, s: job.state(s), lambda job, s: job.input(s)])

@@ -304,6 +304,23 @@ def test_a_cancelled_job_is_not_run_again_by_the_next_leader() -> None:
     on_host(main)
 
 
+def test_a_cancellation_goes_on_when_whoever_asked_for_it_leaves() -> None:
+    """I3: half of it, remembered and not carried out, would keep everybody who asks later from one that works."""
+
+    async def main(host: SimulatedHost) -> None:
+        cluster = Cluster(host)
+        async with cluster.dispatcher as d:
+            await d.submit(job("a"))
+            await until(lambda: cluster.runners)
+            asking = asyncio.get_running_loop().create_task(d.cancel("a"))
+            await asyncio.sleep(0)
+            await cancel_and_wait([asking])
+            await d.cancel("a")
+            assert (await d.wait("a")).status is JobStatus.CANCELED
+
+    on_host(main)
+
+
 def test_the_archive_is_bounded_and_the_ids_are_not_forgotten() -> None:
     async def main(host: SimulatedHost) -> None:
         cluster = Cluster(host, archive_max=2)

@@ -215,6 +215,30 @@ def test_a_leader_that_cannot_renew_is_cancelled_before_its_lease_ends_and_leads
     assert simulate(main, 3).errors == []
 
 
+def test_who_heard_that_it_leads_no_more_does_so_for_good() -> None:
+    """I6.1: a renewal that was under way comes true too late: what was left undone meanwhile would be left undone forever."""
+
+    async def main(host: SimulatedHost) -> None:
+        led: list[Leadership] = []
+
+        async def lead(leadership: Leadership) -> None:
+            led.append(leadership)
+            if len(led) == 1:
+                leadership.valid_until -= OPTIONS.lease_s
+                with pytest.raises(StaleLeader):
+                    leadership.check()
+                leadership.valid_until += OPTIONS.lease_s
+            await forever(leadership)
+
+        task = asyncio.get_running_loop().create_task(LeaderElection(host, MemoryLeases(), "me", OPTIONS).run(lead))
+        await until(lambda: len(led) == 2)
+        led[1].check()
+        assert led[1].token > led[0].token
+        await cancel_and_wait([task])
+
+    assert simulate(main, 10).errors == []
+
+
 def test_a_leader_that_finds_another_stops_and_does_not_renew_on_top_of_it() -> None:
     """I6.1: a machine whose clocks stood still has no other way to know."""
 

@@ -137,6 +137,27 @@ async def test_a_notification_that_fails_closes_the_connection() -> None:
         assert len(pair.closed) == 1
 
 
+async def test_a_handler_whose_caller_is_gone_is_cancelled() -> None:
+    """Nobody would hear its answer, and a thousand callers that come and go would leave a thousand behind."""
+    began, ended = asyncio.Event(), asyncio.Event()
+
+    async def endless() -> None:
+        began.set()
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            ended.set()
+
+    async with connected({"endless": endless}) as (connection, _):
+        answer = asyncio.ensure_future(connection.call("endless"))
+        await began.wait()
+        connection.abort(Broken("the caller leaves"))
+        with pytest.raises(Broken, match="the caller leaves"):
+            await answer
+        async with asyncio.timeout(60):
+            await ended.wait()
+
+
 async def test_open_calls_end_broken_when_the_connection_does() -> None:
     never = asyncio.Event()
 

@@ -1,0 +1,79 @@
+"""Whoever asks a JobManager hears an answer, also when leadership comes and goes meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aioflow.checkpoint.lease import LeaseInfo
+from aioflow.cluster.dispatcher import Dispatcher
+from aioflow.cluster.job_store import JobStore, Recovered
+from aioflow.cluster.jobmanager import JobManager, JobManagerOptions
+from aioflow.cluster.leadership import DirectoryLeases, Leadership
+from aioflow.cluster.whereabouts import LEASE_DIRECTORY, NobodyLeads
+from aioflow.core.aio import cancel_and_wait
+from aioflow.core.host import SystemHost
+
+
+def leadership(host: SystemHost, token: int) -> Leadership:
+    return Leadership(host, LeaseInfo(token, token, "x", "y"), host.clock.monotonic(), host.clock.wall_ms(), 1e6)
+
+
+async def test_who_waits_for_a_leader_that_never_came_to_lead_hears_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I6: the lease is lost while jobs are recovered; a submitter or TaskManager that waited for that would hang on an open connection."""
+    host = SystemHost()
+    manager = JobManager(host, b"s" * 32, JobManagerOptions(data=str(tmp_path)), lambda *_: None)
+    recovering, usual = asyncio.Event(), JobStore.recover
+
+    async def endless(self: JobStore) -> Recovered:
+        recovering.set()
+        await asyncio.get_running_loop().create_future()
+        return await usual(self)
+
+    waiting = asyncio.ensure_future(manager._leader())
+    monkeypatch.setattr(JobStore, "recover", endless)
+    first = asyncio.ensure_future(manager._lead(leadership(host, 1)))
+    await recovering.wait()
+    await cancel_and_wait([first])
+    monkeypatch.setattr(JobStore, "recover", usual)
+    second = asyncio.ensure_future(manager._lead(leadership(host, 2)))
+    async with asyncio.timeout(60):
+        assert (await waiting).token == 2
+    await cancel_and_wait([second])
+    await host.close()
+
+
+async def test_who_waits_where_another_leads_is_told_so(tmp_path: Path) -> None:
+    """I6: what is asked of a JobManager that lost its lease belongs to whoever has it now."""
+    host = SystemHost()
+    manager = JobManager(host, b"s" * 32, JobManagerOptions(data=str(tmp_path)), lambda *_: None)
+    waiting = asyncio.ensure_future(manager._leader())
+    await DirectoryLeases(host, f"{tmp_path}/{LEASE_DIRECTORY}").create(1, LeaseInfo(1, 1, "other", "127.0.0.1:7").encode())
+    async with asyncio.timeout(60):
+        with pytest.raises(NobodyLeads, match=r"the one at 127\.0\.0\.1:7 does: ask there"):
+            await waiting
+    await host.close()
+
+
+async def test_a_leader_that_goes_away_is_asked_nothing_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """I6: a stop that it took up while it leaves its jobs to the next one would be known to nobody."""
+    host = SystemHost()
+    manager = JobManager(host, b"s" * 32, JobManagerOptions(data=str(tmp_path)), lambda *_: None)
+    led: list[bool] = []
+    leave = Dispatcher.__aexit__
+
+    async def leaves(*args: Any) -> None:
+        led.append(manager._now_leading() is not None)
+        await leave(*args)
+
+    monkeypatch.setattr(Dispatcher, "__aexit__", leaves)
+    leading = asyncio.ensure_future(manager._lead(leadership(host, 1)))
+    await manager._leader()
+    await cancel_and_wait([leading])
+    assert led == [False]
+    await host.close()
