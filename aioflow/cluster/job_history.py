@@ -65,6 +65,21 @@ class JobHistory:
         self.attempts: dict[tuple[int, int], deque[AttemptRecord]] = {}
         self.failures: deque[FailureRecord] = deque(maxlen=FAILURES_MAX)
         self.failures_total = 0
+        self._status: str | None = None
+        self._status_since_ms = 0
+        self._spent_ms: dict[str, int] = {}
+
+    def status(self, name: str, now_ms: int) -> None:
+        """The job is in this state from now on, or still is."""
+        if name != self._status:
+            if self._status is not None:
+                self._spent_ms[self._status] = self.time_in(self._status, now_ms)[1]
+            self._status, self._status_since_ms = name, now_ms
+
+    def time_in(self, name: str, now_ms: int) -> tuple[int, int]:
+        """(ms that the job is in a state now, ms that it ever was)."""
+        here = max(now_ms - self._status_since_ms, 0) if name == self._status else 0
+        return here, self._spent_ms.get(name, 0) + here
 
     def task(self, attempt: ExecutionAttemptId, state: ExecutionState, now_ms: int, location: str) -> None:
         """A task is in another state. What comes too late, behind its end or its cancelling, changes nothing."""

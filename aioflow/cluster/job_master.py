@@ -301,7 +301,9 @@ class JobMaster:
         self._carry_out(instructions)
 
     def _note_status(self, status: JobStatus) -> None:
-        self.timestamps_ms.setdefault(status, self._host.clock.wall_ms())
+        now_ms = self._host.clock.wall_ms()
+        self.timestamps_ms.setdefault(status, now_ms)
+        self.history.status(status.value, now_ms)
 
     def _note_task(self, attempt: ExecutionAttemptId, state: ExecutionState) -> None:
         where = self.executions.locations.get((attempt.vertex_id, attempt.subtask_index), "")

@@ -48,6 +48,12 @@ logger = logging.getLogger(__name__)
 NETWORK_SEGMENTS = 1 << 20
 """Permits of an in-process worker: a local exchange holds lists, not segments, so the budget of each partition is what bounds."""
 
+NETWORK_MEMORY = (
+    *(f"Status.Shuffle.Netty.{kind}Memory{unit}" for unit in ("Segments", "") for kind in ("Available", "Used", "Total")),
+    "Status.Shuffle.Netty.RequestedMemoryUsage",
+)
+"""A segment is the permit for one batch, and so much memory only where that batch travels."""
+
 RESTORE_ONLY = "memory://nothing-is-written"
 """The store of a job that takes no checkpoints."""
 
@@ -109,6 +115,12 @@ class _Partitions:
         self._by_name.clear()
 
 
+def _network_memory(pool: NetworkBufferPool) -> list[int]:
+    available, total = pool.available_segments, pool.total_segments
+    segments = [available, total - available, total]
+    return [*segments, *[count * pool.segment_bytes for count in segments], pool.usage_percent]
+
+
 class TaskExecutor:
     """Runs the tasks of one job in this loop. Use as `async with`: leaving waits for every task to end."""
 
@@ -121,10 +133,12 @@ class TaskExecutor:
         self._executions: dict[ExecutionAttemptId, TaskExecution] = {}
         self._taps: dict[int, list[Callable[[RecordBatch], None]]] = {}
         self._stop_drains: bool | None = None
+        pool = NetworkBufferPool(NETWORK_SEGMENTS)
+        metrics.gauges(NETWORK_MEMORY, partial(_network_memory, pool))
         self._environment = TaskEnvironment(
             host=host,
             partitions=self._partitions,
-            pool=NetworkBufferPool(NETWORK_SEGMENTS),
+            pool=pool,
             resources=self._resources,
             metrics=metrics,
             options=options,

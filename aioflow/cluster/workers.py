@@ -417,3 +417,7 @@ class _AllMetrics:
         for worker in self._cluster.pool.all:  # Oldest first: of a task that has moved, the later numbers stand.
             found.update(worker.metrics)
         return {**found, **self._cluster._metrics.snapshot()}
+
+    def own_values(self) -> dict[str, float]:
+        """What this process says of itself."""
+        return self._cluster._metrics.own_values()

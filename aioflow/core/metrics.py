@@ -9,10 +9,10 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-__all__ = ["Counter", "Gauge", "Histogram", "Meter", "MetricGroup", "Number"]
+__all__ = ["Counter", "Gauge", "Gauges", "Histogram", "Meter", "MetricGroup", "Number"]
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +65,31 @@ class Gauge:
                 self._failed = True
                 logger.warning("gauge %r raised and is shown as NaN", self._fn, exc_info=True)
             return math.nan
+
+
+class Gauges:
+    """Several values that are asked for together: what they have in common is looked at once for all of them."""
+
+    __slots__ = ("_failed", "_read", "_shown", "names")
+
+    def __init__(self, names: Sequence[str], read: Callable[[], Sequence[Number]]) -> None:
+        """`read()` gives a value for each of `names`, in their order. It must be quick and must not block."""
+        self.names = tuple(names)
+        self._read = read
+        self._failed = False
+        self._shown: tuple[str, tuple[str, ...]] = ("", self.names)
+
+    def collect(self, prefix: str, values: dict[str, Number]) -> None:
+        """Put each value into `values`, under its name behind `prefix`; NaN for all of them if reading raises (logged once)."""
+        if self._shown[0] != prefix:
+            self._shown = prefix, tuple([prefix + name for name in self.names])
+        try:
+            values.update(zip(self._shown[1], self._read(), strict=True))
+        except Exception:
+            if not self._failed:
+                self._failed = True
+                logger.warning("gauges %r raised and are shown as NaN", self._read, exc_info=True)
+            values.update(dict.fromkeys(self._shown[1], math.nan))
 
 
 class Meter:
@@ -144,12 +169,13 @@ M = TypeVar("M", Counter, Gauge, Meter, Histogram)
 class MetricGroup:
     """Metrics and groups by name. `now` gives monotonic seconds and serves the meters."""
 
-    __slots__ = ("_groups", "_metrics", "_now", "name")
+    __slots__ = ("_gauges", "_groups", "_metrics", "_now", "name")
 
     def __init__(self, now: Callable[[], float], name: str = "") -> None:
         self.name = name
         self._now = now
         self._metrics: dict[str, Counter | Gauge | Meter | Histogram] = {}
+        self._gauges: dict[tuple[str, ...], Gauges] = {}
         self._groups: dict[str, MetricGroup] = {}
 
     def counter(self, name: str) -> Counter:
@@ -161,6 +187,14 @@ class MetricGroup:
         if isinstance(self._metrics.get(name), Gauge):
             del self._metrics[name]
         return self._get(name, Gauge, lambda: Gauge(fn))
+
+    def gauges(self, names: Sequence[str], read: Callable[[], Sequence[Number]]) -> None:
+        """Gauges that are asked for together. Registered again under the same names (a task restarted), the new function counts."""
+        made = Gauges(names, read)
+        for name in made.names:
+            if name in self._metrics or any(name in other for other in self._gauges if other != made.names):
+                raise ValueError(f"metric {name!r} of group {self.name!r} is there already; choose another name")
+        self._gauges[made.names] = made
 
     def meter(self, name: str) -> Meter:
         """The meter `name`, made at the first call."""
@@ -182,7 +216,8 @@ class MetricGroup:
         self._groups.pop(name, None)
 
     def snapshot(self) -> dict[str, Number]:
-        """All values by dotted name, own metrics first, groups in the order in which they were added.
+        """All values by dotted name, own metrics first (gauges that are read together before the others), groups in the order in which
+        they were added.
 
         A counter and a gauge are one number; a meter is its rate, and `.count`; a histogram is `.count .min .max .mean
         .p50 .p95 .p99`, of which only the count is there before the first value.
@@ -191,7 +226,20 @@ class MetricGroup:
         self._collect("", values)
         return values
 
+    def own_values(self) -> dict[str, Number]:
+        """As `snapshot`, without what is in groups."""
+        values: dict[str, Number] = {}
+        self._collect_own("", values)
+        return values
+
     def _collect(self, prefix: str, values: dict[str, Number]) -> None:
+        self._collect_own(prefix, values)
+        for group in self._groups.values():
+            group._collect(f"{prefix}{group.name}.", values)
+
+    def _collect_own(self, prefix: str, values: dict[str, Number]) -> None:
+        for gauges in self._gauges.values():
+            gauges.collect(prefix, values)
         for name, metric in self._metrics.items():
             full = prefix + name
             match metric:
@@ -211,12 +259,12 @@ class MetricGroup:
                         quantiles = metric.quantiles(*(q for q, _ in QUANTILES))
                         for (_, label), value in zip(QUANTILES, quantiles, strict=True):
                             values[f"{full}.{label}"] = value
-        for group in self._groups.values():
-            group._collect(f"{prefix}{group.name}.", values)
 
     def _get(self, name: str, kind: type[M], make: Callable[[], M]) -> M:
         metric = self._metrics.get(name)
         if metric is None:
+            if any(name in names for names in self._gauges):
+                raise ValueError(f"metric {name!r} of group {self.name!r} is a gauge of the engine; choose another name")
             made = make()
             self._metrics[name] = made
             return made

@@ -32,6 +32,7 @@ class Malformed:
     def __init__(self, ctx: SourceContext, on_error: OnError) -> None:
         self._ctx = ctx
         self._on_error = on_error
+        self._errors = ctx.runtime.metrics.counter("numRecordsInErrors")
         self.skipped = 0
 
     @property
@@ -45,6 +46,7 @@ class Malformed:
             raise RemoteProtocolError(
                 f"{message}. To go on without such input give on_error='skip', or an OutputTag to collect it"
             ) from error
+        self._errors.inc()
         if isinstance(self._on_error, OutputTag):
             runtime = self._ctx.runtime
             operator = getattr(runtime, "operator_name", runtime.task_name)

@@ -233,6 +233,11 @@ class PushInlet(Generic[T]):
         return self._read < self._end
 
     @property
+    def waiting(self) -> int:
+        """Elements that were not polled yet."""
+        return max(self._end - self._read, 0)
+
+    @property
     def drained(self) -> bool:
         """Whether it is closed and all was polled."""
         return self._closed and not self.pending
@@ -275,6 +280,11 @@ class _PushReader:
             return None
         values, self.timestamps = self._inlet.poll(max_records)
         return values or None
+
+    @property
+    def pending_records(self) -> int:
+        """Elements that wait to be polled."""
+        return self._inlet.waiting if self._open else 0
 
     def stop(self) -> None:
         """The job stops: nothing more is accepted, and what was is still read."""

@@ -32,6 +32,7 @@ class MailboxMetrics:
     """The numbers of one processor. Written by its loop, read by anyone on the loop's thread."""
 
     __slots__ = (
+        "_longest",
         "_mailbox",
         "_now",
         "_parked_at",
@@ -50,6 +51,7 @@ class MailboxMetrics:
         self._mailbox = mailbox
         self._now = now
         self._times: dict[str, float] = {}
+        self._longest: dict[str, float] = {}
         self._parked_at = 0.0
         self._parked_reason: str | None = None
         self._rate = 0.0
@@ -93,6 +95,11 @@ class MailboxMetrics:
             time += self._now() - self._parked_at
         return time
 
+    def take_longest(self, reason: str) -> float:
+        """The longest stay for `reason` that ended since this was last asked, or that goes on; seconds."""
+        longest = self._longest.pop(reason, 0.0)
+        return max(longest, self._now() - self._parked_at) if self._parked_reason == reason else longest
+
     def park(self, reason: str) -> None:
         """The task begins to wait for mail, its default action suspended for `reason`."""
         self._parked_at = self._now()
@@ -102,7 +109,10 @@ class MailboxMetrics:
         """The wait is over."""
         reason, self._parked_reason = self._parked_reason, None
         assert reason is not None
-        self._times[reason] = self._times.get(reason, 0.0) + self._now() - self._parked_at
+        stay = self._now() - self._parked_at
+        self._times[reason] = self._times.get(reason, 0.0) + stay
+        if stay > self._longest.get(reason, 0.0):
+            self._longest[reason] = stay
 
     def record_latency(self, seconds: float) -> None:
         latency_ms = max(seconds, 0.0) * 1000.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
@@ -19,12 +20,17 @@ if TYPE_CHECKING:
 
 __all__ = ["MonitoredCluster", "MonitoredJob", "monitored"]
 
+STATUS = "Status."
+"""What metrics of a process begin with."""
+
 HERE = "local"
 """Id of this process among the workers."""
 
 
 class _Metrics(Protocol):
     def snapshot(self) -> Mapping[str, float]: ...
+    def own_values(self) -> Mapping[str, float]:
+        """What this process says of itself."""
 
 
 class _Tasks(TapGateway, Protocol):
@@ -119,8 +125,8 @@ class MonitoredJob:
         if isinstance(self._cluster, _HasPool):
             for worker in self._cluster.pool.all:
                 if worker.id == worker_id:
-                    return dict(worker.metrics)
-        return self._cluster.metrics.snapshot()
+                    return _status(worker.metrics)
+        return self._cluster.metrics.own_values()
 
 
 class MonitoredCluster:
@@ -167,8 +173,15 @@ class MonitoredCluster:
     def worker_metrics(self, worker_id: str) -> Mapping[str, float]:
         found: dict[str, float] = {}
         for job in self._manager.known_jobs().values():
-            found.update(job.metrics_of(worker_id))
+            # Each job has network memory of its own there.
+            for name, value in _status(job.metrics_of(worker_id)).items():
+                found[name] = found.get(name, 0) + value
         return found
+
+
+def _status(metrics: Mapping[str, float]) -> dict[str, float]:
+    """What a process says of itself is in front of what its tasks say."""
+    return dict(itertools.takewhile(lambda entry: entry[0].startswith(STATUS), metrics.items()))
 
 
 def monitored(what: object) -> Monitored:

@@ -90,8 +90,8 @@ def _endpoint(monitor: Monitor, route: Route) -> Callable[[web.Request], Awaitab
             return json_response(answer)
         if answer.content_type == "application/json":
             return json_response(answer.body, answer.status)
-        headers = {"Content-Type": answer.content_type}
-        return web.Response(body=answer.body.encode("utf-8", "replace"), status=answer.status, headers=headers)
+        content = answer.body if isinstance(answer.body, bytes) else answer.body.encode("utf-8", "replace")
+        return web.Response(body=content, status=answer.status, headers={"Content-Type": answer.content_type})
 
     return endpoint
 

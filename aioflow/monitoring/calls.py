@@ -54,7 +54,7 @@ class Unavailable(RestError):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A body with another status than 200, or text instead of JSON."""
+    """A body with another status than 200, or text (or its bytes) instead of JSON."""
 
     body: Any
     status: int = 200

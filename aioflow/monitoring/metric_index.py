@@ -7,7 +7,7 @@ that the job graph gives, once, and remembered.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from aioflow.task.metrics import unique_names
@@ -34,9 +34,15 @@ class MetricIndex:
         self._read = read
         self._now = now
         self._read_at: float | None = None
-        self._by_subtask: dict[Subtask, dict[str, float]] = {}
-        self._places: dict[str, tuple[Subtask, str] | None] = {}
-        """Where a name belongs, and what it is called there."""
+        self._values: list[float] = []
+        self._by_subtask: dict[Subtask, dict[str, float]] | None = None
+        """Made of the last reading when somebody wants it like that."""
+        self._names: list[str] = []
+        """Of the last reading. They change when tasks start and when programs make metrics, so what follows from them is kept."""
+        self._plan: list[tuple[Subtask, list[str], list[int]]] = []
+        """Of each subtask: what its metrics are called there, and which of the values they are."""
+        self.version = 0
+        """Another one for other names."""
         self._split: dict[tuple[int, str], OperatorMetric] = {}
         self._prefixes = _prefixes(graph)
         self._operators = {vertex.id: unique_names([node.name for node in vertex.nodes]) for vertex in graph.vertices}
@@ -52,11 +58,18 @@ class MetricIndex:
 
     def all(self) -> dict[Subtask, dict[str, float]]:
         """Of all subtasks. Not to be changed by the caller."""
-        now = self._now()
-        if self._read_at is None or now - self._read_at >= FRESH_S:
-            self._read_at = now
-            self._by_subtask = self._sorted(self._read())
+        self._refresh()
+        if self._by_subtask is None:
+            values = self._values
+            self._by_subtask = {
+                subtask: dict(zip(shorts, [values[at] for at in places], strict=True)) for subtask, shorts, places in self._plan
+            }
         return self._by_subtask
+
+    def values(self) -> list[float]:
+        """All of it in the order of `all`, without the names: those change with `version` only."""
+        self._refresh()
+        return [self._values[at] for _, _, places in self._plan for at in places]
 
     def operator_of(self, vertex_id: int, name: str) -> OperatorMetric:
         """Takes the name of a subtask's metric apart."""
@@ -67,15 +80,27 @@ class MetricIndex:
             known = self._split[vertex_id, name] = operator, name[len(operator) + 1 :] if operator else name
         return known
 
-    def _sorted(self, metrics: Mapping[str, float]) -> dict[Subtask, dict[str, float]]:
-        found: dict[Subtask, dict[str, float]] = {}
-        places = self._places
-        for name, value in metrics.items():
-            place = places[name] if name in places else self._place(name)
+    def _refresh(self) -> None:
+        now = self._now()
+        if self._read_at is not None and now - self._read_at < FRESH_S:
+            return
+        self._read_at, metrics = now, self._read()
+        names = list(metrics)
+        if names != self._names:
+            self._names, self._plan = names, self._planned(names)
+            self.version += 1
+        self._values, self._by_subtask = list(metrics.values()), None
+
+    def _planned(self, names: Sequence[str]) -> list[tuple[Subtask, list[str], list[int]]]:
+        found: dict[Subtask, tuple[list[str], list[int]]] = {}
+        for number, name in enumerate(names):
+            place = self._place(name)
             if place is not None:
                 subtask, short = place
-                found.setdefault(subtask, {})[short] = value
-        return found
+                shorts, places = found.setdefault(subtask, ([], []))
+                shorts.append(short)
+                places.append(number)
+        return [(subtask, *lists) for subtask, lists in found.items()]
 
     def _place(self, name: str) -> tuple[Subtask, str] | None:
         place, at = None, name.find(".")
@@ -84,7 +109,6 @@ class MetricIndex:
             if subtask is not None:
                 place = subtask, name[at + 1 :]  # The longest that fits: another task may be called like the beginning of this one.
             at = name.find(".", at + 1)
-        self._places[name] = place
         return place
 
 

@@ -5,8 +5,8 @@ What a line begins with never changes, so it is put together once: a scrape writ
 
 from __future__ import annotations
 
-import math
 import re
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from aioflow.monitoring.calls import Answer, Call
@@ -14,6 +14,7 @@ from aioflow.monitoring.rest_metrics import cluster_metrics, job_metrics
 
 if TYPE_CHECKING:
     from aioflow.graph.job_graph import JobVertex
+    from aioflow.monitoring.metric_index import MetricIndex
     from aioflow.monitoring.monitor import Monitor
     from aioflow.monitoring.view import JobView
 
@@ -32,7 +33,7 @@ _SPLIT = re.compile(r"split\.(.*)\.watermark\.(\w+)", re.DOTALL)
 
 def metrics(call: Call) -> Any:
     """GET /metrics."""
-    return Answer(call.monitor.exposition.text(), content_type=CONTENT_TYPE)
+    return Answer(call.monitor.exposition.page(), content_type=CONTENT_TYPE)
 
 
 class Exposition:
@@ -40,51 +41,77 @@ class Exposition:
 
     def __init__(self, monitor: Monitor) -> None:
         self._monitor = monitor
-        self._lines: dict[tuple[str, int, int, str], tuple[str, str]] = {}
-        """(job, vertex, subtask, name) -> (family, what the line begins with)."""
-        self._text = ""
+        self._names: tuple[Any, ...] = ()
+        """Of all metrics in the order in which they are read; while they stay the same, so does the page but for its numbers."""
+        self._order: list[int] = []
+        """The lines of the page: which of the values comes next."""
+        self._beginnings: list[str] = []
+        """What is in front of each, the end of the line before included."""
+        self._page = b""
         self._made_at: float | None = None
 
-    def text(self) -> str:
-        """The page of now, or of a moment ago."""
+    def page(self) -> bytes:
+        """Of now, or of a moment ago."""
         now = self._monitor.host.clock.monotonic()
         if self._made_at is None or now - self._made_at >= FRESH_S:
-            self._text, self._made_at = self._make(), now
-        return self._text
+            self._page, self._made_at = self._make().encode(), now
+        return self._page
 
     def _make(self) -> str:
         monitor, now_ms = self._monitor, self._monitor.host.clock.wall_ms()
-        families: dict[str, dict[str, float]] = {}
-        for name, value in cluster_metrics(monitor).items():
-            family = f"flink_jobmanager_{_name(name)}"
-            families.setdefault(family, {})[family] = value
-        views = monitor.jobs()
-        for view in views:
-            labels = _labels(job_id=view.id, job_name=view.name)
-            for name, value in job_metrics(view, now_ms).items():
-                family = f"flink_jobmanager_job_{_name(name)}"
-                families.setdefault(family, {})[f"{family}{labels}"] = value
-            self._add_tasks(view, families)
-        known = {view.id for view in views}
-        if any(key[0] not in known for key in self._lines):
-            self._lines = {key: line for key, line in self._lines.items() if key[0] in known}
+        cluster = cluster_metrics(monitor)
+        jobs = [(view, job_metrics(view, now_ms), monitor.metrics(view)) for view in monitor.jobs()]
+        values = list(cluster.values())
+        names: list[Any] = [*cluster]
+        workers = {worker.id: monitor.watched.worker_metrics(worker.id) for worker in monitor.workers()}
+        for worker_id, told in workers.items():
+            values += told.values()
+            names += (worker_id, *told)
+        for view, own, index in jobs:
+            values += own.values()
+            values += index.values()
+            names += (view, *own, index, index.version)
+        if tuple(names) != self._names:
+            self._names = tuple(names)
+            self._lay_out(self._lines(cluster, workers, jobs))
         parts = []
-        for family, lines in families.items():
-            parts.append(f"# TYPE {family} gauge\n")
-            parts += [f"{line} {value if type(value) is int else _number(value)}\n" for line, value in lines.items()]
-        return "".join(parts)
+        for beginning, place in zip(self._beginnings, self._order, strict=True):
+            value = values[place]
+            # The difference is NaN for what is not finite.
+            parts.append(f"{beginning}{+value}" if value - value == 0 else f"{beginning}{_not_finite(value)}")
+        return "".join(parts) + "\n"
 
-    def _add_tasks(self, view: JobView, families: dict[str, dict[str, float]]) -> None:
-        index, lines = self._monitor.metrics(view), self._lines
-        for (vertex_id, subtask), values in index.all().items():
-            for name, value in values.items():
-                key = view.id, vertex_id, subtask, name
-                line = lines.get(key)
-                if line is None:
-                    operator, metric = index.operator_of(vertex_id, name)
-                    line = lines[key] = self._line(view, view.graph.vertex(vertex_id), subtask, operator, metric)
-                # By its text, because two names may be one once they are written as Prometheus wants: it refuses a page with twins.
-                families.setdefault(line[0], {})[line[1]] = value
+    def _lines(
+        self,
+        cluster: Mapping[str, float],
+        workers: Mapping[str, Mapping[str, float]],
+        jobs: Sequence[tuple[JobView, Mapping[str, float], MetricIndex]],
+    ) -> list[tuple[str, str]]:
+        """Of each metric, as they are read: its family, and what its line begins with."""
+        lines = [(family, family) for family in (f"flink_jobmanager_{_name(name)}" for name in cluster)]
+        for worker_id, told in workers.items():
+            labels = _labels(tm_id=worker_id)
+            lines += [(family, f"{family}{labels}") for family in (f"flink_taskmanager_{_name(name)}" for name in told)]
+        for view, own, index in jobs:
+            labels = _labels(job_id=view.id, job_name=view.name)
+            lines += [(family, f"{family}{labels}") for family in (f"flink_jobmanager_job_{_name(name)}" for name in own)]
+            for (vertex_id, subtask), metrics in index.all().items():
+                vertex = view.graph.vertex(vertex_id)
+                lines += [self._line(view, vertex, subtask, *index.operator_of(vertex_id, name)) for name in metrics]
+        return lines
+
+    def _lay_out(self, lines: Sequence[tuple[str, str]]) -> None:
+        families: dict[str, dict[str, int]] = {}
+        for place, (family, line) in enumerate(lines):
+            # By its text, because two names may be one once they are written as Prometheus wants: it refuses a page with twins.
+            families.setdefault(family, {})[line] = place
+        self._order, self._beginnings, end = [], [], ""
+        for family, found in families.items():
+            head = f"{end}# TYPE {family} gauge\n"
+            for line, place in found.items():
+                self._order.append(place)
+                self._beginnings.append(f"{head}{line} ")
+                head = end = "\n"
 
     def _line(self, view: JobView, vertex: JobVertex, subtask: int, operator: str, metric: str) -> tuple[str, str]:
         labels = {
@@ -118,9 +145,5 @@ def _escaped(value: str) -> str:
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
-def _number(value: float) -> str:
-    if math.isfinite(value):
-        return repr(value)
-    return "NaN" if math.isnan(value) else ("+Inf" if value > 0 else "-Inf")
-
-
+def _not_finite(value: float) -> str:
+    return "NaN" if value != value else ("+Inf" if value > 0 else "-Inf")

@@ -123,9 +123,8 @@ def job_metrics(view: JobView, now_ms: int) -> dict[str, float]:
         "downtime": max(now_ms - times[status], 0) if status in (JobStatus.RESTARTING, JobStatus.FAILING) else 0,
     }
     for one in (each for each in JobStatus if not each.is_terminal):
-        here = status is one
-        since = max(now_ms - times[one], 0) if here and one in times else 0
-        metrics |= {f"{one.value.lower()}State": int(here), f"{one.value.lower()}Time": since}
+        name, (now, ever) = one.value.lower(), view.master.history.time_in(one.value, now_ms)
+        metrics |= {f"{name}State": int(status is one), f"{name}Time": now, f"{name}TimeTotal": ever}
     statistics = view.checkpoints
     if statistics is not None:
         counts, latest = statistics.counts, statistics.latest
@@ -174,7 +173,8 @@ def taskmanager(call: Call) -> Any:
 
 def _worker_metrics(call: Call, worker_id: str) -> dict[str, float]:
     """Of the process. Those of its tasks are at the vertices, where they can be told apart."""
-    here = next((worker.is_here for worker in call.monitor.workers() if worker.id == worker_id), False)
-    tasks = [one for view in call.monitor.jobs() for each in view.graph.vertices for one in view.subtasks(each)]
+    monitor = call.monitor
+    here = next((worker.is_here for worker in monitor.workers() if worker.id == worker_id), False)
+    tasks = [one for view in monitor.jobs() for each in view.graph.vertices for one in view.subtasks(each)]
     found: dict[str, float] = {"numRunningTasks": sum(one.worker_id == worker_id and not one.state.is_terminal for one in tasks)}
-    return {**found, **call.monitor.process_metrics()} if here else found
+    return {**found, **monitor.watched.worker_metrics(worker_id), **(monitor.process_metrics() if here else {})}

@@ -251,7 +251,7 @@ class Monitored(Protocol):
         """How the cluster is configured; no secrets."""
 
     def worker_metrics(self, worker_id: str) -> Mapping[str, float]:
-        """Of one process all that its tasks say, by dotted name."""
+        """What one process says of itself, by dotted name: not what its tasks say."""
 
 
 def vertex_hex(vertex: JobVertex) -> str:

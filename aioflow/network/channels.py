@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from aioflow.core.elements import CheckpointBarrier, Event
 from aioflow.core.errors import ProducerFailed
+from aioflow.network.gate import ChannelTraffic
 from aioflow.network.subpartition import PipelinedSubpartition, Polled
 
 __all__ = ["LocalInputChannel"]
@@ -86,6 +87,15 @@ class LocalInputChannel:
     def queued_batches(self) -> int:
         """Batches that wait here."""
         return 0 if self._subpartition is None else self._subpartition.queued_batches
+
+    @property
+    def traffic(self) -> ChannelTraffic:
+        """Batches are counted where the producer adds them."""
+        subpartition = self._subpartition
+        if subpartition is None:
+            return ChannelTraffic(False, 0, 0, 0, 0)
+        queued = subpartition.queued_batches
+        return ChannelTraffic(False, subpartition.batches_added - queued, 0, queued, 0)
 
     def release(self) -> None:
         """No more interest: what waits is dropped and its permits go back. Idempotent."""

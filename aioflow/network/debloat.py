@@ -54,6 +54,11 @@ class BufferDebloater:
         self._active_s = 0.0
 
     @property
+    def records_per_s(self) -> float:
+        """Moving average while there is something to do; 0.0 before the first look."""
+        return self._per_s
+
+    @property
     def is_active(self) -> bool:
         """Whether the task works on a batch of this gate, as far as is known here."""
         return self._since is not None

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from enum import Enum
 from functools import partial
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from aioflow.core.availability import Availability
 from aioflow.core.elements import CheckpointBarrier, EndOfData, EndOfPartition, Event, RecordBatch
@@ -24,7 +24,22 @@ from aioflow.core.errors import Broken, Closed
 from aioflow.network.debloat import BufferDebloater
 from aioflow.network.subpartition import Polled
 
-__all__ = ["EndOfDataStatus", "InputChannel", "InputGate", "SharedAvailability"]
+__all__ = ["ChannelTraffic", "EndOfDataStatus", "InputChannel", "InputGate", "SharedAvailability"]
+
+
+class ChannelTraffic(NamedTuple):
+    """What a channel has brought since it was made, and what of it waits. A batch of this process has no bytes, and fills no buffer."""
+
+    is_remote: bool
+    batches: int
+    bytes: int
+    queued_batches: int
+    queued_bytes: int
+    buffers: int = 0
+    """That the producer may fill, filled ones included."""
+    buffers_filled: int = 0
+    credits: int = 0
+    """Buffers that the producer knows of and has not filled yet, as far as it is known here."""
 
 
 class InputChannel(Protocol):
@@ -76,6 +91,11 @@ class InputChannel(Protocol):
     @property
     def queued_batches(self) -> int:
         """Batches that wait on this side."""
+        ...
+
+    @property
+    def traffic(self) -> ChannelTraffic:
+        """What it has brought so far, for whoever watches."""
         ...
 
     def release(self) -> None:
@@ -302,6 +322,20 @@ class InputGate:
     def queued_batches(self) -> int:
         """Batches that wait in all channels."""
         return sum(channel.queued_batches for channel in self._channels)
+
+    def traffic(self) -> list[ChannelTraffic]:
+        """What each channel has brought so far."""
+        return [channel.traffic for channel in self._channels]
+
+    @property
+    def batch_records(self) -> int:
+        """Records in a batch that the producers were asked for last; 0 before anybody asked."""
+        return 0 if self._debloater is None else self._debloater.records
+
+    @property
+    def records_per_s(self) -> float:
+        """How fast the task works on what comes through here; 0.0 until that is known."""
+        return 0.0 if self._debloater is None else self._debloater.records_per_s
 
     def is_channel_finished(self, index: int) -> bool:
         """Did channel `index` deliver EndOfPartition?"""

@@ -22,6 +22,7 @@ from aioflow.protocol.framing import Frame, FrameType
 from aioflow.protocol.messages import PartitionRequest
 
 if TYPE_CHECKING:
+    from aioflow.core.elements import RecordBatch
     from aioflow.core.serializers import Codec
     from aioflow.network.connection import AuthenticatedConnection
     from aioflow.network.partition import ResultPartition
@@ -231,8 +232,13 @@ class Link:
             producer.refuse(channel, RemoteProtocolError(f"{request.partition_id} has no subpartition {request.subpartition_index}"))
             return
         view = partition.subpartitions[request.subpartition_index]
-        encode = partial(encode_batch, codec=self._codec, owner=partition.owner)
+        encode = partial(self._encode, partition)
         producer.on_partition_request(channel, request, view, encode, partition.pool)
+
+    def _encode(self, partition: ResultPartition, batch: RecordBatch) -> bytes:
+        content = encode_batch(batch, self._codec, partition.owner)
+        partition.bytes_encoded += len(content)
+        return content
 
     def _schedule(self) -> None:
         if not self._scheduled:

@@ -26,6 +26,7 @@ class ResultPartition:
         "_unprocessed",
         "_unreleased",
         "all_data_processed",
+        "bytes_encoded",
         "is_finished",
         "is_released",
         "on_resized",
@@ -48,6 +49,8 @@ class ResultPartition:
         self.partition_id = partition_id
         self.owner = owner
         self.pool = pool
+        self.bytes_encoded = 0
+        """Of all batches that went to other processes: within this one none has a size."""
         self.is_finished = False
         self.is_released = False
         self.on_resized: Callable[[], None] | None = None
@@ -113,6 +116,16 @@ class ResultPartition:
     def queued_batches(self) -> int:
         """Sealed batches that wait for consumers, over all subpartitions."""
         return sum(subpartition.queued_batches for subpartition in self.subpartitions)
+
+    @property
+    def batches_added(self) -> int:
+        """Sealed batches since it was made, over all subpartitions."""
+        return sum(subpartition.batches_added for subpartition in self.subpartitions)
+
+    @property
+    def queued_bytes(self) -> int:
+        """Of batches that are encoded and wait for the credit of their consumers."""
+        return sum(subpartition.queued_bytes for subpartition in self.subpartitions)
 
     def queue_length(self, index: int) -> int:
         """Batches and events that wait for consumer `index`."""

@@ -14,6 +14,7 @@ from typing import Protocol
 from aioflow.core.batch_codec import decode_batch
 from aioflow.core.elements import CheckpointBarrier, Event
 from aioflow.core.serializers import Codec
+from aioflow.network.gate import ChannelTraffic
 from aioflow.network.subpartition import Polled
 from aioflow.protocol.consumer import ConsumerExchange, Delivered, PriorityEvent, partition_request_backoff
 from aioflow.protocol.errors import PartitionNotFound
@@ -57,6 +58,8 @@ class RemoteInputChannel:
         self._notify: Callable[[bool], None] | None = None
         self._sequence_number = 0
         self._batches = 0
+        self._batches_taken = 0
+        self._bytes_taken = 0
         self._attempt = 0
         self._retry: asyncio.TimerHandle | None = None
         self.is_released = False
@@ -91,6 +94,8 @@ class RemoteInputChannel:
         more = bool(received)
         if type(content) is bytes:
             self._batches -= 1
+            self._batches_taken += 1
+            self._bytes_taken += len(content)
             return decode_batch(content, self._codec, str(self)), self._batches, more, number
         return content, self._batches, more, number  # type: ignore[return-value]  # By exclusion an Event.
 
@@ -150,6 +155,12 @@ class RemoteInputChannel:
     @property
     def queued_batches(self) -> int:
         return self._batches
+
+    @property
+    def traffic(self) -> ChannelTraffic:
+        buffers, ready, known = (0, 0, 0) if self._number is None else self._link.consumer.buffers(self._number)
+        waiting = sum(len(element) for element in self._received if type(element) is bytes)
+        return ChannelTraffic(True, self._batches_taken, self._bytes_taken, self._batches, waiting, buffers, buffers - ready, known)
 
     def release(self) -> None:
         if self.is_released:

@@ -62,6 +62,7 @@ class PipelinedSubpartition:
         "_take_permit",
         "_unread",
         "_unsent",
+        "batches_added",
         "builder",
         "index",
         "is_finished",
@@ -89,6 +90,8 @@ class PipelinedSubpartition:
         self._on_released = on_released
         self._queue: deque[tuple[RecordBatch | Event, int]] = deque()
         self._backlog = 0
+        self.batches_added = 0
+        """Sealed batches, since it was made."""
         self._priority_events = 0
         """How many elements at the head of the queue are priority events."""
         self._blocked = False
@@ -115,6 +118,7 @@ class PipelinedSubpartition:
         queue = self._queue
         queue.append((batch, NO_EVENT))
         self._backlog += 1
+        self.batches_added += 1
         if len(queue) == 1 and not self._blocked and self._notify is not None:
             self._notify(False)
         return True
@@ -317,6 +321,11 @@ class PipelinedSubpartition:
     def queued_batches(self) -> int:
         """Queued batches, blocked or not: the permits held here."""
         return self._backlog
+
+    @property
+    def queued_bytes(self) -> int:
+        """Bytes of batches that were encoded for a consumer elsewhere and wait for its credit. What waits to be encoded has no size."""
+        return 0 if self._unsent is None else sum(len(element) for element in self._unsent() if isinstance(element, bytes))
 
     @property
     def has_priority_event(self) -> bool:

@@ -62,6 +62,8 @@ class SourceContext(Protocol):
 class SourceReader(Protocol[T_co]):
     """Reads the splits of one subtask. Optional attribute: `timestamps` (of the batch just polled, parallel to it, or None).
 
+    Optional: `pending_records`, how many records it knows of that were not read yet: a metric.
+
     Optional: `stop()`, for a reader that has promised to deliver what it accepted: it accepts no more, and is read until `finished`
     although the job stops.
 

@@ -271,6 +271,15 @@ class ConsumerExchange:
         inlet = self._inlets.get(channel)
         return 0 if inlet is None else inlet.backlog
 
+    def buffers(self, channel: int) -> tuple[int, int, int]:
+        """Of a channel: all its buffers, borrowed ones too; those that wait to be filled; and how many of them the producer knows of."""
+        inlet = self._inlets.get(channel)
+        if inlet is None:
+            return 0, 0, 0
+        credit = inlet.credit
+        filled = sum(1 for buffer, _ in inlet.pending if buffer is not None)
+        return credit.available + filled, credit.available, credit.available - credit.unannounced
+
     # What arrives.
 
     def receive(self, frame: Frame) -> list[tuple[int, Delivered]]:

@@ -81,13 +81,15 @@ class Bucket(OrderedSpace):
 class TimerQueue:
     """Timers of one time domain. Millions are fine; register, delete and pop cost a few dict operations and a share of a heap one."""
 
-    __slots__ = ("_buckets", "_heap", "_log", "meta", "name", "next_time", "order")
+    __slots__ = ("_buckets", "_heap", "_log", "meta", "name", "next_time", "order", "popped")
 
     def __init__(self, log: ChangeLog | None = None, name: str = "") -> None:
         self.name = name
         self.meta = TableMeta(TIMERS)
         self.order = 0
         """Of the timer that was registered last."""
+        self.popped = 0
+        """How many timers were taken because they were due."""
         self._log = ChangeLog() if log is None else log
         self._heap: list[int] = []
         self._buckets: dict[int, Bucket] = {}
@@ -149,6 +151,7 @@ class TimerQueue:
                 bucket.pending = len(bucket.entries)
             for timer, order in timers:
                 if order:
+                    self.popped += 1
                     self._spend(bucket, timer)
                     return timestamp, timer[0], timer[1]
         return None
@@ -255,6 +258,11 @@ class InternalTimerService:
     @property
     def next_processing_time(self) -> int:
         return self._processing.next_time
+
+    @property
+    def fired(self) -> int:
+        """How many timers have fired, in both domains, since these began or were restored."""
+        return self._event.popped + self._processing.popped
 
     def register_event_time_timer(self, key: Any, namespace: Any, timestamp: int) -> None:
         self._event.add(timestamp, key, namespace)

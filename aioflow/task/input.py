@@ -202,6 +202,19 @@ class NetworkInput:
         return self._valve.watermark
 
     @property
+    def input_watermarks(self) -> list[int]:
+        """How far the event time of each logical input is, in their order."""
+        marks: dict[int, list[int]] = {index: [] for index in self._logical}
+        for part in self._inputs:
+            marks[part.input_index] += [self._valve.state_of(part.first_channel + i)[0] for i in range(part.gate.channel_count)]
+        return [min(found, default=MIN_WATERMARK) for found in marks.values()]
+
+    @property
+    def gates(self) -> list[InputGate]:
+        """Of each edge one, for whoever watches."""
+        return [part.gate for part in self._inputs]
+
+    @property
     def queued_batches(self) -> int:
         """Batches that wait in all channels."""
         return sum(part.gate.queued_batches for part in self._inputs)

@@ -223,6 +223,21 @@ class TaskOutput:
         return sum(writer.partition.queued_batches for writer in self._all)
 
     @property
+    def batches_out(self) -> int:
+        """Batches that were queued for consumers."""
+        return sum(writer.partition.batches_added for writer in self._all)
+
+    @property
+    def bytes_out(self) -> int:
+        """Bytes of those that went to other processes."""
+        return sum(writer.partition.bytes_encoded for writer in self._all)
+
+    @property
+    def queued_bytes(self) -> int:
+        """Of batches that are encoded and wait for the credit of their consumers."""
+        return sum(writer.partition.queued_bytes for writer in self._all)
+
+    @property
     def pool_usage(self) -> float:
         """Of the fullest edge: 1 is full, more is overdraft."""
         return max((writer.partition.pool_usage for writer in self._all), default=0.0)

@@ -67,12 +67,14 @@ class SourceInput:
         idle_after_ms = None if strategy is None else strategy.idle_after_ms
         self._idleness = None if idle_after_ms is None else IdlenessTimer(idle_after_ms)
         self._idle_timer: Any = None
+        self._idle_since_ms: int | None = None
+        self._idle_ms = 0
+        self._emitted_ms = now_ms()
+        self._emitted_timestamp: int | None = None
         self.availability = Availability(available=True)
         self.culprit = ""
         """When stamping has failed: which record was to blame, as a note goes on about it."""
         self.records_in = 0
-        self.queued_batches = 0
-        """A source has no gate: nothing waits in front of it."""
 
     async def open(self) -> None:
         """Open the reader on this subtask's splits, each where it was; event time goes on from where it had been."""
@@ -96,6 +98,22 @@ class SourceInput:
     def split_watermark(self, split_id: str) -> int:
         """How far the event time of one of `timed_splits` is; before `open` it has none."""
         return self._split_watermark(split_id) if split_id in self._generators else MIN_WATERMARK
+
+    @property
+    def emitted(self) -> tuple[int, int | None]:
+        """When the last records came, or when this was made, and the event time of the last of them."""
+        return self._emitted_ms, self._emitted_timestamp
+
+    @property
+    def pending(self) -> Callable[[], float] | None:
+        """Tells how many records wait to be read, if the reader knows."""
+        reader = self._reader
+        return (lambda: reader.pending_records) if hasattr(reader, "pending_records") else None
+
+    @property
+    def idle_ms(self) -> int:
+        """How long the stream was idle so far."""
+        return self._idle_ms + (0 if self._idle_since_ms is None else self._now_ms() - self._idle_since_ms)
 
     def stop(self, *, drain: bool) -> None:
         """End the source where it is: no more records; event time ends only with `drain`.
@@ -129,6 +147,8 @@ class SourceInput:
             except Exception:
                 self._blame(values)
                 raise
+            self._emitted_ms = self._now_ms()
+            self._emitted_timestamp = None if batch.timestamps is None else int(batch.timestamps[-1])
             spent = (self._perf_ns() - begun) / count
             old = self._ns_per_record
             self._ns_per_record = spent if spent > 4 * old or old >= self._slice_ns else old + (spent - old) / 8
@@ -234,6 +254,7 @@ class SourceInput:
         assert idleness is not None, "the timer is registered for idleness only"
         now_ms = max(timestamp_ms, self._now_ms())
         if idleness.check(now_ms):
+            self._idle_since_ms = now_ms
             self._consumer.on_status(True)
         elif (due := idleness.nothing(now_ms)) is not None:
             self._idle_timer = self._schedule(due, self._on_idle)
@@ -241,6 +262,7 @@ class SourceInput:
     def _leave_idle(self) -> None:
         self._cancel_idle_timer()
         if self._idleness is not None and self._idleness.records():
+            self._idle_ms, self._idle_since_ms = self.idle_ms, None
             self._consumer.on_status(False)
 
     def _cancel_idle_timer(self) -> None:

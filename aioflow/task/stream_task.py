@@ -222,10 +222,13 @@ class StreamTask:
             self._input,
             self._output,
             lambda: None if self._suspension is None else self._suspension.reason,
+            lambda: sum(service.fired for context in self._contexts for service in context.timer_services),
         )
         self._metrics.register_checkpoints(self._checkpoints)
         if isinstance(self._input, SourceInput):
-            self._metrics.register_splits(self._input)
+            self._metrics.register_source(self._input, self.host.clock.wall_ms, self._input.pending)
+        else:
+            self._metrics.register_gates(self._input)
 
     async def _after_loop(self) -> None:
         """The input ended. Let everything that is still to come come, then close the stream behind it."""

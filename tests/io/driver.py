@@ -10,6 +10,7 @@ from typing import Any
 
 from aioflow.core.functions import OutputTag
 from aioflow.core.host import Host, SystemHost
+from aioflow.core.metrics import MetricGroup
 from aioflow.operators.source import Source, SourceReader, Split
 from aioflow.state.operator_state import HeapOperatorStateBackend
 
@@ -27,6 +28,7 @@ class Runtime:
     attempt: int = 0
     task_name: str = "task (1/1)#0"
     operator_name: str = "operator"
+    metrics: MetricGroup = field(default_factory=lambda: MetricGroup(float))
 
 
 @dataclass

@@ -23,7 +23,7 @@ SHARES = ("busyTimeMsPerSecond", "idleTimeMsPerSecond", "backPressuredTimeMsPerS
 class Stub:
     """An input and an output in which nothing happens."""
 
-    records_in = records_out = queued_batches = 0
+    records_in = records_out = batches_out = bytes_out = queued_batches = queued_bytes = 0
     current_watermark = watermark = 0
     pool_usage = 0.0
 

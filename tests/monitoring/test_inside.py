@@ -94,7 +94,7 @@ async def test_the_page_for_prometheus_is_well_formed_whatever_things_are_called
     flow = af.Flow(name)
     flow.source(af.io.push(), name=name).map(abs, name=f"{name}.x").map(abs, name=f"{name}-x").sink(af.io.blackhole())
     async with flow.run() as job:
-        page = Monitor(monitored(job), MonitorOptions()).exposition.text()
+        page = Monitor(monitored(job), MonitorOptions()).exposition.page().decode()
     families: set[str] = set()
     lines: set[str] = set()
     current = ""
@@ -119,7 +119,7 @@ async def test_the_split_of_a_source_is_a_label() -> None:
     marks = af.WatermarkStrategy.monotonous_timestamps(timestamp=lambda value: value)
     flow.source(af.io.push(), name="numbers", watermarks=marks).map(abs).sink(af.io.blackhole())
     async with flow.run() as job:
-        page = Monitor(monitored(job), MonitorOptions()).exposition.text()
+        page = Monitor(monitored(job), MonitorOptions()).exposition.page().decode()
 
     (line,) = [line for line in page.splitlines() if line.startswith("flink_taskmanager_job_task_split_watermark_currentWatermark{")]
     assert 'split="0"' in line
