@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
+from aioflow.core.aio import DONE
 from aioflow.core.availability import Availability
 from aioflow.core.errors import Broken
 
@@ -65,8 +66,8 @@ class Subscription(Generic[T]):
     async def __aexit__(self, *exc_info: Any) -> None:
         self.close()
 
-    def close(self) -> None:
-        """Detach; a reader that waits is freed. Idempotent."""
+    def close(self) -> Any:
+        """Detach; a reader that waits is freed. Acts at once, awaited or not. Idempotent."""
         if not self._closed:
             self._closed = True
             for node_id in self._node_ids:
@@ -74,6 +75,7 @@ class Subscription(Generic[T]):
             if self._job is not None:
                 self._job.detach(self)
             self.wake()
+        return DONE
 
     async def __aiter__(self) -> AsyncIterator[T]:
         while True:

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
 from contextvars import Context
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-__all__ = ["OrderedTaskGroup", "cancel_and_wait", "close_within", "supervise", "wait_all", "wait_first"]
+__all__ = ["DONE", "OrderedTaskGroup", "cancel_and_wait", "close_within", "supervise", "wait_all", "wait_first"]
 
 T = TypeVar("T")
 
@@ -23,6 +23,19 @@ logger = logging.getLogger(__name__)
 
 CANCEL_GRACE_S = 1.0
 """How long `close_within` waits for a closing coroutine to obey its cancellation before it is given up."""
+
+
+class Done:
+    """What a call gives back that acts at once, among others that are awaited: whoever awaits it too goes on without a turn of the loop.
+
+    Such calls are annotated `Any`: type checkers would complain of an awaitable that nobody awaits.
+    """
+
+    def __await__(self) -> Generator[Any, None, None]:
+        yield from ()
+
+
+DONE = Done()
 
 
 class OrderedTaskGroup:

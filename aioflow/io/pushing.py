@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from aioflow.core.aio import DONE
 from aioflow.core.errors import CheckpointError, Closed, GraphError, JobNotRunning
 from aioflow.operators.source import Split
 
@@ -119,11 +120,12 @@ class PushInlet(Generic[T]):
         if durable:
             await self._covered(self._end)
 
-    def close(self) -> None:
-        """No more elements: the source ends when all have been read. Idempotent."""
+    def close(self) -> Any:
+        """No more elements: the source ends when all have been read. Acts at once, awaited or not. Idempotent."""
         self._closed = True
         self._wake()
         self._give_room()
+        return DONE
 
     def end(self, reason: str) -> None:
         """The job is over: whoever puts, or waits, gets JobNotRunning with `reason`."""

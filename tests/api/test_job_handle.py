@@ -210,3 +210,23 @@ async def test_rows_gathered_before_a_subscription_count_beside_its_buffer() -> 
             await job.wait()
             assert seen + [row async for row in first] == [*range(10), 18, 19]
             assert rows.dropped == 8
+
+
+@pytest.mark.parametrize("awaited", [False, True])
+async def test_closing_acts_at_once_and_may_be_awaited(awaited: bool) -> None:
+    """`put` is awaited and `close` need not be: who writes the await all the same is right, too."""
+    flow = af.Flow("closing")
+    events = flow.source(af.io.push())
+    numbers = events.map(lambda x: x)
+    async with flow.run() as job:
+        rows, others = job.subscribe(numbers), job.subscribe(numbers)
+        inlet = job.input(events)
+        await inlet.put(1)
+        closings = [others.close(), inlet.close()]
+        with pytest.raises(af.Closed):
+            await inlet.put(2)
+        if awaited:
+            for closing in closings:
+                await closing
+        assert [row async for row in rows] == [1]
+        assert [row async for row in others] == []
