@@ -188,6 +188,10 @@ def _dumps(what: Any, modules: dict[str, None]) -> bytes:
     return target.getvalue()
 
 
+MSGSPEC_CACHE = "__msgspec_cache__"
+"""What msgspec notes in a class when values of it were first made. It cannot be pickled, and is made anew when it is not there."""
+
+
 class _JobPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types.
     """Notes in which modules the functions were defined that it writes."""
 
@@ -201,6 +205,8 @@ class _JobPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has
             by_value = module == "__main__" or module in cloudpickle.list_registry_pickle_by_value()
             if isinstance(module, str) and not by_value and module in sys.modules and not module.startswith("aioflow."):
                 self._modules[module] = None
+        elif isinstance(value, type) and MSGSPEC_CACHE in vars(value):
+            delattr(value, MSGSPEC_CACHE)
         return super().reducer_override(value)
 
 

@@ -9,6 +9,7 @@ from functools import partial
 from types import ModuleType
 from typing import Any
 
+import msgspec
 import pytest
 
 import aioflow as af
@@ -128,6 +129,21 @@ def test_modules_whose_functions_travel_by_value_are_imported_on_arrival(monkeyp
     load_job(content)
 
     assert isinstance(sys.modules.pop("shipped_module"), ModuleType)
+
+
+def test_a_class_of_the_program_travels_when_values_of_it_were_made_from_rows_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What msgspec notes in a class cannot be pickled: a program that runs its flow twice would fail at the second one."""
+    for kind in ("class Row(NamedTuple):", "@dataclass\nclass Row:"):
+        program = ModuleType("__main__")
+        exec(f"from dataclasses import dataclass\nfrom typing import NamedTuple\n{kind}\n    n: int", vars(program))
+        monkeypatch.setitem(sys.modules, "__main__", program)
+        assert msgspec.convert({"n": 1}, program.Row) if "dataclass\n" in kind else msgspec.convert([1], program.Row)
+        flow = af.Flow("rows")
+        flow.source([1]).map(program.Row).sink(print)
+
+        job = load_job(ship_job(graph_of(flow), TaskOptions()))
+
+        assert [vertex.name for vertex in job.graph.vertices]
 
 
 def test_a_module_that_is_missing_on_arrival_is_told_and_the_job_loads(caplog: pytest.LogCaptureFixture) -> None:
