@@ -2,6 +2,9 @@
 
 Another start waits no longer than it must to know whether the holder lives: not at all when it has resigned, or is a process of this
 machine that is known to have ended; until it renews, which refuses the start; or until it has not renewed for as long as a lease lasts.
+
+A holder that is late, because its machine is busy or slept, goes on if nobody took the lease meanwhile; what the lease guards waits until
+that is known. Only who has really lost it is told to stop.
 """
 
 from __future__ import annotations
@@ -54,7 +57,7 @@ class Holder:
 
 
 class FlowLease:
-    """The lease of one flow, kept until `release`. What it guards is done only while `check` does not raise."""
+    """The lease of one flow, kept until `release`. What it guards is done only after `confirm`, or while `check` does not raise."""
 
     def __init__(
         self, host: Host, leases: LeaseStore, what: str, on_lost: Callable[[CheckpointError], None], options: LeaseOptions | None = None
@@ -75,6 +78,11 @@ class FlowLease:
         assert self._lease is not None, "the lease was not acquired"
         return self._lease.token
 
+    @property
+    def is_valid(self) -> bool:
+        """Whether it is held at this moment, for sure."""
+        return self._lease is not None and self._lease.is_valid
+
     async def acquire(self) -> None:
         """Take the lease and begin to renew it. Raises CheckpointError, naming the holder, if another job has it."""
         try:
@@ -86,8 +94,18 @@ class FlowLease:
 
     def check(self) -> None:
         """Raise CheckpointError unless the lease is held at this moment."""
-        if self._lease is None or not self._lease.is_valid:
+        if not self.is_valid:
             raise CheckpointError(f"the lease of {self._what} is not held any more: another job may have it, so this one must stop")
+
+    async def confirm(self) -> None:
+        """As `check`, but a holder that is merely late is not refused: it learns whether another has the lease, and renews it if not.
+
+        After something was done this says, too, that nobody can have begun without seeing it.
+        """
+        if self._lease is not None:
+            while not self._lease.is_valid and await self._keeper.renew_late(self._lease):
+                logger.debug("the lease of %s was renewed late", self._what)
+        self.check()
 
     async def release(self) -> None:
         """Give the lease back, so that the next job can start at once; nothing if it is not held. `on_lost` is not called any more."""
@@ -128,7 +146,11 @@ class FlowLease:
         return holder is not None and self._host.procs.has_ended(holder.process)
 
     async def _keep(self, lease: Lease) -> None:
-        await self._keeper.keep(lease)
+        while True:
+            await self._keeper.keep(lease)
+            if not await self._keeper.renew_late(lease):
+                break
+            logger.warning("the lease of %s was renewed late, this process or its store is slow; nobody had taken it", self._what)
         lease.revoke()
         logger.error("the lease of %s is lost", self._what)
         self._on_lost(CheckpointError(f"the lease of {self._what} could not be renewed: another job may take it, so this one must stop"))

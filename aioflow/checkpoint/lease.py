@@ -10,6 +10,9 @@ number before it was created. So no wall clock is compared, and however long a w
 first. Nobody waits for a holder whose process is known to have ended: it acts no more. What it has sent before is fenced by its token. A
 holder that could not renew is told to stop `stop_s` before its time is up.
 
+A holder that is late has not lost its lease by that: it has when another creates the next number. One that can wait with what it does until
+it has created that itself goes on (`renew_late`); one that cannot, as a leader of many jobs, stops in time.
+
 Old numbers are deleted, a good while later. A candidate that slept may therefore create one of them again: nobody holds the lease before
 it has looked and found its own number to be the newest.
 """
@@ -37,6 +40,9 @@ logger = logging.getLogger(__name__)
 
 KEPT = 16
 """Newest numbers that are not deleted: a listing that races with deletions still shows one that matters."""
+
+LATE_LEASES = 3
+"""For so many leases a holder that is late asks a store that does not answer, before it gives up."""
 
 FORMAT = 1
 
@@ -234,6 +240,23 @@ class LeaseKeeper:
                         return
         except TimeoutError:
             return
+
+    async def renew_late(self, lease: Lease) -> bool:
+        """Whether a lease whose time is up, or nearly, is still this holder's: it is renewed then. False: another has it, or nobody answers.
+
+        Nobody acted in between: whoever takes a lease over creates the number that is created here. Until that is known it is not valid.
+        """
+        try:
+            async with asyncio.timeout(self._options.lease_s * LATE_LEASES):
+                until = lease.valid_until
+                while lease.valid_until == until:
+                    if lease.is_revoked or not await self._renew(lease):
+                        return False
+                    if lease.valid_until == until:
+                        await asyncio.sleep(self._options.renew_s / 8)
+        except TimeoutError:
+            return False
+        return True
 
     async def _renew(self, lease: Lease) -> bool:
         """False if another leads. What the world refuses changes nothing yet."""

@@ -110,7 +110,7 @@ class FlowStore:
         After a CheckpointError it is not there, and will not be; where that cannot be made sure now, because the store does not answer,
         `settle` makes sure of it later. Only when the lease was lost meanwhile it may be there: whoever holds it now decides.
         """
-        self._check_lease()
+        await self._confirm_lease()
         await self.settle()
         if not checkpoint.kind.is_savepoint:
             own = rename_files(checkpoint, lambda name: self._own_name(checkpoint, name))
@@ -157,8 +157,14 @@ class FlowStore:
 
         Not without the lease: whoever holds it now may have found what was in doubt, and have begun with it.
         """
+        if self._in_doubt:
+            await self._confirm_lease()
+            await self._settle()
+
+    async def _settle(self) -> None:
         while self._in_doubt:
-            self._check_lease()
+            if self._lease is not None:
+                self._lease.check()
             doubt = objects, name, data = self._in_doubt[-1]
             try:
                 await _remove_own(objects, name, data)
@@ -178,7 +184,7 @@ class FlowStore:
         # Without a location nothing was stored, or `settle` has removed it.
         self._unwanted.update((checkpoint.location, None) for checkpoint in discard.checkpoints if checkpoint.location)
         try:
-            self._check_lease()
+            await self._confirm_lease()
             await self.settle()
             # Also what an earlier call could not remove: it may refer to what goes now.
             for location in list(self._unwanted):
@@ -209,7 +215,7 @@ class FlowStore:
 
         Its sinks drop what they prepared since, so a savepoint of that past lacks what it would have to commit.
         """
-        self._check_lease()
+        await self._confirm_lease()
         try:
             left = await self._numbers("left")
             above = {*await self._numbers("taken"), *await self._numbers("checkpoints")}
@@ -228,7 +234,7 @@ class FlowStore:
         if found.location.startswith(f"{self.url}/") and found.checkpoint_id > await self.finished():
             await self.leave_behind(found.checkpoint_id)
             return
-        self._check_lease()
+        await self._confirm_lease()
         try:
             taken = await self._numbers("taken")
             if not taken or taken[-1] < await self.highest() or (await self._taken(taken[-1]))[0] != found.location:
@@ -351,25 +357,26 @@ class FlowStore:
         try:
             # False, and yet ours, if a reply was lost and the request repeated.
             created = await to_the_end(objects.create(name, whole(data))) or await objects.read(name) == data
+            # The time that it took may have been too long: then whoever leads now has not seen it, and nobody may act on it.
+            await self._confirm_lease()
         except (OSError, asyncio.CancelledError) as error:
             await self._withdraw(objects, name, data)
             if isinstance(error, OSError):
                 raise CheckpointError(f"{shown(checkpoint)} could not be stored at {where}: {error}") from error
             raise
-        # The time that it took may have been too long: then whoever leads now has not seen it, and nobody may act on it.
-        self._check_lease()
         if not created:
             raise CheckpointError(f"{shown(checkpoint)} could not be stored: {where} exists, expected a new number: is another job there?")
 
-    def _check_lease(self) -> None:
+    async def _confirm_lease(self) -> None:
+        """Raise CheckpointError if another job has the lease; one that is late learns that here."""
         if self._lease is not None:
-            self._lease.check()
+            await self._lease.confirm()
 
     async def _withdraw(self, objects: ObjectStore, name: str, data: bytes) -> None:
         """Make sure, now if that is possible, that an object is not there."""
         self._in_doubt.append((objects, name, data))
         try:
-            await self.settle()
+            await self._settle()
         except CheckpointError as error:
             logger.warning("%s", error)
 

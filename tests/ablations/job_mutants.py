@@ -83,4 +83,18 @@ JOB_MUTANTS: list[Mutant] = [
         "                if not self._recovered and self._checkpoints.is_stopping:\n",
         ("tests/cluster/test_job_master.py::test_a_job_whose_leader_died_behind_the_savepoint_of_its_stop_ends_with_it",),
     ),
+    Mutant(
+        "who heard that it leads no more goes on when a late renewal comes true",
+        "aioflow/cluster/leadership.py",
+        "            self.revoke()\n            candidate",
+        "            candidate",
+        ("tests/cluster/test_leadership.py::test_who_heard_that_it_leads_no_more_does_so_for_good",),
+    ),
+    Mutant(
+        "a handle waits for a jobmanager that is silent",
+        "aioflow/cluster/remote.py",
+        "            except TimeoutError:\n                connection.abort(",
+        "            except TimeoutError:\n                logger.debug(",
+        ("tests/cluster/test_remote.py::test_a_jobmanager_that_falls_silent_is_left_for_the_next_leader",),
+    ),
 ]

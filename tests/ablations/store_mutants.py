@@ -113,8 +113,27 @@ STORE_MUTANTS: list[Mutant] = [
     Mutant(
         "a checkpoint is completed without the lease",
         "aioflow/checkpoint/store.py",
-        "        if self._lease is not None:\n            self._lease.check()\n",
+        "        if self._lease is not None:\n            await self._lease.confirm()\n",
         "        if self._lease is None:\n            return\n",
+        (
+            "tests/checkpoint_store/test_flow_lease.py::test_one_that_hung_is_told_that_it_lost_and_completes_nothing_any_more",
+        ),
+    ),
+    Mutant(
+        "a holder that is late has lost its lease, though nobody took it",
+        "aioflow/checkpoint/flow_lease.py",
+        "            if not await self._keeper.renew_late(lease):\n",
+        "            if lease.valid_until:\n",
+        (
+            "tests/checkpoint_store/test_flow_lease.py::test_one_that_hung_and_that_nobody_followed_goes_on",
+            "tests/checkpoint_store/test_flow_lease.py::test_one_that_is_late_again_and_again_goes_on",
+        ),
+    ),
+    Mutant(
+        "a holder that is late does not look whether another has the lease",
+        "aioflow/checkpoint/lease.py",
+        "            if head is None or head.token != lease.token or head.holder != self.candidate:\n",
+        "            if head is None:\n",
         (
             "tests/checkpoint_store/test_flow_lease.py::test_one_that_hung_is_told_that_it_lost_and_completes_nothing_any_more",
         ),

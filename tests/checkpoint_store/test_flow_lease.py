@@ -173,6 +173,71 @@ def test_one_that_hung_is_told_that_it_lost_and_completes_nothing_any_more() -> 
     assert simulate(main, 4).errors == []
 
 
+def test_one_that_hung_and_that_nobody_followed_goes_on() -> None:
+    """API section 5: a busy machine, or one that slept, is no reason to fail a job; only who finds another in its place has lost."""
+
+    async def main(host: SimulatedHost) -> None:
+        stores: list[FlowStore] = []
+        leases: list[FlowLease] = []
+        go = asyncio.Event()
+
+        async def first(mine: SimulatedHost) -> None:
+            store = open_store(URL, mine)
+            leases.append(await store.hold(nothing, OPTIONS))
+            await store.complete(await checkpoint(store, 1))
+            await go.wait()
+            # The first thing that it does when it wakes: its time is over, and nobody has asked for the lease.
+            assert not leases[0].is_valid
+            await store.complete(await checkpoint(store, 2))
+            leases[0].check()
+            stores.append(store)
+            await asyncio.get_running_loop().create_future()
+
+        host.sim.spawn("first", first, machine="a")
+        await until(lambda: leases)
+        await asyncio.sleep(2.0)
+        host.sim.pause("first")
+        await asyncio.sleep(60.0)
+        go.set()
+        host.sim.resume("first")
+        await until(lambda: stores)
+        assert await open_store(URL, host).checkpoints() == [1, 2]
+        with pytest.raises(CheckpointError, match="is running already"):
+            await open_store(URL, host).hold(nothing, OPTIONS)
+        host.sim.kill("first")
+
+    for seed in range(5):
+        assert simulate(main, seed).errors == []
+
+
+def test_one_that_is_late_again_and_again_goes_on() -> None:
+    """API section 5: each renewal takes longer than the time that is left for it."""
+
+    async def main(host: SimulatedHost) -> None:
+        lost: list[CheckpointError] = []
+
+        async def first(mine: SimulatedHost) -> None:
+            store = open_store(URL, mine)
+            await store.hold(lost.append, OPTIONS)
+            for number in range(1, 30):
+                await store.complete(await checkpoint(store, number))
+                await asyncio.sleep(1.0)
+
+        host.sim.spawn("first", first, machine="a")
+        began = host.clock.monotonic()
+        while host.clock.monotonic() < began + 90.0:
+            await asyncio.sleep(host.rng.uniform(0.0, 2.0))
+            host.sim.pause("first")
+            await asyncio.sleep(host.rng.uniform(0.0, 9.0))
+            host.sim.resume("first")
+        await asyncio.sleep(60.0)
+        assert lost == []
+        assert await open_store(URL, host).checkpoints() == list(range(1, 30))
+
+    for seed in range(5):
+        assert simulate(main, seed).errors == []
+
+
 def test_of_many_that_start_at_once_one_holds_and_the_others_are_refused() -> None:
     for seed in range(6):
         held: list[FlowLease] = []
