@@ -6,6 +6,7 @@ them, are not written twice; keys that are only equal are, since 1 and True are 
 
     batch   1 version | 1 flags | 8 watermark | for each column that is there: 4 length, msgpack or codec bytes | values
             (the column of keys may be the msgpack index or name of a field of the values)
+            with flag 64 each of them is a column of `core.column_codec`: times, watermarks, keys (or the name of a field), values
     event   msgpack array [kind, field, ...]
 
 The `watermarks` of a batch never decrease and seldom differ, so they are written as runs where that is shorter.
@@ -22,6 +23,8 @@ from typing import Any, Final
 
 import msgspec
 
+from aioflow.core.column_batch import Column, ColumnBatch, NumberColumn, ObjectColumn
+from aioflow.core.column_codec import decode_column, encode_column
 from aioflow.core.elements import (
     CancelCheckpointMarker,
     CheckpointBarrier,
@@ -42,8 +45,8 @@ __all__ = ["BATCH_FORMAT_VERSION", "decode_batch", "decode_event", "encode_batch
 BATCH_FORMAT_VERSION = 1
 """The first byte of every encoded batch. Another one is refused: both ends of an edge run the same release."""
 
-_TIMESTAMPS, _KEYS, _KEYS_ARE_VALUES, _WATERMARKS, _WATERMARK_RUNS, _KEYS_ARE_FIELD = 1, 2, 4, 8, 16, 32
-_ALL_FLAGS: Final = 63
+_TIMESTAMPS, _KEYS, _KEYS_ARE_VALUES, _WATERMARKS, _WATERMARK_RUNS, _KEYS_ARE_FIELD, _COLUMNS = 1, 2, 4, 8, 16, 32, 64
+_ALL_FLAGS: Final = 127
 _KEY_FLAGS: Final = (0, _KEYS, _KEYS_ARE_VALUES, _KEYS_ARE_FIELD)
 _HEAD: Final = struct.Struct(">BBq")
 _LENGTH: Final = struct.Struct(">I")
@@ -58,6 +61,13 @@ def encode_batch(batch: RecordBatch, codec: Codec, owner: str) -> bytes:
     Raises TypeNotSupported naming `owner`, the operator that emits it, for a value or key that cannot travel.
     """
     values, timestamps, keys, watermarks = batch.values, batch.timestamps, batch.keys, batch.watermarks
+    if (
+        type(values) is not list
+        or (timestamps is not None and type(timestamps) is not list)
+        or (keys is not None and type(keys) is not list)
+        or (watermarks is not None and type(watermarks) is not list)
+    ):
+        return _encode_columns(batch, codec, owner)
     flags = 0
     parts = [b""]
     try:
@@ -101,6 +111,8 @@ def _decode_batch(view: memoryview, codec: Codec) -> RecordBatch:
     if flags > _ALL_FLAGS or flags & (_KEYS | _KEYS_ARE_VALUES | _KEYS_ARE_FIELD) not in _KEY_FLAGS:
         raise ValueError(f"flags {flags:#x} are not part of the format")
     at = _HEAD.size
+    if flags & _COLUMNS:
+        return _decode_columns(view, flags, watermark, codec)
     timestamps = keys = watermarks = field = None
     if flags & _TIMESTAMPS:
         section, at = _column(view, at)
@@ -126,6 +138,67 @@ def _decode_batch(view: memoryview, codec: Codec) -> RecordBatch:
         if column is not None and len(column) != count:
             raise ValueError(f"it has {count} values and {len(column)} {name}")
     return RecordBatch(values, timestamps, keys, watermarks, watermark)
+
+
+def _encode_columns(batch: RecordBatch, codec: Codec, owner: str) -> bytes:
+    """A batch of columns: every part of it is a column, the values last. Keys that are a field of the values are its name."""
+    values: Any = batch.values
+    flags = _COLUMNS
+    parts = [b""]
+    columns: list[tuple[int, Any]] = [(_TIMESTAMPS, batch.timestamps), (_WATERMARKS, batch.watermarks), (_KEYS, batch.keys)]
+    fields = values.columns.items() if isinstance(values, ColumnBatch) else ()
+    for flag, column in columns:
+        if column is None:
+            continue
+        if flag == _KEYS and (names := [name for name, field in fields if field is column]):
+            flags |= _KEYS_ARE_FIELD
+            _add_column(parts, _pack(names[0]))
+            continue
+        flags |= flag
+        _add_column(parts, encode_column(_as_column(column), codec, owner))
+    parts[0] = _HEAD.pack(BATCH_FORMAT_VERSION, flags, batch.watermark)
+    parts.append(encode_column(_as_column(values), codec, owner))
+    return b"".join(parts)
+
+
+def _as_column(items: Any) -> Column:
+    return items if isinstance(items, Column) else ObjectColumn(items)
+
+
+def _as_items(column: Column) -> Any:
+    # What is a list is a list again: whoever reads rows need not know of columns.
+    return column.to_list() if isinstance(column, ObjectColumn) else column
+
+
+def _decode_columns(view: memoryview, flags: int, watermark: int, codec: Codec) -> RecordBatch:
+    if flags & (_KEYS_ARE_VALUES | _WATERMARK_RUNS):
+        raise ValueError(f"flags {flags:#x} are not part of the format")
+    at = _HEAD.size
+    found: dict[int, Any] = {}
+    for flag in (_TIMESTAMPS, _WATERMARKS, _KEYS):
+        if flags & flag:
+            section, at = _column(view, at)
+            column = decode_column(section, codec)
+            if flag != _KEYS and not _are_ints(column):
+                raise ValueError("its timestamps or watermarks are no ints")
+            found[flag] = _as_items(column)
+    if flags & _KEYS_ARE_FIELD:
+        section, at = _column(view, at)
+        field = _unpack_field(section)
+    values = decode_column(view[at:], codec)
+    if flags & _KEYS_ARE_FIELD:
+        if not isinstance(values, ColumnBatch) or field not in values.columns:
+            raise ValueError(f"its keys are field {field!r}, which the values do not have")
+        found[_KEYS] = values.columns[field]
+    if any(len(column) != len(values) for column in found.values()):
+        raise ValueError("its columns differ in length")
+    return RecordBatch(_as_items(values), found.get(_TIMESTAMPS), found.get(_KEYS), found.get(_WATERMARKS), watermark)
+
+
+def _are_ints(column: Column) -> bool:
+    if isinstance(column, NumberColumn):
+        return column.valid is None and column.values.dtype.kind == "i"
+    return isinstance(column, ObjectColumn) and all(type(item) is int for item in column)
 
 
 def _key_field(keys: list[Any], values: list[Any], codec: Codec) -> int | str | None:

@@ -64,7 +64,9 @@ def compile_predicate(expression: ex.Expr[Any]) -> Callable[[Any], Any]:
 def columns_to_function(columns: Mapping[str, Any]) -> Callable[[Any], dict[str, Any]]:
     """A function from a row to the dict of `columns` (expressions or plain values), in the given order: what `select` needs."""
     fields = {name: ex.as_expression(e) for name, e in columns.items()}
-    return _specialising(lambda emitter: f"return {_dict_source(fields, emitter)}", tuple(fields.values()))
+    function: Any = _specialising(lambda emitter: f"return {_dict_source(fields, emitter)}", tuple(fields.values()))
+    function.__columns__ = fields  # From which columns compute the same.
+    return function  # type: ignore[no-any-return]
 
 
 def compile_rows(expression: ex.Expr[Any]) -> Callable[[list[Any]], list[Any]]:

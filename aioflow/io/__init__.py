@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from aioflow.io.arrow_tables import arrow
     from aioflow.io.csv_files import csv
     from aioflow.io.discarding import blackhole
     from aioflow.io.event_streams import sse
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from aioflow.io.generating import datagen
     from aioflow.io.http_client import http
     from aioflow.io.json_files import jsonl
+    from aioflow.io.parquet_files import parquet
     from aioflow.io.postgres_tables import postgres
     from aioflow.io.printing import stdout
     from aioflow.io.pushing import push
@@ -28,12 +30,14 @@ if TYPE_CHECKING:
     from aioflow.spark.connector import spark
 
 __all__ = [
+    "arrow",
     "blackhole",
     "csv",
     "datagen",
     "http",
     "jsonl",
     "lines",
+    "parquet",
     "postgres",
     "push",
     "queue",
@@ -47,12 +51,14 @@ __all__ = [
 ]
 
 _MODULES = {
+    "arrow": "arrow_tables",
     "blackhole": "discarding",
     "csv": "csv_files",
     "datagen": "generating",
     "http": "http_client",
     "jsonl": "json_files",
     "lines": "files",
+    "parquet": "parquet_files",
     "postgres": "postgres_tables",
     "push": "pushing",
     "queue": "queues",

@@ -133,6 +133,9 @@ class Operator:
     inputs = 1
     """Number of inputs; with more than one, batches arrive through `process_input`."""
 
+    reads_columns = False
+    """Whether it has use for a batch of columns; if not, it is given no more of one at a time than of rows."""
+
     availability: Availability = AVAILABLE
     """Raised when `room()` became positive again, or when `busy` ended. The chain waits on it."""
 

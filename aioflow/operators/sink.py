@@ -49,7 +49,8 @@ class SinkWriter(Protocol[T_contra]):
     """Writes the records of one subtask.
 
     Optional: `full` (bool): set by the writer when it wants `flush` to be awaited before it takes more; `async open()`;
-    `async close()` (also after a failure); `restored(checkpoint_id)`, before `open` after a restore.
+    `async close()` (also after a failure); `restored(checkpoint_id)`, before `open` after a restore; `reads_columns` (bool): it has
+    use for a `ColumnBatch`, which reads like a list of rows.
 
     What was prepared up to the restored checkpoint is committed, by this subtask or by another. What this subtask began after it, in
     an attempt that is gone, belongs to nobody: `open` removes it, and nothing that a later attempt may have begun.
@@ -131,6 +132,7 @@ class SinkOperator(Operator):
             restored(max(ids))
         if opener is not None:
             await opener()
+        self.reads_columns = getattr(writer, "reads_columns", False)
 
     # Records.
 

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from aioflow.core.elements import RecordBatch
 from aioflow.core.errors import note_once
+from aioflow.core.expressions import is_expression
 from aioflow.core.functions import Function
 from aioflow.operators.operator import Operator
 from aioflow.operators.results import FirstResult
@@ -65,6 +66,11 @@ class StatelessOperator(Operator):
         self._firsts: list[FirstResult] = []
         self._unseen = 0
         """How many of the functions have given no result yet: what the loop was made for."""
+        self._column_steps = _column_steps(self.steps)
+        self.reads_columns = bool(self._column_steps)
+        self._on_columns: Callable[[RecordBatch], RecordBatch] | None = None
+        self._rest: StatelessOperator | None = None
+        """The steps that follow those on columns."""
         self._plain: Callable[[Iterable[Any]], list[Any]] | None = None
         self._indexed: Callable[[Iterable[Any]], tuple[list[Any], list[int]]] | None = None
 
@@ -91,6 +97,8 @@ class StatelessOperator(Operator):
         values = batch.values
         if not values:
             return RecordBatch([], None, None, None, batch.watermark)
+        if type(values) is not list and self._column_steps and (done := self._process_columns(batch)) is not None:
+            return done
         if self._unseen and self._unseen != sum(not first.seen for first in self._firsts):
             self._compile()
         source = iter(values)
@@ -108,6 +116,24 @@ class StatelessOperator(Operator):
             if better is error:
                 raise
             raise better from None
+
+    def _process_columns(self, batch: RecordBatch) -> RecordBatch | None:
+        """As many of the first steps as there are for columns, and the others on rows. None: it takes rows from the first step on."""
+        from aioflow.columns.expressions import NotOnColumns
+        from aioflow.columns.steps import ColumnSteps
+
+        if self._on_columns is None:
+            self._on_columns = ColumnSteps(self._column_steps)
+            count = len(self._column_steps)
+            if count < len(self.steps):
+                self._rest = rest = StatelessOperator(self.steps[count:])
+                rest._functions, rest._contexts, rest.ctx = self._functions[count:], self._contexts[count:], self.ctx
+                rest._look_at_first()
+        try:
+            done = self._on_columns(batch)
+        except NotOnColumns:
+            return None
+        return done if self._rest is None else self._rest.process_batch(done)
 
     async def close(self) -> None:
         for function in reversed(self._functions):
@@ -155,6 +181,19 @@ class StatelessOperator(Operator):
         at = max(0, min(index, len(values) - 1))
         note_once(error, f"in {describe_place(context)}, at record {describe_record(values[at])}")
         return error
+
+
+def _column_steps(steps: Sequence[StatelessStep]) -> list[Any]:
+    """What the first steps compute on columns: the expression of a filter, the fields of a select; up to the first that is neither."""
+    found: list[Any] = []
+    for step in steps:
+        if step.kind is StatelessKind.FILTER and is_expression(step.function):
+            found.append(step.function)
+        elif step.kind is StatelessKind.MAP and (fields := getattr(step.function, "__columns__", None)) is not None:
+            found.append(fields)
+        else:
+            break
+    return found
 
 
 def _is_python(call: Any) -> bool:

@@ -166,6 +166,10 @@ class StatusWatermarkValve:
 
 def _clamped(watermarks: list[int], low: int, high: int) -> list[int] | None:
     """A list that never decreases, clamped to [low, high]; None when that leaves nothing but `low`."""
+    if type(watermarks) is not list:
+        from aioflow.columns.event_time import clamped
+
+        return clamped(watermarks, low, high)  # type: ignore[arg-type, return-value]  # A column, which reads like a list.
     start, count = bisect_right(watermarks, low), len(watermarks)
     if start == count or high <= low:
         return None

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from operator import length_hint
 from typing import Any, NoReturn, Protocol
 
+from aioflow.core.column_batch import NumberColumn
 from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK
 
 __all__ = [
@@ -53,16 +54,32 @@ class WatermarkGenerator(Protocol):
 class _Stamping:
     """What the generators share that read timestamps out of the records."""
 
-    __slots__ = ("_extract", "current", "failed_at")
+    __slots__ = ("_extract", "_on_columns", "current", "failed_at")
 
     def __init__(self, extract: Extractor | None) -> None:
         self.current = MIN_WATERMARK
         self.failed_at: int | None = None
         self._extract = extract
+        self._on_columns: Callable[[Any], NumberColumn | None] | None = None
+
+    def _column_times(self, values: Any, timestamps: Any) -> NumberColumn | None:
+        """The timestamps of a batch of columns, as a column; None where they have to be looked at one by one."""
+        if self._extract is None:
+            return timestamps if isinstance(timestamps, NumberColumn) else None
+        expression = getattr(self._extract, "expression", None)
+        if expression is None:
+            return None
+        if self._on_columns is None:
+            from aioflow.columns.event_time import TimesOf
+
+            self._on_columns = TimesOf(expression)
+        return self._on_columns(values)
 
     def _times(self, values: list[Any], timestamps: list[int] | None) -> list[int]:
         """The timestamps of `values`, checked. Two passes in C over the types cost less than meeting a float in a checkpoint."""
         extract = self._extract
+        if type(values) is not list and (column := self._column_times(values, timestamps)) is not None:
+            return column  # type: ignore[return-value]  # It reads like a list.
         if extract is not None:
             source = iter(values)
             try:
@@ -98,6 +115,12 @@ class BoundedGenerator(_Stamping):
         times = self._times(values, timestamps)
         if not times:
             return times, None, self.current
+        if isinstance(times, NumberColumn) and self._highest <= MAX_WATERMARK:
+            from aioflow.columns.event_time import bounded
+
+            marks, self._highest = bounded(times, self._highest, self._lag)
+            self.current = self._highest - self._lag
+            return times, marks, self.current  # type: ignore[return-value]  # They read like lists.
         # A plain loop: it subtracts only where the maximum moves, and beats itertools.accumulate(times, max) by two to one.
         highest, watermark, lag = self._highest, self.current, self._lag
         before = watermark
@@ -218,7 +241,9 @@ def timestamp_extractor(timestamp: Any) -> Extractor | None:
     if is_expression(timestamp):
         from aioflow.core.expression_rows import compile_row
 
-        return compile_row(timestamp)
+        extract: Any = compile_row(timestamp)
+        extract.expression = timestamp  # For batches of columns.
+        return extract  # type: ignore[no-any-return]
     if not callable(timestamp):
         raise TypeError(f"timestamp= is {_spell(timestamp)}, expected a function of the element or an expression")
     return timestamp  # type: ignore[no-any-return]

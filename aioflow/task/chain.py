@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from aioflow.core.column_batch import COLUMN_RECORDS_MAX
 from aioflow.core.elements import MIN_WATERMARK, RecordBatch
 from aioflow.core.errors import note_once
 from aioflow.operators.operator import Operator
@@ -49,6 +50,8 @@ class ChainStatus(Enum):
 class _Forward(Operator):
     """The one stage of a task without operators: a source whose records leave at once. What leaving costs is measured here too."""
 
+    reads_columns = True
+
     def process_batch(self, batch: RecordBatch) -> RecordBatch:
         return batch
 
@@ -58,6 +61,8 @@ class _Stage:
 
     __slots__ = (
         "asks_room",
+        "column_limit",
+        "column_ns",
         "fan_out",
         "first",
         "last",
@@ -66,6 +71,7 @@ class _Stage:
         "ns_per_record",
         "operator",
         "process",
+        "reads_columns",
         "records_in",
         "records_out",
         "taps",
@@ -80,6 +86,10 @@ class _Stage:
         self.ns_per_record = 0.0
         self.fan_out = 1.0
         self.limit = 1  # Until its cost is known, one record: a function of a second must not run a thousand times in a slice.
+        # Of a batch of columns it takes more at a time, and what that costs a record says nothing about rows.
+        self.reads_columns = operator.reads_columns
+        self.column_ns = 0.0
+        self.column_limit = BATCH_RECORDS_MAX
         self.records_in = 0
         self.records_out = 0
         self.taps: tuple[Tap, ...] = ()
@@ -154,6 +164,7 @@ class OperatorChain:
             measured = before.get((stage.first, stage.last))
             if measured is not None:
                 stage.ns_per_record, stage.fan_out, stage.limit = measured.ns_per_record, measured.fan_out, measured.limit
+                stage.column_ns, stage.column_limit = measured.column_ns, measured.column_limit
             stage.taps = self._taps.get(stage.last, ())
             stage.records_in = counts.get(stage.first, (0, 0))[0]
             stage.records_out = counts.get(stage.last, (0, 0))[1]
@@ -302,7 +313,10 @@ class OperatorChain:
             # With what leaving the stage costs: a key function may well be dearer than the operator before it.
             finished = perf_ns()
             if taken:
-                self._measure(stage, (finished - now) / taken, len(out.values) / taken)
+                if stage.reads_columns and type(part.values) is not list:
+                    self._measure_columns(stage, (finished - now) / taken)
+                else:
+                    self._measure(stage, (finished - now) / taken, len(out.values) / taken)
             if finished - now > SLOW_NS and self.operators:  # Without any it is the source that was slow, or leaving.
                 self.slowest_operator = operator
             now = finished
@@ -346,12 +360,19 @@ class OperatorChain:
     @staticmethod
     def _take(stage: _Stage, count: int) -> tuple[RecordBatch, int]:
         batch, start, input_index = stage.waiting[0]
+        if stage.reads_columns and type(batch.values) is not list:
+            count = stage.column_limit
         stop = start + count
         if stop >= len(batch.values):
             stage.waiting.popleft()
             return (batch.slice(start, len(batch.values)) if start else batch), input_index
         stage.waiting[0] = (batch, stop, input_index)
         return batch.slice(start, stop), input_index
+
+    def _measure_columns(self, stage: _Stage, ns_per_record: float) -> None:
+        old = stage.column_ns
+        stage.column_ns = ns = ns_per_record if ns_per_record > 4 * old else old + (ns_per_record - old) / 8
+        stage.column_limit = max(1, int(self._slice_ns / ns)) if ns * COLUMN_RECORDS_MAX > self._slice_ns else COLUMN_RECORDS_MAX
 
     def _measure(self, stage: _Stage, ns_per_record: float, fan_out: float) -> None:
         # A jump up counts at once, so that a function that turned slow holds the loop for one slice only; down it is smoothed.

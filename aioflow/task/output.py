@@ -13,9 +13,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from aioflow.core.availability import AVAILABLE, Availability, all_of
+from aioflow.core.column_batch import COLUMN_RECORDS_MAX
 from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK, EndOfData, Event, RecordBatch
 from aioflow.core.errors import TypeNotSupported
 from aioflow.core.serializers import Codec
+from aioflow.network.builder import BATCH_RECORDS_MAX
 from aioflow.task.partitioners import BroadcastPartitioner
 
 if TYPE_CHECKING:
@@ -29,6 +31,9 @@ if TYPE_CHECKING:
 __all__ = ["FLUSH_MAX_AGE_NS", "RecordWriter", "TaskOutput", "TravelCheck"]
 
 logger = logging.getLogger(__name__)
+
+COLUMN_RECORDS_PER_ROW = COLUMN_RECORDS_MAX // BATCH_RECORDS_MAX
+"""Records that a batch of columns has where one of rows has one. A consumer that asks for smaller batches gets both smaller."""
 
 FLUSH_MAX_AGE_NS = 1_000_000
 """The oldest that a gathered record gets while its task is busy with others: half of what may pass through an exchange takes at the 99th
@@ -94,6 +99,9 @@ class RecordWriter:
                 self._check = None
             for index, part in self._partitioner.split(batch):
                 subpartition = self._subpartitions[index]
+                if type(part.values) is not list:
+                    _write_columns(subpartition, part)
+                    continue
                 builder = subpartition.builder
                 written, count = 0, len(part.values)
                 # A large part goes as it is when nothing waits before it: copying it would only make the batch a little larger.
@@ -288,6 +296,29 @@ class TaskOutput:
         """Consumers see that their producer failed."""
         for writer in self._all:
             writer.partition.fail(error)
+
+
+def _write_columns(subpartition: PipelinedSubpartition, part: RecordBatch) -> None:
+    """A batch of columns goes as it is: gathered with other records it would become rows."""
+    subpartition.seal()  # What was written before. The channel knows the watermark in force then.
+    builder = subpartition.builder
+    step = builder.batch_records_max * COLUMN_RECORDS_PER_ROW
+    for start in range(0, len(part.values), step):
+        piece = part.slice(start, start + step)
+        if piece.watermarks is not None and piece.watermarks[0] < builder.told:
+            piece.watermarks = _raised(piece.watermarks, builder.told)
+        whole = builder.seal_whole(piece)
+        if whole is not None:  # Else the consumer is gone.
+            subpartition.add(whole)
+
+
+def _raised(watermarks: list[int], least: int) -> list[int]:
+    """The channel cannot be told less than it knows."""
+    if type(watermarks) is list:
+        return [max(mark, least) for mark in watermarks]
+    from aioflow.columns.event_time import raised
+
+    return raised(watermarks, least)  # type: ignore[arg-type, return-value]  # A column, which reads like a list.
 
 
 def _passed(subpartition: PipelinedSubpartition, checkpoint_id: int, capture: InFlightCapture, _index: int) -> None:

@@ -13,11 +13,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from aioflow.core.elements import RecordBatch
 from aioflow.core.errors import note_once
+from aioflow.core.expressions import is_expression
 from aioflow.core.keygroups import SubtaskCache, canonical_key
 from aioflow.graph.stream_graph import Partitioning, ShipStrategy
 from aioflow.operators.userfunction import UserFunction, describe_record
 
 if TYPE_CHECKING:
+    from aioflow.columns.keys import KeyRouter
+    from aioflow.core.expressions import Expr
     from aioflow.core.host import Rng
 
 __all__ = ["BroadcastPartitioner", "Partitioner", "create_partitioner"]
@@ -40,9 +43,10 @@ def create_partitioner(
     strategy = partitioning.strategy
     if strategy is ShipStrategy.HASH:
         key = UserFunction(partitioning.function, "key_by").call
+        expression = partitioning.function if is_expression(partitioning.function) else None
         if consumers == 1:
-            return _SingleKeyed(key, max_parallelism, place)
-        return _Hash(key, consumers, max_parallelism, place)
+            return _SingleKeyed(key, max_parallelism, place, expression)
+        return _Hash(key, consumers, max_parallelism, place, expression)
     if strategy is ShipStrategy.CUSTOM:
         return _Custom(UserFunction(partitioning.function, "partition_custom").call, consumers, place)
     if consumers == 1 or strategy is ShipStrategy.GLOBAL:
@@ -133,10 +137,31 @@ class _Custom:
 class _Keyed:
     """What both keyed partitioners share: the key function, the cache, and who is to blame for a bad key."""
 
-    def __init__(self, key: Callable[[Any], Any], consumers: int, max_parallelism: int, place: str) -> None:
+    def __init__(
+        self, key: Callable[[Any], Any], consumers: int, max_parallelism: int, place: str, expression: Expr[Any] | None
+    ) -> None:
+        """`expression` is what `key` was made from, for batches of columns; None: they are split as rows."""
         self._key = key
         self._place = place
         self._cache = SubtaskCache(consumers, max_parallelism)
+        self._expression = expression
+        self._spread = (consumers, max_parallelism)
+        self._router: KeyRouter | None = None
+
+    def split_columns(self, batch: RecordBatch) -> list[tuple[int, RecordBatch]] | None:
+        """The parts of a batch of columns; None where it has to be split as rows."""
+        if self._expression is None:
+            return None
+        from aioflow.columns.expressions import NotOnColumns
+
+        if self._router is None:
+            from aioflow.columns.keys import KeyRouter
+
+            self._router = KeyRouter(self._expression, *self._spread)
+        try:
+            return self._router.split(batch)
+        except NotOnColumns:
+            return None
 
     def blame(self, error: Exception, value: Any) -> Exception:
         """The error to raise for `value`: names the operator; of an unhashable key it says what keys may be."""
@@ -152,11 +177,13 @@ class _Keyed:
 class _SingleKeyed(_Keyed):
     """One consumer: nothing to route, but keys are computed and checked here all the same."""
 
-    def __init__(self, key: Callable[[Any], Any], max_parallelism: int, place: str) -> None:
-        super().__init__(key, 1, max_parallelism, place)
+    def __init__(self, key: Callable[[Any], Any], max_parallelism: int, place: str, expression: Expr[Any] | None = None) -> None:
+        super().__init__(key, 1, max_parallelism, place, expression)
 
     def split(self, batch: RecordBatch) -> list[tuple[int, RecordBatch]]:
         values = batch.values
+        if type(values) is not list and (parts := self.split_columns(batch)) is not None:
+            return parts
         source = iter(values)
         try:
             keys = list(map(self._key, source))
@@ -177,8 +204,10 @@ class _SingleKeyed(_Keyed):
 class _Hash(_Keyed):
     """Key -> key group -> subtask, through a cache: one dict look-up a record. The loop is generated for what the batch carries."""
 
-    def __init__(self, key: Callable[[Any], Any], consumers: int, max_parallelism: int, place: str) -> None:
-        super().__init__(key, consumers, max_parallelism, place)
+    def __init__(
+        self, key: Callable[[Any], Any], consumers: int, max_parallelism: int, place: str, expression: Expr[Any] | None = None
+    ) -> None:
+        super().__init__(key, consumers, max_parallelism, place, expression)
         self._consumers = consumers
         self._loops = {
             (times, marks): _generate_loop(consumers, times=times, marks=marks) for times in (False, True) for marks in (False, True)
@@ -186,6 +215,8 @@ class _Hash(_Keyed):
 
     def split(self, batch: RecordBatch) -> list[tuple[int, RecordBatch]]:
         values, timestamps, watermarks = batch.values, batch.timestamps, batch.watermarks
+        if type(values) is not list and (parts := self.split_columns(batch)) is not None:
+            return parts
         consumers = range(self._consumers)
         v: list[list[Any]] = [[] for _ in consumers]
         k: list[list[Any]] = [[] for _ in consumers]

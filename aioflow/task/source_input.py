@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from aioflow.checkpoint.source_state import SplitState
 from aioflow.core.availability import Availability
+from aioflow.core.column_batch import COLUMN_RECORDS_MAX
 from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK, RecordBatch, empty_batch
 from aioflow.operators.userfunction import describe_record
 from aioflow.operators.watermarks import IdlenessTimer
@@ -57,6 +58,7 @@ class SourceInput:
         self._now_ms = now_ms
         self._perf_ns = perf_ns
         self._slice_ns = slice_ns
+        self._columnar = bool(getattr(reader, "columnar", False))
         self._ns_per_record = float(slice_ns)  # Until it is known what one costs, one at a time.
         self._generators: dict[str, WatermarkGenerator] = {}
         self._watermark = MIN_WATERMARK
@@ -136,12 +138,14 @@ class SourceInput:
         if self._stopped is not None and not (self._drains_reader and not self._reader.finished):
             return self._stopped
         reader, begun = self._reader, self._perf_ns()
-        values = reader.poll_batch(max(1, min(max_records, int(self._slice_ns / max(self._ns_per_record, 1.0)))))
+        # Columns are dealt with by the batch, and whoever makes rows of them takes no more at a time than it can.
+        at_most = COLUMN_RECORDS_MAX if self._columnar else max(1, min(max_records, int(self._slice_ns / max(self._ns_per_record, 1.0))))
+        values = reader.poll_batch(at_most)
         if values:
             self._leave_idle()
             count = len(values)
             self.records_in += count
-            values = values if type(values) is list else list(values)
+            values = values if type(values) is list or self._columnar else list(values)
             try:
                 batch = self._stamp(values)
             except Exception:
@@ -190,7 +194,7 @@ class SourceInput:
         """Release what the reader holds; after `close`."""
         await self._reader.close()
 
-    def _stamp(self, values: list[Any]) -> RecordBatch:
+    def _stamp(self, values: Any) -> RecordBatch:
         timestamps: list[int] | None = getattr(self._reader, "timestamps", None)
         if self._strategy is None:
             return RecordBatch(values, timestamps)
@@ -211,11 +215,15 @@ class SourceInput:
         self._watermark = combined
         if combined == before or watermarks is None:
             watermarks = None if combined == before else [before] * len(values)
+        elif type(watermarks) is not list:
+            from aioflow.columns.event_time import clamped
+
+            watermarks = clamped(watermarks, before, others)  # type: ignore[assignment, arg-type]  # A column, which reads like a list.
         else:
             watermarks = [max(before, min(mark, others)) for mark in watermarks]
         return RecordBatch(values, timestamps, None, watermarks, combined)
 
-    def _blame(self, values: list[Any]) -> None:
+    def _blame(self, values: Sequence[Any]) -> None:
         for generator in self._generators.values():
             if generator.failed_at is not None:
                 self.culprit = f", at record {describe_record(values[generator.failed_at])}"

@@ -1,0 +1,66 @@
+"""Timestamps and watermarks on columns: what the generators and valves of rows compute, for a whole batch at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from aioflow.columns.expressions import ColumnExpression, NotOnColumns
+from aioflow.core.column_batch import ColumnBatch, NumberColumn
+
+__all__ = ["TimesOf", "bounded", "clamped", "raised", "taken"]
+
+
+class TimesOf:
+    """Reads timestamps by an expression."""
+
+    def __init__(self, expression: Any) -> None:
+        self._compute = ColumnExpression(expression)
+
+    def __call__(self, values: Any) -> NumberColumn | None:
+        """The timestamps of a batch; None if it has to be looked at row by row, which also finds what is no timestamp."""
+        if not isinstance(values, ColumnBatch):
+            return None
+        try:
+            found = self._compute(values)
+        except NotOnColumns:
+            return None
+        if isinstance(found, NumberColumn) and found.values.dtype == np.int64 and (found.valid is None or found.valid.all()):
+            return NumberColumn(found.values)
+        return None
+
+
+def bounded(times: NumberColumn, highest: int, lag: int) -> tuple[NumberColumn | None, int]:
+    """The watermark in force before each record, None when it does not move among them, and the highest timestamp after the last.
+
+    `highest` is the highest before the first; the watermark is always `lag` behind it.
+    """
+    running = np.maximum.accumulate(times.values)
+    np.maximum(running, highest, out=running)
+    last = int(running[-1])
+    if len(running) == 1 or int(running[-2]) == highest:
+        return None, last
+    before = np.empty(len(running), np.int64)
+    before[0] = highest - lag
+    np.subtract(running[:-1], lag, out=before[1:])
+    return NumberColumn(before), last
+
+
+def raised(watermarks: NumberColumn, least: int) -> NumberColumn:
+    """None of them below `least`."""
+    return NumberColumn(np.maximum(watermarks.values, least))
+
+
+def clamped(watermarks: NumberColumn, low: int, high: int) -> NumberColumn | None:
+    """Watermarks within [low, high]; None when that leaves nothing but `low`."""
+    if high <= low or int(watermarks.values[-1]) <= low:
+        return None
+    return NumberColumn(np.clip(watermarks.values, low, high))
+
+
+def taken(items: Any, indices: np.ndarray) -> Any:
+    """A list or column at `indices`; None stays None."""
+    if items is None:
+        return None
+    return [items[i] for i in indices.tolist()] if type(items) is list else items.take(indices)

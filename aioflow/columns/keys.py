@@ -1,0 +1,163 @@
+"""Keys on columns: one small int for each distinct key, and the subtask that owns it, computed once a distinct key.
+
+Keys that are equal in Python are one key here too: a code stands for a key as a dict would find it. Key groups come from the same
+`SubtaskCache` that rows use, so a record goes where it would go as a row.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from aioflow.columns.event_time import taken
+from aioflow.columns.expressions import ColumnExpression, NotOnColumns
+from aioflow.core.column_batch import CodedColumn, Column, ColumnBatch, NumberColumn
+from aioflow.core.elements import RecordBatch
+from aioflow.core.keygroups import SubtaskCache
+
+__all__ = ["KeyEncoder", "KeyRouter", "distinct"]
+
+TABLE_SPAN_MAX = 1 << 22
+"""Ints this close together are looked up in a table by their value: three ns a record. Others are sorted."""
+
+KEYS_MAX = 1_000_000
+"""A router that has seen so many keys begins anew, as `SubtaskCache` does."""
+
+
+class KeyEncoder:
+    """Gives each distinct key the next code, in no order that means anything. `entries[code]` is the key as it was first spelled."""
+
+    def __init__(self) -> None:
+        self.entries: list[Any] = []
+        self._index: dict[Any, int] = {}
+        self._table = np.empty(0, np.int32)  # Code of the int `_low + i`, -1: none yet.
+        self._low = 0
+        self._known: tuple[list[Any] | None, np.ndarray] = (None, np.empty(0, np.int32))
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def encode(self, keys: Any) -> np.ndarray:
+        """The code of each of `keys`, a column or list without None. Raises TypeError for one that is not hashable."""
+        if isinstance(keys, CodedColumn):
+            return self._of_entries(keys.entries)[keys.codes]  # type: ignore[no-any-return]
+        if isinstance(keys, NumberColumn) and keys.values.dtype.kind == "i" and len(keys):
+            return self._of_ints(keys.values)
+        return self._of_list(keys)
+
+    def _of_list(self, keys: Any) -> np.ndarray:
+        index, entries = self._index, self.entries
+        codes = []
+        for key in keys:
+            code = index.get(key)
+            if code is None:
+                code = index[key] = len(entries)
+                entries.append(key)
+            codes.append(code)
+        return np.array(codes, np.int64)
+
+    def _of_entries(self, entries: list[Any]) -> np.ndarray:
+        """Code of each entry of a coded column. Batches cut from one share the list, which may have grown at its end."""
+        known, codes = self._known
+        if known is not entries:
+            codes = np.empty(0, np.int32)
+        if len(codes) < len(entries):
+            codes = np.concatenate([codes, self._of_list(entries[len(codes) :]).astype(np.int32)])
+            self._known = (entries, codes)
+        return codes
+
+    def _of_ints(self, values: np.ndarray) -> np.ndarray:
+        low, high = int(values.min()), int(values.max())
+        table = self._table
+        if not (len(table) and self._low <= low and high < self._low + len(table)):
+            if len(table):
+                low, high = min(low, self._low), max(high, self._low + len(table) - 1)
+            if high - low >= TABLE_SPAN_MAX:
+                found, inverse = np.unique(values, return_inverse=True)
+                return self._of_list(found.tolist())[inverse]
+            # Some more than is asked for, so that keys that come in rising do not make a new table for each batch.
+            size = min(TABLE_SPAN_MAX, 2 * (high - low + 1))
+            grown = np.full(size, -1, np.int32)
+            if len(table):
+                grown[self._low - low : self._low - low + len(table)] = table
+            self._table, self._low = table, _ = grown, low
+        at = values - self._low
+        codes = table[at]
+        if codes.min() < 0:
+            new = np.unique(values[codes < 0])
+            table[new - self._low] = self._of_list(new.tolist())
+            codes = table[at]
+        return codes  # type: ignore[no-any-return]
+
+
+def distinct(codes: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """The codes that occur, in order of first arrival, and for each record the place of its code among them. Codes are below `size`."""
+    count = len(codes)
+    if size > 4 * count:
+        found, first, inverse = np.unique(codes, return_index=True, return_inverse=True)
+        order = np.argsort(first)
+        place = np.empty(len(order), np.int64)
+        place[order] = np.arange(len(order))
+        return found[order], place[inverse]
+    first = np.full(size, count, np.int64)
+    first[codes[::-1]] = np.arange(count - 1, -1, -1)  # Of several the last is kept: the first record.
+    found = np.flatnonzero(first < count)
+    found = found[np.argsort(first[found])]
+    first[found] = np.arange(len(found))
+    return found, first[codes]
+
+
+class KeyRouter:
+    """Splits batches of columns by key."""
+
+    def __init__(self, expression: Any, consumers: int, max_parallelism: int) -> None:
+        self._compute = ColumnExpression(expression)
+        self._consumers = consumers
+        self._max_parallelism = max_parallelism
+        self._begin()
+
+    def _begin(self) -> None:
+        self._encoder = KeyEncoder()
+        self._subtasks = np.empty(0, np.int32)
+        self._cache = SubtaskCache(self._consumers, self._max_parallelism)
+
+    def split(self, batch: RecordBatch) -> list[tuple[int, RecordBatch]]:
+        """The parts by consumer, with their keys. Raises NotOnColumns where rows have to tell what is wrong with a key."""
+        values: Any = batch.values
+        if not isinstance(values, ColumnBatch):
+            raise NotOnColumns("the values are no records of columns")
+        keys = self._compute(values)
+        subtasks = self._route(keys)
+        if self._consumers == 1:
+            return [(0, RecordBatch(values, batch.timestamps, keys, batch.watermarks, batch.watermark))]  # type: ignore[arg-type]
+        parts = []
+        for consumer in range(self._consumers):
+            chosen = np.flatnonzero(subtasks == consumer)
+            if len(chosen):
+                rows = values.take(chosen)
+                own = next((rows.columns[name] for name, column in values.columns.items() if column is keys), None)
+                own_keys: Any = keys.take(chosen) if own is None else own  # A field of the values is not sent twice.
+                parts.append(
+                    (consumer, RecordBatch(rows, taken(batch.timestamps, chosen), own_keys, taken(batch.watermarks, chosen)))  # type: ignore[arg-type]
+                )
+        return parts
+
+    def _route(self, keys: Column) -> np.ndarray:
+        """The subtask of each key."""
+        coded = isinstance(keys, CodedColumn) and not (keys.codes < 0).any()
+        plain = isinstance(keys, NumberColumn) and keys.values.dtype.kind == "i" and (keys.valid is None or keys.valid.all())
+        if not (coded or plain):
+            raise NotOnColumns(f"keys of a {type(keys).__name__}, or some without a value")
+        if len(self._encoder) > KEYS_MAX:
+            self._begin()
+        try:
+            codes = self._encoder.encode(keys)
+            known = len(self._subtasks)
+            if known < len(self._encoder):
+                new = list(map(self._cache.__getitem__, self._encoder.entries[known:]))
+                self._subtasks = np.concatenate([self._subtasks, np.array(new, np.int32)])
+        except Exception as error:
+            self._begin()
+            raise NotOnColumns(f"a key was refused: {error}") from error
+        return self._subtasks[codes]  # type: ignore[no-any-return]

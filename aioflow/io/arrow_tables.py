@@ -1,0 +1,184 @@
+"""Arrow as source and sink: a table in memory, or files in Arrow's IPC format (also called Feather), of which a sink writes parts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from aioflow.core.errors import GraphError
+from aioflow.io.column_parts import ColumnPartWriter
+from aioflow.io.column_reader import ColumnReader, Pages
+from aioflow.io.columns_extra import require_columns
+from aioflow.io.hosts import lent
+from aioflow.io.parts import PartCommitter, RollPolicy
+from aioflow.io.paths import find_files
+from aioflow.operators.source import Split
+
+if TYPE_CHECKING:
+    from aioflow.core.column_batch import ColumnBatch
+    from aioflow.core.host import Host
+    from aioflow.operators.operator import OperatorContext
+    from aioflow.operators.source import SourceContext
+
+__all__ = ["ArrowFiles", "ArrowTable", "arrow"]
+
+PAGE_ROWS = 65_536
+"""Rows of a table that are made columns at a time: one dictionary of its texts for so many."""
+
+ONLY_SPLIT = "0"
+
+
+def arrow(what: Any, *, roll: RollPolicy | None = None) -> Any:
+    """Records as columns of Arrow. `what`: a pyarrow Table or RecordBatch, or a list of record batches, to read; or files in Arrow's
+    IPC format: a file, a glob or a directory to read, a directory of part files to write. Records are dicts.
+
+    Expressions after it work on whole arrays, and rows are made only for what needs them. Needs the extra `[columns]`.
+    """
+    if isinstance(what, (str, os.PathLike)):
+        require_columns(f"arrow({str(what)!r})")
+        return ArrowFiles(what, roll or RollPolicy())
+    require_columns("arrow(...)")
+    if roll is not None:
+        raise GraphError("arrow: roll= is for files, and a table was given")
+    import pyarrow as pa
+
+    if isinstance(what, pa.RecordBatch):
+        what = pa.Table.from_batches([what])
+    elif isinstance(what, Iterable) and not isinstance(what, pa.Table):
+        batches = list(what)
+        if not batches or not all(isinstance(batch, pa.RecordBatch) for batch in batches):
+            raise GraphError("arrow: expected a table, a path, or record batches of pyarrow, at least one")
+        what = pa.Table.from_batches(batches)
+    if not isinstance(what, pa.Table):
+        raise GraphError(f"arrow: got a {type(what).__qualname__}, expected a Table or record batches of pyarrow, or a path")
+    return ArrowTable(what)
+
+
+class ArrowTable:
+    """A `Source` of a table in memory. One split; the position is the index of the next row."""
+
+    bounded = True
+    columnar = True
+    parallelism_max = 1
+    """One split, read by one subtask: the flow's parallelism begins after it."""
+
+    def __init__(self, table: Any) -> None:
+        self._table = table
+
+    def __repr__(self) -> str:
+        return f"arrow(table of {self._table.num_rows} rows)"
+
+    async def discover(self) -> list[Split]:
+        return [Split(ONLY_SPLIT)]
+
+    def reader(self, ctx: SourceContext) -> _TableReader:
+        return _TableReader(self._table)
+
+
+class _TableReader:
+    """Makes columns of stretches of the table, which costs a copy at most."""
+
+    columnar = True
+
+    def __init__(self, table: Any) -> None:
+        self._table = table
+        self._index = 0
+        self._end = 0
+        self._page: ColumnBatch | None = None
+        self._page_start = 0
+
+    async def open(self, splits: Sequence[Split]) -> None:
+        for split in splits:
+            self._index = split.position or 0
+            self._end = self._table.num_rows
+
+    def poll_batch(self, max_records: int) -> ColumnBatch | None:
+        if self._index >= self._end:
+            return None
+        page = self._page
+        if page is None or self._index >= self._page_start + len(page):
+            from aioflow.columns.arrow import from_table
+
+            self._page_start = self._index
+            page = self._page = from_table(self._table.slice(self._index, PAGE_ROWS))
+        start = self._index - self._page_start
+        stop = min(start + max_records, len(page))
+        self._index += stop - start
+        return page.part(slice(start, stop))
+
+    async def wait(self) -> None:
+        """There is never anything to wait for."""
+
+    @property
+    def finished(self) -> bool:
+        return self._index >= self._end
+
+    def position(self, split_id: str) -> int:
+        return self._index
+
+    async def close(self) -> None:
+        self._page = None
+
+
+class ArrowFiles:
+    """A `Source` and a `Sink` of files in Arrow's IPC format. The position of a split is (record batch, row in it)."""
+
+    bounded = True
+    columnar = True
+
+    def __init__(self, path: str | os.PathLike[str], roll: RollPolicy) -> None:
+        # A Path means itself; only a text may be a pattern.
+        self._path: str | PurePath = path if isinstance(path, (str, PurePath)) else os.fspath(path)
+        self._roll = roll
+
+    def __repr__(self) -> str:
+        return f"arrow({str(self._path)!r})"
+
+    async def discover(self, host: Host | None = None) -> list[Split]:
+        """One split a file. Raises FileNotFoundError naming the path, ValueError for what is no file of Arrow."""
+        async with lent(host) as machine:
+            parts = [await machine.blocking(_whole, machine, path) for path in await find_files(machine, self._path)]
+        return [Split(part.id, None, tuple(part)) for part in parts]
+
+    def reader(self, ctx: SourceContext) -> ColumnReader:
+        return ColumnReader(ctx, _ArrowFile)
+
+    def writer(self, ctx: OperatorContext) -> ColumnPartWriter:
+        return ColumnPartWriter(ctx, str(self._path), "arrow", _open_table, self._roll)
+
+    def committer(self, ctx: OperatorContext | None = None) -> PartCommitter:
+        return PartCommitter(None if ctx is None else ctx.host)
+
+
+class _ArrowFile:
+    """One open file; its pages are its record batches."""
+
+    def __init__(self, file: BinaryIO, path: str) -> None:
+        import pyarrow as pa
+
+        try:
+            self._file = pa.ipc.open_file(file)
+        except pa.ArrowInvalid as error:
+            raise ValueError(f"{path} is no file in Arrow's IPC format: {error}") from error
+
+    @property
+    def pages(self) -> int:
+        return int(self._file.num_record_batches)
+
+    def read_page(self, number: int) -> ColumnBatch:
+        from aioflow.columns.arrow import from_table
+
+        return from_table(self._file.get_batch(number))
+
+
+def _whole(host: Host, path: str) -> Pages:
+    with host.fs.open_read(path) as file:
+        return Pages(path, 0, _ArrowFile(file, path).pages)
+
+
+def _open_table(file: Any, schema: Any) -> Any:
+    import pyarrow as pa
+
+    return pa.ipc.new_file(pa.PythonFile(file, mode="w"), schema)

@@ -1,0 +1,167 @@
+"""Part files that hold columns: what is written is gathered as batches and becomes one page, a row group or record batch, at each flush.
+
+A part has one schema, that of its first page. Records whose columns have other types, and cannot be had in those of the part, begin
+a new part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from aioflow.core.column_batch import ColumnBatch
+from aioflow.io.parts import PartWriter, RollPolicy
+from aioflow.io.shapes import fields_of_value
+
+if TYPE_CHECKING:
+    from aioflow.operators.operator import OperatorContext
+
+__all__ = ["ColumnPartWriter", "TableWriter"]
+
+PAGE_ROWS = 65_536
+"""The writer asks for a flush when it holds so many."""
+
+
+class TableWriter(Protocol):
+    """Writes tables of one schema into a file in memory."""
+
+    def write_table(self, table: Any) -> None: ...
+    def close(self) -> None:
+        """Write the end of the file."""
+
+
+class ColumnPartWriter(PartWriter):
+    """A `PartWriter` of tables."""
+
+    reads_columns = True
+
+    def __init__(
+        self, ctx: OperatorContext, directory: str, extension: str, open_table: Callable[[Any, Any], TableWriter], roll: RollPolicy
+    ) -> None:
+        """`open_table(file, schema)` begins a file."""
+        super().__init__(ctx, directory, extension, _Bytes(), roll)
+        self._open_table = open_table
+        self._held: list[Sequence[Any]] = []
+        self._held_rows = 0
+        self._written = _Written()
+        self._writer: TableWriter | None = None
+        self._schema: Any = None
+
+    def write_batch(self, values: Sequence[Any], timestamps: Sequence[int] | None) -> None:
+        if not values:
+            return
+        self._held.append(values)
+        self._held_rows += len(values)
+        if self._held_rows >= PAGE_ROWS:
+            self.full = True
+        self._start_age()
+
+    async def _flush(self) -> None:
+        # Under the lock of the part: what is held meanwhile belongs to the next page.
+        held, self._held, self._held_rows = self._held, [], 0
+        self.full = False
+        for table in _tables(held):
+            if self._schema is not None and table.schema != self._schema:
+                table = await self._fitted(table)
+            if self._writer is None:
+                self._schema = table.schema
+                self._writer = self._open_table(self._written, table.schema)
+            self._writer.write_table(table)
+        await self._append()
+
+    async def _fitted(self, table: Any) -> Any:
+        import pyarrow as pa
+
+        try:
+            return table.cast(self._schema)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError):
+            await self._end_part()
+            return table
+
+    async def _append(self) -> None:
+        if self._written.chunks:
+            self._buffer, self._written.chunks = self._written.chunks, []
+            await super()._flush()
+
+    async def _end_part(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = self._schema = None
+            await self._append()
+            self._written.position = 0
+        await super()._end_part()
+        if self._held:  # Written since the flush: it begins the next part.
+            self._start_age()
+
+
+class _Written:
+    """A file in memory that knows how far it got, and keeps only what was not taken yet."""
+
+    closed = False
+
+    def __init__(self) -> None:
+        self.chunks: list[bytes] = []
+        self.position = 0
+
+    def write(self, data: Any) -> int:
+        chunk = bytes(data)
+        self.chunks.append(chunk)
+        self.position += len(chunk)
+        return len(chunk)
+
+    def tell(self) -> int:
+        return self.position
+
+    def flush(self) -> None:
+        """Nothing is held back."""
+
+    def close(self) -> None:
+        """The next part goes on here."""
+
+
+class _Bytes:
+    """Stands where an encoder of records does: pages are made from what is held."""
+
+    head = b""
+
+    def encode(self, values: Sequence[Any]) -> bytes:
+        raise AssertionError("a part of columns is not encoded record by record")
+
+
+def _tables(held: list[Sequence[Any]]) -> list[Any]:
+    """Tables of what is held, in order; neighbours of one schema are one table."""
+    import pyarrow as pa
+
+    from aioflow.columns.arrow import to_table
+
+    made = []
+    for values in held:
+        batch = values if isinstance(values, ColumnBatch) and not values.has_positions else _as_columns(values)
+        try:
+            made.append(to_table(batch))
+        except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
+            raise TypeError(f"the records have a column of values that Arrow has no type for: {error}; map them before the sink") from error
+    together: list[list[Any]] = []
+    for table in made:
+        if together and together[-1][0].schema == table.schema:
+            together[-1].append(table)
+        else:
+            together.append([table])
+    return [tables[0] if len(tables) == 1 else pa.concat_tables(tables) for tables in together]
+
+
+def _as_columns(values: Sequence[Any]) -> ColumnBatch:
+    from aioflow.columns.making import column_of
+
+    names: dict[str, None] = {}
+    rows = []
+    for value in values:
+        fields = fields_of_value(value)
+        if fields is None:
+            raise TypeError(
+                f"a sink of columns got a {type(value).__qualname__}, expected records with fields: a dict, dataclass, NamedTuple or "
+                "Struct; name them with select(...) or map(lambda v: {'value': v})"
+            )
+        names |= dict.fromkeys(fields)
+        rows.append(value if isinstance(value, dict) else {name: getattr(value, name) for name in fields})
+    return ColumnBatch({name: column_of([row.get(name) for row in rows]) for name in names}, len(rows))

@@ -1,0 +1,165 @@
+"""Reads files that hold columns, page by page: the row groups of Parquet, the record batches of Arrow. Gives batches of columns.
+
+The position of a split is `(page, row)`: the page of the next row, and how many rows of that page were handed out. Pages are read and
+decoded in the executor, one ahead of the one that is handed out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol
+
+from aioflow.core.aio import cancel_and_wait, wait_all
+
+if TYPE_CHECKING:
+    from aioflow.core.column_batch import ColumnBatch
+    from aioflow.operators.source import SourceContext, Split
+
+__all__ = ["ColumnReader", "PagedFile", "Pages"]
+
+PAGES_AHEAD = 1
+"""A row group may hold a million rows."""
+
+
+class PagedFile(Protocol):
+    """An open file. Called in the executor."""
+
+    def read_page(self, number: int) -> ColumnBatch: ...
+
+
+class Pages(NamedTuple):
+    """What one split reads: pages `[start, end)` of a file."""
+
+    path: str
+    start: int
+    end: int
+
+    @property
+    def id(self) -> str:
+        """Stable over restarts, unique among the parts of a source."""
+        return self.path if self.start == 0 else f"{self.path}@{self.start}"
+
+
+class ColumnReader:
+    """Reads to the end of each split, one after the other."""
+
+    columnar = True
+
+    def __init__(self, ctx: SourceContext, open_file: Callable[[BinaryIO, str], PagedFile]) -> None:
+        """`open_file(file, path)` is called in the executor; the reader closes `file`."""
+        self._host = ctx.host
+        self._open_file = open_file
+        self._splits: deque[Split] = deque()
+        self._positions: dict[str, tuple[int, int]] = {}
+        self._pages: deque[tuple[str, int, int, bool, ColumnBatch]] = deque()
+        """(split, page, rows of it that were handed out, whether it is the last, rows)."""
+        self._task: asyncio.Task[None] | None = None
+        self._reading: asyncio.Future[Any] | None = None
+        self._file: BinaryIO | None = None
+        self._error: Exception | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._room: asyncio.Future[None] | None = None
+        self.current_split = ""
+        self.finished_splits: set[str] = set()
+
+    async def open(self, splits: Sequence[Split]) -> None:
+        for split in splits:
+            self._positions[split.id] = tuple(split.position) if split.position else (Pages(*split.payload).start, 0)
+            self._splits.append(split)
+        if self._task is None or self._task.done():
+            # Owned by this reader: close() cancels it and waits for its end.
+            self._task = asyncio.get_running_loop().create_task(self._guarded(), name="column-reader")
+
+    async def _guarded(self) -> None:
+        try:
+            while self._splits:
+                await self._read(self._splits[0])
+                self._splits.popleft()
+        except Exception as error:  # noqa: BLE001  # Raised from poll_batch, after the pages before it.
+            self._error = error
+        finally:
+            self._wake()
+
+    async def _read(self, split: Split) -> None:
+        pages = Pages(*split.payload)
+        first, taken = self._positions[split.id]
+        if first >= pages.end:
+            self.finished_splits.add(split.id)
+            return
+        opened = await self._blocking(self._open, pages.path)
+        for number in range(first, pages.end):
+            rows = await self._blocking(opened.read_page, number)
+            self._pages.append((split.id, number, taken if number == first else 0, number + 1 == pages.end, rows))
+            self._wake()
+            while len(self._pages) > PAGES_AHEAD:
+                self._room = asyncio.get_running_loop().create_future()
+                await self._room
+        self._close_file()
+
+    async def _blocking(self, call: Callable[..., Any], *args: Any) -> Any:
+        self._reading = self._host.blocking(call, *args)
+        # Shielded: a read that has begun goes on when we are cancelled, and close() waits for it.
+        return await asyncio.shield(self._reading)
+
+    def _open(self, path: str) -> PagedFile:
+        self._file = self._host.fs.open_read(path)
+        return self._open_file(self._file, path)
+
+    def _close_file(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
+
+    def poll_batch(self, max_records: int) -> ColumnBatch | None:
+        """At most `max_records` rows of one page."""
+        while self._pages:
+            split_id, number, taken, last, rows = self._pages[0]
+            stop = min(taken + max_records, len(rows))
+            if stop < len(rows):
+                self._pages[0] = (split_id, number, stop, last, rows)
+                self._positions[split_id] = (number, stop)
+            else:
+                self._pages.popleft()
+                self._positions[split_id] = (number + 1, 0)
+                if last:
+                    self.finished_splits.add(split_id)
+                room, self._room = self._room, None
+                if room is not None and not room.done():
+                    room.set_result(None)
+            if stop > taken:
+                self.current_split = split_id
+                return rows.part(slice(taken, stop))
+        if self._error is not None:
+            raise self._error
+        return None
+
+    def _wake(self) -> None:
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    async def wait(self) -> None:
+        if self._pages or self._task is None or self._task.done():
+            return
+        if self._waiter is None:
+            self._waiter = asyncio.get_running_loop().create_future()
+        await asyncio.shield(self._waiter)
+
+    @property
+    def finished(self) -> bool:
+        return not self._splits and not self._pages and self._error is None
+
+    def position(self, split_id: str) -> tuple[int, int]:
+        return self._positions[split_id]
+
+    async def close(self) -> None:
+        task, self._task = self._task, None
+        if task is not None:
+            await cancel_and_wait([task])
+        if self._reading is not None:
+            await wait_all([self._reading])
+            if not self._reading.cancelled():
+                self._reading.exception()  # Looked at: nobody else will.
+        self._close_file()
