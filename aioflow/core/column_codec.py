@@ -1,0 +1,99 @@
+"""A batch of columns as bytes: msgpack of the shape of its columns, in which arrays of numbers are their bytes.
+
+    [kind, ...]   0 numbers: dtype, values, bytes of validity or nil     1 coded: codes (int32), entries as a batch of the codec
+                  2 objects: a batch of the codec                        3 records: length, names, columns, whether they are window results
+
+What is decoded is checked like every frame: lengths must agree, codes must have entries, and only the three dtypes are known.
+Records that `make` builds of another kind go as objects.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from aioflow.core.column_batch import CodedColumn, Column, ColumnBatch, NumberColumn, ObjectColumn
+from aioflow.core.functions import WindowResult
+
+if TYPE_CHECKING:
+    from aioflow.core.serializers import Codec
+
+__all__ = ["decode_column", "encode_column"]
+
+_NUMBERS, _CODED, _OBJECTS, _RECORDS = range(4)
+_DTYPES = {"|b1": 1, "<i8": 8, "<f8": 8}
+_DEPTH_MAX = 16
+
+_pack = msgspec.msgpack.Encoder().encode
+_unpack = msgspec.msgpack.Decoder(list).decode
+
+
+def encode_column(column: Column, codec: Codec, owner: str) -> bytes:
+    """Returns the bytes of `column`. Raises TypeNotSupported naming `owner` for a value that cannot travel."""
+    return _pack(_shape(column, codec, owner))
+
+
+def decode_column(content: bytes | memoryview, codec: Codec) -> Column:
+    """Returns the column of `encode_column`. Raises ValueError or DecodeError."""
+    return _column(_unpack(content), codec, 0)
+
+
+def _shape(column: Column, codec: Codec, owner: str) -> list[Any]:
+    import numpy as np
+
+    if isinstance(column, NumberColumn):
+        values = column.values.astype(column.values.dtype.newbyteorder("<"), copy=False)
+        return [_NUMBERS, values.dtype.str, values.tobytes(), None if column.valid is None else column.valid.tobytes()]
+    if isinstance(column, CodedColumn):
+        codes, entries = column.codes.astype("<i4", copy=False), column.entries
+        if len(entries) > len(codes) // 2:
+            # Only what is used: a part of a batch shares the entries of the whole.
+            used = np.zeros(len(entries) + 1, np.bool_)
+            used[codes] = True
+            used[-1] = False  # Where -1 has put its mark.
+            kept = np.flatnonzero(used)
+            if len(kept) < len(entries):
+                place = np.full(len(entries) + 1, -1, "<i4")
+                place[kept] = np.arange(len(kept))
+                codes, entries = place[codes], [entries[code] for code in kept.tolist()]
+        return [_CODED, codes.tobytes(), codec.encode_batch(entries, owner=owner)]
+    if isinstance(column, ColumnBatch) and (column.make is None or column.make is WindowResult):
+        shapes = [_shape(one, codec, owner) for one in column.columns.values()]
+        return [_RECORDS, len(column), list(column.columns), shapes, column.make is WindowResult]
+    return [_OBJECTS, codec.encode_batch(column.to_list(), owner=owner)]
+
+
+def _column(shape: Any, codec: Codec, depth: int) -> Column:
+    import numpy as np
+
+    if depth > _DEPTH_MAX:
+        raise ValueError("columns are nested too deeply")
+    match shape:
+        case [0, str(dtype), bytes(values), None | bytes() as valid] if dtype in _DTYPES:
+            count, rest = divmod(len(values), _DTYPES[dtype])
+            if rest or (valid is not None and len(valid) != count):
+                raise ValueError("an array of a column is cut off")
+            flags = None if valid is None else np.frombuffer(valid, np.uint8) != 0
+            numbers = np.frombuffer(values, np.uint8) != 0 if dtype == "|b1" else np.frombuffer(values, dtype).astype(dtype[1:], copy=False)
+            return NumberColumn(numbers, flags)
+        case [1, bytes(content), bytes(packed)]:
+            if len(content) % 4:
+                raise ValueError("the codes of a column are cut off")
+            codes = np.frombuffer(content, "<i4").astype(np.int32, copy=False)
+            entries = list(codec.decode_batch(packed))
+            if len(codes) and not (int(codes.min()) >= -1 and int(codes.max()) < len(entries)):
+                raise ValueError("a column has codes without an entry")
+            return CodedColumn(codes, entries)
+        case [2, bytes(packed)]:
+            return ObjectColumn(list(codec.decode_batch(packed)))
+        case [3, int(length), list(names), list(shapes), bool(is_result)] if length >= 0 and len(names) == len(shapes):
+            if not all(type(name) is str or type(name) is int for name in names) or len(set(names)) < len(names):
+                raise ValueError("the columns of a batch have no names of their own")
+            columns = {name: _column(one, codec, depth + 1) for name, one in zip(names, shapes, strict=True)}
+            if any(len(column) != length for column in columns.values()):
+                raise ValueError("the columns of a batch differ in length")
+            if is_result and len(columns) != len(WindowResult._fields):
+                raise ValueError("window results have other columns")
+            return ColumnBatch(columns, length, WindowResult if is_result else None)
+    raise ValueError("a column of this kind is not part of the format")
