@@ -42,6 +42,13 @@ from tests.simulation.workload import OUT, SITES, Shared, share, unshare, world_
 __all__ = ["KINDS", "Outcome", "Settings", "run_world"]
 
 LIVENESS_S = 60.0
+STRIKE_AT_ONCE = 0.2
+"""Share of the faults that do not wait until the job has got on since the last one."""
+
+GETS_ON_S = 0.2
+"""They wait for so long at most: some faults are those that hold it up."""
+
+AT_ONCE = 64
 STORE = "/store"
 KINDS = ("kill", "power", "pause", "disk", "user", "lost", "repeated", "down", "savepoint", "stop")
 """What may happen. The first four are `Faults`, the rest is inflicted here."""
@@ -90,8 +97,8 @@ class Settings:
         rng = Random(f"{seed}/world of workers" if workers else f"{seed}/world")
         kinds = tuple(kind for kind in (*KINDS, *(worker_world.KINDS if workers else ())) if rng.random() < 0.5)
         standby = not workers and rng.random() < 0.05
-        duration_s = rng.uniform(0.12, 0.3) * (3 if standby else 2 if workers else 1)
-        share_s = rng.uniform(2, 10) / duration_s / max(1, len(kinds))
+        duration_s = rng.uniform(0.15, 0.35) * (3 if standby else 2 if workers else 1)
+        share_s = rng.uniform(6, 20) / duration_s / max(1, len(kinds))
         splits = {"a": rng.choice((1, 2, 2, 3)), "b": rng.choice((1, 1, 2))}
         records = {"a": rng.randrange(10, 28)}
         records["b"] = max(4, records["a"] * STEP_MS["a"] // STEP_MS["b"])
@@ -152,6 +159,8 @@ class World:
     stopped_with: str | None = None
     """The savepoint that the job was stopped with, while nothing newer has been completed."""
     calm: bool = False
+    _gets_on: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set with each commit: the job that runs has something to lose."""
     _parts: dict[str, tuple[bytes, list[Any]]] = field(default_factory=dict)
     _decoded: dict[bytes, CompletedCheckpoint] = field(default_factory=dict)
 
@@ -217,6 +226,7 @@ class World:
         """What a person does beside it. True: the job was stopped."""
         rates = {kind: self.settings.rates[kind] for kind in ("savepoint", "stop") if kind in self.settings.kinds}
         while rates:
+            await self.ready()
             await asyncio.sleep(host.rng.expovariate(sum(rates.values())))
             if self.calm:
                 break
@@ -258,6 +268,7 @@ class World:
             database.repeated = rng.uniform(0.05, 0.5)
         rates = {kind: settings.rates[kind] for kind in ("user", "down", *worker_world.KINDS) if kind in settings.kinds}
         while rates:
+            await self.ready()
             await asyncio.sleep(rng.expovariate(sum(rates.values())))
             kind = rng.choices(list(rates), list(rates.values()))[0]
             if kind == "user":
@@ -271,8 +282,24 @@ class World:
                 await asyncio.sleep(rng.uniform(0.01, 0.4))
                 database.down = False
 
+    async def ready(self) -> None:
+        """Hold the next fault back until something was committed since the last one, most of the time.
+
+        A service that is struck again while it still starts has nothing to lose yet: what is of interest comes between checkpoints.
+        """
+        if self.sim.fault_rng.random() < STRIKE_AT_ONCE:
+            return
+        self._gets_on.clear()
+        try:
+            async with asyncio.timeout(GETS_ON_S):
+                await self._gets_on.wait()
+        except TimeoutError:
+            return
+
     def heal(self) -> None:
+        """Whatever is in trouble is well again, and what input is left comes at once."""
         self.calm = True
+        self.shared.pace_s, self.shared.burst = dict.fromkeys(self.shared.pace_s, 0.0), AT_ONCE
         self.shared.fails.clear()
         self.database.lost = self.database.repeated = 0.0
         self.database.down = False
@@ -282,6 +309,7 @@ class World:
     def _committed(self, rows: Sequence[Any]) -> None:
         if self.oracle.complete:
             return  # A job that has finished leaves nothing to resume: its next run begins anew.
+        self._gets_on.set()
         self.oracle.committed(rows)
 
     def look(self) -> None:
@@ -375,7 +403,7 @@ async def _live(world: World) -> None:
     await asyncio.sleep(0)
     rates: dict[str, Any] = {kind: settings.rates[kind] for kind in INJECTED if kind in settings.kinds}
     faults = Faults(**rates, outage_s=(0.002, 1.2 if settings.standby else 0.05))
-    await inject(sim, faults, names, duration_s=settings.duration_s, check=world.look, done=world.done)
+    await inject(sim, faults, names, duration_s=settings.duration_s, check=world.look, done=world.done, ready=world.ready)
     trouble.cancel()
     world.heal()
     deadline = loop.time() + LIVENESS_S

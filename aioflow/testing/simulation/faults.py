@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from random import Random  # noqa: TID251  # Only its type; the streams come from the loop.
 from typing import Any
@@ -72,11 +72,13 @@ async def inject(
     duration_s: float,
     check: Callable[[], object] | None = None,
     done: Counter[str] | None = None,
+    ready: Callable[[], Awaitable[object]] | None = None,
 ) -> Counter[str]:
     """Inflict `faults` on the processes `targets` for `duration_s`, then undo them all and return their number by kind.
 
     `check` is called after each fault: raise in it to report that a guarantee broke. On return every target runs. `done` is the counter
-    that is filled and returned, for whoever may cancel this.
+    that is filled and returned, for whoever may cancel this. `ready` is awaited before the pause that ends in a fault: it may hold the
+    next one back until there is something to be lost.
     """
     rng = sim.fault_rng
     kinds = {kind: rate for kind, rate in faults.rates().items() if rate > 0}
@@ -99,6 +101,8 @@ async def inject(
 
     try:
         while True:
+            if ready is not None:
+                await ready()
             await asyncio.sleep(min(rng.expovariate(total), max(0.0, end - loop.time())))
             if loop.time() >= end:
                 return done
