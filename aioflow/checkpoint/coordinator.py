@@ -488,8 +488,9 @@ class CheckpointCoordinator:
         request = pending.request
         if request.final:
             self._final_at_s = now.s + FINAL_RETRY_S
-        # Another try, or another attempt, would come to the same value that cannot be kept.
-        hopeless = request.final and not request.kind.is_savepoint and isinstance(error.__cause__, TypeNotSupported)
+        # State holds a value that cannot be kept. Who asks for a savepoint hears of it; a job that takes checkpoints ends at the first one,
+        # instead of going on with nothing to go back to. Another attempt would come to the same value.
+        hopeless = not request.kind.is_savepoint and isinstance(error.__cause__, TypeNotSupported)
         may_retry = reason in _RETRIED or not (request.kind.is_savepoint or hopeless)
         still_stops = request.final and request.number is not None and may_retry
         if still_stops:

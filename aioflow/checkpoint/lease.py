@@ -242,7 +242,7 @@ class LeaseKeeper:
             return
 
     async def renew_late(self, lease: Lease) -> bool:
-        """Whether a lease whose time is up, or nearly, is still this holder's: it is renewed then. False: another has it, or nobody answers.
+        """Whether a lease whose time is up, or nearly, is still this holder's: then it is renewed. False: another has it, or none answers.
 
         Nobody acted in between: whoever takes a lease over creates the number that is created here. Until that is known it is not valid.
         """

@@ -713,3 +713,12 @@ async def test_a_bounded_job_with_state_that_cannot_be_kept_fails_naming_it(stor
     flow.source([1, 2, 3], uid="numbers").key_by(lambda n: n).process(Keeps(), uid="keeps").sink(af.io.blackhole())
     with pytest.raises(af.CheckpointError, match=r"process\(Keeps\)', state 'kept': _thread\.lock cannot travel"):
         await flow.execute(checkpoints=store, every="1h")
+
+
+async def test_a_running_job_with_state_that_cannot_be_kept_fails_at_its_first_checkpoint_naming_it(store: str) -> None:
+    """API section 3: not with a warning each time and nothing to go back to; no restart would change it."""
+    flow = af.Flow("hopeless")
+    flow.source(Numbers(3).read, uid="numbers").key_by(lambda n: n).process(Keeps(), uid="keeps").sink(af.io.blackhole())
+    async with asyncio.timeout(60):
+        with pytest.raises(af.CheckpointError, match=r"process\(Keeps\)', state 'kept': _thread\.lock cannot travel"):
+            await flow.execute(checkpoints=store, every="20ms", restart=af.fixed_delay(1000, "1ms"))

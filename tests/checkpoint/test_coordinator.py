@@ -645,6 +645,24 @@ def test_final_checkpoint_of_a_value_that_cannot_be_kept_fails_the_job_for_good(
     assert [number for number, told in answered(failed).items() if "a lock cannot travel" in told] == [7] * stopped
 
 
+def test_a_periodic_checkpoint_of_a_value_that_cannot_be_kept_fails_the_job_for_good() -> None:
+    """Whatever is tolerated: all that follow would fail like it."""
+    job = Job(interval_ms=1000, tolerable_failures=None)
+    job.run()
+    assert triggered(job.advance(1000)) == [1]
+    failed = job.decline((COUNT, 0), 1, "ASYNC_EXCEPTION", TypeNotSupported("a lock cannot travel"))
+    assert [(one.for_good, "a lock cannot travel" in str(one.error)) for one in only(FailJob, failed)] == [(True, True)]
+
+
+def test_a_savepoint_of_a_value_that_cannot_be_kept_costs_the_job_nothing() -> None:
+    job = Job(tolerable_failures=0)
+    job.run()
+    assert triggered(job.savepoint(7)) == [1]
+    failed = job.decline((COUNT, 0), 1, "ASYNC_EXCEPTION", TypeNotSupported("a lock cannot travel"))
+    assert "a lock cannot travel" in answered(failed)[7]
+    assert only(FailJob, failed) == []
+
+
 def test_failures_of_the_checkpoint_of_a_stop_count_as_any_others() -> None:
     job = Job(tolerable_failures=0)
     job.run()
