@@ -179,6 +179,7 @@ def _taskmanager(arguments: argparse.Namespace) -> int:
         where = Whereabouts(named.addresses, None if arguments.data is None else str(arguments.data))
         options = TaskManagerOptions(jobmanagers=where, slots=arguments.slots, bind=arguments.bind)
         manager = TaskManager(host, _secret(arguments.secret_file), options)
+        manager.inspector.start()
         print(f"taskmanager {manager.id[:8]} offers {arguments.slots} slots", flush=True)
         with _stopped_by_signals(manager.stop):
             await manager.run()

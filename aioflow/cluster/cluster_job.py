@@ -33,6 +33,7 @@ from aioflow.cluster.scheduler import (
 )
 from aioflow.cluster.shipping import load_job
 from aioflow.core.aio import OrderedTaskGroup, close_within
+from aioflow.core.batch_codec import decode_batch
 from aioflow.core.errors import AioflowError, Broken, GraphError, JobNotRunning
 from aioflow.core.serializers import Codec
 from aioflow.graph.deployment import ExecutionAttemptId, ExecutionState, TaskDeploymentDescriptor
@@ -130,6 +131,9 @@ class ClusterJob:
         self._publishing = False
         self._over = False
         self._metrics: dict[str, dict[str, float]] = {}
+        self._watchers: dict[int, tuple[int, Callable[[RecordBatch], None]]] = {}
+        """Taps of this process: operator and what looks at its records, by a number below 0."""
+        self._watched = 0
         self._worker_ids: dict[str, str] = {}
         """By location, whoever was there."""
 
@@ -221,10 +225,22 @@ class ClusterJob:
             self._ask(worker_id, "notify_checkpoint_aborted", job_id, checkpoint_id, latest_completed)
 
     def add_tap(self, job_id: str, node_id: int, tap: Callable[[RecordBatch], None], on_missed: object = None) -> None:
-        """Taps of a cluster are numbers of the submitter's: see `add_remote_tap`."""
+        """For a watcher in this process, who may miss records. Those of the submitter have numbers of its own: see `add_remote_tap`."""
+        self._watched += 1
+        tap_id = -self._watched
+        self._watchers[tap_id] = node_id, tap
+        self._ask_taskmanagers("add_tap", self.job_id, node_id, tap_id, True)
 
     def remove_tap(self, job_id: str, node_id: int, tap: Callable[[RecordBatch], None]) -> None:
         """As `add_tap`."""
+        for tap_id in [tap_id for tap_id, entry in self._watchers.items() if entry == (node_id, tap)]:
+            del self._watchers[tap_id]
+            self._ask_taskmanagers("remove_tap", self.job_id, node_id, tap_id)
+
+    def _ask_taskmanagers(self, method: str, *args: Any) -> None:
+        for worker_id in self._peers:
+            if worker_id != SUBMITTER:
+                self._ask(worker_id, method, *args)
 
     async def query_state(self, attempt: ExecutionAttemptId, node_id: int, query: Callable[[Any], Any]) -> Any:
         return await self.query_remote_state(attempt_key(attempt), node_id, pickle.dumps(query))
@@ -328,9 +344,11 @@ class ClusterJob:
             self._worker_ids[location] = worker_id
             if self._stop_drains is not None:
                 self._ask(worker_id, "stop_sources", self.job_id, self._stop_drains)
-            if self._submitter is not None:
-                for tap_id, (node_id, may_miss) in self._submitter.taps.items():
-                    self._ask(worker_id, "add_tap", self.job_id, node_id, tap_id, may_miss)
+            taps = {} if self._submitter is None else self._submitter.taps
+            for tap_id, (node_id, may_miss) in taps.items():
+                self._ask(worker_id, "add_tap", self.job_id, node_id, tap_id, may_miss)
+            for tap_id, (node_id, _) in self._watchers.items():
+                self._ask(worker_id, "add_tap", self.job_id, node_id, tap_id, True)
         answer, *rest = self._scheduler.offered(worker_id, offers)
         assert isinstance(answer, OfferAnswer)
         self._carry_out(rest)
@@ -391,6 +409,10 @@ class ClusterJob:
 
     def tapped(self, tap_id: int, content: bytes, rows: int, missed: int, refused: str) -> None:
         """A batch of a subscription, or why there is none. Where one may miss rows, a slow reader's are only counted here."""
+        if tap_id in self._watchers:
+            if content:
+                self._watchers[tap_id][1](decode_batch(content, self._codec, "a tap"))
+            return
         submitter = self._submitter
         if submitter is None or tap_id not in submitter.taps:
             return
@@ -449,16 +471,12 @@ class ClusterJob:
     def add_remote_tap(self, node_id: int, tap_id: int, may_miss: bool) -> None:
         if self._submitter is not None:
             self._submitter.taps[tap_id] = node_id, may_miss
-        for worker_id in self._peers:
-            if worker_id != SUBMITTER:
-                self._ask(worker_id, "add_tap", self.job_id, node_id, tap_id, may_miss)
+        self._ask_taskmanagers("add_tap", self.job_id, node_id, tap_id, may_miss)
 
     def remove_remote_tap(self, node_id: int, tap_id: int) -> None:
         if self._submitter is not None:
             self._submitter.taps.pop(tap_id, None)
-        for worker_id in self._peers:
-            if worker_id != SUBMITTER:
-                self._ask(worker_id, "remove_tap", self.job_id, node_id, tap_id)
+        self._ask_taskmanagers("remove_tap", self.job_id, node_id, tap_id)
 
     async def query_remote_state(self, key: AttemptKey, node_id: int, query: bytes) -> bytes:
         worker_id = self._placed.get(ExecutionAttemptId(*key))

@@ -221,6 +221,10 @@ class JobManager:
             return []
         return [(*line, leading.resources.silence_s(line[0])) for line in leading.resources.overview()]
 
+    async def ask_taskmanager(self, worker_id: str, what: str, *args: Any) -> Any:
+        """What that process tells about itself: see `ProcessInspector.ask`. Raises Broken if it is gone."""
+        return await (await self._leader()).resources.ask(worker_id, "inspect", what, *args)
+
     async def _leader(self) -> _Leading:
         """Waits until this process leads. Raises NobodyLeads when the lease says that another does: what is asked belongs there then."""
         while not self._leading.done():

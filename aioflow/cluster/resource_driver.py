@@ -22,7 +22,7 @@ from aioflow.cluster.resource_manager import (
 )
 from aioflow.cluster.slots import SlotStatus
 from aioflow.core.aio import OrderedTaskGroup
-from aioflow.core.errors import AioflowError
+from aioflow.core.errors import AioflowError, Broken
 
 if TYPE_CHECKING:
     from aioflow.cluster.cluster_job import ClusterJob
@@ -129,6 +129,13 @@ class ResourceManager:
         for worker_id, worker in list(self._workers.items()):
             if worker.connection is connection:
                 self._lost(worker_id, "its connection ended")
+
+    async def ask(self, worker_id: str, method: str, *args: Any) -> Any:
+        """Call a TaskManager for whoever watches. Raises Broken if it is gone."""
+        worker = self._workers.get(worker_id)
+        if worker is None:
+            raise Broken(f"taskmanager {worker_id} is gone")
+        return await worker.connection.call(method, *args)
 
     def release_all(self, reason: str) -> None:
         """Send every TaskManager home."""

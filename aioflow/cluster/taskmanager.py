@@ -25,6 +25,7 @@ from aioflow.core.aio import cancel_and_wait
 from aioflow.core.errors import AioflowError, Broken, Closed
 from aioflow.core.serializers import Codec
 from aioflow.graph.deployment import ExecutionAttemptId
+from aioflow.inspection.process import ProcessInspector
 from aioflow.protocol.handshake import PeerRole
 
 if TYPE_CHECKING:
@@ -72,6 +73,8 @@ class TaskManager:
         self._secret = secret
         self._options = options
         self.id = own_id or host.ids.new("taskmanager")
+        self.inspector = ProcessInspector(host)
+        """Of this process, for whoever watches."""
         self._table = TaskSlotTable(options.slots, options.slot_timeout_s)
         self._sessions: dict[str, JobSession] = {}
         self._opening: dict[str, asyncio.Task[None]] = {}
@@ -122,6 +125,7 @@ class TaskManager:
                 await session.close()
             if self._connection is not None:
                 await self._connection.close()
+            await self.inspector.close()
 
     def stop(self) -> None:
         """End the tasks, then `run`."""
@@ -179,6 +183,7 @@ class TaskManager:
             "add_tap": lambda job_id, node_id, tap_id, may_miss: self._session(job_id).add_tap(node_id, tap_id, may_miss),
             "remove_tap": lambda job_id, node_id, tap_id: self._session(job_id).remove_tap(node_id, tap_id),
             "query_state": self._on_query_state,
+            "inspect": self.inspector.ask,
             "release": self._on_release,
         }
 
@@ -384,5 +389,6 @@ class TaskManager:
     async def _run_reports(self) -> None:
         while True:
             await asyncio.sleep(REPORT_S)
+            own = self.inspector.metrics() if self.inspector.runs else {}
             for job_id, session in self._sessions.items():
-                self._tell("report", self.id, job_id, dict(session.metrics.snapshot()))
+                self._tell("report", self.id, job_id, {**own, **session.metrics.snapshot()})

@@ -37,6 +37,7 @@ from aioflow.core.host import Host, SystemHost
 from aioflow.core.metrics import MetricGroup
 from aioflow.core.serializers import Codec
 from aioflow.graph.deployment import ExecutionAttemptId, ExecutionState
+from aioflow.inspection.process import ProcessInspector
 from aioflow.network.links import DataPlane
 from aioflow.protocol.errors import describe_error
 from aioflow.protocol.handshake import PeerRole
@@ -74,6 +75,9 @@ class Worker:
         self._taps: dict[int, tuple[int, Callable[[RecordBatch], None]]] = {}
         self._missed: dict[int, int] = {}
         self._metrics = MetricGroup(host.clock.monotonic)
+        self.inspector = ProcessInspector(host)
+        """Of this process, for whoever watches."""
+        self._metrics.gauges(list(self.inspector.metrics()), lambda: list(self.inspector.metrics().values()))
         self._monitor = HeartbeatMonitor()
         self._reporting: asyncio.Task[None] | None = None
         self._address = ("", 0)
@@ -94,8 +98,10 @@ class Worker:
             "add_tap": self.add_tap,
             "remove_tap": self.remove_tap,
             "query_state": self.query_state,
+            "inspect": self.inspector.ask,
             "ping": self.ping,
         }
+        self.inspector.start()
         self._connection = await connect_rpc(
             self._host, self._secret, Codec(), PeerRole.TASKMANAGER, address, handlers, self._on_closed
         )
@@ -114,6 +120,7 @@ class Worker:
             if self._data_plane is not None:
                 await self._data_plane.close()
             await self._connection.close()
+            await self.inspector.close()
 
     # Handlers.
 

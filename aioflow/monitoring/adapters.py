@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 from aioflow.cluster.gateways import TapGateway
+from aioflow.core.errors import Broken
 from aioflow.monitoring.view import JobView, WorkerView
 
 if TYPE_CHECKING:
@@ -22,6 +23,8 @@ __all__ = ["MonitoredCluster", "MonitoredJob", "monitored"]
 
 STATUS = "Status."
 """What metrics of a process begin with."""
+
+MEMORY = "Status.Shuffle."
 
 HERE = "local"
 """Id of this process among the workers."""
@@ -128,6 +131,13 @@ class MonitoredJob:
                     return _status(worker.metrics)
         return self._cluster.metrics.own_values()
 
+    async def ask_worker(self, worker_id: str, what: str, *args: Any) -> Any:
+        if isinstance(self._cluster, _HasPool):
+            for worker in self._cluster.pool.open:
+                if worker.id == worker_id and worker.connection is not None:
+                    return await worker.connection.call("inspect", what, *args)
+        raise Broken(f"worker {worker_id} is gone")
+
 
 class MonitoredCluster:
     """A JobManager: its jobs, also some that have ended, and its TaskManagers."""
@@ -145,7 +155,7 @@ class MonitoredCluster:
         # A view is made once: it is what the series and the cached metrics of the job hang on.
         self._views = {
             job_id: self._views.get(job_id) or JobView(
-                job.job_master, job.all_metrics, job.worker_at, job.read_state, state_backend=job.state_backend
+                job.job_master, job.all_metrics, job.worker_at, job.read_state, job, job.state_backend
             )
             for job_id, job in known.items()
         }
@@ -173,10 +183,13 @@ class MonitoredCluster:
     def worker_metrics(self, worker_id: str) -> Mapping[str, float]:
         found: dict[str, float] = {}
         for job in self._manager.known_jobs().values():
-            # Each job has network memory of its own there.
             for name, value in _status(job.metrics_of(worker_id)).items():
-                found[name] = found.get(name, 0) + value
+                # Each job has network memory of its own there.
+                found[name] = value + (found.get(name, 0) if name.startswith(MEMORY) else 0)
         return found
+
+    async def ask_worker(self, worker_id: str, what: str, *args: Any) -> Any:
+        return await self._manager.ask_taskmanager(worker_id, what, *args)
 
 
 def _status(metrics: Mapping[str, float]) -> dict[str, float]:

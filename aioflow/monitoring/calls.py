@@ -98,6 +98,11 @@ class Call:
             raise NotFound(f"vertex {vertex.name!r} has no subtask {index}; it has {vertex.parallelism}, from 0")
         return index
 
+    @property
+    def process(self) -> str | None:
+        """The process that the query asks about; None is the one that answers."""
+        return self.query.get("taskmanager") or None
+
     def number(self, name: str) -> int:
         """A part of the path that is a number. Raises BadRequest."""
         text = self.params[name]

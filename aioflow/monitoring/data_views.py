@@ -161,7 +161,7 @@ async def tap(call: Call) -> web.StreamResponse:
     node = _producer(view, call.query.get("edge", ""))
     taps = view.taps
     if taps is None:
-        raise NotFound("records can be looked at where the job was started, not at the JobManager")
+        raise NotFound("records of this job cannot be looked at here")
     newest: deque[tuple[Any, int | None]] = deque(maxlen=TAP_RECORDS)
     seen = 0
 

@@ -1,126 +1,66 @@
-"""What the loop's thread spends its time on: looked at from another thread, a hundred times a second, for a short while.
-
-Each look names the asyncio task that ran, which is a subtask: so the graph of a vertex is the part that its tasks ran. Looking from outside
-needs nothing of the program, and costs it the moments in which the other thread holds the interpreter (some 50 us a look).
-"""
+"""Flame graphs: what loops spend their time on, in Flink's shape; of one process, and of the tasks of a vertex in all processes."""
 
 from __future__ import annotations
 
-import asyncio
-import sys
-import threading
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from aioflow.core.aio import wait_all
-from aioflow.monitoring.await_stacks import await_chain, place_of
-from aioflow.monitoring.calls import BadRequest, Call, NotFound, Unavailable
+from aioflow.monitoring.calls import BadRequest, Call, NotFound
 
 if TYPE_CHECKING:
-    from types import FrameType
+    from collections.abc import Iterable
 
-    from aioflow.core.host import Host
+    from aioflow.inspection.flames import Stack
 
-__all__ = ["FlameSampler", "loop_graph", "tree", "vertex_graph"]
+__all__ = ["loop_graph", "tree", "vertex_graph"]
 
-INTERVAL_S = 0.01
 SECONDS, SECONDS_MAX = 1.0, 10.0
-DEPTH_MAX = 100
-SWITCH_S = 0.0001
-"""While it looks, threads hand the interpreter over this fast when another one waits. With the usual 5 ms the loop, which runs slices of
-2 ms, would always reach its `select` first, where it lets go by itself: every look would find it idle."""
-
-KEPT_S = 5.0
-"""Whoever asks so soon again is given the same graph: the pages of several readers cost one sampling."""
-
-IDLE_FILES = ("asyncio/runners.py", "asyncio/base_events.py", "selectors.py", "asyncio/selector_events.py", "asyncio/events.py")
-
-Stack = tuple[str, ...]
-Samples = Counter[tuple[str, Stack]]
-"""(name of the task, or empty outside of any; frames, outermost first) -> looks."""
 
 
-class FlameSampler:
-    """One sampling at a time; who asks meanwhile waits for the same one."""
-
-    def __init__(self, host: Host) -> None:
-        self._host = host
-        self._running: asyncio.Task[Samples] | None = None
-        self._latest: Samples | None = None
-        self._latest_at = 0.0
-        self._stop: threading.Event | None = None
-
-    async def samples(self, seconds: float) -> Samples:
-        """Of the next `seconds`, or of a moment ago."""
-        now = self._host.clock.monotonic()
-        if self._latest is not None and now - self._latest_at < KEPT_S:
-            return self._latest
-        if self._running is None:
-            self._running = asyncio.get_running_loop().create_task(self._sample(seconds), name="flame graph")
-            self._running.add_done_callback(_retrieved)
-        return await asyncio.shield(self._running)
-
-    async def _sample(self, seconds: float) -> Samples:
-        self._stop = stop = threading.Event()
-        loop, thread = asyncio.get_running_loop(), threading.get_ident()
-        looks = max(round(seconds / INTERVAL_S), 1)
-        interval_s = sys.getswitchinterval()
-        sys.setswitchinterval(SWITCH_S)
-        try:
-            try:
-                sampling = self._host.blocking(_look, loop, thread, looks, stop, dedicated=True, name="aioflow-flame-graph")
-            except RuntimeError as error:
-                raise Unavailable("the job is over, and its host runs no more threads") from error
-            self._latest = await sampling
-            self._latest_at = self._host.clock.monotonic()
-            return self._latest
-        finally:
-            sys.setswitchinterval(interval_s)
-            stop.set()
-            self._running = None
-
-    async def close(self) -> None:
-        """Ends a sampling that is under way, and waits for its thread."""
-        if self._stop is not None:
-            self._stop.set()
-        if self._running is not None:
-            await wait_all([self._running])
+async def loop_graph(call: Call) -> Any:
+    """GET /aioflow/flamegraph: everything that the loop of a process runs, by task."""
+    stacks: Counter[Stack] = Counter()
+    for task, stack, count in await call.monitor.ask(call.process, "flames", _seconds(call)):
+        stacks[(task or "the loop itself", *stack)] += count
+    return {"endTimestamp": call.now_ms, "data": tree(stacks, "root")}
 
 
-def _retrieved(task: asyncio.Task[Samples]) -> None:
-    """Whoever asked may be gone before there is an answer."""
-    if not task.cancelled():
-        task.exception()
+async def vertex_graph(call: Call) -> Any:
+    """GET .../vertices/:vertexid/flamegraph?type=full|on_cpu|off_cpu. Off the processor are the tasks that wait, where they wait."""
+    kind = call.query.get("type", "full").lower()
+    if kind not in ("full", "on_cpu", "off_cpu"):
+        raise BadRequest(f"type is {kind[:40]!r}, expected full, on_cpu or off_cpu")
+    view, vertex, wanted = call.job, call.vertex, call.query.get("subtaskindex")
+    if wanted is not None and not (wanted.isascii() and wanted.isdecimal() and len(wanted) < 9 and int(wanted) < vertex.parallelism):
+        raise NotFound(f"vertex {vertex.name!r} has no subtask {wanted[:20]!r}")
+    seconds = _seconds(call)
+    subtasks = [one for one in view.subtasks(vertex) if wanted is None or one.index == int(wanted)]
+    names = {f"{vertex.name}-{one.index + 1}" for one in subtasks}
+    processes = {one.worker_id for one in subtasks if not one.state.is_terminal}
+    stacks: Counter[Stack] = Counter()
+    if kind != "off_cpu":
+        for samples in await call.monitor.ask_all(processes, "flames", seconds):
+            _add(stacks, ((stack, count) for task, stack, count in samples if task in names))
+    if kind != "on_cpu":
+        for waiting in await call.monitor.ask_all(processes, "waiting", sorted(names)):
+            _add(stacks, ((stack, 1) for stack in waiting))
+    return {"endTimestamp": call.now_ms, "data": tree(stacks, "root")}
 
 
-def _look(loop: asyncio.AbstractEventLoop, thread: int, looks: int, stop: threading.Event) -> Samples:
-    """In a thread of its own."""
-    samples: Samples = Counter()
-    for _ in range(looks):
-        frame = sys._current_frames().get(thread)
-        if frame is None:
-            break
-        task = asyncio.current_task(loop)
-        stack = _stack(frame)
-        if task is not None or not _is_idle(frame):
-            samples["" if task is None else task.get_name(), stack] += 1
-        del frame  # It would keep what the loop's thread has in it alive.
-        if stop.wait(INTERVAL_S):
-            break
-    return samples
+def _add(stacks: Counter[Stack], found: Iterable[tuple[Iterable[str], int]]) -> None:
+    for stack, count in found:
+        stacks[tuple(stack)] += count
 
 
-def _stack(frame: FrameType) -> Stack:
-    places: list[str] = []
-    current: FrameType | None = frame
-    while current is not None and len(places) < DEPTH_MAX:
-        places.append(place_of(current.f_code, current.f_code.co_firstlineno))
-        current = current.f_back
-    return tuple(reversed(places))
-
-
-def _is_idle(frame: FrameType) -> bool:
-    return frame.f_code.co_filename.replace("\\", "/").endswith(IDLE_FILES)
+def _seconds(call: Call) -> float:
+    text = call.query.get("seconds", str(SECONDS))
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 < seconds <= SECONDS_MAX:
+        raise BadRequest(f"seconds is {text[:40]!r}, expected a number up to {SECONDS_MAX:g}")
+    return seconds
 
 
 def tree(stacks: Counter[Stack], name: str) -> dict[str, Any]:
@@ -145,44 +85,3 @@ def _sort(node: dict[str, Any]) -> None:
     node["children"].sort(key=lambda child: (-child["value"], child["name"]))
     for child in node["children"]:
         _sort(child)
-
-
-def _seconds(call: Call) -> float:
-    text = call.query.get("seconds", str(SECONDS))
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
-    if not 0 < seconds <= SECONDS_MAX:
-        raise BadRequest(f"seconds is {text[:40]!r}, expected a number up to {SECONDS_MAX:g}")
-    return seconds
-
-
-async def loop_graph(call: Call) -> Any:
-    """GET /aioflow/flamegraph: everything that the loop runs, by task."""
-    samples = await call.monitor.flames.samples(_seconds(call))
-    stacks: Counter[Stack] = Counter()
-    for (task, stack), count in samples.items():
-        stacks[(task or "the loop itself", *stack)] += count
-    return {"endTimestamp": call.now_ms, "data": tree(stacks, "root")}
-
-
-async def vertex_graph(call: Call) -> Any:
-    """GET .../vertices/:vertexid/flamegraph?type=full|on_cpu|off_cpu. Off the processor are the tasks that wait, where they wait."""
-    kind = call.query.get("type", "full").lower()
-    if kind not in ("full", "on_cpu", "off_cpu"):
-        raise BadRequest(f"type is {kind[:40]!r}, expected full, on_cpu or off_cpu")
-    vertex, wanted = call.vertex, call.query.get("subtaskindex")
-    if wanted is not None and not (wanted.isascii() and wanted.isdecimal() and len(wanted) < 9 and int(wanted) < vertex.parallelism):
-        raise NotFound(f"vertex {vertex.name!r} has no subtask {wanted[:20]!r}")
-    names = {f"{vertex.name}-{index + 1}" for index in range(vertex.parallelism) if wanted is None or index == int(wanted)}
-    stacks: Counter[Stack] = Counter()
-    if kind != "off_cpu":
-        for (task, stack), count in (await call.monitor.flames.samples(_seconds(call))).items():
-            if task in names:
-                stacks[stack] += count
-    if kind != "on_cpu":
-        for waiting in asyncio.all_tasks():
-            if waiting.get_name() in names and waiting is not asyncio.current_task():
-                stacks[tuple(await_chain(waiting))] += 1
-    return {"endTimestamp": call.now_ms, "data": tree(stacks, "root")}

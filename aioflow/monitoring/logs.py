@@ -1,63 +1,20 @@
-"""The last log records of the engine in this process, kept in memory while an endpoint is open. No file is ever read for them."""
+"""The last log records of a process."""
 
 from __future__ import annotations
 
 import logging
-import traceback
-from collections import deque
 from typing import Any
 
-from aioflow.monitoring.calls import BadRequest, Call
-from aioflow.monitoring.redaction import redacted
+from aioflow.inspection.log_tail import RECORDS_MAX
+from aioflow.monitoring.calls import Answer, BadRequest, Call
+from aioflow.monitoring.rest_cluster import find_worker
 
-__all__ = ["LogTail", "tail"]
+__all__ = ["tail", "worker_log"]
 
-RECORDS_MAX = 1_000
-MESSAGE_CHARACTERS_MAX = 4_000
 SHOWN = 200
-LOGGER = "aioflow"
 
 
-class LogTail(logging.Handler):
-    """Attached between `start` and `stop`. It changes no level: what the program does not log is not here either."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._records: deque[dict[str, Any]] = deque(maxlen=RECORDS_MAX)
-        self._next = 1
-
-    def start(self) -> None:
-        logging.getLogger(LOGGER).addHandler(self)
-
-    def stop(self) -> None:
-        logging.getLogger(LOGGER).removeHandler(self)
-
-    def emit(self, record: logging.LogRecord) -> None:
-        try:
-            message = record.getMessage()
-            stack = "".join(traceback.format_exception(record.exc_info[1])) if record.exc_info and record.exc_info[1] else ""
-        except Exception:  # noqa: BLE001  # As logging has it: a record that cannot be written must not break who wrote it.
-            self.handleError(record)
-            return
-        self._records.append(
-            {
-                "number": self._next,
-                "time": int(record.created * 1000),
-                "level": record.levelname,
-                "logger": record.name,
-                "message": redacted(message[:MESSAGE_CHARACTERS_MAX]),
-                "stack": redacted(stack[:MESSAGE_CHARACTERS_MAX]),
-            }
-        )
-        self._next += 1
-
-    def after(self, number: int, level: int, most: int) -> list[dict[str, Any]]:
-        """The newest `most` of those behind `number`, oldest first."""
-        found = [one for one in list(self._records) if one["number"] > number and logging.getLevelName(one["level"]) >= level]
-        return found[-most:] if most else []
-
-
-def tail(call: Call) -> Any:
+async def tail(call: Call) -> Any:
     """GET /aioflow/logs?after=&level=&limit=."""
     numbers = {}
     for name, otherwise in (("after", 0), ("limit", SHOWN)):
@@ -68,4 +25,12 @@ def tail(call: Call) -> Any:
     level = logging.getLevelNamesMapping().get(call.query.get("level", "DEBUG").upper())
     if level is None:
         raise BadRequest(f"level is {call.query['level'][:40]!r}, expected one like WARNING")
-    return {"records": call.monitor.logs.after(numbers["after"], level, min(numbers["limit"], RECORDS_MAX))}
+    records = await call.monitor.ask(call.process, "logs", numbers["after"], level, min(numbers["limit"], RECORDS_MAX))
+    return {"records": records}
+
+
+async def worker_log(call: Call) -> Any:
+    """GET /taskmanagers/:taskmanagerid/log: what is kept in memory, as text."""
+    records = await call.monitor.ask(find_worker(call).id, "logs", 0, logging.NOTSET, RECORDS_MAX)
+    lines = [f"{one['time']} {one['level']} {one['logger']}: {one['message']}\n{one['stack']}" for one in records]
+    return Answer("".join(lines), content_type="text/plain")

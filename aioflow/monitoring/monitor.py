@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
-from aioflow.monitoring.calls import NotFound
-from aioflow.monitoring.flamegraph import FlameSampler
-from aioflow.monitoring.logs import LogTail
+from aioflow.core.errors import Broken
+from aioflow.inspection.process import ProcessInspector
+from aioflow.monitoring.calls import NotFound, Unavailable
 from aioflow.monitoring.metric_index import MetricIndex
 from aioflow.monitoring.operations import Operations
 from aioflow.monitoring.prometheus import Exposition
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from aioflow.monitoring.view import JobView, Monitored, WorkerView
 
 __all__ = ["Monitor"]
+
+ASK_S = 30.0
+"""How long another process may take to answer: a flame graph takes ten seconds, and a function may hold its loop."""
 
 
 class Monitor:
@@ -37,20 +40,19 @@ class Monitor:
         self.sampler = Sampler(self)
         self.exposition = Exposition(self)
         self.operations = Operations()
-        self.flames = FlameSampler(watched.host)
-        self.logs = LogTail()
+        self.process = ProcessInspector(watched.host)
+        """This process."""
         self._metrics: dict[str, tuple[JobView, MetricIndex]] = {}
 
     def start(self) -> None:
         """Begin to read once a second."""
         self.sampler.start()
-        self.logs.start()
+        self.process.start()
 
     async def close(self) -> None:
         """End everything that goes on beside the answers."""
-        self.logs.stop()
         await self.sampler.stop()
-        await self.flames.close()
+        await self.process.close()
         await self.operations.close()
 
     @property
@@ -88,12 +90,24 @@ class Monitor:
         shown = {view.id for view in self.jobs()}
         self._metrics = {job_id: entry for job_id, entry in self._metrics.items() if job_id in shown}
 
-    def process_metrics(self) -> dict[str, float]:
-        """About this process."""
-        used = os.times()
-        lag = self.sampler.lag.milliseconds()
-        return {
-            "Status.Process.CPU.Time": used.user + used.system,
-            "Status.Loop.lagMs": lag["last"],
-            "Status.Loop.lagMsMax": lag["max"],
-        }
+    async def ask(self, worker_id: str | None, what: str, *args: Any) -> Any:
+        """What a process tells about itself (see `ProcessInspector.ask`); None is this one. Raises NotFound, Unavailable."""
+        worker = next((worker for worker in self.workers() if worker.id == worker_id), None)
+        if worker_id is None or (worker is not None and worker.is_here):
+            return await self.process.ask(what, *args)
+        if worker is None:
+            raise NotFound(f"no taskmanager {worker_id[:80]!r} is here; list them at /taskmanagers")
+        try:
+            async with asyncio.timeout(ASK_S):
+                return await self.watched.ask_worker(worker_id, what, *args)
+        except (TimeoutError, Broken) as error:
+            raise Unavailable(f"taskmanager {worker_id} did not answer: {error or f'not within {ASK_S:g} s'}") from error
+
+    async def ask_all(self, worker_ids: Iterable[str], what: str, *args: Any) -> list[Any]:
+        """Of each of these processes, in the order of their ids; those that cannot answer now are left out."""
+        asked = [self.ask(worker_id, what, *args) for worker_id in sorted(worker_ids)]
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        for answer in answers:
+            if isinstance(answer, BaseException) and not isinstance(answer, NotFound | Unavailable):
+                raise answer
+        return [answer for answer in answers if not isinstance(answer, BaseException)]

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Any
 
-from aioflow.monitoring.await_stacks import tasks_by_name, thread_infos
 from aioflow.monitoring.calls import BadRequest, Call
 from aioflow.monitoring.rest_cluster import find_worker
 
@@ -18,9 +16,11 @@ SLOW_SHOWN = 50
 SERIES_SHOWN = 200
 
 
-def asyncio_view(call: Call) -> Any:
-    """GET /aioflow/asyncio. Lag and tasks are of this process; slow callbacks and calls in flight of all."""
-    monitor = call.monitor
+async def asyncio_view(call: Call) -> Any:
+    """GET /aioflow/asyncio?taskmanager=. All of it is of one process; without a name, lag and tasks are of the one that answers, slow
+    callbacks and calls in flight of all.
+    """
+    loop = await call.monitor.ask(call.process, "loop")
     slow: list[dict[str, Any]] = []
     in_flight: list[dict[str, Any]] = []
     for place, metrics in _operators(call):
@@ -29,24 +29,17 @@ def asyncio_view(call: Call) -> Any:
         if "asyncCallsInFlight" in metrics:
             in_flight.append({**place, "in-flight": metrics["asyncCallsInFlight"], "capacity": metrics.get("asyncCallsMax", 0)})
     slow.sort(key=lambda one: (-one["slowest-ms"], -one["count"]))
-    tasks = list(asyncio.all_tasks())
-    return {
-        "now": call.now_ms,
-        "loop": monitor.loop_name,
-        "debug": asyncio.get_running_loop().get_debug(),
-        "lag-ms": monitor.sampler.lag.milliseconds(),
-        "slow-callbacks": slow[:SLOW_SHOWN],
-        "async-calls": in_flight,
-        "task-count": len(tasks),
-        "tasks": tasks_by_name(tasks),
-    }
+    return {"now": call.now_ms, **loop, "slow-callbacks": slow[:SLOW_SHOWN], "async-calls": in_flight}
 
 
 def _operators(call: Call) -> Iterator[tuple[dict[str, Any], dict[str, float]]]:
     """Each operator of each subtask: where it is, and its own metrics."""
     for view in call.monitor.jobs():
         index = call.monitor.metrics(view)
+        places = {(vertex.id, one.index): one.worker_id for vertex in view.graph.vertices for one in view.subtasks(vertex)}
         for (vertex_id, subtask), metrics in index.all().items():
+            if call.process is not None and places[vertex_id, subtask] != call.process:
+                continue
             found: dict[str, dict[str, float]] = {}
             for name, value in metrics.items():
                 operator, metric = index.operator_of(vertex_id, name)
@@ -54,18 +47,19 @@ def _operators(call: Call) -> Iterator[tuple[dict[str, Any], dict[str, float]]]:
                     found.setdefault(operator, {})[metric] = value
             name = view.graph.vertex(vertex_id).name
             task = {"job-id": view.id, "vertex-id": view.vertex_ids[vertex_id], "task": name, "subtask": subtask}
+            task["taskmanager-id"] = places[vertex_id, subtask]
             for operator, values in found.items():
                 yield {**task, "operator": operator}, values
 
 
-def thread_dump(call: Call) -> Any:
+async def thread_dump(call: Call) -> Any:
     """GET /jobmanager/thread-dump."""
-    return {"threadInfos": thread_infos()}
+    return {"threadInfos": await call.monitor.ask(None, "threads")}
 
 
-def worker_thread_dump(call: Call) -> Any:
-    """GET /taskmanagers/:taskmanagerid/thread-dump: of this process; of another one nothing is known here."""
-    return {"threadInfos": thread_infos() if find_worker(call).is_here else []}
+async def worker_thread_dump(call: Call) -> Any:
+    """GET /taskmanagers/:taskmanagerid/thread-dump."""
+    return {"threadInfos": await call.monitor.ask(find_worker(call).id, "threads")}
 
 
 def series(call: Call) -> Any:

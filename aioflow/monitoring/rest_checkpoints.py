@@ -7,8 +7,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from aioflow.checkpoint.statistics import CheckpointRecord, CheckpointStatus, Distribution
+from aioflow.inspection.redaction import redacted
 from aioflow.monitoring.calls import Call, NotFound
-from aioflow.monitoring.redaction import redacted
 
 if TYPE_CHECKING:
     from aioflow.checkpoint.statistics import RestoredRecord, SubtaskRecord, VertexRecord

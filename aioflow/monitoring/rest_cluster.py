@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import platform
-import resource
-import sys
 from typing import TYPE_CHECKING, Any
 
 import aioflow
 from aioflow.cluster.execution_graph import JobStatus
-from aioflow.monitoring.calls import Answer, Call, NotFound
-from aioflow.monitoring.redaction import HIDDEN, is_secret_name, redacted
+from aioflow.inspection.redaction import HIDDEN, is_secret_name, redacted
+from aioflow.monitoring.calls import Answer, Call, NotFound, Unavailable
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from aioflow.monitoring.view import WorkerView
 
 __all__ = [
@@ -84,12 +84,16 @@ def taskmanagers(call: Call) -> Any:
     return {"taskmanagers": [_worker(call, worker) for worker in call.monitor.workers()]}
 
 
-def taskmanager(call: Call) -> Any:
+async def taskmanager(call: Call) -> Any:
     worker = find_worker(call)
+    try:
+        memory = await call.monitor.ask(worker.id, "memory")
+    except Unavailable:
+        memory = {"peak": 0, "collectors": []}
     return {
         **_worker(call, worker),
         "allocatedSlots": [{"jobId": job_id, "resource": _resource(1.0)} for job_id in worker.job_ids],
-        "metrics": _memory(worker),
+        "metrics": _memory(memory, call.monitor.watched.worker_metrics(worker.id)),
     }
 
 
@@ -125,7 +129,7 @@ def _worker(call: Call, worker: WorkerView) -> dict[str, Any]:
             "jvmMetaspace": 0,
             "jvmOverhead": 0,
             "totalFlinkMemory": 0,
-            "totalProcessMemory": _resident_bytes() if worker.is_here else 0,
+            "totalProcessMemory": round(_told(call, worker).get("Status.Process.Memory.Peak", 0)),
         },
         "blocked": False,
     }
@@ -142,31 +146,23 @@ def _resource(cores: float) -> dict[str, Any]:
     }
 
 
-def _memory(worker: WorkerView) -> dict[str, Any]:
-    resident = _resident_bytes() if worker.is_here else 0
+def _told(call: Call, worker: WorkerView) -> Mapping[str, float]:
+    """What a process says of itself; what it last said, if it is another one."""
+    return call.monitor.process.metrics() if worker.is_here else call.monitor.watched.worker_metrics(worker.id)
+
+
+def _memory(memory: Mapping[str, Any], told: Mapping[str, float]) -> dict[str, Any]:
     names = ("heap", "nonHeap", "direct", "mapped")
     body: dict[str, Any] = {}
     for name in names[:2]:
-        used = resident if name == "heap" else 0
+        used = memory["peak"] if name == "heap" else 0
         body |= {f"{name}Used": used, f"{name}Committed": used, f"{name}Max": -1}
     for name in names[2:]:
         body |= {f"{name}Count": 0, f"{name}Used": 0, f"{name}Max": 0}
     for kind in ("Segments", ""):
-        unit = f"nettyShuffleMemory{kind}"
-        body |= {f"{unit}Available": 0, f"{unit}Used": 0, f"{unit}Total": 0}
-    return {**body, "garbageCollectors": _collectors() if worker.is_here else []}
-
-
-def _collectors() -> list[dict[str, Any]]:
-    import gc
-
-    return [{"name": f"generation {number}", "count": one["collections"], "time": -1} for number, one in enumerate(gc.get_stats())]
-
-
-def _resident_bytes() -> int:
-    """The most that this process ever had in memory; what it has now only Linux tells."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak * (1 if sys.platform == "darwin" else 1024)
+        for state in ("Available", "Used", "Total"):
+            body[f"nettyShuffleMemory{kind}{state}"] = round(told.get(f"Status.Shuffle.Netty.{state}Memory{kind}", 0))
+    return {**body, "garbageCollectors": [{**one, "time": -1} for one in memory["collectors"]]}
 
 
 def no_logs(call: Call) -> Any:

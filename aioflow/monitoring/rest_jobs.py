@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from aioflow.cluster.execution_graph import JobStatus
 from aioflow.graph.deployment import ExecutionState
+from aioflow.inspection.redaction import redacted
 from aioflow.monitoring.calls import Answer, BadRequest, Call, Conflict
-from aioflow.monitoring.redaction import redacted
 
 if TYPE_CHECKING:
     from aioflow.cluster.job_history import FailureRecord

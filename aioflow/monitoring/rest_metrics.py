@@ -158,7 +158,7 @@ def cluster_metrics(monitor: Monitor) -> dict[str, float]:
         "numRunningJobs": sum(not view.status.is_terminal for view in monitor.jobs()),
         "taskSlotsAvailable": sum(worker.free_slots for worker in workers),
         "taskSlotsTotal": sum(worker.slots for worker in workers),
-        **monitor.process_metrics(),
+        **monitor.process.metrics(),
     }
 
 
@@ -177,4 +177,4 @@ def _worker_metrics(call: Call, worker_id: str) -> dict[str, float]:
     here = next((worker.is_here for worker in monitor.workers() if worker.id == worker_id), False)
     tasks = [one for view in monitor.jobs() for each in view.graph.vertices for one in view.subtasks(each)]
     found: dict[str, float] = {"numRunningTasks": sum(one.worker_id == worker_id and not one.state.is_terminal for one in tasks)}
-    return {**found, **monitor.watched.worker_metrics(worker_id), **(monitor.process_metrics() if here else {})}
+    return {**found, **monitor.watched.worker_metrics(worker_id), **(monitor.process.metrics() if here else {})}

@@ -1,13 +1,9 @@
-"""What an endpoint does once a second by itself: reads all metrics for the plots and the streams of events, and measures its loop.
-
-The lag of the loop is how late a call comes that was due at a known time: what holds the loop holds that call too.
-"""
+"""What an endpoint does once a second by itself: reads all metrics for the plots and the streams of events."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from typing import TYPE_CHECKING
 
 from aioflow.core.aio import cancel_and_wait
@@ -18,15 +14,11 @@ if TYPE_CHECKING:
     from aioflow.monitoring.monitor import Monitor
     from aioflow.monitoring.view import JobView
 
-__all__ = ["LoopLag", "Sampler"]
+__all__ = ["Sampler"]
 
 logger = logging.getLogger(__name__)
 
 EVERY_S = 1.0
-
-LAG_EVERY_S = 0.1
-LAGS_MAX = 600
-"""A minute of them."""
 
 
 class Sampler:
@@ -37,17 +29,14 @@ class Sampler:
         self._series: dict[str, SeriesBuffer] = {}
         self._task: asyncio.Task[None] | None = None
         self._next: asyncio.Future[None] | None = None
-        self.lag = LoopLag()
         self.ticks = 0
 
     def start(self) -> None:
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._run(), name="monitor sampling")
-            self.lag.start()
 
     async def stop(self) -> None:
         """Streams that wait for the next tick end."""
-        self.lag.stop()
         task, self._task = self._task, None
         if task is not None:
             await cancel_and_wait([task])
@@ -98,37 +87,3 @@ class Sampler:
         self.ticks += 1
         if self._next is not None and not self._next.done():
             self._next.set_result(None)
-
-
-class LoopLag:
-    """How late calls of this loop are, in seconds."""
-
-    def __init__(self) -> None:
-        self._lags: deque[float] = deque(maxlen=LAGS_MAX)
-        self._handle: asyncio.TimerHandle | None = None
-        self._due_at = 0.0
-
-    def start(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._due_at = loop.time() + LAG_EVERY_S
-        self._handle = loop.call_at(self._due_at, self._measure)
-
-    def stop(self) -> None:
-        if self._handle is not None:
-            self._handle.cancel()
-            self._handle = None
-
-    def _measure(self) -> None:
-        self._lags.append(max(asyncio.get_running_loop().time() - self._due_at, 0.0))
-        self.start()
-
-    def milliseconds(self) -> dict[str, float]:
-        """Over the last minute; zeros before the first measurement."""
-        ordered = sorted(self._lags)
-        if not ordered:
-            return {"last": 0.0, "p50": 0.0, "p99": 0.0, "max": 0.0}
-
-        def at(share: float) -> float:
-            return round(ordered[min(int(len(ordered) * share), len(ordered) - 1)] * 1000, 3)
-
-        return {"last": round(self._lags[-1] * 1000, 3), "p50": at(0.5), "p99": at(0.99), "max": round(ordered[-1] * 1000, 3)}

@@ -250,6 +250,9 @@ class Monitored(Protocol):
     def settings(self) -> Mapping[str, str]:
         """How the cluster is configured; no secrets."""
 
+    async def ask_worker(self, worker_id: str, what: str, *args: Any) -> Any:
+        """What another process tells about itself: see `ProcessInspector.ask`. Raises Broken if it is gone."""
+
     def worker_metrics(self, worker_id: str) -> Mapping[str, float]:
         """What one process says of itself, by dotted name: not what its tasks say."""
 

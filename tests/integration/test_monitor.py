@@ -36,7 +36,7 @@ async def test_tasks_in_workers_are_shown_with_their_process() -> None:
         check(body, "Vertex")
         assert {one["taskmanager-id"] for one in body["subtasks"]} == {"worker-1", "worker-2"}
         check(await client.get(f"{client.path}/vertices/{counts}/taskmanagers"), "VertexTaskManagers")
-        assert (await client.get(f"{client.path}/vertices/{counts}/flamegraph?type=off_cpu"))["data"]["value"] == 0
+        assert (await client.get(f"{client.path}/vertices/{counts}/flamegraph?type=off_cpu"))["data"]["value"] == 2
         state = (await client.get(f"/aioflow{client.path}/state"))["operators"][0]
         assert sum(part["states"][0]["keys"] for part in state["subtasks"]) == 100
         assert (await client.get(f"/aioflow{client.path}/state/counts/running?key=7"))["value"] == "1"
@@ -70,6 +70,16 @@ def ask(url: str, method: str = "GET", token: str = "") -> tuple[int, Any]:
             return error.code, json.loads(error.read())
 
 
+def records_seen(url: str, token: str) -> list[Any]:
+    """The records of the first event of a tap that has some."""
+    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"})
+    with urllib.request.urlopen(request, timeout=60) as response:
+        for line in response:
+            if line.startswith(b"data: ") and (records := json.loads(line[6:])["records"]):
+                return list(records)
+    return []
+
+
 def test_a_jobmanager_shows_its_jobs_also_those_that_are_over(cluster: Cluster, tmp_path: Path) -> None:
     """Standalone: jobs, processes, metrics and exceptions; a job is cancelled with the token, and stays to be looked at."""
     token = tmp_path / "token"
@@ -101,6 +111,15 @@ def test_a_jobmanager_shows_its_jobs_also_those_that_are_over(cluster: Cluster, 
         check(body, "Vertex")
         assert {one["taskmanager-id"] for one in body["subtasks"]} == {worker["id"]}
         check(ask(f"{path}/vertices/{vertex['id']}/backpressure")[1], "BackPressure")
+    inside = ask(f"{url}/aioflow/asyncio?taskmanager={worker['id']}")[1]
+    check(inside, "Asyncio")
+    tasks = {f"{vertex['name']}-1" for vertex in ask(path)[1]["vertices"]}
+    assert tasks <= {task["name"] for task in inside["tasks"]}
+    assert tasks.isdisjoint(task["name"] for task in ask(f"{url}/aioflow/asyncio")[1]["tasks"])
+    until(lambda: ask(f"{url}/aioflow/logs?taskmanager={worker['id']}")[1]["records"], "the taskmanager's log is there")
+    reader = next(node for node in ask(path)[1]["plan"]["nodes"] if node.get("inputs"))
+    seen = records_seen(f"{url}/aioflow/jobs/{job_id}/tap?edge={reader['inputs'][0]['id']}-{reader['id']}", TOKEN)
+    assert seen
     assert ask(path, "PATCH")[0] == 401
     assert ask(path, "PATCH", TOKEN)[0] == 202
     until(lambda: ask(f"{path}/status")[1].get("status") == "CANCELED", "the job is cancelled")

@@ -18,15 +18,16 @@ from aioflow.cluster.job_history import ATTEMPTS_MAX, FAILURES_MAX, JobHistory
 from aioflow.core.host import SystemHost
 from aioflow.core.ids import ExecutionAttemptId
 from aioflow.graph.deployment import ExecutionState
+from aioflow.inspection.await_stacks import await_chain, thread_infos
+from aioflow.inspection.flames import FlameSampler
+from aioflow.inspection.redaction import redacted
 from aioflow.monitoring import server
 from aioflow.monitoring.adapters import monitored
-from aioflow.monitoring.await_stacks import await_chain, thread_infos
-from aioflow.monitoring.flamegraph import FlameSampler, tree
+from aioflow.monitoring.flamegraph import tree
 from aioflow.monitoring.metric_index import MetricIndex, shown_value
 from aioflow.monitoring.monitor import Monitor
 from aioflow.monitoring.openapi import openapi_document
 from aioflow.monitoring.options import MonitorOptions
-from aioflow.monitoring.redaction import redacted
 from aioflow.monitoring.routes import ROUTES
 from tests.monitoring.watching import PATIENCE_S, check, watched
 

@@ -1,0 +1,122 @@
+"""What the loop's thread spends its time on: looked at from another thread, a hundred times a second, for a short while.
+
+Each look names the asyncio task that ran, which is a subtask: so the graph of a vertex is the part that its tasks ran. Looking from outside
+needs nothing of the program, and costs it the moments in which the other thread holds the interpreter (some 50 us a look).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from aioflow.core.aio import wait_all
+from aioflow.core.errors import JobNotRunning
+from aioflow.inspection.await_stacks import place_of
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from aioflow.core.host import Host
+
+__all__ = ["FlameSampler", "Samples", "Stack"]
+
+INTERVAL_S = 0.01
+DEPTH_MAX = 100
+SWITCH_S = 0.0001
+"""While it looks, threads hand the interpreter over this fast when another one waits. With the usual 5 ms the loop, which runs slices of
+2 ms, would always reach its `select` first, where it lets go by itself: every look would find it idle."""
+
+KEPT_S = 5.0
+"""Whoever asks so soon again is given the same graph: the pages of several readers cost one sampling."""
+
+IDLE_FILES = ("asyncio/runners.py", "asyncio/base_events.py", "selectors.py", "asyncio/selector_events.py", "asyncio/events.py")
+
+Stack = tuple[str, ...]
+Samples = Counter[tuple[str, Stack]]
+"""(name of the task, or empty outside of any; frames, outermost first) -> looks."""
+
+
+class FlameSampler:
+    """One sampling at a time; who asks meanwhile waits for the same one."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._running: asyncio.Task[Samples] | None = None
+        self._latest: Samples | None = None
+        self._latest_at = 0.0
+        self._stop: threading.Event | None = None
+
+    async def samples(self, seconds: float) -> Samples:
+        """Of the next `seconds`, or of a moment ago."""
+        now = self._host.clock.monotonic()
+        if self._latest is not None and now - self._latest_at < KEPT_S:
+            return self._latest
+        if self._running is None:
+            self._running = asyncio.get_running_loop().create_task(self._sample(seconds), name="flame graph")
+            self._running.add_done_callback(_retrieved)
+        return await asyncio.shield(self._running)
+
+    async def _sample(self, seconds: float) -> Samples:
+        self._stop = stop = threading.Event()
+        loop, thread = asyncio.get_running_loop(), threading.get_ident()
+        looks = max(round(seconds / INTERVAL_S), 1)
+        interval_s = sys.getswitchinterval()
+        sys.setswitchinterval(SWITCH_S)
+        try:
+            try:
+                sampling = self._host.blocking(_look, loop, thread, looks, stop, dedicated=True, name="aioflow-flame-graph")
+            except RuntimeError as error:
+                raise JobNotRunning("the job is over, and its host runs no more threads") from error
+            self._latest = await sampling
+            self._latest_at = self._host.clock.monotonic()
+            return self._latest
+        finally:
+            sys.setswitchinterval(interval_s)
+            stop.set()
+            self._running = None
+
+    async def close(self) -> None:
+        """Ends a sampling that is under way, and waits for its thread."""
+        if self._stop is not None:
+            self._stop.set()
+        if self._running is not None:
+            await wait_all([self._running])
+
+
+def _retrieved(task: asyncio.Task[Samples]) -> None:
+    """Whoever asked may be gone before there is an answer."""
+    if not task.cancelled():
+        task.exception()
+
+
+def _look(loop: asyncio.AbstractEventLoop, thread: int, looks: int, stop: threading.Event) -> Samples:
+    """In a thread of its own."""
+    samples: Samples = Counter()
+    for _ in range(looks):
+        frame = sys._current_frames().get(thread)
+        if frame is None:
+            break
+        task = asyncio.current_task(loop)
+        stack = _stack(frame)
+        if task is not None or not _is_idle(frame):
+            samples["" if task is None else task.get_name(), stack] += 1
+        del frame  # It would keep what the loop's thread has in it alive.
+        if stop.wait(INTERVAL_S):
+            break
+    return samples
+
+
+def _stack(frame: FrameType) -> Stack:
+    places: list[str] = []
+    current: FrameType | None = frame
+    while current is not None and len(places) < DEPTH_MAX:
+        places.append(place_of(current.f_code, current.f_code.co_firstlineno))
+        current = current.f_back
+    return tuple(reversed(places))
+
+
+def _is_idle(frame: FrameType) -> bool:
+    return frame.f_code.co_filename.replace("\\", "/").endswith(IDLE_FILES)

@@ -1,0 +1,55 @@
+"""The last log records of the engine in this process, kept in memory while somebody may look at them. No file is ever read for them."""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from collections import deque
+from typing import Any
+
+from aioflow.inspection.redaction import redacted
+
+__all__ = ["RECORDS_MAX", "LogTail"]
+
+RECORDS_MAX = 1_000
+MESSAGE_CHARACTERS_MAX = 4_000
+LOGGER = "aioflow"
+
+
+class LogTail(logging.Handler):
+    """Attached between `start` and `stop`. It changes no level: what the program does not log is not here either."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._records: deque[dict[str, Any]] = deque(maxlen=RECORDS_MAX)
+        self._next = 1
+
+    def start(self) -> None:
+        logging.getLogger(LOGGER).addHandler(self)
+
+    def stop(self) -> None:
+        logging.getLogger(LOGGER).removeHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            message = record.getMessage()
+            stack = "".join(traceback.format_exception(record.exc_info[1])) if record.exc_info and record.exc_info[1] else ""
+        except Exception:  # noqa: BLE001  # As logging has it: a record that cannot be written must not break who wrote it.
+            self.handleError(record)
+            return
+        self._records.append(
+            {
+                "number": self._next,
+                "time": int(record.created * 1000),
+                "level": record.levelname,
+                "logger": record.name,
+                "message": redacted(message[:MESSAGE_CHARACTERS_MAX]),
+                "stack": redacted(stack[:MESSAGE_CHARACTERS_MAX]),
+            }
+        )
+        self._next += 1
+
+    def after(self, number: int, level: int, most: int) -> list[dict[str, Any]]:
+        """The newest `most` of those behind `number`, oldest first."""
+        found = [one for one in list(self._records) if one["number"] > number and logging.getLevelName(one["level"]) >= level]
+        return found[-most:] if most else []

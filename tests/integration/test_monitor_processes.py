@@ -1,0 +1,137 @@
+"""What a job's endpoint shows of its worker processes: their loops, tasks, flames, logs and memory, asked over RPC."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+import aioflow as af
+from tests.monitoring.watching import PATIENCE_S, Client, check, watched
+
+
+async def _numbers() -> AsyncIterator[int]:
+    number = 0
+    while True:
+        number += 1
+        yield number
+        await asyncio.sleep(0.002)
+
+
+def _spin(number: int) -> int:
+    """Work that a look from outside finds."""
+    return sum(range(20_000)) + number
+
+
+def _noted(number: int) -> int:
+    if number % 51 == 0:
+        logging.getLogger("aioflow.test").warning("number %d with token=canary-77aa", number)
+    return number
+
+
+def pipeline() -> af.Flow:
+    flow = af.Flow("processes", parallelism=2)
+    flow.source(_numbers, name="numbers").rebalance().map(_spin, name="spin").map(_noted, name="noted").sink(af.io.blackhole())
+    return flow
+
+
+async def worker_ids(client: Client) -> list[str]:
+    managers = (await client.get("/taskmanagers"))["taskmanagers"]
+    return [one["id"] for one in managers if one["id"] != "local"]
+
+
+async def spinning(client: Client) -> str:
+    return next(vertex_id for name, vertex_id in (await client.vertices()).items() if name.startswith("spin"))
+
+
+async def test_each_worker_tells_about_its_loop_its_tasks_and_its_log() -> None:
+    async with watched(pipeline(), workers=2, stop_timeout="0s") as client:
+        workers = await worker_ids(client)
+        assert len(workers) == 2
+        for worker_id in workers:
+            asked = f"taskmanager={worker_id}"
+            body = await client.until(
+                f"/aioflow/asyncio?{asked}", lambda body: any(task["name"].startswith("spin") for task in body["tasks"])
+            )
+            check(body, "Asyncio")
+            assert {task["name"] for task in body["tasks"]}.isdisjoint({"monitor sampling"})
+            logs = await client.until(f"/aioflow/logs?{asked}&level=WARNING", lambda body: body["records"])
+            check(logs, "LogRecords")
+            assert "canary-77aa" not in str(logs)
+            status, text = await client.ask(f"/taskmanagers/{worker_id}/log")
+            assert status == 200 and "aioflow.test: number" in text
+            dump = await client.get(f"/taskmanagers/{worker_id}/thread-dump")
+            assert any(info["threadName"].startswith("spin") for info in dump["threadInfos"])
+            detail = await client.get(f"/taskmanagers/{worker_id}")
+            check(detail, "TaskManagerDetails")
+            assert detail["metrics"]["heapUsed"] > 1 << 20 and detail["metrics"]["garbageCollectors"]
+            names = "Status.Loop.lagMsMax,Status.Process.CPU.Time,Status.Process.Memory.Peak"
+            place = f"/taskmanagers/{worker_id}/metrics?get={names}"
+            await client.until(place, lambda body: len(body) == 3 and all(float(one["value"]) >= 0 for one in body))
+        assert (await client.ask("/aioflow/asyncio?taskmanager=nobody"))[0] == 404
+
+
+async def test_the_flame_graph_of_a_vertex_is_of_all_processes_that_run_it() -> None:
+    async with watched(pipeline(), workers=2, stop_timeout="0s") as client:
+        vertex_id = await spinning(client)
+        place = f"{client.path}/vertices/{vertex_id}/flamegraph"
+        flames = await client.until(f"{place}?type=on_cpu&seconds=2", lambda body: body["data"]["value"] > 0)
+        check(flames, "FlameGraph")
+        waiting = await client.until(f"{place}?type=off_cpu", lambda body: body["data"]["value"] == 2)
+        assert waiting["data"]["children"]
+        (worker_id, _) = await worker_ids(client)
+        own = await client.until(f"/aioflow/flamegraph?seconds=1&taskmanager={worker_id}", lambda body: body["data"]["children"])
+        assert "_spin" in str(own)
+
+
+async def test_a_worker_that_is_lost_is_said_so_and_hides_nobody_else() -> None:
+    async with watched(pipeline(), workers=2, stop_timeout="0s", restart=af.fixed_delay(100, "50ms")) as client:
+        workers: Any = await worker_ids(client)
+        pool = client.job._cluster.pool  # type: ignore[attr-defined]  # The process is to be ended as the machine would.
+        lost = next(worker for worker in pool.open if worker.id == workers[0])
+        lost.process.kill()
+        async with asyncio.timeout(PATIENCE_S):
+            while (await client.ask(f"/aioflow/asyncio?taskmanager={lost.id}"))[0] not in (404, 503):
+                await asyncio.sleep(0.05)
+        place = f"{client.path}/vertices/{await spinning(client)}/flamegraph?type=off_cpu"
+        await client.until(place, lambda body: body["data"]["value"] == 2)
+
+
+async def test_a_slow_operator_is_busy_and_what_feeds_it_is_held_back() -> None:
+    """A function that waits 2 ms for each record, one at a time: busy in its own worker, and back pressure up to the source."""
+
+    async def slow(number: int) -> int:
+        await asyncio.sleep(0.002)
+        return number
+
+    def numbers() -> Any:
+        number = 0
+        while True:
+            number += 1
+            yield number
+
+    flow = af.Flow("held back", parallelism=2)
+    made = flow.source(numbers, name="numbers").rebalance().map(lambda number: number, name="plain").rebalance()
+    made.map(slow, name="slow", concurrency=1).sink(af.io.blackhole())
+    async with watched(flow, workers=2, stop_timeout="0s") as client:
+        vertices = await client.vertices()
+        named = {name.split(" -> ")[0]: vertex_id for name, vertex_id in vertices.items()}
+
+        def level(wanted: str) -> Any:
+            return lambda body: body["subtasks"] and all(one["backpressure-level"] == wanted for one in body["subtasks"])
+
+        for name in ("numbers", "plain"):
+            body = await client.until(f"{client.path}/vertices/{named[name]}/backpressure", level("high"))
+            check(body, "BackPressure")
+        body = await client.until(
+            f"{client.path}/vertices/{named['slow']}/backpressure", lambda body: all(one["busyRatio"] > 0.8 for one in body["subtasks"])
+        )
+        assert all(one["backpressure-level"] == "ok" for one in body["subtasks"])
+        shares = "busyTimeMsPerSecond,idleTimeMsPerSecond,backPressuredTimeMsPerSecond"
+        for vertex in (await client.get(client.path))["vertices"]:
+            for index in range(vertex["parallelism"]):
+                values = await client.get(f"{client.path}/vertices/{vertex['id']}/subtasks/{index}/metrics?get={shares}")
+                assert sum(float(one["value"]) for one in values) == pytest.approx(1000, abs=50)
