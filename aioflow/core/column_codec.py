@@ -36,7 +36,11 @@ def encode_column(column: Column, codec: Codec, owner: str) -> bytes:
 
 def decode_column(content: bytes | memoryview, codec: Codec) -> Column:
     """Returns the column of `encode_column`. Raises ValueError or DecodeError."""
-    return _column(_unpack(content), codec, 0)
+    try:
+        shape = _unpack(content)
+    except RecursionError:
+        raise ValueError("columns are nested too deeply") from None
+    return _column(shape, codec, 0)
 
 
 def _shape(column: Column, codec: Codec, owner: str) -> list[Any]:

@@ -1,0 +1,109 @@
+"""Batches of columns as bytes: what comes out equals what went in, and what is not whole is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aioflow.columns.making import column_of
+from aioflow.core.batch_codec import decode_batch, encode_batch
+from aioflow.core.column_batch import CodedColumn, ColumnBatch, NumberColumn, ObjectColumn
+from aioflow.core.elements import RecordBatch
+from aioflow.core.errors import TypeNotSupported
+from aioflow.core.functions import WindowResult
+from aioflow.core.serializers import Codec, DecodeError
+
+fields = st.one_of(
+    st.lists(st.one_of(st.none(), st.integers(-(2**63), 2**63 - 1)), min_size=3, max_size=3),
+    st.lists(st.one_of(st.none(), st.floats(allow_nan=False)), min_size=3, max_size=3),
+    st.lists(st.one_of(st.none(), st.booleans()), min_size=3, max_size=3),
+    st.lists(st.one_of(st.none(), st.text()), min_size=3, max_size=3),
+    st.lists(st.one_of(st.integers(), st.text(), st.tuples(st.integers())), min_size=3, max_size=3),
+)
+
+
+def ints(*values: int) -> Any:
+    return NumberColumn(np.array(values, np.int64))
+
+
+def through(batch: RecordBatch) -> RecordBatch:
+    return decode_batch(encode_batch(batch, Codec(), "source"), Codec(), "channel")
+
+
+@given(fields=st.lists(fields, max_size=4), times=st.booleans(), marks=st.booleans())
+def test_what_comes_out_equals_what_went_in(fields: list[list[Any]], times: bool, marks: bool) -> None:
+    values: Any = ColumnBatch({f"f{i}": column_of(items) for i, items in enumerate(fields)}, 3)
+    batch = RecordBatch(values, ints(5, -1, 7) if times else None, None, ints(1, 1, 2) if marks else None, 3)
+    found = through(batch)
+    assert type(found.values) is ColumnBatch
+    assert list(found.values) == list(values)
+    assert [[type(v) for v in row.values()] for row in found.values] == [[type(v) for v in row.values()] for row in values]
+    assert found.timestamps is None if not times else list(found.timestamps or ()) == [5, -1, 7]
+    assert found.watermarks is None if not marks else list(found.watermarks or ()) == [1, 1, 2]
+    assert found.watermark == 3
+
+
+def test_keys_that_are_a_field_are_not_sent_twice() -> None:
+    key = ints(*range(1_000))
+    values: Any = ColumnBatch({"k": key, "v": column_of([1.5] * 1_000)}, 1_000)
+    apart = len(encode_batch(RecordBatch(values, None, ints(*range(1_000))), Codec(), "source"))
+    together = RecordBatch(values, None, key)
+    assert apart - len(encode_batch(together, Codec(), "source")) >= 8_000
+    found = through(together)
+    assert found.keys is found.values.columns["k"]  # type: ignore[attr-defined]
+
+
+def test_of_shared_entries_only_those_in_use_travel() -> None:
+    entries = [f"word {i}" for i in range(10_000)]
+    values: Any = ColumnBatch({"w": CodedColumn(np.array([9_000, -1, 3, 9_000], np.int32), entries)}, 4)
+    content = encode_batch(RecordBatch(values), Codec(), "source")
+    assert len(content) < 200
+    assert list(decode_batch(content, Codec(), "channel").values) == [{"w": "word 9000"}, {"w": None}, {"w": "word 3"}, {"w": "word 9000"}]
+
+
+def test_rows_whose_times_are_a_column_stay_rows() -> None:
+    found = through(RecordBatch([("a", 1), None], ints(1, 2), ["k", 3], ints(0, 0), 9))
+    assert found.values == [("a", 1), None]
+    assert found.keys == ["k", 3]
+    assert list(found.timestamps or ()) == [1, 2]
+
+
+def test_tuples_nested_records_and_window_results_travel() -> None:
+    nested = ColumnBatch({"n": ints(1, 2)}, 2)
+    for values in (
+        ColumnBatch({0: column_of(["a", "b"]), 1: nested}, 2),
+        ColumnBatch({"key": column_of(["a", "b"]), "start": ints(0, 0), "end": ints(9, 9), "value": nested}, 2, WindowResult),
+    ):
+        found = through(RecordBatch(values))  # type: ignore[arg-type]
+        assert list(found.values) == list(values)
+        assert type(found.values[0]) is type(values[0])
+
+
+def test_what_cannot_travel_names_the_operator() -> None:
+    values: Any = ColumnBatch({"o": ObjectColumn([object()])}, 1)
+    with pytest.raises(TypeNotSupported, match="source"):
+        encode_batch(RecordBatch(values), Codec(), "source")
+
+
+def test_bytes_cut_at_every_offset_are_refused() -> None:
+    values: Any = ColumnBatch({"a": ints(1, 2), "s": column_of(["x", None]), "o": ObjectColumn([1, "y"]), "b": column_of([True, None])}, 2)
+    content = encode_batch(RecordBatch(values, ints(1, 2), ints(3, 4), ints(0, 1), 5), Codec(), "source")
+    for end in range(len(content)):
+        with pytest.raises(DecodeError):
+            decode_batch(content[:end], Codec(), "channel")
+
+
+@given(at=st.integers(0, 10_000), byte=st.integers(0, 255))
+def test_a_changed_byte_gives_a_batch_or_a_decode_error(at: int, byte: int) -> None:
+    values: Any = ColumnBatch({"a": ints(1, 2), "s": column_of(["x", None]), "o": ObjectColumn([1, "y"]), "b": column_of([True, None])}, 2)
+    content = bytearray(encode_batch(RecordBatch(values, ints(1, 2), ints(3, 4), ints(0, 1), 5), Codec(), "source"))
+    content[at % len(content)] = byte
+    try:
+        found = decode_batch(content, Codec(), "channel")
+    except DecodeError:
+        return
+    assert len(list(found.values)) == len(found.values)
