@@ -90,6 +90,10 @@ class Monitor:
         shown = {view.id for view in self.jobs()}
         self._metrics = {job_id: entry for job_id, entry in self._metrics.items() if job_id in shown}
 
+    def expire(self) -> None:
+        """What is read next is read anew, however short ago somebody did."""
+        self._metrics.clear()
+
     async def ask(self, worker_id: str | None, what: str, *args: Any) -> Any:
         """What a process tells about itself (see `ProcessInspector.ask`); None is this one. Raises NotFound, Unavailable."""
         worker = next((worker for worker in self.workers() if worker.id == worker_id), None)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from aioflow.monitoring.monitor import Monitor
     from aioflow.monitoring.view import JobView
 
-__all__ = ["CONTENT_TYPE", "Exposition", "metrics"]
+__all__ = ["CONTENT_TYPE", "Exposition", "metrics", "split_of"]
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -125,11 +125,17 @@ class Exposition:
         if operator:
             scope = f"{scope}_operator"
             labels["operator_name"] = operator
-        split = _SPLIT.fullmatch(metric)
+        split, metric = split_of(metric)
         if split is not None:
-            labels["split"], metric = split[1], f"split.watermark.{split[2]}"
+            labels["split"] = split
         family = f"{scope}_{_name(metric)}"
         return family, f"{family}{_labels(**labels)}"
+
+
+def split_of(metric: str) -> tuple[str | None, str]:
+    """The split of a source that a task's metric is about, if it is about one, and the name without it."""
+    found = _SPLIT.fullmatch(metric)
+    return (None, metric) if found is None else (found[1], f"split.watermark.{found[2]}")
 
 
 def _name(name: str) -> str:
