@@ -12,7 +12,6 @@ import tempfile
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
-from aioflow.api.runner import new_event_loop
 from aioflow.checkpoint.lease import LeaseOptions
 from aioflow.cluster.heartbeat import HeartbeatOptions
 from aioflow.cluster.jobmanager import JobManager, JobManagerOptions
@@ -90,8 +89,7 @@ class Headquarters:
     def _run(self) -> None:
         data = tempfile.mkdtemp(prefix="aioflow-spark-workers-")
         try:
-            with asyncio.Runner(loop_factory=new_event_loop) as runner:
-                runner.run(self._live(data))
+            asyncio.run(self._live(data))
         finally:
             shutil.rmtree(data, ignore_errors=True)
 
