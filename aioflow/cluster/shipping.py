@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import inspect
 import io
 import logging
 import pickle
@@ -205,9 +206,33 @@ class _JobPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has
             by_value = module == "__main__" or module in cloudpickle.list_registry_pickle_by_value()
             if isinstance(module, str) and not by_value and module in sys.modules and not module.startswith("aioflow."):
                 self._modules[module] = None
-        elif isinstance(value, type) and MSGSPEC_CACHE in vars(value):
-            delattr(value, MSGSPEC_CACHE)
+        elif isinstance(value, type):
+            if MSGSPEC_CACHE in vars(value):
+                delattr(value, MSGSPEC_CACHE)
+        elif (reduced := self._reduce_plainly(value)) is not None:
+            return reduced
         return super().reducer_override(value)
+
+    def _reduce_plainly(self, value: Any) -> tuple[Any, ...] | None:
+        """How to write an object that is made of nothing but its attributes; None for all that knows better, or is nothing of the kind."""
+        cls = type(value)
+        usual = all(getattr(cls, name) is getattr(object, name) for name in ("__reduce_ex__", "__reduce__"))
+        if not usual or hasattr(cls, "__setstate__") or cls in self.dispatch_table:
+            return None
+        reduced: tuple[Any, ...] = value.__reduce_ex__(pickle.DEFAULT_PROTOCOL)
+        return (*reduced, _set_attributes) if type(reduced[2]) is dict else None
+
+
+def _set_attributes(instance: object, state: dict[str, Any]) -> None:
+    """One by one, as its `__init__` did. CPython keeps attributes set like this in the object itself; those that pickle writes into its
+    `__dict__` it looks up there from then on, and a call of a function object takes half as much again.
+    """
+    cls = type(instance)
+    if any(hasattr(type(inspect.getattr_static(cls, name, None)), "__set__") for name in state):
+        instance.__dict__.update(state)  # A property stands before an attribute of its name.
+        return
+    for name, value in state.items():
+        object.__setattr__(instance, name, value)
 
 
 class _TaskPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types.

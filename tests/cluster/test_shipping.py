@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 import sys
 import threading
+from dataclasses import dataclass
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -114,6 +116,78 @@ def test_registered_types_travel_with_the_job(monkeypatch: pytest.MonkeyPatch) -
     codec = Codec(load_job(content).types)
 
     assert codec.decode(codec.encode(Money(5), owner="test")).cents == 5
+
+
+class Counter:
+    def __init__(self) -> None:
+        self.count = 0
+        self.me = self
+
+    def __call__(self, row: int) -> int:
+        self.count += 1
+        return row
+
+
+@dataclass(frozen=True)
+class Threshold:
+    least: int = 3
+
+
+class Shadowed:
+    """Its attribute stands behind a property of the same name."""
+
+    def __init__(self) -> None:
+        self.__dict__["rate"] = 5
+
+    @property
+    def rate(self) -> int:
+        return -1
+
+    @rate.setter
+    def rate(self, value: int) -> None:
+        raise AttributeError("cannot be set")
+
+
+class Restored:
+    def __init__(self) -> None:
+        self.kept = 1
+
+    def __setstate__(self, state: dict[str, int]) -> None:
+        self.kept = state["kept"] + 1
+
+
+class Named(dict[str, int]):
+    def __init__(self) -> None:
+        super().__init__(one=1)
+        self.name = "items"
+
+
+def arrived(value: Any) -> Any:
+    """`value` behind the way to a worker."""
+    return pickle.loads(shipping._dumps(value, {}))
+
+
+def test_objects_arrive_with_their_attributes_whatever_their_class_does_about_it() -> None:
+    counter = Counter()
+    counter.count = 7
+    there = arrived(counter)
+    assert there.count == 7
+    assert there.me is there
+    assert arrived(Threshold(9)) == Threshold(9)
+    assert vars(arrived(Shadowed())) == {"rate": 5}
+    assert arrived(Restored()).kept == 2
+    named = arrived(Named())
+    assert (named, named.name) == ({"one": 1}, "items")
+
+
+def test_the_attributes_of_a_function_object_are_as_near_in_the_worker_as_where_it_was_made() -> None:
+    def keeps_a_dict(instance: object) -> bool:
+        """Whether the collector sees a dict between the object and its attributes."""
+        return any(type(held) is dict for held in gc.get_referents(instance))
+
+    here, there = Counter(), arrived(Counter())
+
+    assert keeps_a_dict(there) == keeps_a_dict(here)
 
 
 def test_modules_whose_functions_travel_by_value_are_imported_on_arrival(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
