@@ -1,16 +1,23 @@
 """What two worker processes bring against one process, and what a record over a connection takes; ratios, alternating in one run.
 
-    python benchmarks/bench_workers.py [--records 2000000] [--rounds 3] [--only count work latency]
+    python benchmarks/bench_workers.py [--records 400000] [--rounds 11] [--only count work latency]
 
 `count`: running count of uniform keys, half the records cross between the workers. `work`: the same with 5 us of Python work a record
 behind the exchange. `latency`: 10,000 records a second through a keyed exchange whose two sides are in different processes. All flows make
 their records themselves, in as many subtasks as they have, so that nothing but the exchange is between the processes. The start of
 processes is not in the figures: a rate is that from a fifth to nine tenths of the records, by the clock that all processes of a machine
-share. The ratio by CPU time says what idle processors would give: a busy neighbour changes the other one, which also holds what is waited.
+share. Slices are short and many, each of one process beside one of two workers, now this one first and now the other.
 
-Two processors are seldom twice one: they share caches, a memory bus, perhaps a core. `bare` is the same user work in plain loops without
-aioflow, in two processes at once against one, by CPU: what the machine has to give. The work of 5 us is measured, too, before anything
-else runs: how long a fixed loop takes differs by a factor of four between machines.
+A rented processor changes its speed by a factor of two from one second to the next, without a word in its statistics: then ratios have
+two peaks, and tell which slice met which speed. So each process runs the same user work in a plain loop every few thousand records and
+counts what a CPU second is worth there and then. `equal` is the ratio of what a CPU second of the flow brings, each measured in that
+loop: what two processors of one speed would give. `wall` and `cpu` are as they were. `bare` is the plain loop in two processes at once
+against one: what the machine has to give.
+
+Beside them: the CPU time of each worker over the time that passed (`busy`; below 1 it waited, or others had the processor), how often a
+second it gave the processor up to wait (`waits`: that is ours) or had to (`preempted`: somebody else's), and the share of all processors
+that the machine's owner took (`stolen`). The work of 5 us is measured, too, before anything else runs: how long a fixed loop takes differs
+by a factor of four between machines.
 """
 
 from __future__ import annotations
@@ -20,13 +27,15 @@ import asyncio
 import json
 import os
 import platform
+import resource
 import subprocess
 import sys
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import median
+from statistics import mean, median, quantiles
 from time import monotonic, process_time, thread_time
-from typing import Any
+from typing import Any, NamedTuple
 
 import aioflow as af
 
@@ -40,10 +49,13 @@ RATE = 10_000
 """Records a second of the latency flow."""
 WORK_S = 5e-6
 """User work a record of the flow `work`."""
-STEP = 20_000
+STEP = 10_000
 """Records from one mark to the next: each mark is a record of its own on its way to this process, and a frame if it travels alone."""
 AGES = 500
-BARE_RECORDS = 200_000
+BARE_S = 1.0
+"""How long bare loops run side by side."""
+SAMPLE_S = 3e-4
+"""How long the bare loop runs at each mark: a few hundredths of the time between two."""
 ROOT = Path(__file__).parents[1]
 MIX = 2_654_435_761
 """Knuth's multiplicative hash: keys without order."""
@@ -79,17 +91,28 @@ def calibrated() -> int:
     return round(1_000 * WORK_S / best)
 
 
-def bare(name: str, numbers: int) -> float:
-    """CPU seconds of one process for the user work of `BARE_RECORDS` records, in a plain loop."""
+def bare(name: str, numbers: int, records: int) -> float:
+    """CPU seconds of the user work of so many records in a plain loop."""
     counts: dict[int, int] = {}
+    out: list[Any] = []
     work = Work(numbers)
-    begun = process_time()
-    for i in range(BARE_RECORDS):
+    begun = thread_time()
+    for i in range(records):
         key = identity(make_key(i))
-        counts[key] = counts.get(key, 0) + 1
-        if name == "work":
-            work((key, counts[key]))
-    return process_time() - begun
+        count = counts[key] = counts.get(key, 0) + 1
+        row = (key, count)
+        out.append(work(row) if name == "work" else row)
+    return thread_time() - begun
+
+
+def bare_rate(name: str, numbers: int) -> float:
+    """Records a CPU second of this process in the plain loop, for about `BARE_S`."""
+    records = 10_000
+    begun, done, taken = monotonic(), 0, 0.0
+    while monotonic() - begun < BARE_S:
+        taken += bare(name, numbers, records)
+        done += records
+    return done / taken
 
 
 def bare_ratio(name: str, numbers: int) -> float:
@@ -99,23 +122,43 @@ def bare_ratio(name: str, numbers: int) -> float:
 
     def run(count: int) -> float:
         running = [subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) for _ in range(count)]
-        return sum(1 / json.loads(process.communicate()[0]) for process in running)
+        return sum(float(json.loads(process.communicate()[0])) for process in running)
 
     return run(PARALLELISM) / run(1)
 
 
-Mark = tuple[float, int, float]
+class Mark(NamedTuple):
+    """One process at one moment."""
+
+    at: float
+    process: int
+    cpu: float
+    """Seconds, without those of the plain loop."""
+    speed: float
+    """Records a CPU second of the plain loop, now."""
+    waits: int
+    preempted: int
 
 
 class Marks:
-    """Lets through, of every `STEP` records, when the last one came, and the process and its CPU time: so few that they cost nothing."""
+    """Lets through a mark of every `STEP` records, and nothing else: so few that they cost nothing."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str, numbers: int, sample: int) -> None:
         self.count = 0
+        self.spent = 0.0
+        self.loop = (name, numbers, sample)
 
     def __call__(self, row: object) -> tuple[Mark, ...]:
         self.count += 1
-        return () if self.count % STEP else ((monotonic(), os.getpid(), process_time()),)
+        return () if self.count % STEP else (self.mark(),)
+
+    def mark(self) -> Mark:
+        begun = process_time()
+        speed = self.loop[2] / bare(*self.loop)
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        now = process_time()
+        self.spent += now - begun
+        return Mark(monotonic(), os.getpid(), now - self.spent, speed, used.ru_nvcsw, used.ru_nivcsw)
 
 
 def stamped(i: int) -> tuple[int, float]:
@@ -142,28 +185,66 @@ class Ages:
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """Records a second in the middle of the run: as it was, and as it is when each process has a processor to itself and never waits."""
+    """The middle of one run."""
 
     wall: float
+    """Records a second."""
     cpu: float
+    """Records a second if each process had a processor to itself and never waited."""
+    equal: float
+    """The same in records of the plain loop: 1 if the flow cost nothing beyond the user work, in one process."""
+    speed: float
+    """Records a CPU second of the plain loop, mean of the processes."""
+    busy: tuple[float, ...]
+    waits: float
+    preempted: float
+    stolen: float
 
 
-async def rate(name: str, records: int, workers: int, numbers: int = 0) -> Rate:
+def processors() -> tuple[int, int]:
+    """Ticks of all processors since the machine started: all, and those that its owner took. (0, 0) where nobody counts them."""
+    try:
+        ticks = [int(one) for one in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+    except OSError:
+        return 0, 0
+    return sum(ticks), ticks[7]
+
+
+async def rate(name: str, records: int, workers: int, numbers: int, sample: int) -> Rate:
     flow = af.Flow(name, parallelism=PARALLELISM)
     source = flow.source(af.io.datagen(make_key, count=records, splits=PARALLELISM))
     counted = source.key_by(identity).count()
     if name == "work":
         counted = counted.map(Work(numbers))
-    marks = sorted(await counted.flat_map(Marks()).collect(workers=workers))
+    ticks, stolen = processors()
+    told = await counted.flat_map(Marks(name, numbers, sample)).collect(workers=workers)
+    ticks, stolen = processors()[0] - ticks, processors()[1] - stolen
+    marks = sorted(Mark(*mark) for mark in told)
+    # Subtasks that share a process have a mark each, and the last few records of each none.
     if not records // STEP - PARALLELISM <= len(marks) <= records // STEP:
         raise SystemExit(f"{name} with workers={workers}: {len(marks)} marks came, expected one for each {STEP} of {records} records")
     marks = marks[len(marks) // 5 : len(marks) * 9 // 10]
-    wall = (len(marks) - 1) * STEP / (marks[-1][0] - marks[0][0])
-    cpu = 0.0
-    for process in {mark[1] for mark in marks}:
-        own = [mark[2] for mark in marks if mark[1] == process]
-        cpu += (len(own) - 1) * STEP / (own[-1] - own[0])
-    return Rate(wall, cpu)
+    elapsed = marks[-1].at - marks[0].at
+    cpu = equal = 0.0
+    speeds, busy, waits, preempted = [], [], 0, 0
+    for process in sorted({mark.process for mark in marks}):
+        own = [mark for mark in marks if mark.process == process]
+        first, last = own[0], own[-1]
+        speed = median(mark.speed for mark in own)
+        its = (len(own) - 1) * STEP / (last.cpu - first.cpu)
+        cpu += its
+        equal += its / speed
+        speeds.append(speed)
+        busy.append(round((last.cpu - first.cpu) / (last.at - first.at), 2))
+        waits += last.waits - first.waits
+        preempted += last.preempted - first.preempted
+    wall = (len(marks) - 1) * STEP / elapsed
+    return Rate(wall, cpu, equal, mean(speeds), tuple(busy), waits / elapsed, preempted / elapsed, stolen / max(ticks, 1))
+
+
+def spread(figures: Sequence[float]) -> list[float]:
+    """Quartiles: first, median, third."""
+    return [round(figure, 3) for figure in (quantiles(figures, n=4, method="inclusive") if len(figures) > 1 else [figures[0]] * 3)]
 
 
 async def latency(records: int, workers: int) -> dict[str, float]:
@@ -176,25 +257,33 @@ async def latency(records: int, workers: int) -> dict[str, float]:
 
 
 async def compare(name: str, records: int, rounds: int, numbers: int) -> dict[str, Any]:
-    """One row: both rates, and the median of the ratios of the rounds."""
-    one, two, machine = [], [], []
-    for _ in range(rounds):
-        one.append(await rate(name, records, 0, numbers))
-        two.append(await rate(name, records, PARALLELISM, numbers))
+    """One row: the quartiles of the ratios of the rounds, and what was seen of the machine meanwhile."""
+    sample = max(1, round(SAMPLE_S / bare(name, numbers, 2_000) * 2_000))
+    both: dict[int, list[Rate]] = {0: [], PARALLELISM: []}
+    machine = []
+    for turn in range(rounds):
+        for workers in (0, PARALLELISM) if turn % 2 == 0 else (PARALLELISM, 0):
+            both[workers].append(await rate(name, records, workers, numbers, sample))
         machine.append(bare_ratio(name, numbers))
-    ratios = sorted(b.wall / a.wall for a, b in zip(one, two, strict=True))
-    by_cpu = sorted(b.cpu / a.cpu for a, b in zip(one, two, strict=True))
+    one, two = both[0], both[PARALLELISM]
+    pairs = list(zip(one, two, strict=True))
+    everyone = one + two
     return {
         "workload": name,
         "records": records,
         "one_process_per_s": round(median(r.wall for r in one)),
         "two_workers_per_s": round(median(r.wall for r in two)),
-        "ratio": round(median(ratios), 3),
-        "ratio_spread": [round(ratios[0], 3), round(ratios[-1], 3)],
-        "cpu_ratio": round(median(by_cpu), 3),
-        "cpu_ratio_spread": [round(by_cpu[0], 3), round(by_cpu[-1], 3)],
-        "bare_cpu_ratio": round(median(machine), 3),
+        "wall": spread([b.wall / a.wall for a, b in pairs]),
+        "cpu": spread([b.cpu / a.cpu for a, b in pairs]),
+        "equal": spread([b.equal / a.equal for a, b in pairs]),
+        "bare": spread(machine),
+        "busy": [spread([min(r.busy) for r in two]), spread([max(r.busy) for r in two])],
+        "waits_per_s": round(median(r.waits for r in two)),
+        "preempted_per_s": round(median(r.preempted for r in two)),
+        "speed": spread([r.speed / median(r.speed for r in everyone) for r in everyone]),
+        "stolen": round(mean(r.stolen for r in everyone), 3),
         "goal": GOALS[name],
+        "rounds": [{"one": asdict(a), "two": asdict(b)} for a, b in pairs],
     }
 
 
@@ -219,21 +308,24 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--records", type=int, default=2_000_000)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--records", type=int, default=400_000)
+    parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--seconds", type=int, default=4, help="of the latency flow")
     parser.add_argument("--only", nargs="+", default=[*GOALS, "latency"], choices=[*GOALS, "latency"])
     parser.add_argument("--bare", nargs=2, metavar=("WORKLOAD", "NUMBERS"), help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.bare:
-        taken = bare(options.bare[0], int(options.bare[1]))
-        print(taken)
-        return {"cpu_s": taken}
+        per_s = bare_rate(options.bare[0], int(options.bare[1]))
+        print(per_s)
+        return {"bare_per_s": per_s}
     report = asyncio.run(measure(options))
     for row in report["throughput"]:
         rates = f"{row['one_process_per_s']:>10,}/s {row['two_workers_per_s']:>10,}/s"
-        by_cpu = f"by CPU x{row['cpu_ratio']} {row['cpu_ratio_spread']}, bare x{row['bare_cpu_ratio']}"
-        print(f"{row['workload']:8} {rates}  x{row['ratio']} {row['ratio_spread']}, {by_cpu}")
+        ratios = ", ".join(f"{kind} x{row[kind][1]} [{row[kind][0]}, {row[kind][2]}]" for kind in ("wall", "cpu", "equal", "bare"))
+        print(f"{row['workload']:8} {rates}  {ratios}")
+        least, most = row["busy"]
+        seen = f"waits {row['waits_per_s']}/s, preempted {row['preempted_per_s']}/s, stolen {row['stolen']:.1%}, speed {row['speed']}"
+        print(f"{'':8} workers busy {least[1]} and {most[1]}, {seen}")
     for name, row in report.get("latency_ms", {}).items():
         print(f"latency {name:12} {row}")
     print(json.dumps(report))
