@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV   := .venv
 DEMO   := .venv-demo
+PEERS  := .venv-peers
 BIN    := $(VENV)/bin
 JOBS   ?= 2
 SEEDS  ?= 0 1 4242
@@ -13,7 +14,7 @@ SLOW    = (integration or examples or simulation or spark or slow) and not hunt
 # The tests start hundreds of processes. Where bytecode is not kept, each of them compiles all that it imports: that is most of the time.
 unexport PYTHONDONTWRITEBYTECODE
 .NOTPARALLEL:
-.PHONY: help venv demo test lint types layers unit debug hashseeds suite sim ablations bench screenshots docs clean
+.PHONY: help venv demo test lint types layers unit debug hashseeds suite sim ablations peers bench screenshots docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -66,7 +67,14 @@ ablations: venv ## plant known bugs in a copy; each must be found by its tests
 	$(BIN)/python -m tests.ablations
 	$(BIN)/pytest -n $(JOBS) -m hunt
 
-bench: venv ## the benchmarks; each prints JSON
+peers: $(PEERS)/.ready ## install the engines that `make bench` compares with: Flink's jars (they need a JDK 17) and Bytewax
+
+$(PEERS)/.ready: Makefile
+	test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/python $(PIP) bytewax==0.21.1 && $(PEERS)/bin/python $(PIP) --no-deps apache-flink-libraries==2.3.0
+	touch $@
+
+bench: venv ## the benchmarks, beside the engines that are installed; each prints JSON, tables and plots go to build/bench
 	set -e; for file in benchmarks/bench_*.py; do $(BIN)/python $$file; done; $(BIN)/python -m benchmarks.nexmark
 
 screenshots: venv ## each view of the dashboard as a picture, into build/screenshots

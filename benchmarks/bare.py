@@ -5,11 +5,13 @@ Each takes its pool and the number of records, and gives (number of outputs, che
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 from benchmarks.workloads import MASK, Event, Events, Result
 
-__all__ = ["w1", "w2", "w3fn"]
+__all__ = ["w1", "w1json", "w2", "w2json", "w3fn", "w4"]
 
 
 def w1(words: list[str], n: int) -> Result:
@@ -26,6 +28,22 @@ def w1(words: list[str], n: int) -> Result:
     return outputs, checksum
 
 
+def w1json(path: Path) -> Result:
+    """The same of a file of JSON lines."""
+    counts: dict[str, int] = {}
+    outputs = checksum = 0
+    loads = json.loads
+    with path.open() as lines:
+        for line in lines:
+            word = loads(line)["word"]
+            count = counts.get(word, 0) + 1
+            counts[word] = count
+            row = (word, count)
+            outputs += 1
+            checksum += row[1]
+    return outputs, checksum
+
+
 def w2(events: Events, n: int) -> Result:
     """Count and sum of each user in tumbling windows of 10 s; a window fires when the watermark (greatest time - 1 s) passes it."""
     users, lateness, values = events.users, events.lateness_ms, events.values
@@ -35,10 +53,27 @@ def w2(events: Events, n: int) -> Result:
             k = i & MASK
             yield users[k], values[k], i // 10 + 1000 - lateness[k]
 
+    return _windows(stream(), n)
+
+
+def w2json(path: Path, n: int) -> Result:
+    """The same of a file of JSON lines."""
+
+    def stream() -> Iterator[Event]:
+        loads = json.loads
+        with path.open() as lines:
+            for line in lines:
+                row = loads(line)
+                yield row["user"], row["value"], row["ts"]
+
+    return _windows(stream(), n)
+
+
+def _windows(stream: Iterable[Event], n: int) -> Result:
     windows: dict[int, dict[int, list[float]]] = {}
     outputs = checksum = counted = 0
     highest, fires_at = 0, 11_001
-    for user, value, ts in stream():
+    for user, value, ts in stream:
         window = ts // 10_000
         table = windows.get(window)
         if table is None:
@@ -80,4 +115,41 @@ def w3fn(n: int) -> Result:
             for row in twice(pair(x)):
                 outputs += 1
                 checksum += row[1]
+    return outputs, checksum
+
+
+def w4(words: list[str], events: Events, n: int) -> Result:
+    """The greatest count of a word in each window of 10 s, sliding by 2 s: counted in slices of 2 s, which windows share."""
+    lateness = events.lateness_ms
+    slices: dict[int, dict[str, int]] = {}
+    outputs = checksum = highest = 0
+    end = 2_000
+
+    def fire(end: int) -> int:
+        counts: dict[str, int] = {}
+        for start in range(end - 10_000, end, 2_000):
+            for word, count in slices.get(start, {}).items():
+                counts[word] = counts.get(word, 0) + count
+        slices.pop(end - 10_000, None)
+        return max(counts.values(), default=0)
+
+    for i in range(n):
+        k = i & MASK
+        ts = i // 10 + 1000 - lateness[k]
+        start = ts - ts % 2_000
+        counts = slices.get(start)
+        if counts is None:
+            counts = slices[start] = {}
+        word = words[k]
+        counts[word] = counts.get(word, 0) + 1
+        if ts > highest:
+            highest = ts
+            while end <= highest - 1_000:
+                if most := fire(end):
+                    outputs, checksum = outputs + 1, checksum + most
+                end += 2_000
+    while slices:
+        if most := fire(end):
+            outputs, checksum = outputs + 1, checksum + most
+        end += 2_000
     return outputs, checksum
