@@ -1,9 +1,15 @@
-"""What a checkpoint each second costs a running word count: CPU time with and without, alternating in one run.
+"""What a checkpoint each second costs a running word count: CPU time with and without, in turns within one job.
 
-    python benchmarks/bench_checkpoints.py [--records 4000000] [--rounds 5] [--every 1s]
+    python benchmarks/bench_checkpoints.py [--pairs 30] [--slice 3] [--state heap|rocksdb ...]
 
-State is on the heap, checkpoints go to files. The ratio of a round is CPU time with checkpoints / without, of the whole process, and
-what is reported is the median over the rounds. A flow whose checksum is not that of the bare loop ends the run with an error.
+One job runs; for a few seconds a checkpoint is asked for each second, for as many none is, and so on. A slice's figure is the CPU time of
+the whole process, threads that write included, for each record of that slice. What is compared are neighbours, whose order changes from
+pair to pair: what else the machine does, and how warm the process is, changes little within seconds, and what does change falls on both.
+Seconds are those of the process's CPU time: on a machine that does other things too, a checkpoint still comes to as many records as it
+does where the job has a processor to itself.
+Reported are the median over the pairs, its quartiles, and half the width of the 95 % interval of the median, which says what the run could
+have shown. Dirty keys are noted in both kinds of slices: that price is bench_state.py's. A job whose checksum is not that of the bare loop
+ends the run with an error.
 """
 
 from __future__ import annotations
@@ -14,74 +20,113 @@ import gc
 import json
 import sys
 import tempfile
+from dataclasses import dataclass
+from math import sqrt
 from pathlib import Path
-from statistics import median
-from time import perf_counter, process_time
-from typing import Any
+from statistics import median, quantiles
+from time import process_time
+from typing import Any, Literal
 
+import aioflow as af
 from benchmarks import bare, flows
-from benchmarks.bench_throughput import Timing, environment, loop_factory, print_rows
-from benchmarks.workloads import POOL, Result, make_words
+from benchmarks.bench_throughput import environment, loop_factory, print_rows
+from benchmarks.workloads import make_words
 
-GOAL_PERCENT = 5.0
-"""CPU time that checkpoints may add."""
+GOAL_PERCENT = {"heap": 5.0, "rocksdb": 15.0}
+"""CPU time that checkpoints may add, by state backend."""
+
+WARM_UP_PAIRS = 2
 
 
-def run(words: list[str], records: int, checkpoints: dict[str, Any]) -> tuple[Result, Timing]:
-    """What the flow gave, and what it took."""
+@dataclass(slots=True)
+class Slice:
+    """What a few seconds of the job took, and how many checkpoints completed in it."""
+
+    records: int
+    cpu_s: float
+    checkpoints: int
+
+    @property
+    def cost(self) -> float:
+        """CPU seconds a million records."""
+        return self.cpu_s * 1e6 / self.records
+
+
+async def run_slice(job: af.Job, summed: flows.Summed, seconds: float, every_s: float | None) -> Slice:
+    """Let the job run; with `every_s` take a checkpoint that often, the first at once. The last is complete when the slice ends."""
+    records, begun, taken = summed.outputs, process_time(), 0
+    while (passed := process_time() - begun) < seconds:
+        due = seconds if every_s is None else taken * every_s
+        if passed >= due:
+            await job.checkpoint()
+            taken += 1
+        else:
+            await asyncio.sleep(min(due, seconds) - passed)
+    return Slice(summed.outputs - records, process_time() - begun, taken)
+
+
+async def compare(words: list[str], state: Literal["heap", "rocksdb"], pairs: int, seconds: float, every_s: float) -> dict[str, Any]:
+    """The row of one backend."""
     summed = flows.Summed()
-    flow = flows.w1(words, records, summed)
-
-    async def execute() -> Timing:
-        cpu, wall = process_time(), perf_counter()
-        await flow.execute(**checkpoints)
-        return Timing(process_time() - cpu, perf_counter() - wall)
-
-    with asyncio.Runner(loop_factory=loop_factory("uvloop")) as runner:
-        timing = runner.run(execute())
-    return summed.result, timing
-
-
-def compare(records: int, rounds: int, every: str) -> dict[str, Any]:
-    words = make_words(min(POOL, records))
-    gc.freeze()
-    expected = bare.w1(words, records)
-    plain: list[Timing] = []
-    kept: list[Timing] = []
-    try:
-        for number in range(rounds + 1):
-            with tempfile.TemporaryDirectory() as directory:
-                store = {"checkpoints": Path(directory, "store").as_uri(), "every": every}
-                for timings, options in ((plain, {}), (kept, store)):
-                    result, timing = run(words, records, options)
-                    if result != expected:
-                        raise SystemExit(f"(outputs, checksum) is {result}, expected {expected}")
-                    if number:  # The first round warms up.
-                        timings.append(timing)
-    finally:
-        gc.unfreeze()
-    added = sorted(100 * (with_it.cpu / without.cpu - 1) for with_it, without in zip(kept, plain, strict=True))
+    plain: list[Slice] = []
+    kept: list[Slice] = []
+    with tempfile.TemporaryDirectory() as directory:
+        store = Path(directory, "store").as_uri()
+        async with flows.w1(words, None, summed).run(checkpoints=store, every="1h", state=state, stop_timeout="60s") as job:
+            await job.checkpoint()
+            for number in range(WARM_UP_PAIRS + pairs):
+                turn = ((plain, None), (kept, every_s))
+                for slices, interval in turn if number % 2 else turn[::-1]:
+                    slices.append(await run_slice(job, summed, seconds, interval))
+            await job.stop(savepoint=False)
+    if summed.result != (expected := bare.w1(words, summed.outputs)):
+        raise SystemExit(f"(outputs, checksum) is {summed.result}, expected {expected}")
+    plain, kept = plain[WARM_UP_PAIRS:], kept[WARM_UP_PAIRS:]
+    added = sorted(100 * (with_it.cost / without.cost - 1) for with_it, without in zip(kept, plain, strict=True))
+    low, middle, high = quantiles(added, n=4)
+    # Of the median, by rank: no shape of the noise is assumed.
+    reach = 0.98 * sqrt(pairs)
+    interval = added[max(0, int(pairs / 2 - reach))], added[min(pairs - 1, int(pairs / 2 + reach))]
     return {
-        "every": every,
-        "records": records,
-        "cpu_s_per_million": round(median(timing.cpu for timing in plain) * 1e6 / records, 3),
-        "with_checkpoints": round(median(timing.cpu for timing in kept) * 1e6 / records, 3),
-        "seconds": round(median(timing.wall for timing in kept), 2),
-        "added_percent": round(median(added), 1),
-        "spread": [round(added[0], 1), round(added[-1], 1)],
-        "goal": GOAL_PERCENT,
+        "state": state,
+        "pairs": pairs,
+        "records": summed.outputs,
+        "checkpoints": sum(one.checkpoints for one in kept),
+        "cpu_s_per_million": round(median(one.cost for one in plain), 3),
+        "with_checkpoints": round(median(one.cost for one in kept), 3),
+        "ms_a_checkpoint": round(median(_price_ms(with_it, without) for with_it, without in zip(kept, plain, strict=True)), 1),
+        "added_percent": round(middle, 1),
+        "quartiles": [round(low, 1), round(high, 1)],
+        "shows_percent": round((interval[1] - interval[0]) / 2, 1),
+        "goal": GOAL_PERCENT[state],
     }
+
+
+def _price_ms(with_it: Slice, without: Slice) -> float:
+    """CPU time that one checkpoint of a pair took."""
+    return 1000 * (with_it.cpu_s - without.cost * with_it.records / 1e6) / with_it.checkpoints
 
 
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--records", type=int, default=4_000_000)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--every", default="1s")
+    parser.add_argument("--pairs", type=int, default=30)
+    parser.add_argument("--slice", type=float, default=3.0, metavar="SECONDS", dest="seconds")
+    parser.add_argument("--every", type=float, default=1.0, metavar="SECONDS", help="between checkpoints, in slices that have some")
+    parser.add_argument("--state", choices=tuple(GOAL_PERCENT), nargs="+", default=list(GOAL_PERCENT))
     options = parser.parse_args(arguments)
-    row = compare(options.records, options.rounds, options.every)
-    print_rows([row], list(row))
-    report = {**environment(), "unit": "CPU seconds per million records; medians over the rounds", **row}
+    if options.pairs < 4:
+        parser.error(f"--pairs is {options.pairs}, expected at least 4: quartiles of fewer say nothing")
+    words = make_words()
+    gc.freeze()
+    rows: list[dict[str, Any]] = []
+    try:
+        for state in options.state:
+            with asyncio.Runner(loop_factory=loop_factory("uvloop")) as runner:
+                rows.append(runner.run(compare(words, state, options.pairs, options.seconds, options.every)))
+            print_rows(rows[-1:], list(rows[-1]))
+    finally:
+        gc.unfreeze()
+    report = {**environment(), "unit": "CPU seconds per million records; medians over the slices and over the pairs", "rows": rows}
     print(json.dumps(report))
     return report
 

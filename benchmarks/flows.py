@@ -57,8 +57,8 @@ def _function_sink(summed: Summed) -> Callable[[tuple[Any, int]], None]:
     return add
 
 
-def w1(words: list[str], n: int, summed: Summed, *, batch_sink: bool = False) -> af.Flow:
-    """Running count of each word, over a keyed exchange."""
+def w1(words: list[str], n: int | None, summed: Summed, *, batch_sink: bool = False) -> af.Flow:
+    """Running count of each word, over a keyed exchange; without `n` for ever."""
     flow = af.Flow("w1")
     counts = flow.source(af.io.datagen(lambda i: words[i & MASK], count=n)).key_by(lambda w: w).count()
     counts.sink(BatchSink(summed, lambda row: row[1]) if batch_sink else _function_sink(summed))
