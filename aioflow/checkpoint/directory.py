@@ -147,20 +147,15 @@ class DirectoryObjects:
             directory = pending.pop()
             path = f"{self._root}/{directory}" if directory else self._root
             try:
-                names = await self._fs.list(path)
+                entries = await self._fs.scan(path)
             except FileNotFoundError:
                 continue  # Nothing was created yet, or somebody removed it meanwhile.
             except NotADirectoryError:
                 found.append(directory)
                 continue
             await self._check_inside(path)
-            for name in names:
-                child = f"{directory}/{name}" if directory else name
-                try:
-                    is_dir = (await self._fs.stat(f"{path}/{name}")).is_dir
-                except FileNotFoundError:
-                    continue
-                (pending if is_dir else found).append(child)
+            for name, is_dir in entries:
+                (pending if is_dir else found).append(f"{directory}/{name}" if directory else name)
         return found
 
     async def _check_inside(self, path: str) -> None:

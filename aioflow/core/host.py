@@ -23,9 +23,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import BinaryIO, Protocol, TypeVar, TypeVarTuple
+from typing import TYPE_CHECKING, BinaryIO, Protocol, TypeVar, TypeVarTuple
 
 from aioflow.core.system_processes import SECRET_FD_ENV, ProcessIdentity, SystemProcesses
+
+if TYPE_CHECKING:
+    import builtins
 
 __all__ = [
     "SECRET_FD_ENV", "Clock", "FileStat", "FileSystem", "Host", "Ids", "Listener", "Network", "Process", "Processes",
@@ -140,6 +143,10 @@ class FileSystem(Protocol):
 
     async def list(self, path: str) -> list[str]:
         """Return the names in a directory, sorted."""
+        ...
+
+    async def scan(self, path: str) -> builtins.list[tuple[str, bool]]:
+        """Return the names in a directory, sorted, and of each whether it is a directory: in one call, however many there are."""
         ...
 
     async def stat(self, path: str) -> FileStat:
@@ -473,6 +480,13 @@ class _SystemFileSystem:
 
     async def list(self, path: str) -> list[str]:
         return sorted(await self._host.blocking(os.listdir, path))
+
+    async def scan(self, path: str) -> builtins.list[tuple[str, bool]]:
+        def call() -> builtins.list[tuple[str, bool]]:
+            with os.scandir(path) as entries:
+                return sorted((entry.name, entry.is_dir()) for entry in entries)
+
+        return await self._host.blocking(call)
 
     async def stat(self, path: str) -> FileStat:
         def call() -> FileStat:

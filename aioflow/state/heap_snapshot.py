@@ -214,6 +214,8 @@ class HeapSnapshot:
                     spoken.add(space, keys)
                 frame_rows = max(1, min(ROWS_A_FRAME, 2 * frame_rows, frame_rows * BYTES_A_FRAME // (size + 1)))
                 await asyncio.sleep(0)
+        # Everything that it looks at has been encoded: what the store still has to do costs the job no view.
+        self.cancel()
         yield encode_end(frames)
 
     def _encoded(self, index: int, groups: KeyGroupRange, parts: list[Part], owner: str, *, base: bool) -> list[bytes]:

@@ -25,6 +25,7 @@ from aioflow.core.state_descriptors import (
 )
 from aioflow.state.backend import KeyedStateBackend, PendingSnapshot
 from aioflow.state.handles import CANONICAL, KeyedStateHandle, StateFile
+from aioflow.state.heap import HeapKeyedStateBackend
 from aioflow.state.inline import InlineState
 from aioflow.state.rocksdb import RocksDB
 from aioflow.state.timers import InternalTimerService
@@ -192,6 +193,40 @@ async def test_accumulators_and_tables_changed_in_place_are_in_the_snapshot_as_t
     assert new.get_state(AggregatingStateDescriptor("agg", Collected(), ttl=ttl)) is not None
     assert new.query("agg", "a") == [1]
     assert (dict(new.items("table", namespace=5)), new.items("table")) == ({"a": ([1], [1]), "b": [1]}, [("c", [1])])
+
+
+async def test_a_store_that_is_slow_to_make_a_file_durable_costs_the_job_no_view_of_the_heap() -> None:
+    """What the file says is encoded by then, and a change that is saved for nobody costs twice what a noted one does."""
+    encoded, durable = asyncio.Event(), asyncio.Event()
+
+    class Syncing(InlineState):
+        async def write(self, chunks: AsyncIterator[bytes]) -> StateFile:
+            file = await super().write(chunks)
+            encoded.set()
+            await durable.wait()
+            return file
+
+    backend = HeapKeyedStateBackend(max_parallelism=MAX_PARALLELISM, key_group_range=ALL, now_ms=lambda: 0)
+    state = backend.get_state(ValueStateDescriptor("value"))
+    backend.set_current_key("a")
+    state.update(1)
+    await checkpoint(backend, 1)
+    state.update(2)
+    writing = asyncio.ensure_future(backend.begin_snapshot(2).write(Syncing()))
+    await encoded.wait()
+    assert not backend._log.guarded
+    state.update(3)
+    durable.set()
+    second = await writing
+    assert second is not None
+    restored = HeapKeyedStateBackend(max_parallelism=MAX_PARALLELISM, key_group_range=ALL, now_ms=lambda: 0)
+    await restored.restore_from([second], InlineState())
+    assert restored.query("value", "a") == 2
+    backend.checkpoint_completed(2)
+    third = await checkpoint(backend, 3)
+    restored = HeapKeyedStateBackend(max_parallelism=MAX_PARALLELISM, key_group_range=ALL, now_ms=lambda: 0)
+    await restored.restore_from([third], InlineState())
+    assert restored.query("value", "a") == 3
 
 
 async def test_a_second_snapshot_may_begin_while_the_first_is_written(name: str, subtask: Subtask) -> None:

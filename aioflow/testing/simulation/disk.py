@@ -24,6 +24,7 @@ from aioflow.testing.simulation.loop import SimLoop
 from aioflow.testing.simulation.process import SimMachine, SimProcess
 
 if TYPE_CHECKING:
+    import builtins
     from collections.abc import Callable, Generator
 
 __all__ = ["SimDisk", "SimFileSystem"]
@@ -347,6 +348,10 @@ class SimFileSystem:
 
     async def list(self, path: str) -> list[str]:
         return await self._do("list", path, self._disk.list)
+
+    async def scan(self, path: str) -> builtins.list[tuple[str, bool]]:
+        disk = self._disk
+        return await self._do("list", path, lambda full: [(name, disk.stat(f"{full}/{name}").is_dir) for name in disk.list(full)])
 
     async def stat(self, path: str) -> FileStat:
         return await self._do("stat", path, self._disk.stat)
