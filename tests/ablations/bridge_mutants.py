@@ -22,6 +22,13 @@ BRIDGE_MUTANTS: list[Mutant] = [
         ),
     ),
     Mutant(
+        "a second attempt of a task sends beside the first",
+        "aioflow/spark/inbound.py",
+        "        if partition.sending is None:\n            self._start(partition, channel)\n",
+        "        if partition is not None:\n            self._start(partition, channel)\n",
+        (f"{CHANNELS}test_a_second_attempt_waits_for_the_first_and_then_has_nothing_to_do",),
+    ),
+    Mutant(
         "other rows than before pass for the same",
         "aioflow/spark/executor.py",
         "                if rows == start.rows and chain != start.chain:\n",

@@ -1,13 +1,18 @@
-"""A Java process that is killed: the calls under way fail, the next one starts another. In a program of its own, for it has only one."""
+"""Processes of Spark that are killed: what is under way fails or is made good. In programs of their own, for each has only one Java.
+
+Without Java: calls under way fail, the next one starts another. Without one of Spark's Python processes: Spark runs its tasks again, and
+each row still comes once, into a flow and out of one.
+"""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-PROGRAM = """
+KILLED_JAVA = """
 import asyncio, os, signal
 from aioflow.core.errors import Broken
 from aioflow.spark.session import SparkBridge
@@ -45,7 +50,7 @@ asyncio.run(main())
 @pytest.mark.timeout(900)
 @pytest.mark.usefixtures("java")
 def test_a_java_process_that_is_killed_fails_its_calls_and_is_followed_by_another() -> None:
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=800, check=False)
+    done = subprocess.run([sys.executable, "-c", KILLED_JAVA], capture_output=True, text=True, timeout=800, check=False)
 
     assert done.stdout.splitlines() == [
         "failed: the Java process of Spark ended with code -9 during the call; the next call starts another one",
@@ -53,3 +58,75 @@ def test_a_java_process_that_is_killed_fails_its_calls_and_is_followed_by_anothe
         "0 0",
     ], done.stderr
     assert "\tat " not in done.stderr
+
+
+KILLED_PYTHON = """
+import asyncio, os, signal, sys
+from pathlib import Path
+import aioflow as af
+from aioflow.spark.spool import StagedReader
+
+killed = []
+
+def parent_of(pid):
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
+
+def kill_workers(spark):
+    "Java's child is a daemon of Python, and the processes that run tasks are its children."
+    java = spark._process._process.pid
+    pids = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal()]
+    daemons = {pid for pid in pids if parent_of(pid) == java}
+    workers = [pid for pid in pids if parent_of(pid) in daemons]
+    for pid in workers:
+        os.kill(pid, signal.SIGKILL)
+    killed.append(len(workers))
+
+async def main(out):
+    # In local mode a task is run again only where the master says so: the second number.
+    async with af.SparkBridge("local[2,4]", config={"spark.sql.execution.arrow.maxRecordsPerBatch": "1000"}) as spark:
+        rows = []
+
+        def keep(row):
+            rows.append(row["id"])
+            if len(rows) == 2500:
+                kill_workers(spark)
+
+        # Of each partition no more than four batches are under way: none of the tasks that run is through.
+        flow = af.Flow("in")
+        flow.source(af.io.spark(spark, "SELECT id FROM range(0, 40000, 1, 2)")).sink(keep)
+        await flow.execute()
+        print("in:", sorted(rows) == list(range(40_000)), "killed:", killed.pop() > 0)
+
+        whole = StagedReader.batches
+
+        async def batches(reader, partition, partitions):
+            async for batch in whole(reader, partition, partitions):
+                yield batch
+                if not killed:
+                    kill_workers(spark)
+
+        StagedReader.batches = batches
+        flow = af.Flow("out")
+        flow.source([{"id": n} for n in range(50_000)]).sink(af.io.spark(spark, into=out, schema="id bigint"))
+        await flow.execute()
+        stored = await spark.sql(f"SELECT id FROM parquet.`{out}`")
+        ids = [row.id for row in await spark.call(stored.collect)]
+        print("out:", sorted(ids) == list(range(50_000)), "killed:", killed.pop() > 0)
+
+asyncio.run(main(sys.argv[1]))
+"""
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.usefixtures("java")
+def test_python_processes_of_spark_that_are_killed_lose_no_row_and_double_none(tmp_path: Path) -> None:
+    """While a source reads, and while a sink writes: the second attempt of a task goes on where the first was, or writes anew."""
+    command = [sys.executable, "-c", KILLED_PYTHON, str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=800, check=False)
+
+    assert done.stdout.splitlines() == ["in: True killed: True", "out: True killed: True"], done.stderr
