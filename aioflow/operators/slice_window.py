@@ -33,7 +33,7 @@ from aioflow.operators.operator import Operator
 from aioflow.operators.resumable import ResumableOutput
 from aioflow.operators.same_aggregate import check_same_aggregate
 from aioflow.operators.slice_grid import SliceGrid
-from aioflow.operators.slice_runs import SliceRuns, merge_parts
+from aioflow.operators.slice_runs import SliceRuns, merge_parts, merge_tables
 from aioflow.operators.stateless import describe_place
 from aioflow.operators.userfunction import UserFunction, describe_record
 from aioflow.operators.windowing import SlidingWindows, TimeWindow, TumblingWindows, window_fn_results
@@ -332,14 +332,16 @@ class SliceWindowOperator(Operator):
     def _fire(self, end: int) -> Iterator[None]:
         """All results of the window that ends at `end`."""
         tables = yield from self._cover(end)
-        get_result, out = self._aggregate.get_result, self._out
+        aggregate, out = self._aggregate, self._out
+        if len(tables) > 1 and not self._ahead and type(tables[0]) is dict:  # A window on disk need not fit into memory.
+            tables = [(yield from merge_tables(aggregate, self._merge_copies, tables))]
         for j, table in enumerate(tables):
             earlier = tables[:j]
             later = tables[j:]
             items = iter(table.items())
             while chunk := list(islice(items, max(1, out.room))):
                 if len(tables) == 1 and not self._ahead:
-                    self._emit(end, end - 2, [key for key, _ in chunk], [get_result(held) for _, held in chunk])
+                    self._emit(end, end - 2, [key for key, _ in chunk], aggregate.results([held for _, held in chunk]))
                 else:
                     keys = _not_in([key for key, _ in chunk], earlier) if earlier else [key for key, _ in chunk]
                     if self._ahead:
