@@ -69,12 +69,14 @@ class JobHistory:
         self._status_since_ms = 0
         self._spent_ms: dict[str, int] = {}
 
-    def status(self, name: str, now_ms: int) -> None:
-        """The job is in this state from now on, or still is."""
-        if name != self._status:
-            if self._status is not None:
-                self._spent_ms[self._status] = self.time_in(self._status, now_ms)[1]
-            self._status, self._status_since_ms = name, now_ms
+    def status(self, name: str, now_ms: int) -> bool:
+        """The job is in this state from now on, or still is. Whether it was in another one."""
+        if name == self._status:
+            return False
+        if self._status is not None:
+            self._spent_ms[self._status] = self.time_in(self._status, now_ms)[1]
+        self._status, self._status_since_ms = name, now_ms
+        return True
 
     def time_in(self, name: str, now_ms: int) -> tuple[int, int]:
         """(ms that the job is in a state now, ms that it ever was)."""

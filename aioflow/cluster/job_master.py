@@ -85,6 +85,7 @@ class JobMaster:
         self.stop_refused: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Of a job in another process alone: here `stop` raises at once."""
         self.timestamps_ms: dict[JobStatus, int] = {}
+        """When it last came into each state."""
         self.history = JobHistory()
         self.checkpoint_settings = checkpoints
         self._instructions: deque[Instruction] = deque()
@@ -302,8 +303,8 @@ class JobMaster:
 
     def _note_status(self, status: JobStatus) -> None:
         now_ms = self._host.clock.wall_ms()
-        self.timestamps_ms.setdefault(status, now_ms)
-        self.history.status(status.value, now_ms)
+        if self.history.status(status.value, now_ms):
+            self.timestamps_ms[status] = now_ms
 
     def _note_task(self, attempt: ExecutionAttemptId, state: ExecutionState) -> None:
         where = self.executions.locations.get((attempt.vertex_id, attempt.subtask_index), "")

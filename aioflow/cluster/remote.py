@@ -187,8 +187,8 @@ class RemoteJobMaster:
     def set_status(self, status: JobStatus) -> None:
         self.executions.status = status
         now_ms = self._host.clock.wall_ms()
-        self.timestamps_ms.setdefault(status, now_ms)
-        self.history.status(status.value, now_ms)
+        if self.history.status(status.value, now_ms):
+            self.timestamps_ms[status] = now_ms
         if status.is_terminal and not self.started.done():
             self.started.set_result(None)
 

@@ -5,8 +5,8 @@
         ...
 
 Metrics are read on the loop, once a second; the provider's readers, which have threads of their own, are given the last reading. So nothing
-waits for an exporter, and no thread touches a task. Instruments have Flink's names behind a scope (flink.taskmanager.job.task.numrecordsin),
-in lower case, because the SDK knows no other. What a task counts is a counter, everything else a gauge; where a value belongs is in its
+waits for an exporter, and no thread touches a task. Instruments have Flink's names behind a scope, in lower case, because the SDK knows no
+other: flink.taskmanager.job.task.numrecordsin. What a task counts is a counter, everything else a gauge; where a value belongs is in its
 attributes. What is not a number (the lag of a watermark that there is not yet) is left out.
 """
 

@@ -8,9 +8,9 @@ from aioflow.monitoring.calls import BadRequest, Call
 from aioflow.monitoring.rest_cluster import find_worker
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-__all__ = ["asyncio_view", "series", "thread_dump", "worker_thread_dump"]
+__all__ = ["asyncio_view", "processes", "series", "thread_dump", "worker_thread_dump"]
 
 SLOW_SHOWN = 50
 SERIES_SHOWN = 200
@@ -50,6 +50,31 @@ def _operators(call: Call) -> Iterator[tuple[dict[str, Any], dict[str, float]]]:
             task["taskmanager-id"] = places[vertex_id, subtask]
             for operator, values in found.items():
                 yield {**task, "operator": operator}, values
+
+
+def processes(call: Call) -> Any:
+    """GET /aioflow/processes: this process, then the others, in short. Null is what a process has not said yet."""
+    monitor = call.monitor
+    workers = monitor.workers()
+    tasks = [one.worker_id for view in monitor.jobs() for vertex in view.graph.vertices for one in view.subtasks(vertex) if one.is_alive]
+    found = [] if any(worker.is_here for worker in workers) else [_process("", 0, 0, monitor.process.metrics(), is_here=True)]
+    for worker in workers:
+        told = monitor.process.metrics() if worker.is_here else monitor.watched.worker_metrics(worker.id)
+        found.append(_process(worker.id, tasks.count(worker.id), worker.silence_ms, told, is_here=worker.is_here))
+    return {"processes": found}
+
+
+def _process(worker_id: str, tasks: int, silence_ms: int, told: Mapping[str, float], *, is_here: bool) -> dict[str, Any]:
+    return {
+        "id": worker_id,
+        "is-here": is_here,
+        "tasks": tasks,
+        "silence-ms": silence_ms,
+        "lag-ms": told.get("Status.Loop.lagMs"),
+        "lag-max-ms": told.get("Status.Loop.lagMsMax"),
+        "cpu-s": told.get("Status.Process.CPU.Time"),
+        "memory": told.get("Status.Process.Memory.Peak"),
+    }
 
 
 async def thread_dump(call: Call) -> Any:

@@ -104,6 +104,7 @@ ROUTES: tuple[Route, ...] = (
     Route("DELETE", "/cluster", rest_operations.end_cluster, "Empty", "Is refused"),
     # Under paths of our own.
     _get("/aioflow/asyncio", rest_aioflow.asyncio_view, "Asyncio", "The event loop: lag, slow callbacks, tasks, calls", "taskmanager"),
+    _get("/aioflow/processes", rest_aioflow.processes, "Processes", "This process and those that run tasks, in short"),
     _get("/aioflow/flamegraph", flamegraph.loop_graph, "FlameGraph", "What the loop spends its time on", "seconds", "taskmanager"),
     _get("/aioflow/logs", logs.tail, "LogRecords", "The last log records", "after", "level", "limit", "taskmanager"),
     _get("/aioflow/jobs/{jobid}/series", rest_aioflow.series, "Series", "The last ten minutes of metrics", "metric", "since"),

@@ -378,6 +378,21 @@ SCHEMAS: dict[str, Schema] = {
             "tasks": _list(_object({"name": TEXT, "state": _enum("running", "waiting"), "stack": _list(TEXT)})),
         }
     ),
+    "Processes": _object(
+        {
+            "processes": _list(
+                _object(
+                    {
+                        "id": TEXT,
+                        "is-here": FLAG,
+                        "tasks": INTEGER,
+                        "silence-ms": INTEGER,
+                        **{name: _or_null(NUMBER) for name in ("lag-ms", "lag-max-ms", "cpu-s", "memory")},
+                    }
+                )
+            )
+        }
+    ),
     "LogRecords": _object(
         {
             "records": _list(

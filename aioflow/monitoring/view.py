@@ -65,6 +65,11 @@ class SubtaskView:
     def end_ms(self) -> int:
         return self.times_ms.get(self.state, -1) if self.state.is_terminal else -1
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether it is there, or about to be."""
+        return not self.state.is_terminal
+
     def duration_ms(self, now_ms: int) -> int:
         """So far, or in all; -1 before it started."""
         return -1 if self.start_ms < 0 else max((now_ms if self.end_ms < 0 else self.end_ms) - self.start_ms, 0)

@@ -2,7 +2,7 @@
 
 import { h } from "./dom.js";
 import { bytes, count, duration, isInstant, moment, nothing, percent, rate, watermark } from "./format.js";
-import { meter, pairs, shareCell, shares, state, table, timeLegend } from "./parts.js";
+import { metered, pairs, shareCell, shares, state, table, timeLegend } from "./parts.js";
 
 export const drawerWanted = (jobId, vertexId) => ({
   [`jobs/${jobId}/vertices/${vertexId}`]: 1000,
@@ -28,8 +28,11 @@ export function drawer(store, route, job, task) {
     h("section", { key: "flow" }, h("h3", null, "Flow"), pairs([
       !task.isSource && ["In", `${rate(task.inRate)}, ${count(task.recordsIn)} records${size(task.bytesIn)}`],
       !task.isSink && ["Out", `${rate(task.outRate)}, ${count(task.recordsOut)} records${size(task.bytesOut)}`],
-      task.outUsage !== null && !task.isSink && ["Output buffers", meter(task.outUsage, "Output buffers in use")],
-      task.inUsage !== null && !task.isSource && ["Input buffers", meter(task.inUsage, "Input buffers in use")],
+      task.outUsage !== null && !task.isSink && ["Output buffers", metered(task.outUsage, "Output buffers in use")],
+      task.credits !== null && task.isRemote && ["Input buffers", metered(task.inUsage, "Input buffers in use")],
+      task.credits !== null && task.isRemote && ["Credits", [count(task.credits), h("span", { class: "quiet" }, " batches may still come from other processes")]],
+      task.inQueue !== null && !task.isSource && ["Waiting", [`${count(task.inQueue)} batches`, task.backlog > 0 && h("span", { class: "quiet" }, `, some ${duration(task.backlog)} of work`)]],
+      task.timers > 0 && ["Timers", `${rate(task.timerRate)}, ${count(task.timers)} fired`],
       ["Event time", `${watermark(task.watermark)}${task.lag !== null && !job.over && isInstant(task.watermark) ? `, ${duration(Math.max(0, task.lag))} behind the clock` : ""}`],
     ].filter(Boolean))),
     h("section", { key: "subtasks" }, h("h3", null, "Subtasks", task.skew !== null && ` · the fullest gets ${percent(task.skew)} more than the mean`),

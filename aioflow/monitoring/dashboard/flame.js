@@ -4,6 +4,7 @@ import { h, s } from "./dom.js";
 import { count, percent } from "./format.js";
 import { clipped } from "./graph.js";
 import { panel } from "./parts.js";
+import { about, chooser, wantedProcesses } from "./process.js";
 import { get } from "./store.js";
 
 const ROW = 19;
@@ -24,8 +25,11 @@ export function view(store, route, job, page) {
 
 /** Of the whole loop. */
 export const loop = {
-  wanted,
-  view: (store, route, page) => [h("div", { class: "headline" }, h("h1", null, "Flame graph")), flame(`aioflow/flamegraph?seconds=${SECONDS}`, "The loop", page, null)],
+  wanted: () => wantedProcesses,
+  view: (store, route, page) => [
+    h("div", { class: "headline" }, h("h1", null, "Flame graph"), h("div", { class: "end" }, chooser(store, page))),
+    flame(about(`aioflow/flamegraph?seconds=${SECONDS}`), "The loop", page, null),
+  ],
 };
 
 function flame(place, title, page, task) {

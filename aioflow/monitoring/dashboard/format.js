@@ -16,6 +16,9 @@ export function number(value) {
   return Number.isFinite(found) ? found : null;
 }
 
+/** The name of a task; of a chain its operators. */
+export const chain = (name) => name.replaceAll(" -> ", " → ");
+
 export function count(value) {
   return known(value) ? Math.round(value).toLocaleString("en-GB") : nothing;
 }

@@ -1,11 +1,12 @@
 // The drawing of a job: a box for each task, coloured by how it spends its time; edges with their rate and how full their queues are.
 
 import { s } from "./dom.js";
-import { duration, isInstant, percent, rate, watermark } from "./format.js";
+import { bytes, duration, isInstant, percent, rate, watermark } from "./format.js";
 import { layout } from "./layout.js";
 
 const WIDTH = 216;
 const SECOND_LINE = 15;
+const COLUMNS_MAX = 12;
 const PAD = 12;
 const BUSY_FROM = 0.8;
 const PRESSED_FROM = 0.5;
@@ -72,10 +73,12 @@ function label(edge, points) {
   const [x, y] = points.at(-2);
   const [toX, toY] = points.at(-1);
   const text = edge.rate === null ? "" : rate(edge.rate);
+  const size = edge.byteRate ? `${bytes(edge.byteRate)}/s` : "";
   const full = (edge.fill ?? 0) >= FULL_FROM;
   if (!text && edge.fill === null) return null;
-  const width = Math.max(40, text.length * 6.2 + 14);
-  const height = edge.fill === null ? 17 : 23;
+  const width = Math.max(40, text.length * 6.2 + 14, size.length * 5.4 + 12);
+  const top = size ? 12 : 0;
+  const height = top + (edge.fill === null ? 17 : 23);
   const fill = Math.min(1, Math.max(0, edge.fill ?? 0));
   return s("g", {
     key: `label ${edge.source}>${edge.target}>${edge.index}`, class: `edge-label ${full ? "full" : ""}`,
@@ -84,9 +87,10 @@ function label(edge, points) {
     s("title", null, edge.about),
     s("rect", { width, height, rx: 5 }),
     s("text", { x: width / 2, y: 12.5 }, text),
+    size && s("text", { class: "size", x: width / 2, y: 24 }, size),
     edge.fill !== null && [
-      s("rect", { class: "room", x: 6, y: 16, width: width - 12, height: 3, rx: 1.5 }),
-      s("rect", { class: "fill", x: 6, y: 16, width: ((width - 12) * fill).toFixed(1), height: 3, rx: 1.5 })]);
+      s("rect", { class: "room", x: 6, y: top + 16, width: width - 12, height: 3, rx: 1.5 }),
+      s("rect", { class: "fill", x: 6, y: top + 16, width: ((width - 12) * fill).toFixed(1), height: 3, rx: 1.5 })]);
 }
 
 function box(task, at, size, now, chosen, href) {
@@ -107,6 +111,7 @@ function box(task, at, size, now, chosen, href) {
     s("rect", { class: "box", width: WIDTH, height: size.height, rx: 8 }),
     s("text", { class: "title", x: PAD, y: 20 }, first),
     s("text", { class: "small", x: right, y: 20, "text-anchor": "end" }, `×${task.parallelism}`),
+    columns(task, right - 10 - 6.2 * String(task.parallelism).length),
     second && s("text", { class: "small", x: PAD, y: 36 }, second),
     s("rect", { class: "bar-idle", x: PAD, y: 31 + size.extra, width: bar, height: 6, rx: 3, opacity: known ? 1 : 0.4 }),
     known && s("rect", { class: "bar-busy", x: PAD, y: 31 + size.extra, width: busy.toFixed(1), height: 6, rx: 3 }),
@@ -115,6 +120,20 @@ function box(task, at, size, now, chosen, href) {
     s("text", { x: right, y: 54 + size.extra, "text-anchor": "end" }, flow(task)),
     s("text", { class: "small", x: PAD, y: 72 + size.extra }, event(task, now)),
     s("text", { class: "small", x: right, y: 72 + size.extra, "text-anchor": "end" }, lag(task)));
+}
+
+/** A column for each subtask, as high as its share of the records: skew is seen before it is read. */
+function columns(task, right) {
+  const values = task.subtasks.map((one) => (task.isSource ? one.outRate : one.inRate) ?? 0);
+  const most = Math.max(...values);
+  if (values.length < 2 || values.length > COLUMNS_MAX || most <= 0) return null;
+  const left = right - values.length * 5;
+  return s("g", { class: "columns-of" },
+    s("title", null, `Records of each subtask: ${values.map((value) => rate(value)).join(", ")}`),
+    values.map((value, index) => {
+      const height = Math.max(1.5, (value / most) * 11);
+      return s("rect", { x: (left + index * 5).toFixed(1), y: (20 - height).toFixed(1), width: 3.4, height: height.toFixed(1), rx: 1 });
+    }));
 }
 
 function word(how) {
@@ -144,7 +163,7 @@ function lag(task) {
 
 /** The name of a chain over two lines, at an arrow if there is one. */
 function lines(name) {
-  const room = [25, 34];
+  const room = [21, 34];
   if (name.length <= room[0]) return [name.replaceAll(" -> ", " → "), ""];
   const parts = name.split(" -> ");
   let first = parts.shift();

@@ -3,15 +3,16 @@
 import { h } from "./dom.js";
 import { count, moment } from "./format.js";
 import { missing, panel } from "./parts.js";
+import { about, chooser, wantedProcesses } from "./process.js";
 
 const LEVELS = ["DEBUG", "INFO", "WARNING", "ERROR"];
 const SHOWN = 500;
 
 let level = "INFO";
 
-const path = () => `aioflow/logs?level=${level}&limit=${SHOWN}`;
+const path = () => about(`aioflow/logs?level=${level}&limit=${SHOWN}`);
 
-export const wanted = () => ({ [path()]: 2000 });
+export const wanted = () => ({ ...wantedProcesses, [path()]: 2000 });
 
 export function view(store, route, page) {
   const records = store.value(path())?.records;
@@ -22,7 +23,7 @@ export function view(store, route, page) {
     },
   }, LEVELS.map((name) => h("option", { value: name, selected: name === level }, name.toLowerCase()))));
   return [
-    h("div", { class: "headline" }, h("h1", null, "Log")),
+    h("div", { class: "headline" }, h("h1", null, "Log"), h("div", { class: "end" }, chooser(store, page))),
     panel("Newest first", { note: records ? `${count(records.length)} records` : null, end: choose },
       !records ? missing(store, path(), "log")
         : records.length ? h("div", { class: "log", tabindex: "0", role: "log", "aria-label": "Log records", "aria-live": "off" }, [...records].reverse().map(line))

@@ -2,7 +2,7 @@
 
 import { h } from "./dom.js";
 import { chart, COLORS } from "./charts.js";
-import { bytes, duration, isInstant, moment, percent, rate, short } from "./format.js";
+import { chain, bytes, duration, isInstant, moment, percent, rate, short } from "./format.js";
 import { panel } from "./parts.js";
 import { get } from "./store.js";
 
@@ -106,7 +106,7 @@ function has(name) {
 }
 
 function ofSubtasks(task, metric, shown) {
-  return task.subtasks.map((one) => ({ name: `${task.parallelism > 1 ? `subtask ${one.index}` : task.name}`, points: valuesOf(`${task.id}.${one.index}.${metric}`, shown) }))
+  return task.subtasks.map((one) => ({ name: `${task.parallelism > 1 ? `subtask ${one.index}` : chain(task.name)}`, points: valuesOf(`${task.id}.${one.index}.${metric}`, shown) }))
     .filter((line) => line.points.some(([, value]) => value !== null));
 }
 
@@ -122,7 +122,7 @@ function ofTasks(tasks, metric, how, shown) {
       const values = subtasks.map((list) => list[index]?.[1] ?? null).filter((value) => value !== null);
       return [at, values.length ? TOGETHER[how](values) : null];
     });
-    return { name: task.name, points };
+    return { name: chain(task.name), points };
   }).filter((line) => line.points.some(([, value]) => value !== null));
 }
 
@@ -132,7 +132,7 @@ function choice(job, chosen, metric) {
   return h("div", { class: "choices" },
     h("label", null, "Task ", h("select", { onchange: (event) => go(event.target.value, "") },
       h("option", { value: "", selected: !chosen }, "all of them"),
-      job.tasks.map((task) => h("option", { key: task.id, value: task.id, selected: task === chosen }, task.name)))),
+      job.tasks.map((task) => h("option", { key: task.id, value: task.id, selected: task === chosen }, chain(task.name))))),
     chosen && h("label", null, "One more metric ", h("select", { onchange: (event) => go(chosen.id, event.target.value) },
       h("option", { value: "", selected: !metric }, "none"),
       all.map((name) => h("option", { key: name, value: name, selected: name === metric }, name)))));

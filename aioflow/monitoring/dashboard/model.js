@@ -11,6 +11,8 @@ export const METRICS = [
   "hardBackPressuredTimeMsPerSecond", "numRecordsInPerSecond", "numRecordsOutPerSecond", "numRecordsIn", "numRecordsOut",
   "currentInputWatermark", "currentOutputWatermark", `${BUFFERS_IN}inputQueueLength`, `${BUFFERS_IN}inPoolUsage`,
   `${BUFFERS_OUT}outputQueueLength`, `${BUFFERS_OUT}outPoolUsage`, "mailboxQueueSize", "mailboxLatencyMs",
+  `${BUFFERS_IN}inputCredits`, "Shuffle.Netty.Input.numBuffersInRemote", "numBytesInPerSecond", "estimatedTimeToConsumeBuffersMs",
+  "numFiredTimers", "numFiredTimersPerSecond",
 ];
 
 /** detail: of GET /jobs/:id. live: Map of vertex id to a list of {name: value}, one for each subtask; missing is empty. */
@@ -45,6 +47,8 @@ function taskOf(vertex, values, edges, now) {
     recordsIn: number(vertex.metrics?.["read-records"]) ?? sum("recordsIn"),
     recordsOut: number(vertex.metrics?.["write-records"]) ?? sum("recordsOut"),
     bytesIn: number(vertex.metrics?.["read-bytes"]), bytesOut: number(vertex.metrics?.["write-bytes"]),
+    credits: sum("credits"), isRemote: (sum("remoteBatches") ?? 0) > 0, byteRate: sum("byteRate"), backlog: highest(subtasks, "backlog"),
+    timers: sum("timers"), timerRate: sum("timerRate"),
     inQueue: sum("inQueue"), outQueue: sum("outQueue"), inUsage: highest(subtasks, "inUsage"), outUsage: highest(subtasks, "outUsage"),
     watermark, lag: lagOf(watermark, now), skew: skewOf(subtasks, isSource ? "outRate" : "inRate"),
   };
@@ -65,6 +69,9 @@ function subtaskOf(index, values, now) {
     recordsIn: value("numRecordsIn"), recordsOut: value("numRecordsOut"),
     inQueue: value(`${BUFFERS_IN}inputQueueLength`), inUsage: value(`${BUFFERS_IN}inPoolUsage`),
     outQueue: value(`${BUFFERS_OUT}outputQueueLength`), outUsage: value(`${BUFFERS_OUT}outPoolUsage`),
+    credits: value(`${BUFFERS_IN}inputCredits`), remoteBatches: value("Shuffle.Netty.Input.numBuffersInRemote"),
+    byteRate: value("numBytesInPerSecond"), backlog: value("estimatedTimeToConsumeBuffersMs"),
+    timers: value("numFiredTimers"), timerRate: value("numFiredTimersPerSecond"),
     mailboxQueue: value("mailboxQueueSize"), mailboxLatency: value("mailboxLatencyMs"),
     inWatermark: markOf(value("currentInputWatermark")), watermark, lag: lagOf(watermark, now),
   };
@@ -86,18 +93,23 @@ export function skewOf(subtasks, name) {
   return values.length < 2 || !mean ? null : Math.max(...values) / mean - 1;
 }
 
-/** An edge's rate is known where one of its ends has no other edge on that side. Its room is what its producer may still buffer. */
+/**
+ * An edge's rate is known where one of its ends has no other edge on that side. Its room is what its producer may still buffer, and what
+ * its consumer may still be sent from other processes: the tighter of both.
+ */
 function describe(edge, edges, byId) {
   const source = byId.get(edge.source);
   const target = byId.get(edge.target);
   const onlyIn = edges.filter((other) => other.target === edge.target).length === 1;
   const onlyOut = edges.filter((other) => other.source === edge.source).length === 1;
   edge.rate = onlyIn ? target.inRate : onlyOut ? source.outRate : null;
-  edge.fill = source.outUsage;
+  edge.fill = source.outUsage === null ? null : Math.max(source.outUsage, onlyIn ? target.inUsage ?? 0 : 0);
+  edge.byteRate = onlyIn && target.isRemote ? target.byteRate : null;
   const queued = onlyOut ? source.outQueue : null;
   edge.about = [
     `${source.name} to ${target.name}`, edge.strategy && `by ${edge.strategy.toLowerCase()}`,
-    edge.fill !== null && `output buffers ${Math.round(edge.fill * 100)} % full`, queued !== null && `${queued} batches wait to be sent`,
+    source.outUsage !== null && `output buffers ${Math.round(source.outUsage * 100)} % full`,
+    onlyIn && target.isRemote && `${target.credits} credits for what comes from other processes`, queued !== null && `${queued} batches wait to be sent`,
     onlyIn && target.inQueue !== null && `${target.inQueue} batches wait to be read`,
   ].filter(Boolean).join(", ");
 }

@@ -2,7 +2,7 @@
 
 import { h } from "./dom.js";
 import { drawer, drawerWanted } from "./drawer.js";
-import { count, nothing, percent, rate, watermark } from "./format.js";
+import { chain, count, nothing, percent, rate, watermark } from "./format.js";
 import { drawing } from "./graph.js";
 import { panel, shareCell, state, table, timeLegend } from "./parts.js";
 
@@ -23,7 +23,7 @@ export function view(store, route, job, page) {
 
 function tasks(job, chosen, hrefOf) {
   return table("Tasks", [
-    { name: "Task", class: "name", cell: (task) => h("a", { href: hrefOf(task) }, task.name) },
+    { name: "Task", class: "name", cell: (task) => h("a", { href: hrefOf(task) }, chain(task.name)) },
     { name: "State", cell: (task) => state(task.status) },
     { name: "Subtasks", n: true, cell: (task) => count(task.parallelism) },
     { name: "Time spent", cell: shareCell },

@@ -64,6 +64,11 @@ export function meter(share, label, { warnFrom = 0.9 } = {}) {
     h("i", { style: { width: `${known ? Math.min(1, Math.max(0, share)) * 100 : 0}%` } }));
 }
 
+/** A meter and its number. */
+export function metered(share, label, options) {
+  return h("span", { class: "metered" }, meter(share, label, options), h("span", { class: "quiet" }, percent(share)));
+}
+
 export function timeLegend() {
   return h("div", { class: "legend" },
     h("span", null, h("i", { class: "swatch busy" }), "busy"),

@@ -3,27 +3,30 @@
 import { h } from "./dom.js";
 import { count, duration } from "./format.js";
 import { figures, meter, missing, panel, table } from "./parts.js";
+import { about, chooser, processes, wantedProcesses } from "./process.js";
 
-const PATH = "aioflow/asyncio";
+const path = () => about("aioflow/asyncio");
 
-export const wanted = () => ({ [PATH]: 2000 });
+export const wanted = () => ({ ...wantedProcesses, [path()]: 2000 });
 
 let filter = "";
 
 export function view(store, route, page) {
-  const found = store.value(PATH);
-  if (!found) return missing(store, PATH, "event loop");
+  const found = store.value(path());
+  const all = processes(store, page);
+  if (!found) return [h("div", { class: "headline" }, h("h1", null, "Event loop"), h("div", { class: "end" }, chooser(store, page))), missing(store, path(), "event loop"), all];
   const lag = found["lag-ms"];
   const slow = found["slow-callbacks"];
   const late = (ms) => h("span", { class: ms >= 100 ? "text-busy" : null }, duration(ms));
   return [
     h("div", { class: "headline" }, h("h1", null, "Event loop"), h("span", { class: "quiet" }, `${found.loop}${found.debug ? ", in debug mode" : ""}`),
-      h("div", { class: "end" }, h("a", { href: "#/flame" }, "Flame graph of the loop"))),
+      h("div", { class: "end" }, chooser(store, page), h("a", { href: "#/flame" }, "Flame graph of the loop"))),
     figures([
       ["Late now", late(lag.last)], ["Late, median", late(lag.p50), "of the last minute"], ["Late, p99", late(lag.p99)], ["Late, at most", late(lag.max)],
       ["Tasks", count(found["task-count"])], ["Calls in flight", count(found["async-calls"].reduce((sum, one) => sum + one["in-flight"], 0))],
       ["Slow callbacks", h("span", { class: slow.length ? "text-busy" : null }, count(slow.reduce((sum, one) => sum + one.count, 0)))],
     ]),
+    all,
     h("div", { class: "columns" },
       panel("Who holds the loop", null, table("Slow callbacks", [
         { name: "Operator", class: "name", cell: (one) => place(one) },

@@ -2,7 +2,7 @@
 
 import { h } from "./dom.js";
 import { withToken } from "./control.js";
-import { count, moment, nothing, rate, watermark } from "./format.js";
+import { chain, count, moment, nothing, rate, watermark } from "./format.js";
 import { panel, table } from "./parts.js";
 import { events } from "./stream.js";
 
@@ -23,7 +23,7 @@ export function view(store, route, job, page) {
   const wantedEdge = route.rest[0] && edges.some(([id]) => id === route.rest[0]) ? route.rest[0] : edges[0]?.[0];
   if (tap && (tap.jobId !== job.id || tap.edge !== wantedEdge)) leave();
   if (!edges.length) return panel("Tap", null, h("p", { class: "empty" }, "This job is one chain: no record travels between tasks."));
-  const name = ([, edge]) => `${job.byId.get(edge.source).name} → ${job.byId.get(edge.target).name}`;
+  const name = ([, edge]) => `${chain(job.byId.get(edge.source).name)} → ${chain(job.byId.get(edge.target).name)}`;
   const start = () => {
     tap = { jobId: job.id, edge: wantedEdge, abort: new AbortController(), records: [], seen: 0, since: Date.now(), error: null, number: 0 };
     listen(tap, start, page);

@@ -1,7 +1,7 @@
 // Event time: where each task, subtask and split stands, and who holds the others back.
 
 import { h } from "./dom.js";
-import { duration, isInstant, nothing, number, watermark } from "./format.js";
+import { chain, duration, isInstant, nothing, number, watermark } from "./format.js";
 import { markOf } from "./model.js";
 import { meter, panel, table } from "./parts.js";
 
@@ -18,7 +18,7 @@ export function view(store, route, job) {
   return [
     panel("Who holds event time back", null, h("div", { class: "body" }, holding.length
       ? h("ul", { class: "holders" }, holding.map(({ task, one, why }) => h("li", { key: `${task.id} ${one.index}` },
-        h("a", { href: `#/jobs/${job.id}/graph/${task.id}` }, `${task.name} (${one.index + 1}/${task.parallelism})`), ` ${why}`)))
+        h("a", { href: `#/jobs/${job.id}/graph/${task.id}` }, `${chain(task.name)} (${one.index + 1}/${task.parallelism})`), ` ${why}`)))
       : h("p", { class: "quiet" }, known.length ? "Nobody: all sources are within a second of each other." : "No task has a watermark that is a date."))),
     splits.length > 0 && panel("Splits of the sources", null, table("Splits", [
       { name: "Split", class: "name", cell: (split) => h("span", { class: "mono" }, split.name) },
@@ -28,7 +28,7 @@ export function view(store, route, job) {
       { name: "Behind the clock", n: true, cell: (split) => (isInstant(split.watermark) && !job.over ? duration(Math.max(0, job.now - split.watermark)) : nothing) },
     ], splits.sort((a, b) => (a.watermark ?? -Infinity) - (b.watermark ?? -Infinity)), { keyOf: (split) => `${split.task.id} ${split.index} ${split.name}` })),
     panel("Watermark of each subtask", { note: span ? `${duration(span)} from the first to the last` : null }, table("Watermarks of subtasks", [
-      { name: "Task", class: "name", cell: ({ task, one }) => (one.index ? h("span", { class: "quiet" }, task.name) : h("a", { href: `#/jobs/${job.id}/graph/${task.id}` }, task.name)) },
+      { name: "Task", class: "name", cell: ({ task, one }) => (one.index ? h("span", { class: "quiet" }, chain(task.name)) : h("a", { href: `#/jobs/${job.id}/graph/${task.id}` }, chain(task.name))) },
       { name: "№", n: true, cell: ({ one }) => one.index },
       { name: "In", n: true, cell: ({ task, one }) => (task.isSource ? nothing : watermark(one.inWatermark)) },
       { name: "Out", n: true, cell: ({ one }) => watermark(one.watermark) },
