@@ -25,6 +25,9 @@ KEYS_MAX = 1_000_000
 """A router that has seen so many keys begins anew, as `SubtaskCache` does."""
 
 
+_TEXT = frozenset((str, bytes))
+
+
 class KeyEncoder:
     """Gives each distinct key the next code, in no order that means anything. `entries[code]` is the key as it was first spelled."""
 
@@ -37,6 +40,19 @@ class KeyEncoder:
 
     def __len__(self) -> int:
         return len(self.entries)
+
+    def encode_plain(self, keys: Any) -> np.ndarray | None:
+        """The code of each of `keys` if they are ints or texts, which have one spelling each; else None."""
+        if isinstance(keys, NumberColumn):
+            return self.encode(keys) if keys.values.dtype.kind == "i" and keys.valid is None else None
+        if not isinstance(keys, CodedColumn):
+            return None
+        entries = keys.entries
+        known = self._known[1] if self._known[0] is entries else ()
+        new = entries[len(known) :]
+        if not _TEXT.issuperset(map(type, new)) or int(keys.codes.min(initial=0)) < 0:
+            return None
+        return self.encode(keys)
 
     def encode(self, keys: Any) -> np.ndarray:
         """The code of each of `keys`, a column or list without None. Raises TypeError for one that is not hashable."""

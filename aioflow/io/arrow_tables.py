@@ -127,6 +127,7 @@ class ArrowFiles:
 
     bounded = True
     columnar = True
+    reads_columns = True
 
     def __init__(self, path: str | os.PathLike[str], roll: RollPolicy) -> None:
         # A Path means itself; only a text may be a pattern.

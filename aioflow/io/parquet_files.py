@@ -49,6 +49,7 @@ class ParquetFiles:
 
     bounded = True
     columnar = True
+    reads_columns = True
 
     def __init__(self, path: str | os.PathLike[str], columns: list[str] | None, split_bytes: int, roll: RollPolicy) -> None:
         # A Path means itself; only a text may be a pattern.

@@ -25,6 +25,12 @@ class KeySpelling:
         self._types: set[type] = set()
         self._first: dict[Any, Any] | None = None
 
+    def is_one(self, keys: Iterable[Any]) -> bool:
+        """Whether `keys`, like all before them, are shown as they are."""
+        types = self._types
+        types.update(map(type, keys))
+        return self._first is None and types <= _ONE_SPELLING and not (int in types and bool in types)
+
     def shown(self, keys: list[Any], known: Iterable[Any]) -> list[Any]:
         """`keys`, each as it was first spelled. `known` gives the keys of all batches before this one, as state holds them."""
         first = self._first

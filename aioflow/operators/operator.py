@@ -205,6 +205,9 @@ class Operator:
         """A checkpoint is about to be taken: what is given here, and what follows from it, still goes before its barrier."""
         return empty_batch()
 
+    def settle_state(self) -> None:
+        """Bring what is held outside of the state backends into them: somebody looks at the state."""
+
     def snapshot_state(self, checkpoint_id: int) -> Awaitable[None] | None:
         """Bring what is held outside of the state backends into them: a consistent view.
 

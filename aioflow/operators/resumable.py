@@ -11,9 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import repeat
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aioflow.core.elements import MIN_WATERMARK, RecordBatch, empty_batch
+
+if TYPE_CHECKING:
+    from aioflow.core.column_batch import ColumnBatch
 
 __all__ = ["RESULTS_MAX", "ResumableOutput"]
 
@@ -46,6 +49,11 @@ class ResumableOutput:
     def room(self) -> int:
         """Results that this piece still takes, 0 or less when it is full."""
         return self._limit - len(self._values)
+
+    @property
+    def empty(self) -> bool:
+        """Whether this piece holds nothing yet."""
+        return not self._values
 
     @property
     def full(self) -> bool:
@@ -86,6 +94,16 @@ class ResumableOutput:
         self._values.extend(values)
         self._timestamps.extend(repeat(timestamp, count))
         self._watermarks.extend(repeat(self.watermark, count))
+
+    def add_columns(self, values: ColumnBatch, timestamp: int, watermark: int) -> None:
+        """Like `add_all` for a batch of columns, which is a piece of its own: nothing else may be in it."""
+        assert not self._values, "what was added before goes first"
+        if watermark > self.watermark:
+            self.watermark = watermark
+        count = len(values)
+        self._values = values  # type: ignore[assignment]  # It reads like a list.
+        self._timestamps = [timestamp] * count
+        self._watermarks = [self.watermark] * count
 
     def take(self) -> RecordBatch:
         """What was added since the last time, as a batch."""

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from aioflow.core.elements import RecordBatch
 from aioflow.core.errors import note_once
+from aioflow.operators.column_aggregates import plan_columns, why_rows
+from aioflow.operators.folding import FoldingAggregate
 from aioflow.operators.key_spelling import KeySpelling
 from aioflow.operators.operator import Operator
 from aioflow.operators.same_aggregate import check_same_aggregate
@@ -21,6 +23,7 @@ from aioflow.state.backend import require_keyed
 if TYPE_CHECKING:
     from collections.abc import MutableMapping
 
+    from aioflow.columns.running import RunningColumns
     from aioflow.state.backend import StateTable
 
 __all__ = ["RUNNING", "RunningAggregate", "RunningAggregateOperator", "RunningReduceOperator"]
@@ -75,12 +78,49 @@ class RunningAggregateOperator(_RunningOperator):
     def __init__(self, aggregate: RunningAggregate) -> None:
         self._aggregate = aggregate
         self._spelling = KeySpelling()
+        self.reads_columns = isinstance(aggregate, FoldingAggregate) and why_rows(aggregate) is None
+        self._columns: RunningColumns | None = None  # Made for the first batch of columns.
+
+    @property
+    def aggregate(self) -> RunningAggregate:
+        """What it computes."""
+        return self._aggregate
+
+    def settle_state(self) -> None:
+        if self._columns is not None:
+            self._columns.settle()
+
+    def snapshot_state(self, checkpoint_id: int) -> None:
+        self.settle_state()
+
+    def _on_columns(self, batch: RecordBatch) -> RecordBatch | None:
+        """The results as columns; None if the batch has to be folded as rows."""
+        from aioflow.columns.expressions import NotOnColumns
+
+        columns = self._columns
+        if columns is None:
+            from aioflow.columns.running import RunningColumns
+
+            assert isinstance(self._aggregate, FoldingAggregate)
+            table = self._table
+            columns = self._columns = RunningColumns(
+                plan_columns(self._aggregate), lambda keys: table.of(None, keys), lambda: table.peek(None), self._spelling.is_one
+            )
+        try:
+            results = columns.process(batch.keys, batch.values)
+        except NotOnColumns:
+            return None
+        return RecordBatch(results, batch.timestamps, None, batch.watermarks, batch.watermark)  # type: ignore[arg-type]
 
     def process_batch(self, batch: RecordBatch) -> RecordBatch:
         values = batch.values
         if not values:
             return RecordBatch([], None, None, None, batch.watermark)
         keys = self._keys(batch)
+        if type(values) is not list and self.reads_columns and (done := self._on_columns(batch)) is not None:
+            return done
+        if self._columns is not None:
+            self._columns.release()  # Rows write to the table.
         table = self._table.of(None, keys)
         shown = self._spelling.shown(keys, table)
         try:

@@ -105,6 +105,11 @@ class SinkOperator(Operator):
         self._work: asyncio.Task[None] | None = None
         self.availability = Availability(available=True)
 
+    @property
+    def sink_reads_columns(self) -> bool:
+        """Whether the sink says that its writers have use for columns; known before there is one."""
+        return bool(getattr(self._sink, "reads_columns", False))
+
     # Restoring.
 
     def initialize_state(self) -> None:

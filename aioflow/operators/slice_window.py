@@ -23,11 +23,13 @@ from functools import partial
 from itertools import compress, islice, repeat
 from typing import TYPE_CHECKING, Any
 
+from aioflow.core.column_batch import highest, lowest
 from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK, RecordBatch, empty_batch
 from aioflow.core.errors import StateError, note_once
 from aioflow.core.functions import OutputTag, WindowResult
 from aioflow.core.keygroups import KeyGroupRange, key_group
 from aioflow.operators.aggregates import Agg, resolve_aggregate
+from aioflow.operators.column_aggregates import plan_columns, why_rows
 from aioflow.operators.folding import FoldingAggregate, UserAggregate
 from aioflow.operators.operator import Operator
 from aioflow.operators.resumable import ResumableOutput
@@ -42,6 +44,8 @@ from aioflow.state.backend import require_keyed
 if TYPE_CHECKING:
     from collections.abc import MutableMapping
 
+    from aioflow.columns.slices import SliceColumns
+    from aioflow.core.column_batch import ColumnBatch
     from aioflow.core.functions import AggregateFunction
     from aioflow.core.states import ListState
     from aioflow.state.backend import KeyedStateBackend, StateTable
@@ -85,6 +89,8 @@ class SliceWindowOperator(Operator):
         self._merge_copies = _is_of_user(self._aggregate)
         self._window_fn = None if window_fn is None else UserFunction(window_fn, "__call__")
         self._late_tag = late_tag
+        self.reads_columns = why_rows(self._aggregate) is None
+        self._columns: SliceColumns | None = None  # Made for the first batch of columns.
         self._starts: list[int] = []  # Starts of the slices that hold something, in order.
         self._runs = SliceRuns(self._aggregate, self._merge_copies, self._numbered, self._any_in)
         self._runs_to = MIN_WATERMARK  # Slices from here on are in no run.
@@ -98,7 +104,17 @@ class SliceWindowOperator(Operator):
         check_same_aggregate(self.ctx, self._aggregate)
         self._progress = self.ctx.operator_state.get_union_list_state(PROGRESS)
 
+    @property
+    def aggregate(self) -> FoldingAggregate:
+        """What it computes."""
+        return self._aggregate
+
+    def settle_state(self) -> None:
+        if self._columns is not None:
+            self._columns.settle()
+
     def snapshot_state(self, checkpoint_id: int) -> None:
+        self.settle_state()
         groups = self._state.key_group_range
         self._progress.update([(groups.start, groups.end, self._watermark)])
 
@@ -127,15 +143,18 @@ class SliceWindowOperator(Operator):
                     "windows stand after key_by, with a watermark strategy upstream"
                 )
             reached = self._watermark if watermarks is None else watermarks[-1]
-            lowest = min(timestamps)
-            start = lowest - (lowest - self._offset) % self._width
+            least = lowest(timestamps)
+            start = least - (least - self._offset) % self._width
             if (
                 reached < self._deadline
-                and lowest >= self._live_from
-                and max(timestamps) < start + self._width
+                and least >= self._live_from
+                and highest(timestamps) < start + self._width
                 and not self._ahead
             ):
-                self._fold(start, batch.keys, values)
+                if type(values) is not list and self.reads_columns:
+                    self._fold_columns(values, timestamps, batch.keys)
+                else:
+                    self._fold(start, batch.keys, values)
             else:
                 return self._out.start(self._run(batch), batch.watermark)
         if batch.watermark >= self._deadline:
@@ -207,8 +226,14 @@ class SliceWindowOperator(Operator):
     ) -> Iterator[None]:
         """Add records between which nothing is due."""
         live_from = self._live_from
-        lowest = min(timestamps)
-        if lowest < live_from or self._ahead:
+        least = lowest(timestamps)
+        if type(values) is not list and self.reads_columns and not self._ahead:
+            if least < live_from:
+                values, timestamps, keys = yield from self._add_late_rows(values, timestamps, keys, watermarks)
+            if len(values):
+                self._fold_columns(values, timestamps, keys)
+            return
+        if least < live_from or self._ahead:
             live = [timestamp >= live_from for timestamp in timestamps]
             if self._ahead:
                 live = [flag and self._reached(key) == self._watermark for flag, key in zip(live, keys, strict=True)]
@@ -221,9 +246,9 @@ class SliceWindowOperator(Operator):
             timestamps = list(compress(timestamps, live))
             if not timestamps:
                 return
-            lowest = min(timestamps)
+            least = min(timestamps)
         width, fold = self._width, self._fold
-        start, last = self._grid.slice_start(lowest), self._grid.slice_start(max(timestamps))
+        start, last = self._grid.slice_start(least), self._grid.slice_start(highest(timestamps))
         if start == last:
             fold(start, keys, values)
             return
@@ -245,6 +270,60 @@ class SliceWindowOperator(Operator):
             group[1].append(value)
         for slice_start, (slice_keys, slice_values) in groups.items():
             fold(slice_start, slice_keys, slice_values)
+
+    def _add_late_rows(
+        self, values: Any, timestamps: Any, keys: Any, watermarks: Any
+    ) -> Generator[None, None, tuple[Any, Any, Any]]:
+        """Add those of a batch of columns that may be late, one by one. Gives the others."""
+        import numpy as np
+
+        from aioflow.columns.event_time import taken
+
+        live = np.asarray(timestamps.values if hasattr(timestamps, "values") else timestamps) >= self._live_from
+        for i in np.flatnonzero(~live).tolist():
+            # After a restore the input may still be behind what was reached.
+            watermark = self._watermark if watermarks is None else max(watermarks[i], self._watermark)
+            yield from self._add_late(values[i], timestamps[i], keys[i], watermark)
+        others = np.flatnonzero(live)
+        return values.take(others), taken(timestamps, others), taken(keys, others)
+
+    def _fold_columns(self, values: Any, timestamps: Any, keys: Any) -> None:
+        """Add a batch of columns, all of it live, slice by slice; as rows what has to be."""
+        import numpy as np
+
+        from aioflow.columns.event_time import taken
+        from aioflow.columns.expressions import NotOnColumns
+
+        columns = self._columns
+        if columns is None:
+            from aioflow.columns.slices import SliceColumns
+
+            columns = self._columns = SliceColumns(plan_columns(self._aggregate), self._table.of, self._table.peek)
+        try:
+            codes, inputs = columns.prepare(keys, values)
+        except NotOnColumns:
+            codes, inputs = None, []
+        times = np.asarray(timestamps.values if hasattr(timestamps, "values") else timestamps)
+        starts = times - (times - self._offset) % self._width
+        first, last = int(starts.min()), int(starts.max())
+        for start in (first,) if first == last else np.unique(starts).tolist():
+            which = None if first == last else np.flatnonzero(starts == start)
+            if codes is not None:
+                try:
+                    columns.fold(start, codes if which is None else codes[which], inputs, which, new=start not in self._known(start))
+                    self._note(start)
+                    continue
+                except NotOnColumns:
+                    pass
+            if which is None:
+                self._fold(start, list(keys), list(values))
+            else:
+                self._fold(start, list(taken(keys, which)), list(values.take(which)))
+
+    def _known(self, start: int) -> tuple[int, ...]:
+        """`start` if that slice holds something."""
+        index = bisect_left(self._starts, start)
+        return (start,) if index < len(self._starts) and self._starts[index] == start else ()
 
     def _add_late(self, value: Any, timestamp: int, key: Any, watermark: int) -> Iterator[None]:
         """One record that may be late for windows: drop it if it is for all of them, else re-fire those that have fired."""
@@ -295,15 +374,22 @@ class SliceWindowOperator(Operator):
 
     def _slice(self, start: int, keys: list[Any]) -> MutableMapping[Any, Any]:
         """What slice `start` holds, to change `keys` in it."""
+        self._note(start)
+        if self._columns is not None:
+            self._columns.release(start)
+        # Asked anew for each batch, as the backend may put another mapping in its place.
+        return self._table.of(start, keys)
+
+    def _note(self, start: int) -> None:
+        """Slice `start` holds something, and is about to be changed."""
         if start < self._runs_to:
             self._runs.drop((start - self._offset) // self._width)
         starts = self._starts
-        # Nearly always the newest one; asked anew for each batch, as the backend may put another mapping in its place.
+        # Nearly always the newest one.
         if not starts or starts[-1] != start:
             index = bisect_left(starts, start)
             if index == len(starts) or starts[index] != start:
                 starts.insert(index, start)
-        return self._table.of(start, keys)
 
     # -------------------------------------------------------------------------------------------------------------- fire
 
@@ -327,10 +413,18 @@ class SliceWindowOperator(Operator):
         while starts and starts[0] < self._late_below:
             start = starts.pop(0)
             self._table.drop(start)
+            if self._columns is not None:
+                self._columns.drop(start)
             self._runs.drop((start - self._offset) // self._width)
 
     def _fire(self, end: int) -> Iterator[None]:
         """All results of the window that ends at `end`."""
+        if self._columns is not None and (results := self._column_results(end)) is not None:
+            if not self._out.empty:
+                yield
+            self._out.add_columns(results, end - 1, end - 2)
+            yield
+            return
         tables = yield from self._cover(end)
         aggregate, out = self._aggregate, self._out
         if len(tables) > 1 and not self._ahead and type(tables[0]) is dict:  # A window on disk need not fit into memory.
@@ -350,6 +444,14 @@ class SliceWindowOperator(Operator):
                 if out.full:
                     yield
 
+    def _column_results(self, end: int) -> ColumnBatch | None:
+        """The results of the window as columns, if they are all that is needed. Runs of slices are merged in another order."""
+        assert self._columns is not None
+        starts = self._starts[bisect_left(self._starts, end - self._grid.size) : bisect_left(self._starts, end)]
+        if self._window_fn is not None or self._ahead or len(starts) >= RUNS_FROM:
+            return None
+        return self._columns.results(starts, end - self._grid.size, end)
+
     def _cover(self, end: int) -> Generator[None, None, list[Mapping[Any, Any]]]:
         """What the window that ends at `end` is merged from, in order of time: its slices, or runs of them if they are many."""
         grid, starts = self._grid, self._starts
@@ -357,12 +459,14 @@ class SliceWindowOperator(Operator):
         if bisect_left(starts, end) - bisect_left(starts, end - grid.size) < RUNS_FROM:
             return self._tables_of(end)
         self._runs_to = end
+        self.settle_state()
         stop = (end - grid.offset) // grid.width
         return (yield from self._runs.cover(stop - count, stop))
 
     def _tables_of(self, end: int) -> list[Mapping[Any, Any]]:
         """The slices of the window that ends at `end`, in order."""
         starts, peek = self._starts, self._table.peek
+        self.settle_state()
         begin, stop = bisect_left(starts, end - self._grid.size), bisect_left(starts, end)
         return [peek(start) for start in starts[begin:stop]]
 

@@ -568,8 +568,14 @@ class StreamTask:
         if not self._running:
             raise over
         backend = require_keyed(self._contexts[node_index].keyed_state, self._contexts[node_index].name)
+        operator = self._operators[self._operator_index(node_index)]
+
+        def look() -> Any:
+            operator.settle_state()
+            return query(backend)
+
         try:
-            future = self._executor.submit(partial(query, backend), "query state")
+            future = self._executor.submit(look, "query state")
         except Closed as closed:
             raise over from closed
         try:

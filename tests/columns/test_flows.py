@@ -138,3 +138,35 @@ def test_a_batch_of_columns_reads_like_one_of_rows() -> None:
     assert list(batch.slice(10, 20).values) == ROWS[10:20]
     assert batch.values[7] == ROWS[7]
     assert batch.select([1, 3], [batch.values[1], batch.values[3]]).timestamps == [1, 3]
+
+
+def explained(stream: Any) -> dict[str, str]:
+    """What is said of each operator, by its name."""
+    lines = [line.strip() for line in stream.explain().splitlines() if line.startswith("  ") and "<-" not in line]
+    return dict(line.split(": ", 1) for line in lines)
+
+
+def test_explain_tells_what_runs_on_columns_and_why_not(tmp_path: Path) -> None:
+    flow = af.Flow("explained", parallelism=2)
+    source = flow.source(af.io.arrow(table()), name="in", watermarks=TIMES)
+    chosen = source.filter(e.value > 0, name="chosen").select(user=e.user, value=e.value, name="fields")
+    counts = chosen.key_by(e.user).count(name="counts")
+    windows = chosen.key_by(e.user).window(af.tumbling("2s")).aggregate(af.agg(n=af.count(), s=af.sum(e.value)), name="windows")
+    said = explained(windows)
+    assert said["in"].endswith("columns")
+    assert said["chosen"] == "on columns"
+    assert said["fields"] == "on columns, fused with the one before"
+    assert said["windows"].endswith("on columns, keyed state")
+    assert explained(counts)["counts"] == "on columns, keyed state"
+    called = explained(chosen.map(lambda row: row, name="called").filter(e.user > 0, name="behind"))
+    assert called["called"] == "on rows: it calls a function, fused with the one before"
+    assert called["behind"] == "on rows: one generated loop over Python values, fused with the one before"
+    by_function = chosen.key_by(lambda row: row["user"]).count(name="counts")
+    assert explained(by_function)["counts"] == "on rows: the keys are given by a function, keyed state"
+    tops = chosen.key_by(e.user).window(af.tumbling("2s")).aggregate(af.top(1, e.value), name="tops")
+    assert "on rows" in explained(tops)["tops"]
+    of_function = chosen.key_by(e.user).sum(lambda row: row["value"], name="sums")
+    assert explained(of_function)["sums"] == "on rows: sum is of a function, keyed state"
+    written = chosen.sink(af.io.parquet(tmp_path), name="out")
+    assert "on columns" not in explained(flow.source([1], name="list").filter(e.x > 1, name="rows"))["rows"]
+    assert written is chosen

@@ -1,0 +1,60 @@
+"""Running aggregates on columns: the table of an operator as one set of cells, and a result for each record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from typing import Any
+
+from aioflow.columns.cells import Cells, Plan
+from aioflow.columns.expressions import NotOnColumns
+from aioflow.columns.keys import KeyEncoder
+from aioflow.core.column_batch import ColumnBatch
+
+__all__ = ["RunningColumns"]
+
+
+class RunningColumns:
+    """What batches of columns have added and the table does not hold yet. `table_of` and `peek` lead to the table."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        table_of: Callable[[list[Any]], MutableMapping[Any, Any]],
+        peek: Callable[[], Mapping[Any, Any]],
+        is_one_spelling: Callable[[Iterable[Any]], bool],
+    ) -> None:
+        self._plan = plan
+        self._table_of = table_of
+        self._peek = peek
+        self._is_one_spelling = is_one_spelling
+        self._encoder = KeyEncoder()
+        self._cells: Cells | None = None
+        self._spelled = 0
+        """Keys whose types were looked at."""
+
+    def process(self, keys: Any, values: Any) -> ColumnBatch:
+        """`(key, result so far)` for each record. Raises NotOnColumns, and nothing was added."""
+        if not isinstance(values, ColumnBatch):
+            raise NotOnColumns("the values are no records of columns")
+        inputs = self._plan.inputs(values)
+        codes = self._encoder.encode_plain(keys)
+        entries = self._encoder.entries
+        new, self._spelled = entries[self._spelled :], len(entries)
+        if codes is None or not self._is_one_spelling(new):
+            raise NotOnColumns("keys that are neither ints nor texts, or have been spelled in another way")
+        cells = self._cells or Cells(self._plan, complete=False)
+        cells.admit(codes, inputs, entries, self._peek())
+        self._cells = cells
+        results = cells.running(codes, inputs)
+        cells.add(codes, inputs, None)
+        return ColumnBatch({0: keys, 1: results}, len(values))
+
+    def settle(self) -> None:
+        """Bring what was added into the table."""
+        if self._cells is not None:
+            self._cells.write(self._table_of, self._encoder.entries)
+
+    def release(self) -> None:
+        """Rows are about to write to the table."""
+        self.settle()
+        self._cells = None

@@ -1,0 +1,45 @@
+"""Which aggregates run on columns: `count sum mean min max` of expressions, and `agg` of these. Loads no numpy before it has to."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from aioflow.core.expressions import is_expression
+from aioflow.operators.aggregates import Agg, BuiltIn, Count, Max, Mean, Min, Sum
+
+if TYPE_CHECKING:
+    from aioflow.columns.cells import Plan
+    from aioflow.operators.folding import FoldingAggregate
+
+__all__ = ["plan_columns", "why_rows"]
+
+_KINDS: dict[type, str] = {Count: "count", Sum: "sum", Mean: "mean", Min: "min", Max: "max"}
+
+
+def why_rows(aggregate: FoldingAggregate) -> str | None:
+    """Why it has to see rows, as `explain()` says it; None if columns will do."""
+    for part in _parts(aggregate):
+        if type(part) not in _KINDS:
+            return f"{part!r} works on Python values"
+        assert isinstance(part, BuiltIn)
+        if type(part) is not Count and not is_expression(part.fn):
+            return f"{part.name} is of a function" if part.fn is not None else f"{part.name} is of whole elements"
+        if part.where is not None and not is_expression(part.where):
+            return f"where= of {part.name} is a function"
+    return None
+
+
+def plan_columns(aggregate: FoldingAggregate) -> Plan:
+    """The same aggregate on columns; `why_rows` has given None."""
+    from aioflow.columns.cells import LeafKind, LeafSpec, Plan
+
+    leaves = []
+    for part in _parts(aggregate):
+        assert isinstance(part, BuiltIn)
+        fn, where = part.fn, part.where
+        leaves.append(LeafSpec(LeafKind(_KINDS[type(part)]), fn if is_expression(fn) else None, where if is_expression(where) else None))
+    return Plan(leaves, list(aggregate.parts) if isinstance(aggregate, Agg) else None)
+
+
+def _parts(aggregate: FoldingAggregate) -> list[FoldingAggregate]:
+    return list(aggregate.parts.values()) if isinstance(aggregate, Agg) else [aggregate]
