@@ -32,6 +32,10 @@ class ClockWindowOperator(SliceWindowOperator):
     _due = MIN_WATERMARK
     """The instant up to which the timer has said that windows end."""
 
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.reads_columns = False
+
     async def open(self) -> None:
         await super().open()
         self._schedule()
@@ -40,7 +44,7 @@ class ClockWindowOperator(SliceWindowOperator):
         if batch.values:
             if batch.keys is None:
                 raise StateError(f"window {self.ctx.name!r}: a batch without keys; put key_by directly before window")
-            self._fold(self._grid.slice_start(self._now()), batch.keys, batch.values)
+            self._fold(self._grid.slice_start(self._now()), list(batch.keys), list(batch.values))
             if self._timer is None:
                 self._schedule()
         if batch.watermark > self._event_time:

@@ -135,7 +135,7 @@ class SessionWindowOperator(Operator):
 
     def _add(self, batch: RecordBatch) -> int:
         """Add records before which nothing is due. How many, as one of them may begin a session that is due before a later one."""
-        values, keys, watermarks = batch.values, batch.keys, batch.watermarks
+        values, keys, watermarks = list(batch.values), batch.keys, batch.watermarks  # Columns are read as a list is.
         assert keys is not None and batch.timestamps is not None  # Checked in process_batch.
         gap, timers = self._gap, self._timers
         reached = timers.current_watermark if watermarks is None else watermarks[-1]
