@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import math
+from collections.abc import Callable
 from typing import Any, cast
 
 from aioflow.cluster.heartbeat import HeartbeatOptions
@@ -49,3 +51,44 @@ async def test_a_slot_that_was_given_out_is_not_shown_as_free_before_the_next_he
         resources.declare("job", 0)
         resources.slot_freed("w", registration, allocation)
         assert resources.overview() == [("w", 2, 2)], "and free as soon as it is given back"
+
+
+class Provider:
+    """Starts nobody, and notes what is asked of it."""
+
+    workers, slots = 2, 1
+
+    def __init__(self) -> None:
+        self.told: asyncio.Queue[tuple[object, ...]] = asyncio.Queue()
+        self.failed: Callable[[], object] | None = None
+
+    def start_workers(self, count: int, failed: Callable[[], object]) -> None:
+        self.failed = failed
+        self.told.put_nowait(("start", count))
+
+    def registered(self, worker_id: str) -> None:
+        self.told.put_nowait(("registered", worker_id))
+
+    def lost(self, worker_id: str) -> None:
+        self.told.put_nowait(("lost", worker_id))
+
+
+async def test_a_provider_is_asked_for_all_workers_and_for_each_that_fails_or_is_lost() -> None:
+    """I2: how many there are is decided here alone; who starts them only says what became of it."""
+    provider = Provider()
+    options = SlotManagerOptions(workers_min=2, workers_max=2, idle_timeout_s=None, retry_s=0.01, start_timeout_s=math.inf)
+    beating = HeartbeatOptions(interval_s=0.05, timeout_s=60.0)
+    async with ResourceManager(SystemHost(), 1, options, beating, {}, "here", provider) as resources, asyncio.timeout(60):
+        assert await provider.told.get() == ("start", 2)
+        assert provider.failed is not None
+        await asyncio.to_thread(provider.failed)  # On whichever thread.
+        assert await provider.told.get() == ("start", 1)
+        first, second = (cast(RpcConnection, SlowTaskManager()) for _ in range(2))
+        resources.register(first, "a", [SlotStatus(0)])
+        resources.register(second, "b", [SlotStatus(0)])
+        assert [await provider.told.get() for _ in range(2)] == [("registered", "a"), ("registered", "b")]
+        resources.connection_ended(first)
+        assert [await provider.told.get() for _ in range(2)] == [("lost", "a"), ("start", 1)]
+        resources.register(cast(RpcConnection, SlowTaskManager()), "c", [SlotStatus(0)])
+        assert await provider.told.get() == ("registered", "c")
+        assert provider.told.empty()

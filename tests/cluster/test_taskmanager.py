@@ -72,3 +72,38 @@ async def test_a_taskmanager_whose_secret_is_not_known_gives_up() -> None:
         with pytest.raises(Broken):
             await TaskManager(host, b"t" * 32, TaskManagerOptions(jobmanagers=where)).run()
     await host.close()
+
+
+async def test_one_that_follows_nobody_ends_with_its_jobmanager() -> None:
+    """I6: it was started for this one, which names it; another leader knows nothing of it."""
+    host = SystemHost()
+    registered: asyncio.Queue[tuple[RpcConnection, str]] = asyncio.Queue()
+
+    def register(connection: RpcConnection, worker_id: str, report: object) -> int:
+        registered.put_nowait((connection, worker_id))
+        return 1
+
+    async with jobmanager(register) as where:
+        manager = TaskManager(host, SECRET, TaskManagerOptions(jobmanagers=where, follows=False), "worker-7")
+        assert manager.heard_at is None
+        running = asyncio.ensure_future(manager.run())
+        async with asyncio.timeout(60):
+            connection, worker_id = await registered.get()
+            assert worker_id == "worker-7"
+            while manager.heard_at is None:
+                await asyncio.sleep(0.01)
+            connection.abort(Closed("this jobmanager is gone"))
+            await running
+        assert registered.empty()
+        assert manager.heard_at is not None, "a thread that watches it needs to know when it was"
+    await host.close()
+
+
+async def test_one_that_follows_nobody_says_that_its_jobmanager_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aioflow.cluster.taskmanager.FIND_S", 0.05)
+    host = SystemHost()
+    async with jobmanager(ignore) as where:
+        pass
+    with pytest.raises(ConnectionError):
+        await TaskManager(host, SECRET, TaskManagerOptions(jobmanagers=where, follows=False, reconnect_s=0.01)).run()
+    await host.close()
