@@ -68,6 +68,8 @@ class MonitoredJob:
 
     def __init__(self, cluster: RunsJob, state_backend: str) -> None:
         self._cluster = cluster
+        # Looked at once: it is asked for each subtask of each answer.
+        self._pool = cluster.pool if isinstance(cluster, _HasPool) else None
         self._job = JobView(
             cluster.job_master,
             cluster.metrics.snapshot,
@@ -89,9 +91,9 @@ class MonitoredJob:
         taken = () if self._job.status.is_terminal else (self._job.id,) * slots
         location = getattr(self._cluster, "location", "")
         here = WorkerView(id=HERE, location=location, slots=slots, free_slots=slots - len(taken), is_here=True, job_ids=taken)
-        if not isinstance(self._cluster, _HasPool):
+        pool = self._pool
+        if pool is None:
             return (here,)
-        pool = self._cluster.pool
         others = [
             WorkerView(
                 id=worker.id,
@@ -106,8 +108,8 @@ class MonitoredJob:
         return (here, *others)
 
     def _worker_at(self, location: str) -> str:
-        if isinstance(self._cluster, _HasPool):
-            for worker in self._cluster.pool.all:
+        if self._pool is not None:
+            for worker in self._pool.all:
                 if worker.location == location:
                     return worker.id
         return HERE
@@ -125,15 +127,15 @@ class MonitoredJob:
         return shown
 
     def worker_metrics(self, worker_id: str) -> Mapping[str, float]:
-        if isinstance(self._cluster, _HasPool):
-            for worker in self._cluster.pool.all:
+        if self._pool is not None:
+            for worker in self._pool.all:
                 if worker.id == worker_id:
                     return _status(worker.metrics)
         return self._cluster.metrics.own_values()
 
     async def ask_worker(self, worker_id: str, what: str, *args: Any) -> Any:
-        if isinstance(self._cluster, _HasPool):
-            for worker in self._cluster.pool.open:
+        if self._pool is not None:
+            for worker in self._pool.open:
                 if worker.id == worker_id and worker.connection is not None:
                     return await worker.connection.call("inspect", what, *args)
         raise Broken(f"worker {worker_id} is gone")

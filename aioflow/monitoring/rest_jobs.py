@@ -64,7 +64,7 @@ def _overview(view: JobView, now_ms: int) -> dict[str, Any]:
 
 def job(call: Call) -> Any:
     view, now = call.job, call.now_ms
-    times = view.master.timestamps_ms
+    times = {status.value: at for status, at in view.master.timestamps_ms.items()}
     vertices = [vertex_body(call, view, vertex, now) for vertex in view.graph.vertices]
     statuses = [one["status"] for one in vertices]
     return {
@@ -78,7 +78,7 @@ def job(call: Call) -> Any:
         "duration": view.duration_ms(now),
         "maxParallelism": max((vertex.max_parallelism for vertex in view.graph.vertices), default=-1),
         "now": now,
-        "timestamps": {name: times.get(JobStatus(name), 0) if name in set(JobStatus) else 0 for name in JOB_STATES},
+        "timestamps": {name: times.get(name, 0) for name in JOB_STATES},
         "vertices": vertices,
         "status-counts": {state.value: statuses.count(state.value) for state in SHOWN_STATES},
         "plan": plan_of(view),
