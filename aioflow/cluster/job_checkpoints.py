@@ -185,8 +185,7 @@ class JobCheckpoints:
     async def restore_point(self, discovered: Mapping[int, Sequence[Split]]) -> RestorePoint:
         """What tasks that are deployed now begin with. `discovered`: the splits of each source vertex, as they were found."""
         coordinator = self._opened()
-        while self._beside:  # Whether a checkpoint that is being stored counts must be known.
-            await wait_all(list(self._beside))
+        await self._nothing_beside()  # Whether a checkpoint that is being stored counts must be known.
         await self.store.settle()
         latest = coordinator.latest
         # Savepoints that this job made after it: the tasks that are deployed now drop what was prepared for them.
@@ -216,8 +215,7 @@ class JobCheckpoints:
         if self._timer is not None:
             self._timer.cancel()
         try:
-            while self._beside:
-                await wait_all(list(self._beside))
+            await self._nothing_beside()
         finally:
             await self._release()
 
@@ -371,6 +369,12 @@ class JobCheckpoints:
         task = asyncio.get_running_loop().create_task(work, name=name)
         self._beside[task] = None
         task.add_done_callback(self._ended)
+
+    async def _nothing_beside(self) -> None:
+        """Wait until all that was begun has ended. What has ended just now is still listed until the loop gets its turn: waiting for that
+        one would take no time, and the loop would never get it."""
+        while under_way := [task for task in self._beside if not task.done()]:
+            await wait_all(under_way)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._beside.pop(task, None)
