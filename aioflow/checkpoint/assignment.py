@@ -291,8 +291,7 @@ class InFlightPlan:
         return [restore for restore in made if restore is not None]
 
     def _dealt(self, vertex: CheckpointedVertex, index: int, read: VertexInput) -> list[InFlightRestore]:
-        if not read.may_be_overtaken:
-            return []  # Nothing of it is kept but what event time stood at, which its producers tell again.
+        # Whatever the exchange is now: one that was dealt out in turn becomes one to one when both sides are as many, and its data remain.
         producer = self._uids[read.vertex_id]
         found: list[InFlightRestore] = []
         for subtask in range(self._parallelism[vertex.uid]):
@@ -309,7 +308,7 @@ class InFlightPlan:
     ) -> InFlightRestore | None:
         """What was on its way from subtask `channel` of the producer to subtask `subtask` of the consumer."""
         first = self._files.get((consumer, subtask, read.edge_id, "input", channel))
-        second = self._files.get((producer, channel, read.edge_id, "output", subtask)) if read.may_be_overtaken else None
+        second = self._files.get((producer, channel, read.edge_id, "output", subtask))
         files = tuple(file for file in (first, second) if file is not None)
         return InFlightRestore(read.edge_id, side, place, files, has_head=first is not None) if files else None
 

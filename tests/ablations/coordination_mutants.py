@@ -144,6 +144,13 @@ COORDINATION_MUTANTS: list[Mutant] = [
         (f"{COORDINATOR}test_finished_subtask_counts_with_what_it_had",),
     ),
     Mutant(
+        "what was in flight behind a finished subtask is restored",
+        "aioflow/checkpoint/coordinator.py",
+        "        return SubtaskState(finished=True) if last is None else replace(last, finished=True, channels=())\n",
+        "        return SubtaskState(finished=True) if last is None else replace(last, finished=True)\n",
+        (f"{COORDINATOR}test_finished_subtask_counts_with_what_it_had",),
+    ),
+    Mutant(
         "an increment on deleted files is accepted",
         "aioflow/checkpoint/coordinator.py",
         "        if deleted:\n            detail",

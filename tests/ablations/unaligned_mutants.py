@@ -103,4 +103,13 @@ UNALIGNED_MUTANTS: list[Mutant] = [
         "self._completed >= self._first_after_end\n",
         (f"{HERE}test_a_task_that_may_end_serves_a_later_checkpoint_until_its_data_in_flight_are_known",),
     ),
+    Mutant(
+        "data in flight are dropped where an exchange has become one to one",
+        "aioflow/checkpoint/assignment.py",
+        "        for subtask in range(self._parallelism[vertex.uid]):\n            rest",
+        "        for subtask in range(self._parallelism[vertex.uid] if read.may_be_overtaken else 0):\n            rest",
+        (
+            "tests/checkpoint/test_assignment.py::test_data_in_flight_is_dealt_out_although_the_exchange_is_one_to_one_now",
+        ),
+    ),
 ]

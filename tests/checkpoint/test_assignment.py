@@ -227,6 +227,18 @@ def test_every_place_of_data_in_flight_is_dealt_out_and_its_rest_taken_once(para
         assert len(without) == 1 or place.startswith("chain")
 
 
+def test_data_in_flight_is_dealt_out_although_the_exchange_is_one_to_one_now() -> None:
+    """F6: an exchange by turns becomes one from each to its own when both sides are as many. What was on its way is not lost with it."""
+    read = VertexInput(0, ((0,),), edge_id=4)
+    vertices = [a_vertex(0, an_operator("map", 1)), replace(a_vertex(1, an_operator("count", 1)), inputs=(read,))]
+    channels = plan_restore(in_flight(2), vertices).tasks[1, 0].channels
+    assert [[f.name.removeprefix("state/") for f in c.files] for c in channels if c.side == "restored"] == [
+        ["input-0", "output-0"],
+        ["input-1", "output-1"],
+    ]
+    assert all(c.takes_rest for c in channels)
+
+
 @pytest.mark.parametrize(
     "vertices",
     [
