@@ -46,7 +46,8 @@ STRIKE_AT_ONCE = 0.2
 """Share of the faults that do not wait until the job has got on since the last one."""
 
 GETS_ON_S = 0.2
-"""They wait for so long at most: some faults are those that hold it up."""
+WORKERS_GET_ON_S = 0.5
+"""They wait for so long at most: some faults are those that hold it up. Workers take longer to start."""
 
 AT_ONCE = 64
 STORE = "/store"
@@ -97,7 +98,7 @@ class Settings:
         rng = Random(f"{seed}/world of workers" if workers else f"{seed}/world")
         kinds = tuple(kind for kind in (*KINDS, *(worker_world.KINDS if workers else ())) if rng.random() < 0.5)
         standby = not workers and rng.random() < 0.05
-        duration_s = rng.uniform(0.15, 0.35) * (3 if standby else 2 if workers else 1)
+        duration_s = rng.uniform(0.15, 0.35) * (3 if standby or workers else 1)
         share_s = rng.uniform(6, 20) / duration_s / max(1, len(kinds))
         splits = {"a": rng.choice((1, 2, 2, 3)), "b": rng.choice((1, 1, 2))}
         records = {"a": rng.randrange(10, 28)}
@@ -291,7 +292,7 @@ class World:
             return
         self._gets_on.clear()
         try:
-            async with asyncio.timeout(GETS_ON_S):
+            async with asyncio.timeout(WORKERS_GET_ON_S if self.settings.workers else GETS_ON_S):
                 await self._gets_on.wait()
         except TimeoutError:
             return
