@@ -224,6 +224,11 @@ class CheckpointStatistics:
             Distribution.of([r.persisted_data for r in completed]),
         )
 
+    def adopt(self, counts: CheckpointCounts, latest: LatestCheckpoints, records: Sequence[CheckpointRecord]) -> None:
+        """Show what another process has told; `records` newest last."""
+        self.counts, self.latest = counts, latest
+        self._records = {record.id: record for record in records}
+
     # From the coordinator.
 
     def triggered(self, checkpoint_id: int, kind: CheckpointKind, now_ms: int, finished: Sequence[tuple[int, int]]) -> None:

@@ -441,6 +441,11 @@ class ClusterJob:
         """The TaskManager whose tasks of this job are found there; also one that is gone. Empty: nobody was."""
         return self._worker_ids.get(location, "")
 
+    def location_of(self, worker_id: str) -> str:
+        """Where the tasks of this job are found on a TaskManager; empty if it has none."""
+        peer = self._peers.get(worker_id)
+        return "" if peer is None else peer.location
+
     async def read_state(self, attempt: ExecutionAttemptId, node_id: int, query: Callable[[Any], Any]) -> Any:
         """As `query_state`, for a reader in this process."""
         return self._codec.decode(await self.query_state(attempt, node_id, query))

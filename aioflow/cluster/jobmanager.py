@@ -29,6 +29,7 @@ from aioflow.cluster.resource_manager import SlotManagerOptions
 from aioflow.cluster.rpc import RpcConnection, RpcServer
 from aioflow.cluster.scheduler import SlotOffer
 from aioflow.cluster.slots import SlotStatus
+from aioflow.cluster.told import ToldWorker, tell
 from aioflow.cluster.whereabouts import LEASE_DIRECTORY, NobodyLeads
 from aioflow.core.aio import wait_first
 from aioflow.core.errors import AioflowError, NotAuthenticated
@@ -221,6 +222,16 @@ class JobManager:
             return []
         return [(*line, leading.resources.silence_s(line[0])) for line in leading.resources.overview()]
 
+    async def _told(self, job_id: str) -> bytes:
+        """For the process that submitted the job and shows it to others."""
+        job, workers = self.known_jobs().get(job_id), []
+        if job is None:
+            raise UnknownJob(f"job {job_id} is not known here; list the jobs")
+        for worker_id, slots, free, silence_s in self.taskmanagers():
+            status = {name: value for name, value in job.metrics_of(worker_id).items() if name.startswith("Status.")}
+            workers.append(ToldWorker(worker_id, slots, free, round(silence_s * 1000), job.location_of(worker_id), status))
+        return tell(job.job_master, workers)
+
     async def ask_taskmanager(self, worker_id: str, what: str, *args: Any) -> Any:
         """What that process tells about itself: see `ProcessInspector.ask`. Raises Broken if it is gone."""
         return await (await self._leader()).resources.ask(worker_id, "inspect", what, *args)
@@ -270,6 +281,8 @@ class JobManager:
             "add_tap": lambda job_id, *tap: self._tap(job_id, ClusterJob.add_remote_tap, *tap),
             "remove_tap": lambda job_id, *tap: self._tap(job_id, ClusterJob.remove_remote_tap, *tap),
             "query_state": self._query_state,
+            "told": self._told,
+            "ask_taskmanager": self.ask_taskmanager,
         }
 
     def _on_closed(self, connection: RpcConnection) -> None:

@@ -22,6 +22,7 @@ from aioflow.cluster.restart import no_restart
 from aioflow.cluster.secret_file import read_secret
 from aioflow.cluster.shipping import local_job
 from aioflow.cluster.submission import ClusterClient, submission_of
+from aioflow.cluster.told import ToldWorker, decode_told, statistics_of
 from aioflow.cluster.whereabouts import NobodyLeads, Whereabouts, parse_addresses
 from aioflow.core.aio import cancel_and_wait, wait_first
 from aioflow.core.batch_codec import decode_batch
@@ -46,6 +47,9 @@ logger = logging.getLogger(__name__)
 
 RETURN_TIMEOUT_S = 30.0
 """How long a run whose JobManager is gone looks for the next one: several leases."""
+
+REFRESH_S = 5.0
+"""How long the JobManager may take to tell what is shown here."""
 
 CANCEL_TIMEOUT_S = 10.0
 """How long a run that is cancelled waits until the cluster says that the job has ended."""
@@ -217,6 +221,7 @@ class RemoteRun:
         self.host = host
         self.job_id = host.ids.new("job")
         self.job_master = RemoteJobMaster(host, self.job_id, graph)
+        self.job_master.checkpoint_settings = checkpoints
         self.metrics = self
         self.task_executor = self
         self._submission = submission_of(graph, restart, options, checkpoints)
@@ -239,6 +244,8 @@ class RemoteRun:
         self._asking: dict[asyncio.Task[None], None] = {}
         self._submitted = False
         self._metrics: dict[str, float] = {}
+        self.workers: list[ToldWorker] = []
+        """The TaskManagers of the cluster, as they were when `refresh` last asked."""
 
     async def run(self) -> JobStatus:
         """Submit, follow to the end. Cancelling this cancels the job."""
@@ -477,6 +484,22 @@ class RemoteRun:
 
     async def _on_query_state(self, key: AttemptKey, node_id: int, query: bytes) -> bytes:
         return await self._open().query_state(ExecutionAttemptId(*key), node_id, query)
+
+    # For whoever shows the job to others.
+
+    async def refresh(self) -> None:
+        """Ask what the JobMaster knows of attempts, failures, checkpoints and processes. Raises AioflowError while it does not answer."""
+        if not self._submitted or self._ended.done():
+            return
+        async with asyncio.timeout(REFRESH_S):
+            told = decode_told(await self._client.connection.call("told", self.job_id))
+        told.put_into(self.job_master.history)
+        self.job_master.checkpoint_statistics = None if told.checkpoints is None else statistics_of(told.checkpoints)
+        self.workers = told.workers
+
+    async def ask_taskmanager(self, worker_id: str, what: str, *args: Any) -> Any:
+        """What that process tells about itself: see `ProcessInspector.ask`."""
+        return await self._client.connection.call("ask_taskmanager", worker_id, what, *args)
 
     # For subscriptions, queries and metrics of the job's handle.
 

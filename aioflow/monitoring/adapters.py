@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from aioflow.cluster.jobmanager import JobManager
+    from aioflow.cluster.remote import RemoteRun
     from aioflow.cluster.worker_pool import WorkerPool
     from aioflow.core.host import Host
     from aioflow.graph.deployment import ExecutionAttemptId
@@ -70,6 +71,7 @@ class MonitoredJob:
         self._cluster = cluster
         # Looked at once: it is asked for each subtask of each answer.
         self._pool = cluster.pool if isinstance(cluster, _HasPool) else None
+        self._remote = cast("RemoteRun", cluster) if hasattr(cluster, "ask_taskmanager") else None
         self._job = JobView(
             cluster.job_master,
             cluster.metrics.snapshot,
@@ -91,6 +93,19 @@ class MonitoredJob:
         taken = () if self._job.status.is_terminal else (self._job.id,) * slots
         location = getattr(self._cluster, "location", "")
         here = WorkerView(id=HERE, location=location, slots=slots, free_slots=slots - len(taken), is_here=True, job_ids=taken)
+        if self._remote is not None:
+            others = [
+                WorkerView(
+                    id=one.id,
+                    location=one.location,
+                    slots=one.slots,
+                    free_slots=one.free_slots,
+                    silence_ms=one.silence_ms,
+                    job_ids=(self._job.id,) * (bool(one.location) and not self._job.status.is_terminal),
+                )
+                for one in self._remote.workers
+            ]
+            return (here, *others)
         pool = self._pool
         if pool is None:
             return (here,)
@@ -112,7 +127,13 @@ class MonitoredJob:
             for worker in self._pool.all:
                 if worker.location == location:
                     return worker.id
+        if self._remote is not None and location:
+            return next((worker.id for worker in self._remote.workers if worker.location == location), HERE)
         return HERE
+
+    async def refresh(self) -> None:
+        if self._remote is not None:
+            await self._remote.refresh()
 
     def settings(self) -> Mapping[str, str]:
         master = self._job.master
@@ -131,9 +152,13 @@ class MonitoredJob:
             for worker in self._pool.all:
                 if worker.id == worker_id:
                     return _status(worker.metrics)
+        if self._remote is not None and worker_id != HERE:
+            return next((worker.status for worker in self._remote.workers if worker.id == worker_id), {})
         return self._cluster.metrics.own_values()
 
     async def ask_worker(self, worker_id: str, what: str, *args: Any) -> Any:
+        if self._remote is not None:
+            return await self._remote.ask_taskmanager(worker_id, what, *args)
         if self._pool is not None:
             for worker in self._pool.open:
                 if worker.id == worker_id and worker.connection is not None:
@@ -162,6 +187,9 @@ class MonitoredCluster:
             for job_id, job in known.items()
         }
         return tuple(self._views.values())
+
+    async def refresh(self) -> None:
+        """Everything is here."""
 
     def workers(self) -> Sequence[WorkerView]:
         running = [view for view in self.jobs() if not view.status.is_terminal]

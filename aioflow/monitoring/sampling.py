@@ -7,6 +7,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from aioflow.core.aio import cancel_and_wait
+from aioflow.core.errors import AioflowError
 from aioflow.monitoring.rest_metrics import job_metrics
 from aioflow.monitoring.series import SeriesBuffer
 
@@ -60,6 +61,10 @@ class Sampler:
 
     async def _run(self) -> None:
         while True:
+            try:
+                await self._monitor.watched.refresh()
+            except (AioflowError, TimeoutError) as error:
+                logger.debug("what is shown of the cluster is of a while ago: %r", error)
             try:
                 self.sample()
             except Exception:

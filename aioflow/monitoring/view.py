@@ -252,6 +252,9 @@ class Monitored(Protocol):
 
     def workers(self) -> Sequence[WorkerView]: ...
 
+    async def refresh(self) -> None:
+        """Get what is known elsewhere alone; once a second. Raises AioflowError or TimeoutError while that does not answer."""
+
     def settings(self) -> Mapping[str, str]:
         """How the cluster is configured; no secrets."""
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import aioflow as af
+from tests.integration.clusters import Cluster
 from tests.monitoring.watching import PATIENCE_S, Client, check, watched
 
 
@@ -135,3 +137,49 @@ async def test_a_slow_operator_is_busy_and_what_feeds_it_is_held_back() -> None:
             for index in range(vertex["parallelism"]):
                 values = await client.get(f"{client.path}/vertices/{vertex['id']}/subtasks/{index}/metrics?get={shares}")
                 assert sum(float(one["value"]) for one in values) == pytest.approx(1000, abs=50)
+
+
+async def test_the_process_that_submitted_a_job_shows_what_the_cluster_knows_of_it(tmp_path: Path) -> None:
+    """Checkpoints, attempts with their processes, what failed, and the loops of the TaskManagers, at the submitter's own endpoint."""
+    cluster = Cluster(tmp_path / "cluster")
+    cluster.data.mkdir(mode=0o700)
+    try:
+        await asyncio.to_thread(cluster.start, workers=1, slots=4)
+        options: dict[str, Any] = {"checkpoints": f"file://{tmp_path}/checkpoints", "every": "200ms", "stop_timeout": "0s"}
+        options |= {"on": af.RemoteCluster(cluster.address, secret=cluster.secret), "restart": af.fixed_delay(3, "10ms")}
+        async with watched(failing_once(str(tmp_path / "failed")), **options) as client:
+            body = await client.until(f"{client.path}/checkpoints", lambda body: body["counts"]["completed"] >= 2)
+            check(body, "Checkpoints")
+            assert body["history"][0]["tasks"]
+            failures = await client.until(f"{client.path}/exceptions", lambda body: body["exceptionHistory"]["entries"])
+            check(failures, "Exceptions")
+            assert failures["exceptionHistory"]["entries"][0]["exceptionName"] == "ValueError"
+            managers = await client.until("/taskmanagers", lambda body: len(body["taskmanagers"]) == 2)
+            check(managers, "TaskManagers")
+            (worker_id,) = [one["id"] for one in managers["taskmanagers"] if one["id"] != "local"]
+            for vertex_id in (await client.vertices()).values():
+
+                def there(body: Any) -> bool:
+                    return {one["taskmanager-id"] for one in body["subtasks"]} == {worker_id}
+
+                await client.until(f"{client.path}/vertices/{vertex_id}", there)
+            inside = await client.get(f"/aioflow/asyncio?taskmanager={worker_id}")
+            check(inside, "Asyncio")
+            assert any(task["name"].startswith("fail once") for task in inside["tasks"])
+            assert await client.until(f"/taskmanagers/{worker_id}/metrics?get=Status.Loop.lagMs", bool)
+    finally:
+        await asyncio.to_thread(cluster.close)
+
+
+def failing_once(marker: str) -> af.Flow:
+    """The first to find no file of this name makes it, and fails."""
+
+    def fail(number: int) -> int:
+        if number > 100 and not Path(marker).exists():
+            Path(marker).touch()
+            raise ValueError(f"no {number}")
+        return number
+
+    flow = af.Flow("far away", parallelism=1)
+    flow.source(_numbers, name="numbers").rebalance().map(fail, name="fail once").sink(af.io.blackhole())
+    return flow
