@@ -1,51 +1,35 @@
-"""The commands about clusters: their processes (`jobmanager`, `taskmanager`, `cluster`), and what is asked of them (`submit` ...)."""
+"""The commands about the processes of a cluster: `jobmanager`, `taskmanager`, and `cluster`, which starts and ends them on this machine."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import errno
-import logging
 import os
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from aioflow.api.checkpoint_options import shown_path, store_url
-from aioflow.api.options import parse_options
-from aioflow.api.runner import new_event_loop
-from aioflow.cli.checkpoints import add_checkpoint_options, checkpoint_options
+from aioflow.cli.asking import DATA, FAILED, FINISHED, LOCAL, PORT, addresses, asking, processes_of, run_on_host, secret_of, whereabouts_of
+from aioflow.cli.jobs import print_jobs
 from aioflow.cli.monitor import add_monitor_options, monitor_arguments, served
-from aioflow.cli.security import add_tls_options, secured_host, tls_arguments, tls_files
-from aioflow.cli.target import UsageError, load_flow
-from aioflow.cluster.execution_graph import JobStatus
+from aioflow.cli.security import add_tls_options, secured_host, tls_arguments
+from aioflow.cli.target import UsageError
 from aioflow.cluster.jobmanager import JobManager, JobManagerOptions, check_bind
-from aioflow.cluster.remote import RETURN_TIMEOUT_S, RemoteCluster
-from aioflow.cluster.restart import fixed_delay, no_restart
-from aioflow.cluster.secret_file import create_secret, read_secret
-from aioflow.cluster.submission import ClusterClient, JobLine, submission_of
+from aioflow.cluster.secret_file import create_secret
+from aioflow.cluster.submission import ClusterClient
 from aioflow.cluster.taskmanager import TaskManager, TaskManagerOptions
-from aioflow.cluster.whereabouts import Whereabouts, parse_address, parse_addresses
-from aioflow.core.errors import AioflowError, Broken, CheckpointError, GraphError, NotAuthenticated
-from aioflow.core.host import Host, SystemHost
+from aioflow.cluster.whereabouts import Whereabouts
+from aioflow.core.errors import AioflowError
+from aioflow.core.host import Host
 from aioflow.core.timeunits import to_seconds
-from aioflow.graph.job_graph import build_job_graph
 
-__all__ = ["add_commands", "remote_cluster"]
+__all__ = ["add_commands"]
 
-FINISHED, FAILED, USAGE = 0, 1, 2
-DATA = Path(".aioflow")
-"""Where a cluster keeps its jobs, its secret and its logs, unless told otherwise."""
-
-PORT = 6123
-LOCAL = Whereabouts((("127.0.0.1", PORT),))
 POLL_S = 0.05
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 15.0
@@ -63,7 +47,7 @@ def add_commands(commands: Any) -> None:
     jobmanager.set_defaults(carry_out=_jobmanager)
 
     taskmanager = commands.add_parser("taskmanager", help="run a TaskManager", description="Lend slots to a cluster and run tasks in them.")
-    taskmanager.add_argument("--jobmanager", type=_addresses, metavar="HOST:PORT[,...]", help=f"whom to register at (127.0.0.1:{PORT})")
+    taskmanager.add_argument("--jobmanager", type=addresses, metavar="HOST:PORT[,...]", help=f"whom to register at (127.0.0.1:{PORT})")
     taskmanager.add_argument("--data", type=Path, metavar="DIR", help="of the JobManagers: the lease in it says which of them leads")
     taskmanager.add_argument("--slots", type=_positive, default=1, help="how many (1)")
     reached = "address at which others reach it (127.0.0.1)"
@@ -89,41 +73,8 @@ def add_commands(commands: Any) -> None:
     stop.set_defaults(carry_out=_stop_cluster)
     for action in (start, status, stop):
         action.add_argument("--data", type=Path, default=DATA, metavar="DIR", help=f"everything about it is there ({DATA})")
-
-    submit = commands.add_parser("submit", help="run a flow on a cluster", description="Run a flow on a cluster and wait for its end.")
-    submit.add_argument("target", metavar="TARGET", help="MODULE:FLOW or PATH.py:FLOW, where FLOW is a Flow or a function that returns one")
-    submit.add_argument("-d", "--detach", action="store_true", help="do not wait: print the job's id")
-    submit.add_argument("--restarts", type=int, metavar="N", help="try again so often when a task fails (0; with --checkpoints always)")
-    add_checkpoint_options(submit)
-    submit.set_defaults(carry_out=_submit)
-    listing = commands.add_parser("list", help="list the jobs of a cluster")
-    listing.set_defaults(carry_out=_list)
-    cancel = commands.add_parser("cancel", help="end a job of a cluster at once")
-    cancel.set_defaults(carry_out=_cancel)
-    stop_job = commands.add_parser("stop", help="end the sources of a job; what is under way reaches the sinks")
-    stop_job.add_argument("--drain", action="store_true", help="end event time too: open windows fire")
-    how = stop_job.add_mutually_exclusive_group()
-    how.add_argument("--savepoint", metavar="DIR", help="where the savepoint goes that a job with checkpoints ends with (its store)")
-    how.add_argument("--no-savepoint", action="store_true", help="make none: the job goes on from its last checkpoint")
-    stop_job.set_defaults(carry_out=_stop_job)
-    savepoint = commands.add_parser("savepoint", help="write the state of a job, which goes on, where it stays until you delete it")
-    savepoint.set_defaults(carry_out=_savepoint)
-    for command in (cancel, stop_job, savepoint):
-        command.add_argument("job", metavar="JOB", help="id of the job, or its beginning")
-    savepoint.add_argument("directory", metavar="DIR", nargs="?", help="where it goes (the store of the job's checkpoints)")
-    for command in (jobmanager, taskmanager, start, status, stop, submit, listing, cancel, stop_job, savepoint):
+    for command in (jobmanager, taskmanager, start, status, stop):
         add_tls_options(command)
-    for command in (submit, listing, cancel, stop_job, savepoint):
-        where = f"the JobManager, or several (of the cluster whose secret it is; 127.0.0.1:{PORT})"
-        command.add_argument("--at", type=_addresses, metavar="HOST:PORT[,...]", help=where)
-        command.add_argument("--secret-file", type=Path, default=DATA / "secret", metavar="FILE", help=f"the shared secret ({DATA}/secret)")
-
-
-def _addresses(text: str) -> Whereabouts:
-    try:
-        return Whereabouts(parse_addresses(text))
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _bind(text: str) -> str:
@@ -152,7 +103,7 @@ def _jobmanager(arguments: argparse.Namespace) -> int:
     async def body(host: Host) -> int:
         path = arguments.secret_file or arguments.data / "secret"
         check_bind(arguments.bind, arguments.secret_file is not None)
-        secret = _secret(path) if arguments.secret_file else create_secret(str(path), _new_secret(host))
+        secret = secret_of(path) if arguments.secret_file else create_secret(str(path), _new_secret(host))
         arguments.data.mkdir(mode=0o700, parents=True, exist_ok=True)
         options = JobManagerOptions(
             data=str(arguments.data), bind=arguments.bind, port=arguments.port, request_timeout_s=to_seconds(arguments.request_timeout)
@@ -170,7 +121,7 @@ def _jobmanager(arguments: argparse.Namespace) -> int:
                 await manager.run()
         return FINISHED
 
-    return _run(arguments, body)
+    return run_on_host(arguments, body)
 
 
 def _taskmanager(arguments: argparse.Namespace) -> int:
@@ -178,54 +129,14 @@ def _taskmanager(arguments: argparse.Namespace) -> int:
         named = LOCAL if arguments.jobmanager is None and arguments.data is None else arguments.jobmanager or Whereabouts()
         where = Whereabouts(named.addresses, None if arguments.data is None else str(arguments.data))
         options = TaskManagerOptions(jobmanagers=where, slots=arguments.slots, bind=arguments.bind)
-        manager = TaskManager(host, _secret(arguments.secret_file), options)
+        manager = TaskManager(host, secret_of(arguments.secret_file), options)
         manager.inspector.start()
         print(f"taskmanager {manager.id[:8]} offers {arguments.slots} slots", flush=True)
         with _stopped_by_signals(manager.stop):
             await manager.run()
         return FINISHED
 
-    return _run(arguments, body)
-
-
-def _run(arguments: argparse.Namespace, body: Callable[[Host], Coroutine[Any, Any, int]]) -> int:
-    """Run `body` in a loop of its own; errors of the world become a line and a code."""
-
-    async def on_a_host() -> int:
-        host = secured_host(arguments)
-        try:
-            return await body(host)
-        finally:
-            await host.close()
-
-    if arguments.command in ("jobmanager", "taskmanager"):
-        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    try:
-        with asyncio.Runner(loop_factory=new_event_loop) as runner:
-            return runner.run(on_a_host())
-    except (AioflowError, OSError) as error:
-        return _failed(arguments, error)
-
-
-def _failed(arguments: argparse.Namespace, error: Exception) -> int:
-    if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
-        text = f"port {arguments.port} is in use: another jobmanager may run there; choose another with --port"
-    elif isinstance(error, ConnectionError):
-        text = f"no jobmanager listens at {arguments.at}: {_remedy(arguments)}"
-    else:
-        text = str(error)
-    print(f"aioflow {arguments.command}: {text}", file=sys.stderr)
-    return USAGE if isinstance(error, (NotAuthenticated, GraphError, OSError)) else FAILED
-
-
-def _remedy(arguments: argparse.Namespace) -> str:
-    """What to do when no JobManager listens."""
-    data = arguments.data if "data" in arguments else arguments.secret_file.parent
-    alive = [] if arguments.at.data is None else _alive(data)
-    if alive:
-        others = f"processes {', '.join(map(str, alive))} of its cluster still run"
-        return f"it is gone, {others}; end them with aioflow cluster stop, and start it again (its jobs are kept)"
-    return "start a cluster with aioflow cluster start" + ("" if "data" in arguments else ", or name one with --at")
+    return run_on_host(arguments, body)
 
 
 @contextmanager
@@ -244,19 +155,12 @@ def _new_secret(host: Host) -> bytes:
     return (host.ids.new("secret") + host.ids.new("secret")).encode()
 
 
-def _secret(path: Path) -> bytes:
-    try:
-        return read_secret(str(path))
-    except FileNotFoundError:
-        raise NotAuthenticated(f"there is no secret file {path}: name that of the cluster with --secret-file") from None
-
-
 # A cluster on this machine.
 
 
 def _start(arguments: argparse.Namespace) -> int:
     data = arguments.data
-    alive = _alive(data)
+    alive = processes_of(data)
     if alive:
         raise UsageError(f"a cluster runs with {data} already (processes {', '.join(map(str, alive))}); stop it first")
     monitoring = monitor_arguments(arguments)
@@ -276,7 +180,7 @@ def _start(arguments: argparse.Namespace) -> int:
     for number in range(arguments.workers):
         options = ["--jobmanager", address, "--data", str(data), "--slots", str(arguments.slots), "--secret-file", str(data / "secret")]
         _spawn(data, f"taskmanager-{number + 1}", ["taskmanager", *options, *tls])
-    arguments.at, arguments.secret_file = _at(data), data / "secret"
+    arguments.at, arguments.secret_file = whereabouts_of(data), data / "secret"
 
     async def all_registered(client: ClusterClient) -> int:
         deadline = asyncio.get_running_loop().time() + START_TIMEOUT_S
@@ -289,7 +193,7 @@ def _start(arguments: argparse.Namespace) -> int:
         print(f"cluster at {address}: {len(found)} taskmanagers with {slots} slots; logs in {data}")
         return FINISHED if len(found) == arguments.workers else FAILED
 
-    return _asking(arguments, all_registered)
+    return asking(arguments, all_registered)
 
 
 def _spawn(data: Path, name: str, argv: list[str]) -> subprocess.Popen[bytes]:
@@ -304,28 +208,6 @@ def _spawn(data: Path, name: str, argv: list[str]) -> subprocess.Popen[bytes]:
     return process
 
 
-def _alive(data: Path) -> list[int]:
-    """Processes of the cluster of `data` that run."""
-    try:
-        pids = [int(line) for line in (data / "pids").read_text(encoding="utf-8").split()]
-    except FileNotFoundError:
-        return []
-    return [pid for pid in pids if _is_ours(pid, data)]
-
-
-def _is_ours(pid: int, data: Path) -> bool:
-    """Whether this process still is the one that was started: numbers are used again."""
-    try:
-        os.waitpid(pid, os.WNOHANG)  # A child of this very process has to be reaped before it is gone.
-    except ChildProcessError:
-        pass
-    try:
-        command = Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return False
-    return b"aioflow" in command and str(data).encode() in command
-
-
 def _status(arguments: argparse.Namespace) -> int:
     _find(arguments)
 
@@ -335,14 +217,14 @@ def _status(arguments: argparse.Namespace) -> int:
         for worker_id, slots, free in found:
             print(f"taskmanager  {worker_id[:8]}  {slots} slots, {free} free")
         print(f"fenced_total {await client.fenced_total()}")
-        _print_jobs(await client.jobs())
+        print_jobs(await client.jobs())
         return FINISHED
 
-    return _asking(arguments, show)
+    return asking(arguments, show)
 
 
 def _stop_cluster(arguments: argparse.Namespace) -> int:
-    alive = _alive(arguments.data)
+    alive = processes_of(arguments.data)
     if not alive:
         raise UsageError(f"no cluster runs with {arguments.data}")
     _find(arguments)
@@ -352,10 +234,10 @@ def _stop_cluster(arguments: argparse.Namespace) -> int:
         print(f"aioflow cluster: the jobmanager does not answer ({error}), its processes are ended", file=sys.stderr)
         for pid in alive:
             _signal(pid, signal.SIGTERM)
-    if not _wait_until(lambda: not _alive(arguments.data), STOP_TIMEOUT_S):
-        for pid in _alive(arguments.data):
+    if not _wait_until(lambda: not processes_of(arguments.data), STOP_TIMEOUT_S):
+        for pid in processes_of(arguments.data):
             _signal(pid, signal.SIGKILL)
-        _wait_until(lambda: not _alive(arguments.data), STOP_TIMEOUT_S)
+        _wait_until(lambda: not processes_of(arguments.data), STOP_TIMEOUT_S)
     (arguments.data / "pids").unlink(missing_ok=True)
     (arguments.data / "address").unlink(missing_ok=True)
     print("cluster stopped")
@@ -385,152 +267,10 @@ def _signal(pid: int, number: int) -> None:
 
 def _find(arguments: argparse.Namespace) -> None:
     try:
-        arguments.at = _at(arguments.data)
+        arguments.at = whereabouts_of(arguments.data)
     except FileNotFoundError:
         raise UsageError(f"no cluster was started with {arguments.data}") from None
     arguments.secret_file = arguments.data / "secret"
-
-
-def _find_started(arguments: argparse.Namespace) -> None:
-    """Without --at: the cluster that was started here, whatever its port is, or the usual one."""
-    if arguments.at is None:
-        data = arguments.secret_file.parent
-        arguments.at = _at(data) if (data / "address").exists() else LOCAL
-
-
-def _at(data: Path) -> Whereabouts:
-    """The JobManager that started last, or whoever leads by now."""
-    return Whereabouts((parse_address((data / "address").read_text(encoding="utf-8").strip()),), str(data))
-
-
-# Jobs.
-
-
-def remote_cluster(arguments: argparse.Namespace) -> RemoteCluster:
-    """What `--at` and `--secret-file` name."""
-    address = str(arguments.at) if arguments.at.data is None else Path(arguments.at.data)  # Its lease knows the next leader too.
-    return RemoteCluster(address, secret=_secret(arguments.secret_file), tls=tls_files(arguments))
-
-
-def _submit(arguments: argparse.Namespace) -> int:
-    _find_started(arguments)
-    given = checkpoint_options(arguments)
-    if arguments.restarts is not None:
-        given["restart"] = fixed_delay(arguments.restarts, "1s") if arguments.restarts else no_restart()
-    flow = load_flow(arguments.target)
-    options = replace(parse_options(given), debug=False)
-    try:
-        graph = build_job_graph(flow.graph, apart=True)
-        at_home = [node.name for vertex in graph.vertices for node in vertex.nodes if node.stays_here]
-        if at_home and arguments.detach:
-            raise UsageError(f"{', '.join(at_home)} runs in the submitting process, which has to stay: leave out --detach")
-        job = submission_of(graph, options.restart, options.task_options(flow.name), options.checkpoint_settings())
-    except (GraphError, CheckpointError) as error:
-        raise UsageError(str(error)) from error
-    if not at_home:
-        return _asking(arguments, partial(_submit_and_wait, job=job, detach=arguments.detach))
-    return _run(arguments, partial(_execute, flow=flow, cluster=remote_cluster(arguments), given=given))
-
-
-async def _submit_and_wait(client: ClusterClient, job: Any, detach: bool) -> int:
-    job_id = SystemHost().ids.new("job")
-    await client.submit(job_id, job)
-    print(job_id, flush=True)
-    return FINISHED if detach else await _followed(client, job_id)
-
-
-async def _followed(client: ClusterClient, job_id: str, ask: Callable[[], Awaitable[None]] | None = None) -> int:
-    """Wait for the end of a job; its JobManager may die before it, and the next one is asked again."""
-    try:
-        return _ended(await client.follow(job_id, RETURN_TIMEOUT_S, ask))
-    except (OSError, AioflowError) as error:
-        gone = f"the jobmanager of job {job_id} is gone, and none was found that has it: {error}"
-        raise Broken(f"{gone}; the job may go on, see aioflow list") from error
-
-
-async def _execute(host: Host, flow: Any, cluster: RemoteCluster, given: dict[str, Any]) -> int:
-    async with flow.run(on=cluster, **given) as job:
-        print(job.id, flush=True)
-        result = await job.wait()
-    print(f"{result.name}: {result.status}", file=sys.stderr)
-    return FINISHED
-
-
-def _ended(line: JobLine) -> int:
-    print(f"{line.name}: {line.status.value}{': ' + line.error if line.error else ''}", file=sys.stderr)
-    if line.savepoint:
-        print(shown_path(line.savepoint))
-    return FINISHED if line.status is JobStatus.FINISHED and not line.error else FAILED
-
-
-def _list(arguments: argparse.Namespace) -> int:
-    async def show(client: ClusterClient) -> int:
-        _print_jobs(await client.jobs())
-        return FINISHED
-
-    return _asking(arguments, show)
-
-
-def _print_jobs(lines: list[JobLine]) -> None:
-    for line in lines:
-        print(f"{line.job_id}  {line.status.value:12}  {line.name}{'  ' + line.error if line.error else ''}")
-    if not lines:
-        print("no jobs")
-
-
-def _cancel(arguments: argparse.Namespace) -> int:
-    async def cancel(client: ClusterClient) -> int:
-        job_id = await _job_id(client, arguments.job)
-        line = await client.follow(job_id, RETURN_TIMEOUT_S, partial(client.cancel, job_id))
-        print(f"{line.job_id}  {line.status.value}")
-        return FINISHED
-
-    return _asking(arguments, cancel)
-
-
-def _stop_job(arguments: argparse.Namespace) -> int:
-    async def stop(client: ClusterClient) -> int:
-        job_id = await _job_id(client, arguments.job)
-        how = {"drain": arguments.drain, "savepoint": not arguments.no_savepoint, "directory": directory}
-        return await _followed(client, job_id, partial(client.stop, job_id, **how))
-
-    directory = _directory(arguments.savepoint)
-    return _asking(arguments, stop)
-
-
-def _savepoint(arguments: argparse.Namespace) -> int:
-    async def savepoint(client: ClusterClient) -> int:
-        print(shown_path(await client.savepoint(await _job_id(client, arguments.job), directory)))
-        return FINISHED
-
-    directory = _directory(arguments.directory)
-    return _asking(arguments, savepoint)
-
-
-def _directory(given: str | None) -> str | None:
-    """The URL of a directory as it was given."""
-    try:
-        return None if given is None else store_url(given, "the directory")
-    except ValueError as error:
-        raise UsageError(str(error)) from error
-
-
-async def _job_id(client: ClusterClient, beginning: str) -> str:
-    found = [line.job_id for line in await client.jobs() if line.job_id.startswith(beginning)]
-    if len(found) != 1:
-        what = "no job has" if not found else f"{len(found)} jobs have"
-        raise UsageError(f"{what} an id that begins with {beginning!r}: see aioflow list")
-    return found[0]
-
-
-def _asking(arguments: argparse.Namespace, body: Callable[[ClusterClient], Coroutine[Any, Any, int]]) -> int:
-    _find_started(arguments)
-
-    async def connected(host: Host) -> int:
-        async with ClusterClient(host, arguments.at, _secret(arguments.secret_file)) as client:
-            return await body(client)
-
-    return _run(arguments, connected)
 
 
 async def _ask_once(
@@ -539,7 +279,7 @@ async def _ask_once(
     host = secured_host(arguments)
     try:
         async with asyncio.timeout(timeout_s):
-            async with ClusterClient(host, arguments.at, _secret(arguments.secret_file)) as client:
+            async with ClusterClient(host, arguments.at, secret_of(arguments.secret_file)) as client:
                 await question(client)
     finally:
         await host.close()

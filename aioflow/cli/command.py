@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import aioflow
-from aioflow.cli import cluster, graph_text, state
+from aioflow.cli import cluster, graph_text, jobs, state
 from aioflow.cli.checkpoints import add_checkpoint_options, checkpoint_options
 from aioflow.cli.failure import describe
 from aioflow.cli.monitor import add_monitor_options, monitor_options
@@ -74,6 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     demo.set_defaults(carry_out=_demo)
 
     cluster.add_commands(commands)
+    jobs.add_commands(commands)
     state.add_commands(commands)
     add_top(commands)
     return parser

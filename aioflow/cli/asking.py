@@ -1,0 +1,141 @@
+"""How a command asks a cluster: where its JobManagers are, with which secret, and what is said when nobody answers."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import errno
+import logging
+import os
+import sys
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+from aioflow.api.runner import new_event_loop
+from aioflow.cli.security import secured_host
+from aioflow.cluster.secret_file import read_secret
+from aioflow.cluster.submission import ClusterClient
+from aioflow.cluster.whereabouts import Whereabouts, parse_address, parse_addresses
+from aioflow.core.errors import AioflowError, GraphError, NotAuthenticated
+from aioflow.core.host import Host
+
+__all__ = [
+    "DATA",
+    "FAILED",
+    "FINISHED",
+    "LOCAL",
+    "PORT",
+    "addresses",
+    "asking",
+    "find_started",
+    "processes_of",
+    "run_on_host",
+    "secret_of",
+    "whereabouts_of",
+]
+
+FINISHED, FAILED, USAGE = 0, 1, 2
+DATA = Path(".aioflow")
+"""Where a cluster keeps its jobs, its secret and its logs, unless told otherwise."""
+
+PORT = 6123
+LOCAL = Whereabouts((("127.0.0.1", PORT),))
+
+
+def addresses(text: str) -> Whereabouts:
+    try:
+        return Whereabouts(parse_addresses(text))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def asking(arguments: argparse.Namespace, body: Callable[[ClusterClient], Coroutine[Any, Any, int]]) -> int:
+    find_started(arguments)
+
+    async def connected(host: Host) -> int:
+        async with ClusterClient(host, arguments.at, secret_of(arguments.secret_file)) as client:
+            return await body(client)
+
+    return run_on_host(arguments, connected)
+
+
+def run_on_host(arguments: argparse.Namespace, body: Callable[[Host], Coroutine[Any, Any, int]]) -> int:
+    """Run `body` in a loop of its own; errors of the world become a line and a code."""
+
+    async def on_a_host() -> int:
+        host = secured_host(arguments)
+        try:
+            return await body(host)
+        finally:
+            await host.close()
+
+    if arguments.command in ("jobmanager", "taskmanager"):
+        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    try:
+        with asyncio.Runner(loop_factory=new_event_loop) as runner:
+            return runner.run(on_a_host())
+    except (AioflowError, OSError) as error:
+        return _failed(arguments, error)
+
+
+def _failed(arguments: argparse.Namespace, error: Exception) -> int:
+    if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+        text = f"port {arguments.port} is in use: another jobmanager may run there; choose another with --port"
+    elif isinstance(error, ConnectionError):
+        text = f"no jobmanager listens at {arguments.at}: {_remedy(arguments)}"
+    else:
+        text = str(error)
+    print(f"aioflow {arguments.command}: {text}", file=sys.stderr)
+    return USAGE if isinstance(error, (NotAuthenticated, GraphError, OSError)) else FAILED
+
+
+def _remedy(arguments: argparse.Namespace) -> str:
+    """What to do when no JobManager listens."""
+    data = arguments.data if "data" in arguments else arguments.secret_file.parent
+    alive = [] if arguments.at.data is None else processes_of(data)
+    if alive:
+        others = f"processes {', '.join(map(str, alive))} of its cluster still run"
+        return f"it is gone, {others}; end them with aioflow cluster stop, and start it again (its jobs are kept)"
+    return "start a cluster with aioflow cluster start" + ("" if "data" in arguments else ", or name one with --at")
+
+
+def secret_of(path: Path) -> bytes:
+    try:
+        return read_secret(str(path))
+    except FileNotFoundError:
+        raise NotAuthenticated(f"there is no secret file {path}: name that of the cluster with --secret-file") from None
+
+
+def find_started(arguments: argparse.Namespace) -> None:
+    """Without --at: the cluster that was started here, whatever its port is, or the usual one."""
+    if arguments.at is None:
+        data = arguments.secret_file.parent
+        arguments.at = whereabouts_of(data) if (data / "address").exists() else LOCAL
+
+
+def whereabouts_of(data: Path) -> Whereabouts:
+    """The JobManager that started last, or whoever leads by now."""
+    return Whereabouts((parse_address((data / "address").read_text(encoding="utf-8").strip()),), str(data))
+
+
+def processes_of(data: Path) -> list[int]:
+    """Processes of the cluster of `data` that run."""
+    try:
+        pids = [int(line) for line in (data / "pids").read_text(encoding="utf-8").split()]
+    except FileNotFoundError:
+        return []
+    return [pid for pid in pids if _is_ours(pid, data)]
+
+
+def _is_ours(pid: int, data: Path) -> bool:
+    """Whether this process still is the one that was started: numbers are used again."""
+    try:
+        os.waitpid(pid, os.WNOHANG)  # A child of this very process has to be reaped before it is gone.
+    except ChildProcessError:
+        pass
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+    return b"aioflow" in command and str(data).encode() in command

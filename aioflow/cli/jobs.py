@@ -1,0 +1,174 @@
+"""The commands about jobs of a cluster: `submit`, `list`, `cancel`, `stop`, `savepoint`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from aioflow.api.checkpoint_options import shown_path, store_url
+from aioflow.api.options import parse_options
+from aioflow.cli.asking import DATA, FAILED, FINISHED, PORT, addresses, asking, find_started, run_on_host, secret_of
+from aioflow.cli.checkpoints import add_checkpoint_options, checkpoint_options
+from aioflow.cli.security import add_tls_options, tls_files
+from aioflow.cli.target import UsageError, load_flow
+from aioflow.cluster.execution_graph import JobStatus
+from aioflow.cluster.remote import RETURN_TIMEOUT_S, RemoteCluster
+from aioflow.cluster.restart import fixed_delay, no_restart
+from aioflow.cluster.submission import ClusterClient, JobLine, submission_of
+from aioflow.core.errors import AioflowError, Broken, CheckpointError, GraphError
+from aioflow.core.host import Host, SystemHost
+from aioflow.graph.job_graph import build_job_graph
+
+__all__ = ["add_commands", "print_jobs", "remote_cluster"]
+
+
+def add_commands(commands: Any) -> None:
+    """Add the commands to an argparse subparsers object."""
+    submit = commands.add_parser("submit", help="run a flow on a cluster", description="Run a flow on a cluster and wait for its end.")
+    submit.add_argument("target", metavar="TARGET", help="MODULE:FLOW or PATH.py:FLOW, where FLOW is a Flow or a function that returns one")
+    submit.add_argument("-d", "--detach", action="store_true", help="do not wait: print the job's id")
+    submit.add_argument("--restarts", type=int, metavar="N", help="try again so often when a task fails (0; with --checkpoints always)")
+    add_checkpoint_options(submit)
+    submit.set_defaults(carry_out=_submit)
+    listing = commands.add_parser("list", help="list the jobs of a cluster")
+    listing.set_defaults(carry_out=_list)
+    cancel = commands.add_parser("cancel", help="end a job of a cluster at once")
+    cancel.set_defaults(carry_out=_cancel)
+    stop_job = commands.add_parser("stop", help="end the sources of a job; what is under way reaches the sinks")
+    stop_job.add_argument("--drain", action="store_true", help="end event time too: open windows fire")
+    how = stop_job.add_mutually_exclusive_group()
+    how.add_argument("--savepoint", metavar="DIR", help="where the savepoint goes that a job with checkpoints ends with (its store)")
+    how.add_argument("--no-savepoint", action="store_true", help="make none: the job goes on from its last checkpoint")
+    stop_job.set_defaults(carry_out=_stop_job)
+    savepoint = commands.add_parser("savepoint", help="write the state of a job, which goes on, where it stays until you delete it")
+    savepoint.set_defaults(carry_out=_savepoint)
+    for command in (cancel, stop_job, savepoint):
+        command.add_argument("job", metavar="JOB", help="id of the job, or its beginning")
+    savepoint.add_argument("directory", metavar="DIR", nargs="?", help="where it goes (the store of the job's checkpoints)")
+    for command in (submit, listing, cancel, stop_job, savepoint):
+        add_tls_options(command)
+        where = f"the JobManager, or several (of the cluster whose secret it is; 127.0.0.1:{PORT})"
+        command.add_argument("--at", type=addresses, metavar="HOST:PORT[,...]", help=where)
+        command.add_argument("--secret-file", type=Path, default=DATA / "secret", metavar="FILE", help=f"the shared secret ({DATA}/secret)")
+
+
+def remote_cluster(arguments: argparse.Namespace) -> RemoteCluster:
+    """What `--at` and `--secret-file` name."""
+    address = str(arguments.at) if arguments.at.data is None else Path(arguments.at.data)  # Its lease knows the next leader too.
+    return RemoteCluster(address, secret=secret_of(arguments.secret_file), tls=tls_files(arguments))
+
+
+def _submit(arguments: argparse.Namespace) -> int:
+    find_started(arguments)
+    given = checkpoint_options(arguments)
+    if arguments.restarts is not None:
+        given["restart"] = fixed_delay(arguments.restarts, "1s") if arguments.restarts else no_restart()
+    flow = load_flow(arguments.target)
+    options = replace(parse_options(given), debug=False)
+    try:
+        graph = build_job_graph(flow.graph, apart=True)
+        at_home = [node.name for vertex in graph.vertices for node in vertex.nodes if node.stays_here]
+        if at_home and arguments.detach:
+            raise UsageError(f"{', '.join(at_home)} runs in the submitting process, which has to stay: leave out --detach")
+        job = submission_of(graph, options.restart, options.task_options(flow.name), options.checkpoint_settings())
+    except (GraphError, CheckpointError) as error:
+        raise UsageError(str(error)) from error
+    if not at_home:
+        return asking(arguments, partial(_submit_and_wait, job=job, detach=arguments.detach))
+    return run_on_host(arguments, partial(_execute, flow=flow, cluster=remote_cluster(arguments), given=given))
+
+
+async def _submit_and_wait(client: ClusterClient, job: Any, detach: bool) -> int:
+    job_id = SystemHost().ids.new("job")
+    await client.submit(job_id, job)
+    print(job_id, flush=True)
+    return FINISHED if detach else await _followed(client, job_id)
+
+
+async def _followed(client: ClusterClient, job_id: str, ask: Callable[[], Awaitable[None]] | None = None) -> int:
+    """Wait for the end of a job; its JobManager may die before it, and the next one is asked again."""
+    try:
+        return _ended(await client.follow(job_id, RETURN_TIMEOUT_S, ask))
+    except (OSError, AioflowError) as error:
+        gone = f"the jobmanager of job {job_id} is gone, and none was found that has it: {error}"
+        raise Broken(f"{gone}; the job may go on, see aioflow list") from error
+
+
+async def _execute(host: Host, flow: Any, cluster: RemoteCluster, given: dict[str, Any]) -> int:
+    async with flow.run(on=cluster, **given) as job:
+        print(job.id, flush=True)
+        result = await job.wait()
+    print(f"{result.name}: {result.status}", file=sys.stderr)
+    return FINISHED
+
+
+def _ended(line: JobLine) -> int:
+    print(f"{line.name}: {line.status.value}{': ' + line.error if line.error else ''}", file=sys.stderr)
+    if line.savepoint:
+        print(shown_path(line.savepoint))
+    return FINISHED if line.status is JobStatus.FINISHED and not line.error else FAILED
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    async def show(client: ClusterClient) -> int:
+        print_jobs(await client.jobs())
+        return FINISHED
+
+    return asking(arguments, show)
+
+
+def print_jobs(lines: list[JobLine]) -> None:
+    for line in lines:
+        print(f"{line.job_id}  {line.status.value:12}  {line.name}{'  ' + line.error if line.error else ''}")
+    if not lines:
+        print("no jobs")
+
+
+def _cancel(arguments: argparse.Namespace) -> int:
+    async def cancel(client: ClusterClient) -> int:
+        job_id = await _job_id(client, arguments.job)
+        line = await client.follow(job_id, RETURN_TIMEOUT_S, partial(client.cancel, job_id))
+        print(f"{line.job_id}  {line.status.value}")
+        return FINISHED
+
+    return asking(arguments, cancel)
+
+
+def _stop_job(arguments: argparse.Namespace) -> int:
+    async def stop(client: ClusterClient) -> int:
+        job_id = await _job_id(client, arguments.job)
+        how = {"drain": arguments.drain, "savepoint": not arguments.no_savepoint, "directory": directory}
+        return await _followed(client, job_id, partial(client.stop, job_id, **how))
+
+    directory = _directory(arguments.savepoint)
+    return asking(arguments, stop)
+
+
+def _savepoint(arguments: argparse.Namespace) -> int:
+    async def savepoint(client: ClusterClient) -> int:
+        print(shown_path(await client.savepoint(await _job_id(client, arguments.job), directory)))
+        return FINISHED
+
+    directory = _directory(arguments.directory)
+    return asking(arguments, savepoint)
+
+
+def _directory(given: str | None) -> str | None:
+    """The URL of a directory as it was given."""
+    try:
+        return None if given is None else store_url(given, "the directory")
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+
+
+async def _job_id(client: ClusterClient, beginning: str) -> str:
+    found = [line.job_id for line in await client.jobs() if line.job_id.startswith(beginning)]
+    if len(found) != 1:
+        what = "no job has" if not found else f"{len(found)} jobs have"
+        raise UsageError(f"{what} an id that begins with {beginning!r}: see aioflow list")
+    return found[0]
