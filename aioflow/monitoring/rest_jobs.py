@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from aioflow.cluster.execution_graph import JobStatus
 from aioflow.graph.deployment import ExecutionState
 from aioflow.inspection.redaction import redacted
+from aioflow.monitoring.accumulators import results
 from aioflow.monitoring.calls import Answer, BadRequest, Call, Conflict
 
 if TYPE_CHECKING:
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from aioflow.monitoring.view import JobView, SubtaskView
 
 __all__ = [
-    "accumulators",
     "cancel",
     "config",
     "exceptions",
@@ -274,11 +274,6 @@ def _failure(view: JobView, failure: FailureRecord) -> dict[str, Any]:
 # Accumulators: user metrics of RuntimeContext are what comes nearest, and they are under /metrics. These are for those who ask.
 
 
-def accumulators(call: Call) -> Any:
-    _ = call.job
-    return {"job-accumulators": [], "user-task-accumulators": [], "serialized-user-task-accumulators": {}}
-
-
 def execution_result(call: Call) -> Any:
     view = call.job
     if not view.status.is_terminal:
@@ -286,7 +281,7 @@ def execution_result(call: Call) -> Any:
     result: dict[str, Any] = {
         "id": view.id,
         "application-status": {"FINISHED": "SUCCEEDED", "CANCELED": "CANCELED"}.get(view.status.value, "FAILED"),
-        "accumulator-results": {},
+        "accumulator-results": results(call),
         "net-runtime": view.duration_ms(call.now_ms),
     }
     if view.master.error is not None and view.status is JobStatus.FAILED:

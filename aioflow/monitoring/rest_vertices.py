@@ -16,10 +16,8 @@ __all__ = [
     "attempt",
     "backpressure",
     "subtask",
-    "subtask_accumulators",
     "subtask_times",
     "vertex",
-    "vertex_accumulators",
     "vertex_taskmanagers",
     "watermarks",
 ]
@@ -193,22 +191,3 @@ def attempt(call: Call) -> Any:
             metrics = call.monitor.metrics(view).of_subtask(one.id, index)
             return _subtask_body(each, [metrics], call.now_ms)
     raise NotFound(f"subtask {index} of vertex {one.name!r} has no attempt {number} that is remembered")
-
-
-# There are no accumulators; these are for those who ask.
-
-
-def vertex_accumulators(call: Call) -> Any:
-    return {"id": call.job.vertex_ids[call.vertex.id], "user-accumulators": []}
-
-
-def subtask_accumulators(call: Call) -> Any:
-    view, one = call.job, call.vertex
-    return {
-        "id": view.vertex_ids[one.id],
-        "parallelism": one.parallelism,
-        "subtasks": [
-            {"subtask": each.index, "attempt": each.attempt, "host": each.host, "endpoint": each.host, "user-accumulators": []}
-            for each in view.subtasks(one)
-        ],
-    }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from aioflow.monitoring import (
+    accumulators,
     data_views,
     events,
     flamegraph,
@@ -61,7 +62,7 @@ ROUTES: tuple[Route, ...] = (
     _get("/jobs/{jobid}/config", rest_jobs.config, "JobConfig", "How a job runs"),
     _get("/jobs/{jobid}/exceptions", rest_jobs.exceptions, "Exceptions", "What failed, newest first", "maxExceptions"),
     _get("/jobs/{jobid}/metrics", rest_metrics.job, "Metrics", "Metrics of a job as a whole", "get"),
-    _get("/jobs/{jobid}/accumulators", rest_jobs.accumulators, "Accumulators", "There are none"),
+    _get("/jobs/{jobid}/accumulators", accumulators.job_accumulators, "Accumulators", "What the program counts"),
     _get("/jobs/{jobid}/execution-result", rest_jobs.execution_result, "ExecutionResult", "How a job ended"),
     Route("PATCH", "/jobs/{jobid}", rest_jobs.cancel, "Empty", "Cancel a job", ("mode",), status=202),
     # Vertices.
@@ -70,11 +71,11 @@ ROUTES: tuple[Route, ...] = (
     _get(f"{VERTEX}/watermarks", rest_vertices.watermarks, "Metrics", "The input watermark of each subtask"),
     _get(f"{VERTEX}/subtasktimes", rest_vertices.subtask_times, "SubtaskTimes", "When each subtask reached each state"),
     _get(f"{VERTEX}/taskmanagers", rest_vertices.vertex_taskmanagers, "VertexTaskManagers", "A vertex by process"),
-    _get(f"{VERTEX}/accumulators", rest_vertices.vertex_accumulators, "VertexAccumulators", "There are none"),
+    _get(f"{VERTEX}/accumulators", accumulators.vertex_accumulators, "VertexAccumulators", "What its operators count"),
     _get(f"{VERTEX}/metrics", rest_metrics.vertex, "Metrics", "Metrics of all subtasks", "get"),
     _get(f"{VERTEX}/jm-operator-metrics", rest_metrics.operators, "Metrics", "Metrics of coordinators", "get"),
     _get(f"{VERTEX}/flamegraph", flamegraph.vertex_graph, "FlameGraph", "Where its tasks are", "type", "subtaskindex", "seconds"),
-    _get(f"{VERTEX}/subtasks/accumulators", rest_vertices.subtask_accumulators, "SubtaskAccumulators", "There are none"),
+    _get(f"{VERTEX}/subtasks/accumulators", accumulators.subtask_accumulators, "SubtaskAccumulators", "By subtask"),
     _get(f"{VERTEX}/subtasks/metrics", rest_metrics.subtasks, "AggregatedMetrics", "Metrics over subtasks", "get", "agg", "subtasks"),
     _get(f"{VERTEX}/subtasks/{{subtaskindex}}", rest_vertices.subtask, "Subtask", "The current attempt of a subtask"),
     _get(f"{VERTEX}/subtasks/{{subtaskindex}}/metrics", rest_metrics.subtask, "Metrics", "Metrics of a subtask", "get"),

@@ -93,6 +93,8 @@ SUBTASK = _object(
         "other-concurrent-attempts": _list({"type": "object"}),
     }
 )
+ACCUMULATOR = _object(_all(TEXT, "name", "type", "value"))
+
 AGGREGATED = _object({"metrics": _map(_map(NUMBER)), "status-duration": _map(_map(NUMBER))})
 DISTRIBUTION = _object(_all(NUMBER, "min", "max", "avg", "p50", "p90", "p95", "p99", "p999"))
 
@@ -241,12 +243,23 @@ SCHEMAS: dict[str, Schema] = {
     "AggregatedMetrics": _list(_object({"id": TEXT}, _all(NUMBER, "min", "max", "avg", "sum"))),
     "Accumulators": _object(
         {
-            **_all(_list({"type": "object"}), "job-accumulators", "user-task-accumulators"),
+            "job-accumulators": _list({"type": "object"}),
+            "user-task-accumulators": _list(ACCUMULATOR),
             "serialized-user-task-accumulators": {"type": "object"},
         }
     ),
-    "VertexAccumulators": _object({"id": HEX, "user-accumulators": _list({"type": "object"})}),
-    "SubtaskAccumulators": _object({"id": HEX, "parallelism": INTEGER, "subtasks": _list({"type": "object"})}),
+    "VertexAccumulators": _object({"id": HEX, "user-accumulators": _list(ACCUMULATOR)}),
+    "SubtaskAccumulators": _object(
+        {
+            "id": HEX,
+            "parallelism": INTEGER,
+            "subtasks": _list(
+                _object(
+                    {**_all(INTEGER, "subtask", "attempt"), **_all(TEXT, "host", "endpoint"), "user-accumulators": _list(ACCUMULATOR)}
+                )
+            ),
+        }
+    ),
     "ExecutionResult": _object(
         {"status": _object({"id": _enum("IN_PROGRESS", "COMPLETED")}), "job-execution-result": _or_null({"type": "object"})}
     ),

@@ -172,6 +172,38 @@ async def test_metrics_of_users_are_shown_under_their_operator() -> None:
         await client.until("/metrics", is_there)
 
 
+async def test_counters_of_programs_are_accumulators() -> None:
+    """Added up over subtasks and operators; what the engine counts, and what is no whole number, is none."""
+
+    class Counting(af.ProcessFunction[int, int]):
+        def open(self, ctx: af.RuntimeContext) -> None:
+            self.seen = ctx.metrics.counter("seen")
+            ctx.metrics.gauge("half", lambda: self.seen.count / 2)
+            ctx.metrics.histogram("sizes").update(3)
+
+        def process_element(self, value: int, ctx: Any) -> Any:
+            self.seen.inc()
+            yield value
+
+    flow = af.Flow("accumulators", parallelism=2)
+    events = flow.source(af.io.push(), name="events")
+    twice = events.rebalance().process(Counting(), name="first").process(Counting(), name="second")
+    twice.sink(af.io.blackhole())
+    async with watched(flow) as client:
+        await client.job.input(events).put_many(range(10))
+        counted = {"name": "seen", "type": "LongCounter", "value": "20"}
+        path = f"{client.path}/accumulators"
+        body = await client.until(path, lambda body: body["user-task-accumulators"] == [counted])
+        check(body, "Accumulators")
+        vertex = next(path for name, path in (await client.vertices()).items() if name.startswith("first"))
+        body = await client.get(f"{client.path}/vertices/{vertex}/accumulators")
+        check(body, "VertexAccumulators")
+        assert body["user-accumulators"] == [counted]
+        body = await client.get(f"{client.path}/vertices/{vertex}/subtasks/accumulators")
+        check(body, "SubtaskAccumulators")
+        assert [one["user-accumulators"] for one in body["subtasks"]] == [[{**counted, "value": "10"}]] * 2
+
+
 async def test_an_idle_gauge_that_fails_is_quoted_nan() -> None:
     class Broken(af.MapFunction[int, int]):
         def open(self, ctx: af.RuntimeContext) -> None:
