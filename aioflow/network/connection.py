@@ -282,14 +282,17 @@ def fresh_nonce(host: Host) -> bytes:
 
 
 def _tune(transport: asyncio.Transport) -> None:
-    """No Nagle, and what was sent is acknowledged in time or the connection ends. A simulated transport has no socket."""
+    """No Nagle, and what was sent over a network is acknowledged in time or the connection ends. A simulated transport has no socket.
+
+    On one machine nothing is lost on the way: what waits there waits for a program that does not read now, and a dead one ends its sockets.
+    """
     sock = transport.get_extra_info("socket")
     if sock is None:
         return
     try:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        if hasattr(socket, "TCP_USER_TIMEOUT"):
+        if hasattr(socket, "TCP_USER_TIMEOUT") and sock.getsockname()[0] != sock.getpeername()[0]:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENCE_MS)
     except OSError as error:  # The peer is gone already; its end is told like any other.
         logger.debug("options of a new connection cannot be set: %s", error)

@@ -41,4 +41,32 @@ SPARK_MUTANTS: list[Mutant] = [
         "                context.replays = None\n",
         (f"{ANSWERS}test_time_to_live_and_timers_of_processing_time_go_by_arrival",),
     ),
+    Mutant(
+        "a worker in Spark whose loop is held outlives its driver",
+        "aioflow/spark/worker.py",
+        "        if is_silent or os.getppid() != parent:\n",
+        "        if os.getppid() != parent:\n",
+        ("tests/spark/test_worker_process.py::test_a_worker_whose_loop_is_held_ends_with_its_driver_all_the_same",),
+    ),
+    Mutant(
+        "an attempt that Spark makes by itself serves beside the replacement",
+        "aioflow/spark/worker.py",
+        "        elif context.attemptNumber():\n",
+        "        elif context.attemptNumber() > 1:\n",
+        ("tests/spark/test_worker_process.py::test_a_second_attempt_of_spark_goes_home",),
+    ),
+    Mutant(
+        "a worker that is given up keeps its core in Spark",
+        "aioflow/spark/provider.py",
+        "        if worker is not None and not worker.left.done():\n            worker.left.set_result(None)\n",
+        "        if worker is not None and worker.left.done():\n            worker.left.set_result(None)\n",
+        ("tests/spark/test_provider.py::test_a_worker_that_is_given_up_and_does_not_end_loses_its_spark_job",),
+    ),
+    Mutant(
+        "a worker of one program looks for another jobmanager",
+        "aioflow/cluster/taskmanager.py",
+        "                if self._accepted and not self._options.follows:\n",
+        "                if not self._accepted and not self._options.follows:\n",
+        ("tests/cluster/test_taskmanager.py::test_one_that_follows_nobody_ends_with_its_jobmanager",),
+    ),
 ]

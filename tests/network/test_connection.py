@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from collections.abc import Awaitable, Callable
+from typing import cast
 
 import pytest
 
@@ -13,8 +15,10 @@ from aioflow.core.errors import Broken, NotAuthenticated
 from aioflow.core.host import SystemHost
 from aioflow.network.connection import (
     HANDSHAKE_TIMEOUT_S,
+    SILENCE_MS,
     WAITING_MAX,
     AuthenticatedConnection,
+    ConnectionOwner,
     close_all,
     fresh_nonce,
 )
@@ -395,3 +399,24 @@ def test_a_link_cannot_be_made_with_a_stranger_that_took_the_port() -> None:
             listener.close()
 
     simulate(main, 1)
+
+
+@pytest.mark.parametrize(("client", "gives_up_ms"), [("127.0.0.1", 0), ("127.0.0.2", SILENCE_MS)])
+async def test_tcp_waits_for_a_program_of_this_machine_that_does_not_read(client: str, gives_up_ms: int) -> None:
+    """What is not acknowledged over a network has been lost; on one machine it waits for a program that holds its loop."""
+
+    class Owner:
+        def on_connection_lost(self, connection: AuthenticatedConnection, error: Exception | None) -> None:
+            ended.set()
+
+    ended = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(asyncio.Protocol, "127.0.0.1", 0)
+    async with server:
+        address = server.sockets[0].getsockname()
+        handshake = ClientHandshake(SECRET, PeerRole.TASKMANAGER, bytes(32))
+        connection = AuthenticatedConnection(handshake, DATA_PLANE, cast(ConnectionOwner, Owner()))
+        transport, _ = await loop.create_connection(lambda: connection, *address, local_addr=(client, 0))
+        assert transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == gives_up_ms
+        transport.abort()
+        await ended.wait()

@@ -38,7 +38,7 @@ asyncio.run(main())
 def test_spark_starts_and_runs_python_on_it(tmp_path: Path) -> None:
     tools = tmp_path / "bin"
     tools.mkdir()
-    for tool in "sh bash dirname basename readlink ls cat uname ps env chmod rm mkdir id sed".split():
+    for tool in ("sh", "bash", "dirname", "basename", "readlink", "ls", "cat", "uname", "ps", "env", "chmod", "rm", "mkdir", "id", "sed"):
         if found := shutil.which(tool):
             (tools / tool).symlink_to(found)
     environ = {name: value for name, value in os.environ.items() if name != "JAVA_HOME"}

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from aioflow.core.host import SystemHost
 from aioflow.graph.job_graph import build_job_graph
 from aioflow.network.security import Security
 from aioflow.spark.headquarters import Headquarters
-from aioflow.spark.worker import LOST_DRIVER
+from aioflow.spark.worker import LOST_DRIVER, RETRIED, WorkerTask
 from aioflow.task.environment import TaskOptions
 from tests.integration.processes import eventually
 
@@ -34,23 +35,24 @@ class Provider:
 
     workers, slots = 1, 1
 
-    def __init__(self, headquarters: Callable[[], Headquarters]) -> None:
-        self._headquarters = headquarters
-        self._loop = asyncio.get_running_loop()
+    def __init__(self) -> None:
+        self.headquarters: Headquarters | None = None
         self.process: subprocess.Popen[bytes] | None = None
-        self.came = asyncio.Event()
-        self.left = asyncio.Event()
+        self.came = threading.Event()
 
     def start_workers(self, count: int, failed: Callable[[], object]) -> None:
         if self.process is None:
-            _, port = self._headquarters().address
+            assert self.headquarters is not None
+            _, port = self.headquarters.address
             self.process = subprocess.Popen([sys.executable, "-c", SERVE, str(port)])
 
     def registered(self, worker_id: str) -> None:
-        self._loop.call_soon_threadsafe(self.came.set)
+        self.came.set()
 
-    def lost(self, worker_id: str) -> None:
-        self._loop.call_soon_threadsafe(self.left.set)
+    def lost(self, worker_id: str) -> None: ...
+
+    def is_over(self) -> bool:
+        return self.process is not None and self.process.poll() is not None
 
 
 def holds(n: int, place: str) -> int:
@@ -60,31 +62,50 @@ def holds(n: int, place: str) -> int:
     return n
 
 
-async def test_an_idle_worker_ends_with_its_driver_by_itself() -> None:
+@pytest.fixture
+def provider() -> Iterator[Provider]:
+    made = Provider()
+    yield made
+    if made.process is not None:
+        made.process.kill()
+        made.process.wait()
+
+
+@asynccontextmanager
+async def headquarters_for(provider: Provider, silence_s: float) -> AsyncIterator[tuple[SystemHost, Headquarters]]:
     host = SystemHost()
-    provider = Provider(lambda: headquarters)
-    headquarters = Headquarters(host, SECRET, "127.0.0.1", Security(), provider, request_timeout_s=60, silence_s=10)
-    async with headquarters, asyncio.timeout(120):
-        await provider.came.wait()
-    assert provider.process is not None
-    await eventually(lambda: provider.process.poll() is not None)
-    assert provider.process.poll() == 0
+    made = Headquarters(host, SECRET, "127.0.0.1", Security(), provider, request_timeout_s=60, silence_s=silence_s)
+    provider.headquarters = made
+    async with made:
+        await eventually(provider.came.is_set)
+        yield host, made
     await host.close()
 
 
-async def test_a_worker_whose_loop_is_held_ends_with_its_driver_all_the_same(tmp_path: Path) -> None:
-    host = SystemHost()
-    provider = Provider(lambda: headquarters)
-    headquarters = Headquarters(host, SECRET, "127.0.0.1", Security(), provider, request_timeout_s=60, silence_s=60)
+async def test_an_idle_worker_ends_with_its_driver_by_itself(provider: Provider) -> None:
+    async with headquarters_for(provider, 10):
+        assert not provider.is_over()
+    await eventually(provider.is_over, within_s=60)
+    assert provider.process is not None and provider.process.returncode == 0
+
+
+async def test_a_worker_whose_loop_is_held_ends_with_its_driver_all_the_same(provider: Provider, tmp_path: Path) -> None:
     place = str(tmp_path / "held")
-    async with headquarters, asyncio.timeout(120):
-        flow = af.Flow("f")
-        flow.source(range(3)).map(lambda n: holds(n, place)).sink(af.io.jsonl(tmp_path / "out"))
-        job = submission_of(build_job_graph(flow.graph), no_restart(), TaskOptions())
+    flow = af.Flow("f")
+    flow.source(range(3)).map(lambda n: holds(n, place)).sink(af.io.jsonl(tmp_path / "out"))
+    async with headquarters_for(provider, 60) as (host, headquarters):
         async with ClusterClient(host, Whereabouts((headquarters.address,)), SECRET) as client:
-            await client.submit("job", job)
+            await client.submit("job", submission_of(build_job_graph(flow.graph), no_restart(), TaskOptions()))
         await eventually(lambda: Path(place).exists())
-        assert provider.process is not None and provider.process.poll() is None
-    await eventually(lambda: provider.process.poll() is not None)
-    assert provider.process.poll() == LOST_DRIVER
-    await host.close()
+        assert not provider.is_over()
+    await eventually(provider.is_over, within_s=60)
+    assert provider.process is not None and provider.process.returncode == LOST_DRIVER
+
+
+def test_a_second_attempt_of_spark_goes_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    class SecondAttempt:
+        def attemptNumber(self) -> int:
+            return 1
+
+    monkeypatch.setattr("pyspark.TaskContext.get", SecondAttempt)
+    assert list(WorkerTask("worker-1", "127.0.0.1", 1, SECRET)(iter(()))) == [(RETRIED, "attempt 1")]
