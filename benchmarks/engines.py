@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,9 @@ class Engine:
                 if not list(PEERS.glob("lib/python*/site-packages/bytewax")):
                     raise Missing(f"bytewax is not in {PEERS}: make peers")
                 return [str(python), "-m", "benchmarks.peers.bytewax_rows"]
+            case "aioflow_columns":
+                if find_spec("numpy") is None or find_spec("pyarrow") is None:
+                    raise Missing("the extra [columns] is not installed")
         return [sys.executable, "-m", f"benchmarks.peers.{self.program}"]
 
 
@@ -75,6 +79,8 @@ ENGINES = [
     Engine("bare loop", "bare_loop", workloads=[name for name in TIMED if name != "w6"]),
     Engine("aioflow rows, workers=2", "aioflow_rows", parallelism=2),
     Engine("aioflow rows, one process", "aioflow_rows"),
+    Engine("aioflow columns, workers=2", "aioflow_columns", parallelism=2, workloads=["w1", "w2", "w4", "w6"], share=4.0),
+    Engine("aioflow columns, one process", "aioflow_columns", workloads=["w1", "w2", "w4", "w6"], share=4.0),
     Engine("Flink Java, p=2", "flink", parallelism=2, share=4.0, shares={"w4": 1.0}),
     Engine("Flink Java, p=2, buffer timeout 0", "flink", parallelism=2, workloads=["w5"], extra=("buffer_ms=0",)),
     Engine("Bytewax, one worker", "bytewax", workloads=["w1", "w2", "w3"], share=0.5, shares={"w2": 0.06}),

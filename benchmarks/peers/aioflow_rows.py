@@ -156,7 +156,8 @@ def build(given: Arguments, directory: str) -> af.Flow:
     return flow
 
 
-def run(given: Arguments) -> dict[str, Any]:
+def run(given: Arguments, build: Callable[[Arguments, str], af.Flow] = build) -> dict[str, Any]:
+    """What the flow told."""
     with tempfile.TemporaryDirectory() as directory:
         options: dict[str, Any] = {"workers": given.parallelism} if given.parallelism > 1 else {}
         if given.every_s:
