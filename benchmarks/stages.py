@@ -18,7 +18,7 @@ from aioflow.operators.sink import SinkOperator
 from aioflow.operators.stateless import StatelessOperator
 from aioflow.task import partitioners
 from aioflow.task.chain import OperatorChain
-from aioflow.task.input import NetworkInput
+from aioflow.task.network_input import NetworkInput
 from aioflow.task.output import RecordWriter
 from aioflow.task.source_input import SourceInput
 from aioflow.task.stream_task import StreamTask

@@ -15,8 +15,9 @@ from aioflow.state.backend import create_keyed_backend
 from aioflow.state.operator_state import HeapOperatorStateBackend
 from aioflow.task.chain import OperatorChain
 from aioflow.task.context import SourceServices, SourceTaskContext, SubtaskRuntimeContext, TaskOperatorContext
-from aioflow.task.input import InputConsumer, InputEdge, NetworkInput
+from aioflow.task.input import InputConsumer
 from aioflow.task.metrics import unique_names
+from aioflow.task.network_input import InputEdge, NetworkInput
 from aioflow.task.output import RecordWriter, TaskOutput, TravelCheck
 from aioflow.task.partitioners import create_partitioner
 from aioflow.task.source_input import SourceInput

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from aioflow.task.context import TaskOperatorContext
     from aioflow.task.environment import TaskEnvironment
     from aioflow.task.inflight import InFlightCapture
-    from aioflow.task.input import NetworkInput
+    from aioflow.task.network_input import NetworkInput
     from aioflow.task.output import TaskOutput
     from aioflow.task.source_input import SourceInput
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from aioflow.core.elements import CheckpointBarrier
     from aioflow.core.serializers import Codec
     from aioflow.task.chain import OperatorChain
-    from aioflow.task.input import NetworkInput
+    from aioflow.task.network_input import NetworkInput
     from aioflow.task.output import TaskOutput
 
 __all__ = ["Overtaking", "may_overtake_later"]

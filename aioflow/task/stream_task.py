@@ -42,8 +42,9 @@ from aioflow.task.chain import ChainStatus, OperatorChain, Tap
 from aioflow.task.checkpointing import SubtaskCheckpoints
 from aioflow.task.closing import CLEANUP_TIMEOUT_S, close_user_code
 from aioflow.task.inflight import CHAIN, read_in_flight, waiting_in_chain
-from aioflow.task.input import InputStatus, NetworkInput
+from aioflow.task.input import InputStatus
 from aioflow.task.metrics import HARD, IDLE, SOFT, TaskMetrics
+from aioflow.task.network_input import NetworkInput
 from aioflow.task.restoring import forget_finished, mark_finished, restore_state, was_finished
 from aioflow.task.source_input import SourceInput
 

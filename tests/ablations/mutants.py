@@ -145,7 +145,7 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a channel that was stopped counts as finished",
-        "aioflow/task/input.py",
+        "aioflow/task/network_input.py",
         "            if channel not in self._stopped:\n                self._tell_time(self._valve.input_finished(channel))\n",
         "            self._tell_time(self._valve.input_finished(channel))\n",
         (
@@ -326,7 +326,7 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "the second of two inputs is always first",
-        "aioflow/task/input.py",
+        "aioflow/task/network_input.py",
         "            self._turn = (self._turn + step + 1) % len(inputs)\n",
         "            self._turn = len(inputs) - 1\n",
         (

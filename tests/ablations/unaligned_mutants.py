@@ -49,7 +49,7 @@ UNALIGNED_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a channel whose barrier was overtaken is not kept",
-        "aioflow/task/input.py",
+        "aioflow/task/network_input.py",
         "            self._capture.add(log, (element,))\n",
         "            pass\n",
         (f"{HERE}test_what_a_channel_brings_before_its_own_barrier_is_kept",),
@@ -63,7 +63,7 @@ UNALIGNED_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "the watermark of a channel is not restored with its data in flight",
-        "aioflow/task/input.py",
+        "aioflow/task/network_input.py",
         "            self._valve.restore(one.channel, place.watermark, place.idle)\n",
         "            self._valve.restore(one.channel, MIN_WATERMARK, place.idle)\n",
         (f"{HERE}test_a_channel_that_has_nothing_in_flight_does_not_hold_back_event_time_after_a_restore",),

@@ -21,7 +21,8 @@ from aioflow.network.buffers import NetworkBufferPool
 from aioflow.network.channels import LocalInputChannel
 from aioflow.network.partition import ResultPartition
 from aioflow.operators.operator import Operator
-from aioflow.task.input import InputEdge, InputStatus, NetworkInput
+from aioflow.task.input import InputStatus
+from aioflow.task.network_input import InputEdge, NetworkInput
 
 
 class Selecting(Operator):

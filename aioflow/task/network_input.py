@@ -1,0 +1,407 @@
+"""The input of a task that reads what others produce: batches from gates.
+
+Two or more logical inputs alternate, one batch each, unless the operator asks for one of them. Watermarks of all channels meet in one
+valve, which also maps the watermarks between the records of a batch. After Flink's StreamMultipleInputProcessor.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from aioflow.core.elements import (
+    MIN_WATERMARK,
+    CancelCheckpointMarker,
+    CheckpointBarrier,
+    EndOfData,
+    EndOfPartition,
+    Event,
+    LatencyMarker,
+    RecordBatch,
+    Watermark,
+    WatermarkStatus,
+    empty_batch,
+)
+from aioflow.network.gate import EndOfDataStatus, InputGate, SharedAvailability
+from aioflow.operators.valve import StatusWatermarkValve
+from aioflow.task.barriers import InputBarriers
+from aioflow.task.inflight import INPUT, RESTORED
+from aioflow.task.input import InputStatus
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from aioflow.core.availability import Availability
+    from aioflow.network.gate import InputChannel
+    from aioflow.operators.operator import Operator
+    from aioflow.task.barriers import BarrierListener
+    from aioflow.task.inflight import InFlightCapture, InFlightLog, RestoredPlace
+    from aioflow.task.input import InputConsumer
+
+__all__ = ["GateInput", "InputEdge", "NetworkInput"]
+
+
+class InputAvailability(SharedAvailability):
+    """Up while a gate of one input is, and counts for the task's: an operator that wants one input waits for that one alone."""
+
+    __slots__ = ("_task",)
+
+    def __init__(self, task: SharedAvailability) -> None:
+        super().__init__()
+        self._task = task
+
+    def part_up(self) -> None:
+        super().part_up()
+        self._task.part_up()
+
+    def part_down(self) -> None:
+        super().part_down()
+        self._task.part_down()
+
+
+class InputEdge(NamedTuple):
+    """What a task reads over one edge."""
+
+    channels: Sequence[InputChannel]
+    input_index: int
+    """The logical input that it belongs to."""
+    edge_id: int = -1
+    may_be_overtaken: bool = False
+    """Whether barriers may go ahead of its data."""
+
+
+@dataclass(slots=True)
+class GateInput:
+    """The gate of one edge, which logical input it belongs to, and where its channels stand in the valve."""
+
+    gate: InputGate
+    input_index: int
+    first_channel: int
+    edge_id: int
+    may_be_overtaken: bool
+
+
+@dataclass(slots=True)
+class _RestoredChannel:
+    """What is left of the data that was in flight in one channel."""
+
+    part: GateInput
+    channel: int
+    """In the valve."""
+    index: int | None
+    """In the gate. None: the channel is there no more, and ends with this data."""
+    elements: deque[RecordBatch | Event]
+
+
+class NetworkInput:
+    """All gates of a task with inputs."""
+
+    def __init__(self, edges: Sequence[InputEdge], consumer: InputConsumer, head: Operator) -> None:
+        self._availability = SharedAvailability()
+        self._of_input: dict[int, InputAvailability] = {}
+        self._inputs: list[GateInput] = []
+        channels = 0
+        for edge in edges:
+            own = self._of_input.setdefault(edge.input_index, InputAvailability(self._availability))
+            gate = InputGate(edge.channels, own)
+            self._inputs.append(GateInput(gate, edge.input_index, channels, edge.edge_id, edge.may_be_overtaken))
+            channels += len(edge.channels)
+        self._channels = channels
+        self._valve = StatusWatermarkValve(channels)
+        self._consumer = consumer
+        self._head = head
+        self._turn = 0
+        self._logical = sorted({part.input_index for part in self._inputs})
+        self._ended: set[int] = set()
+        self._stopped: set[int] = set()
+        """Channels that ended without draining."""
+        self._barriers: InputBarriers | None = None
+        self._urgently: Callable[[Callable[[], None], str], None]
+        self._priority_due = False
+        self._restored: deque[_RestoredChannel] | None = None
+        self._restored_time: list[Watermark | WatermarkStatus] = []
+        self._capture: InFlightCapture | None = None
+        self._capture_id = -1
+        self._capturing: dict[int, InFlightLog] = {}
+        """Channels whose barrier was overtaken and has not come: what they bring is kept with the checkpoint."""
+        self._left_behind: dict[int, list[bytes | Event]] = {}
+        """By channel: what a barrier that came ahead of its turn has overtaken on this side, for the checkpoint that is due."""
+        self._left_behind_id = -1
+        self.records_in = 0
+
+    def align(
+        self,
+        listener: BarrierListener,
+        now_ms: Callable[[], int],
+        schedule: Callable[[int, Callable[[int], None]], Any],
+        urgently: Callable[[Callable[[], None], str], None],
+    ) -> None:
+        """Let barriers take effect; `listener` hears what they decide. See `InputBarriers`. `urgently(action, description)` runs an action
+        in the task soon, whatever it waits for: barriers that overtake are not to wait until there is room for records.
+        """
+        gates = [(part.gate, part.first_channel) for part in self._inputs]
+        never = [part.first_channel + i for part in self._inputs if not part.may_be_overtaken for i in range(part.gate.channel_count)]
+        self._barriers = InputBarriers(gates, listener, lambda: self.records_in, now_ms, schedule, never)
+        self._urgently = urgently
+        for part in self._inputs:
+            part.gate.tell_priority(self._on_priority, partial(self._on_announced, part.first_channel))
+
+    def debloat(self, records_max: int, now_s: Callable[[], float]) -> None:
+        """Keep asking the producers for batches that suit the speed of this task; see `BufferDebloater`."""
+        for part in self._inputs:
+            part.gate.debloat(records_max, now_s)
+
+    @property
+    def barriers(self) -> InputBarriers:
+        """The alignment of all channels; after `align`."""
+        assert self._barriers is not None, "a barrier came into an input whose barriers nobody listens to"
+        return self._barriers
+
+    @property
+    def availability(self) -> Availability:
+        """Raised when any gate has something; while the operator wants one input only, that input's own."""
+        wanted = self._wanted()
+        return self._availability if wanted is None else self._of_input[wanted]
+
+    @property
+    def current_watermark(self) -> int:
+        return self._valve.watermark
+
+    @property
+    def input_watermarks(self) -> list[int]:
+        """How far the event time of each logical input is, in their order."""
+        marks: dict[int, list[int]] = {index: [] for index in self._logical}
+        for part in self._inputs:
+            marks[part.input_index] += [self._valve.state_of(part.first_channel + i)[0] for i in range(part.gate.channel_count)]
+        return [min(found, default=MIN_WATERMARK) for found in marks.values()]
+
+    @property
+    def gates(self) -> list[InputGate]:
+        """Of each edge one, for whoever watches."""
+        return [part.gate for part in self._inputs]
+
+    @property
+    def queued_batches(self) -> int:
+        """Batches that wait in all channels."""
+        return sum(part.gate.queued_batches for part in self._inputs)
+
+    def emit_next(self, max_records: int) -> InputStatus:
+        """Poll the next gate in turn that has something, and hand on what it gave."""
+        inputs = self._inputs
+        wanted = self._wanted()
+        if self._restored is not None and self._emit_restored(wanted):
+            return InputStatus.MORE_AVAILABLE
+        for step in range(len(inputs)):
+            part = inputs[(self._turn + step) % len(inputs)]
+            if wanted is not None and part.input_index != wanted:
+                continue
+            polled = part.gate.poll() if not part.gate.is_finished else None
+            if polled is None:
+                continue
+            self._turn = (self._turn + step + 1) % len(inputs)
+            channel, element = polled
+            if self._capturing:
+                self._keep(part.first_channel + channel, element)
+            if type(element) is RecordBatch:
+                self._on_records(part, part.first_channel + channel, element)
+                return InputStatus.MORE_AVAILABLE
+            self._on_event(part, part.first_channel + channel, element)
+            return self._status() if isinstance(element, EndOfData) else InputStatus.MORE_AVAILABLE
+        return InputStatus.NOTHING_AVAILABLE
+
+    def close(self) -> None:
+        for part in self._inputs:
+            part.gate.close()
+
+    # Data in flight.
+
+    def restore(self, places: Sequence[RestoredPlace]) -> None:
+        """Process this before anything that comes: what was in flight, each channel from the event time at which it stood."""
+        by_edge = {part.edge_id: part for part in self._inputs}
+        gone = count(self._channels)
+        restored = self._restored = deque[_RestoredChannel]()
+        for place in places:
+            part, elements = by_edge[place.edge_id], deque(element for element, _ in place.elements)
+            if place.side == RESTORED:
+                restored.append(_RestoredChannel(part, next(gone), None, elements))
+            else:
+                restored.append(_RestoredChannel(part, part.first_channel + place.index, place.index, elements))
+        self._valve = StatusWatermarkValve(next(gone))
+        for place, one in zip(places, restored, strict=True):
+            self._valve.restore(one.channel, place.watermark, place.idle)
+        self._restored_time = self._valve.restored()
+
+    @property
+    def has_restored(self) -> bool:
+        """Whether data that was in flight is still to be processed: then it is part of every checkpoint."""
+        return self._restored is not None and any(one.elements for one in self._restored)
+
+    def begin_capture(self, capture: InFlightCapture, checkpoint_id: int, overtaken: Sequence[int]) -> None:
+        """Keep in `capture` what waits on this side, and from now on what the channels `overtaken` bring until their barriers come."""
+        for part in self._inputs:
+            for index in range(part.gate.channel_count):
+                watermark, idle = self._valve.state_of(part.first_channel + index)
+                capture.log(part.edge_id, INPUT, index, watermark, idle=idle)
+        for number, one in enumerate(self._restored or ()):
+            if one.index is None:
+                watermark, idle = self._valve.state_of(one.channel)
+                capture.add(capture.log(one.part.edge_id, RESTORED, number, watermark, idle=idle), one.elements)
+            else:
+                capture.add(capture.log(one.part.edge_id, INPUT, one.index), one.elements)
+        left_behind, self._left_behind = self._left_behind, {}
+        if self._left_behind_id == checkpoint_id:
+            for channel, elements in left_behind.items():
+                capture.add(self._log_of(capture, channel), elements)
+        self._capture, self._capture_id = capture, checkpoint_id
+        self._capturing = {channel: self._log_of(capture, channel) for channel in overtaken}
+        for channel in overtaken:
+            part = self._part_of(channel)
+            part.gate.hurry(channel - part.first_channel, checkpoint_id)
+
+    def captured(self, checkpoint_id: int, channel: int) -> None:
+        """Its barrier has come."""
+        if checkpoint_id == self._capture_id:
+            self._capturing.pop(channel, None)
+
+    def end_capture(self, checkpoint_id: int) -> None:
+        """All barriers have come, or the checkpoint was given up. Idempotent."""
+        if checkpoint_id == self._capture_id:
+            self._capture, self._capturing = None, {}
+
+    def _keep(self, channel: int, element: RecordBatch | Event) -> None:
+        log = self._capturing.get(channel)
+        if log is not None and self._capture is not None:
+            self._capture.add(log, (element,))
+
+    def _log_of(self, capture: InFlightCapture, channel: int) -> InFlightLog:
+        part = self._part_of(channel)
+        return capture.log(part.edge_id, INPUT, channel - part.first_channel)
+
+    def _part_of(self, channel: int) -> GateInput:
+        return next(part for part in reversed(self._inputs) if part.first_channel <= channel)
+
+    def _emit_restored(self, wanted: int | None) -> bool:
+        """Hand on the next element that was in flight, each channel in turn. False if nothing that may be read now is left."""
+        restored = self._restored
+        assert restored is not None
+        if self._restored_time:
+            told, self._restored_time = self._restored_time, []
+            self._tell_time(told)
+        for _ in range(len(restored)):
+            one = restored.popleft()
+            if wanted is not None and one.part.input_index != wanted:
+                restored.append(one)
+                continue
+            if not one.elements:
+                # Whoever sends here now has told nothing yet: it is active until it says otherwise.
+                ended = one.index is None
+                outputs = self._valve.input_finished(one.channel) if ended else self._valve.input_status(one.channel, False)
+                self._tell_time(outputs)
+                continue
+            element = one.elements.popleft()
+            restored.append(one)
+            if isinstance(element, RecordBatch):
+                self._on_records(one.part, one.channel, element)
+            else:
+                self._on_event(one.part, one.channel, element)
+            return True
+        if not restored:
+            self._restored = None
+        return False
+
+    def _on_priority(self) -> None:
+        if not self._priority_due:
+            self._priority_due = True
+            self._urgently(self._poll_priority, "barriers that overtake")
+
+    def _poll_priority(self) -> None:
+        """Take in the barriers that overtake, and nothing else."""
+        self._priority_due = False
+        for part in self._inputs:
+            while part.gate.has_priority_event:
+                polled = part.gate.poll()
+                if polled is None:
+                    break
+                self._on_event(part, part.first_channel + polled[0], polled[1])
+
+    def _on_announced(self, first_channel: int, index: int, barrier: CheckpointBarrier) -> None:
+        self._urgently(partial(self._announce, first_channel + index, barrier), "announced barrier")
+
+    def _announce(self, channel: int, barrier: CheckpointBarrier) -> None:
+        self.barriers.announce(channel, barrier)
+        if channel in self._capturing and self._capture_id == barrier.checkpoint_id:
+            part = self._part_of(channel)
+            part.gate.hurry(channel - part.first_channel, barrier.checkpoint_id)
+
+    def _on_barrier(self, part: GateInput, channel: int, barrier: CheckpointBarrier) -> None:
+        overtaken = part.gate.overtaken(channel - part.first_channel)
+        log = self._capturing.get(channel)
+        if overtaken and self._capture is not None and log is not None:
+            self._capture.add(log, overtaken)
+        elif overtaken:
+            if barrier.checkpoint_id > self._left_behind_id:
+                self._left_behind, self._left_behind_id = {}, barrier.checkpoint_id
+            if barrier.checkpoint_id == self._left_behind_id:
+                self._left_behind[channel] = overtaken
+        self.barriers.barrier(channel, barrier)
+
+    def _wanted(self) -> int | None:
+        """The one input that the operator asks for, as long as that one has not ended."""
+        wanted = self._head.next_input() if len(self._logical) > 1 else None
+        return None if wanted in self._ended else wanted
+
+    def _on_records(self, part: GateInput, channel: int, batch: RecordBatch) -> None:
+        batch = self._valve.input_batch(channel, batch)
+        self.records_in += len(batch.values)
+        self._consumer.on_batch(batch, part.input_index)
+
+    def _on_event(self, part: GateInput, channel: int, event: Event | RecordBatch) -> None:
+        if isinstance(event, Watermark):
+            self._advance(self._valve.input_watermark(channel, event.timestamp))
+        elif isinstance(event, WatermarkStatus):
+            self._tell_time(self._valve.input_status(channel, event.idle))
+        elif isinstance(event, EndOfData):
+            if not event.drain:
+                self._stopped.add(channel)
+            self._on_end_of_data(part)
+        elif isinstance(event, EndOfPartition):
+            # What was stopped goes on later from where it is: its event time stays, and holds back what it did.
+            if channel not in self._stopped:
+                self._tell_time(self._valve.input_finished(channel))
+            if self._barriers is not None:
+                self._barriers.end_of_partition(channel)
+        elif isinstance(event, CheckpointBarrier):
+            self._on_barrier(part, channel, event)
+        elif isinstance(event, CancelCheckpointMarker):
+            self.barriers.cancel(channel, event)
+        elif isinstance(event, LatencyMarker):
+            self._consumer.on_event(event)
+
+    def _tell_time(self, outputs: Sequence[Watermark | WatermarkStatus]) -> None:
+        for output in outputs:
+            if isinstance(output, WatermarkStatus):
+                self._consumer.on_status(output.idle)
+            else:
+                self._advance(output.timestamp)
+
+    def _advance(self, watermark: int | None) -> None:
+        if watermark is not None and watermark != MIN_WATERMARK:
+            self._consumer.on_batch(empty_batch(watermark), self._logical[0])
+
+    def _on_end_of_data(self, part: GateInput) -> None:
+        index = part.input_index
+        parts = [p.gate.has_received_end_of_data for p in self._inputs if p.input_index == index]
+        if index not in self._ended and EndOfDataStatus.NOT_REACHED not in parts:
+            self._ended.add(index)
+            if EndOfDataStatus.STOPPED not in parts:
+                self._consumer.on_end_of_input(index)
+
+    def _status(self) -> InputStatus:
+        if len(self._ended) < len(self._logical):
+            return InputStatus.MORE_AVAILABLE
+        drained = all(part.gate.has_received_end_of_data is EndOfDataStatus.DRAINED for part in self._inputs)
+        return InputStatus.END_OF_DATA if drained else InputStatus.STOPPED
