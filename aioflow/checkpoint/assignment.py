@@ -107,6 +107,8 @@ def plan_restore(
         for _, state in found:
             if state.is_source:
                 sources[vertex.vertex_id] = state.source
+    if in_flight is not None and not in_flight.is_dealt_out:
+        raise _changed(checkpoint)
     return RestorePlan(tasks, sources)
 
 
@@ -243,11 +245,15 @@ def _keeps_channels(checkpoint: CompletedCheckpoint, vertices: Sequence[Checkpoi
         fits = fits and (not uids or uids == chains.get(head))
         fits = fits and all(channel.edge_id in edges or channel.side == "chain" for channel in state.channels)
     if not fits:
-        raise RestoreError(
-            f"{_title(checkpoint)} is unaligned, it holds data in flight between operators, and the flow has changed since; restore it "
-            "with the same operators, chained alike, or restore a savepoint, which holds none"
-        )
+        raise _changed(checkpoint)
     return True
+
+
+def _changed(checkpoint: CompletedCheckpoint) -> RestoreError:
+    return RestoreError(
+        f"{_title(checkpoint)} is unaligned, it holds data in flight between operators, and the flow has changed since; restore it with "
+        "the same operators, chained alike, and the same exchanges between them, or restore a savepoint, which holds none"
+    )
 
 
 class InFlightPlan:
@@ -266,6 +272,13 @@ class InFlightPlan:
             for (head, subtask), state in checkpoint.subtasks.items()
             for channel in state.channels
         }
+        self._left = dict.fromkeys(self._files)
+
+    @property
+    def is_dealt_out(self) -> bool:
+        """Whether all of it has been given to somebody, once every subtask has its part: an exchange that became another one may reach
+        fewer subtasks."""
+        return not self._left
 
     def restore(self, vertex: CheckpointedVertex, index: int) -> tuple[InFlightRestore, ...]:
         """The part of subtask `index` of `vertex`."""
@@ -278,6 +291,7 @@ class InFlightPlan:
             if head == vertex.uid and side in ("chain", "restored") and (dealt or subtask == index):
                 rest = subtask % vertex.parallelism == index
                 found.append(InFlightRestore(edge_id, side, place, (file,), dealt=dealt, takes_rest=rest))
+                self._left.pop((head, subtask, edge_id, side, place), None)
         return tuple(found)
 
     def _is_same(self, vertex: CheckpointedVertex, read: VertexInput) -> bool:
@@ -307,8 +321,11 @@ class InFlightPlan:
         self, consumer: str, subtask: int, producer: str, channel: int, read: VertexInput, side: str, place: int
     ) -> InFlightRestore | None:
         """What was on its way from subtask `channel` of the producer to subtask `subtask` of the consumer."""
-        first = self._files.get((consumer, subtask, read.edge_id, "input", channel))
-        second = self._files.get((producer, channel, read.edge_id, "output", subtask))
+        at_consumer = (consumer, subtask, read.edge_id, "input", channel)
+        at_producer = (producer, channel, read.edge_id, "output", subtask)
+        first, second = self._files.get(at_consumer), self._files.get(at_producer)
+        self._left.pop(at_consumer, None)
+        self._left.pop(at_producer, None)
         files = tuple(file for file in (first, second) if file is not None)
         return InFlightRestore(read.edge_id, side, place, files, has_head=first is not None) if files else None
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aioflow.checkpoint.assignment import OperatorRestore, TaskRestore, assign_splits, plan_restore
+from aioflow.checkpoint.assignment import OperatorRestore, RestorePlan, TaskRestore, assign_splits, plan_restore
 from aioflow.checkpoint.completed import CheckpointedOperator, CheckpointKind, CompletedCheckpoint
 from aioflow.checkpoint.plan import CheckpointedVertex, VertexInput
 from aioflow.checkpoint.source_state import SplitState
@@ -250,6 +250,26 @@ def test_data_in_flight_is_dealt_out_although_the_exchange_is_one_to_one_now() -
 def test_data_in_flight_refuses_another_shape(vertices: list[CheckpointedVertex]) -> None:
     with pytest.raises(RestoreError, match=r"checkpoint 7 of flow 'counts' is unaligned, .* or restore a savepoint, which holds none"):
         plan_restore(in_flight(2), vertices)
+
+
+def test_data_in_flight_that_nobody_would_take_is_refused() -> None:
+    """F6: each producer reached every consumer, and reaches one of its own now: what was on its way to the others would be lost."""
+    outputs = [tuple(ChannelStateHandle(4, "output", i, blob(f"{producer}-{i}")) for i in range(2)) for producer in range(2)]
+    subtasks = {("map", i): SubtaskState((OperatorStateHandle("map"),), outputs[i]) for i in range(2)}
+    subtasks |= {("count", i): SubtaskState((OperatorStateHandle("count"),)) for i in range(2)}
+    operators = (an_operator("map", 2), an_operator("count", 2))
+    checkpoint = CompletedCheckpoint(checkpoint_id=7, flow="counts", operators=operators, subtasks=subtasks)
+
+    def restored(read: VertexInput) -> RestorePlan:
+        return plan_restore(checkpoint, [a_vertex(0, an_operator("map", 2)), replace(a_vertex(1, an_operator("count", 2)), inputs=(read,))])
+
+    everything = restored(VertexInput(0, edge_id=4, may_be_overtaken=True))
+    assert [[f.name for c in everything.tasks[1, i].channels for f in c.files] for i in range(2)] == [
+        ["state/0-0", "state/1-0"],
+        ["state/0-1", "state/1-1"],
+    ]
+    with pytest.raises(RestoreError, match=r"the same exchanges between them, or restore a savepoint, which holds none"):
+        restored(VertexInput(0, ((0,), (1,)), edge_id=4))
 
 
 # Sources.
