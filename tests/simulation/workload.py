@@ -194,8 +194,9 @@ def window_row(row: Any) -> list[int]:
     return [row.key, row.start, row.value]
 
 
-def world_flow(parallelism: int, *, asked: str, ordered: bool) -> af.Flow:
-    """The flow, as a program that is started with these settings builds it. `asked`: the sources whose records are enriched."""
+def world_flow(parallelism: int, *, asked: str, ordered: bool, slow: bool) -> af.Flow:
+    """The flow, as a program that is started with these settings builds it. `asked`: the sources whose records are enriched; `slow`: all
+    are once more, one at a time and behind an exchange by key, where they pile up."""
     strategy: Any = af.WatermarkStrategy.bounded_out_of_orderness(f"{LAG_MS}ms", timestamp=time_of)
     splits = shared().data.splits
     flow = af.Flow("world", parallelism=parallelism, max_parallelism=8)
@@ -204,6 +205,8 @@ def world_flow(parallelism: int, *, asked: str, ordered: bool) -> af.Flow:
         stream = flow.source(Numbers(name), uid=name, watermarks=strategy, parallelism=min(parallelism, splits[name]))
         streams.append(stream.map(enrich, concurrency=3, ordered=ordered, uid=f"enrich {name}") if name in asked else stream)
     records = streams[0].union(*streams[1:])
+    if slow:
+        records = records.key_by(key_of).map(enrich, concurrency=1, uid="slow")
     records.key_by(key_of).process(Counting, uid="count").sink(DatabaseSink(database), uid="database")
     windows = records.key_by(key_of).window(af.tumbling(f"{WINDOW_MS}ms")).aggregate(af.count(), uid="windows")
     windows.map(window_row, uid="rows").sink(af.io.jsonl(OUT), uid="files")

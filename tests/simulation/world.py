@@ -49,7 +49,9 @@ GETS_ON_S = 0.2
 WORKERS_GET_ON_S = 0.5
 """They wait for so long at most: some faults are those that hold it up. Workers take longer to start."""
 
-AT_ONCE = 64
+AT_ONCE, ANSWER_S = 64, 1e-3
+"""When all is well: how many records a source reads at a time, and how long answers take."""
+
 STORE = "/store"
 KINDS = ("kill", "power", "pause", "disk", "user", "lost", "repeated", "down", "savepoint", "stop")
 """What may happen. The first four are `Faults`, the rest is inflicted here."""
@@ -91,6 +93,8 @@ class Settings:
     asked: str
     answer_s: float
     ordered: bool
+    slow: bool
+    """There is always something in flight."""
 
     @staticmethod
     def drawn(seed: int, *, workers: bool = False) -> Settings:
@@ -129,6 +133,7 @@ class Settings:
             asked=rng.choice(("", "a", "b", "ab")),
             answer_s=rng.choice((2e-3, 6e-3, 2e-2)),
             ordered=rng.random() < 0.5,
+            slow=bool(unaligned) and rng.random() < 0.7,
         )
 
 
@@ -181,7 +186,7 @@ class World:
         if self.oracle.complete:
             return 0
         self.starts += 1
-        flow = world_flow(host.rng.choice(settings.parallelism), asked=settings.asked, ordered=settings.ordered)
+        flow = world_flow(host.rng.choice(settings.parallelism), asked=settings.asked, ordered=settings.ordered, slow=settings.slow)
         options: dict[str, Any] = {
             "host": host,
             "checkpoints": f"file://{STORE}",
@@ -301,6 +306,7 @@ class World:
         """Whatever is in trouble is well again, and what input is left comes at once."""
         self.calm = True
         self.shared.pace_s, self.shared.burst = dict.fromkeys(self.shared.pace_s, 0.0), AT_ONCE
+        self.shared.answer_s = ANSWER_S
         self.shared.fails.clear()
         self.database.lost = self.database.repeated = 0.0
         self.database.down = False
