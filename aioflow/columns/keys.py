@@ -34,6 +34,8 @@ class KeyEncoder:
     def __init__(self) -> None:
         self.entries: list[Any] = []
         self._index: dict[Any, int] = {}
+        self._kinds: set[type] = set()
+        self._ints = np.empty(0, np.int64)  # The entries, as long as they are ints.
         self._table = np.empty(0, np.int32)  # Code of the int `_low + i`, -1: none yet.
         self._low = 0
         self._known: tuple[list[Any] | None, np.ndarray] = (None, np.empty(0, np.int32))
@@ -64,14 +66,26 @@ class KeyEncoder:
 
     def _of_list(self, keys: Any) -> np.ndarray:
         index, entries = self._index, self.entries
-        codes = []
-        for key in keys:
-            code = index.get(key)
-            if code is None:
-                code = index[key] = len(entries)
-                entries.append(key)
-            codes.append(code)
+        codes = list(map(index.get, keys))
+        if None in codes:
+            for at, key in enumerate(keys):
+                if codes[at] is None:
+                    code = index.get(key)  # It may have come twice.
+                    if code is None:
+                        code = index[key] = len(entries)
+                        entries.append(key)
+                        self._kinds.add(type(key))
+                    codes[at] = code
         return np.array(codes, np.int64)
+
+    def decode(self, codes: np.ndarray) -> Column:
+        """The keys of `codes`."""
+        if self._kinds == {int}:
+            known = len(self._ints)
+            if known < len(self.entries):
+                self._ints = np.concatenate([self._ints, np.array(self.entries[known:], np.int64)])
+            return NumberColumn(self._ints[codes])
+        return CodedColumn(codes.astype(np.int32), self.entries)
 
     def _of_entries(self, entries: list[Any]) -> np.ndarray:
         """Code of each entry of a coded column. Batches cut from one share the list, which may have grown at its end."""

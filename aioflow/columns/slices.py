@@ -13,7 +13,7 @@ import numpy as np
 from aioflow.columns.cells import Cells, Inputs, Plan
 from aioflow.columns.expressions import NotOnColumns
 from aioflow.columns.keys import KeyEncoder
-from aioflow.core.column_batch import CodedColumn, Column, ColumnBatch, NumberColumn
+from aioflow.core.column_batch import Column, ColumnBatch, NumberColumn
 from aioflow.core.functions import WindowResult
 
 __all__ = ["SliceColumns"]
@@ -40,8 +40,7 @@ class SliceColumns:
         if not isinstance(values, ColumnBatch):
             raise NotOnColumns("the values are no records of columns")
         inputs = self._plan.inputs(values)
-        largest = max((len(cells.arrival) for cells in self._cells.values()), default=0)
-        if len(self._encoder) > max(KEYS_MIN, 4 * largest):
+        if len(self._encoder) > KEYS_MIN and len(self._encoder) > 4 * max((len(c.arrival) for c in self._cells.values()), default=0):
             for start in list(self._cells):
                 self.release(start)
             self._encoder = KeyEncoder()
@@ -87,16 +86,9 @@ class SliceColumns:
                 return None
         count = len(codes)
         columns: dict[str, Column] = {
-            "key": self._keys(codes),
+            "key": self._encoder.decode(codes),
             "start": NumberColumn(np.full(count, begin, np.int64)),
             "end": NumberColumn(np.full(count, end, np.int64)),
             "value": whole.results(codes),
         }
         return ColumnBatch(columns, count, WindowResult)
-
-    def _keys(self, codes: np.ndarray) -> Column:
-        entries = self._encoder.entries
-        chosen = list(map(entries.__getitem__, codes.tolist()))
-        if set(map(type, chosen)) == {int}:
-            return NumberColumn(np.array(chosen, np.int64))
-        return CodedColumn(np.arange(len(chosen), dtype=np.int32), chosen)

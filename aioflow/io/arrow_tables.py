@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ArrowFiles", "ArrowTable", "arrow"]
 
-PAGE_ROWS = 65_536
+PAGE_ROWS = 131_072
 """Rows of a table that are made columns at a time: one dictionary of its texts for so many."""
 
 ONLY_SPLIT = "0"

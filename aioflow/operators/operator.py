@@ -136,6 +136,9 @@ class Operator:
     reads_columns = False
     """Whether it has use for a batch of columns; if not, it is given no more of one at a time than of rows."""
 
+    calls_functions = False
+    """Whether it calls functions of the application also where it reads columns: of them nobody knows how long they take."""
+
     availability: Availability = AVAILABLE
     """Raised when `room()` became positive again, or when `busy` ended. The chain waits on it."""
 

@@ -68,6 +68,7 @@ class StatelessOperator(Operator):
         """How many of the functions have given no result yet: what the loop was made for."""
         self._column_steps = _column_steps(self.steps)
         self.reads_columns = bool(self._column_steps)
+        self.calls_functions = len(self._column_steps) < len(self.steps)
         self._on_columns: Callable[[RecordBatch], RecordBatch] | None = None
         self._rest: StatelessOperator | None = None
         """The steps that follow those on columns."""

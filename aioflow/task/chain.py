@@ -32,6 +32,9 @@ SLICE_NS = 2_000_000
 BATCH_RECORDS_MAX = 1024
 """Records that one stage takes at a time; larger batches leave the processor's cache (W2 loses a third at 4,096)."""
 
+COLUMN_RECORDS_LEAST = 1024
+"""Of a batch of columns a stage without functions of the application takes no less at a time: numpy costs as much for one record."""
+
 SLOW_NS = 100_000_000
 """A stage that takes longer at one go holds up everything else on the loop: it is named."""
 
@@ -61,8 +64,8 @@ class _Stage:
 
     __slots__ = (
         "asks_room",
+        "column_least",
         "column_limit",
-        "column_ns",
         "fan_out",
         "first",
         "last",
@@ -88,8 +91,8 @@ class _Stage:
         self.limit = 1  # Until its cost is known, one record: a function of a second must not run a thousand times in a slice.
         # Of a batch of columns it takes more at a time, and what that costs a record says nothing about rows.
         self.reads_columns = operator.reads_columns
-        self.column_ns = 0.0
-        self.column_limit = BATCH_RECORDS_MAX
+        self.column_least = 1 if operator.calls_functions else COLUMN_RECORDS_LEAST
+        self.column_limit = self.column_least
         self.records_in = 0
         self.records_out = 0
         self.taps: tuple[Tap, ...] = ()
@@ -164,7 +167,7 @@ class OperatorChain:
             measured = before.get((stage.first, stage.last))
             if measured is not None:
                 stage.ns_per_record, stage.fan_out, stage.limit = measured.ns_per_record, measured.fan_out, measured.limit
-                stage.column_ns, stage.column_limit = measured.column_ns, measured.column_limit
+                stage.column_limit = measured.column_limit
             stage.taps = self._taps.get(stage.last, ())
             stage.records_in = counts.get(stage.first, (0, 0))[0]
             stage.records_out = counts.get(stage.last, (0, 0))[1]
@@ -314,7 +317,7 @@ class OperatorChain:
             finished = perf_ns()
             if taken:
                 if stage.reads_columns and type(part.values) is not list:
-                    self._measure_columns(stage, (finished - now) / taken)
+                    self._measure_columns(stage, finished - now)
                 else:
                     self._measure(stage, (finished - now) / taken, len(out.values) / taken)
             if finished - now > SLOW_NS and self.operators:  # Without any it is the source that was slow, or leaving.
@@ -369,10 +372,12 @@ class OperatorChain:
         stage.waiting[0] = (batch, stop, input_index)
         return batch.slice(start, stop), input_index
 
-    def _measure_columns(self, stage: _Stage, ns_per_record: float) -> None:
-        old = stage.column_ns
-        stage.column_ns = ns = ns_per_record if ns_per_record > 4 * old else old + (ns_per_record - old) / 8
-        stage.column_limit = max(1, int(self._slice_ns / ns)) if ns * COLUMN_RECORDS_MAX > self._slice_ns else COLUMN_RECORDS_MAX
+    def _measure_columns(self, stage: _Stage, spent_ns: int) -> None:
+        # Not by the cost of a record: most of what a small batch costs is the batch, and it would be made smaller and smaller.
+        if spent_ns > 2 * self._slice_ns:
+            stage.column_limit = max(stage.column_limit // 2, stage.column_least)
+        elif spent_ns < self._slice_ns:
+            stage.column_limit = min(stage.column_limit * 2, COLUMN_RECORDS_MAX)
 
     def _measure(self, stage: _Stage, ns_per_record: float, fan_out: float) -> None:
         # A jump up counts at once, so that a function that turned slow holds the loop for one slice only; down it is smoothed.

@@ -1,11 +1,12 @@
 """The input of a source task: polls a SourceReader, stamps event time, and turns "nothing now" into availability.
 
-Watermarks are made here, split by split: every split has its own generator, and the task's watermark is the least of those that are not
-idle; a split that was read to its end counts as the end of time. So a reader that takes one file after the other makes nothing late.
+Watermarks are made here, split by split: every split has its own generator, and the task's watermark is the least of theirs; a split that
+was read to its end counts as the end of time. So a reader that takes one file after the other makes nothing late.
 A reader tells which split its last batch came from in `current_split`; without that attribute it reads one stream.
 
-Idleness counts the time during which the reader was asked and had nothing; it pauses while nobody asks. A poll takes as many records as
-the slice has time for, measured here.
+Idleness counts the time during which the reader was asked and had nothing; it pauses while nobody asks. It is that of the reader, not of a
+split: one that waits for its turn is not silent, and only the reader knows. A poll takes as many records as the slice has time for,
+measured here.
 """
 
 from __future__ import annotations
