@@ -10,6 +10,7 @@ import pytest
 from aioflow.task.chain import OperatorChain
 from benchmarks import (
     bare,
+    bench_columns,
     bench_latency,
     bench_monitor,
     bench_rocksdb,
@@ -92,6 +93,12 @@ def test_stages_are_unwrapped_after_an_error() -> None:
         assert OperatorChain.run is not original
         raise ZeroDivisionError
     assert OperatorChain.run is original
+
+
+def test_rows_and_columns_are_compared_and_reported(capsys: pytest.CaptureFixture[str]) -> None:
+    report = bench_columns.main(["--records", "400", "--factor", "2", "--rounds", "1"])
+    assert [row["workload"] for row in report["workloads"]] == list(bench_columns.WORKLOADS)
+    assert json.loads(capsys.readouterr().out.splitlines()[-1]) == report
 
 
 def test_what_state_costs_is_reported(capsys: pytest.CaptureFixture[str]) -> None:

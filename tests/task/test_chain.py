@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aioflow.core.availability import Availability
+from aioflow.core.column_batch import COLUMN_RECORDS_MAX, ColumnBatch, ObjectColumn
 from aioflow.core.elements import RecordBatch, empty_batch
 from aioflow.core.scope import Scope
 from aioflow.network.builder import BATCH_RECORDS_MAX
@@ -414,3 +415,66 @@ def test_slicing_loses_and_reorders_nothing(batches: list[list[int]], size: int,
     world.drain()
     assert world.out == [v for values in batches for v in values if v % 3 for _ in (0, 1)]
     assert max(drops.sizes, default=0) <= size
+
+
+class Columns(Step):
+    """A step that reads columns; `fixed_ns` is what each piece costs, however small."""
+
+    reads_columns = True
+
+    def __init__(self, clock: Clock, cost_ns: int, fixed_ns: int = 0, *, calls_functions: bool = False) -> None:
+        super().__init__("columns", clock, cost_ns)
+        self.fixed_ns = fixed_ns
+        self.calls_functions = calls_functions
+
+    def process_batch(self, batch: RecordBatch) -> RecordBatch:
+        self.clock.now += self.fixed_ns
+        return super().process_batch(batch)
+
+
+def columns(count: int) -> RecordBatch:
+    return RecordBatch(ColumnBatch({"x": ObjectColumn(list(range(count)))}, count))  # type: ignore[arg-type]
+
+
+def test_whoever_reads_columns_gets_large_pieces_of_them_and_of_rows_what_it_has_time_for() -> None:
+    clock = Clock()
+    step = Columns(clock, 100)
+    world = World(step, clock=clock)
+    for _ in range(8):
+        world.chain.push(columns(COLUMN_RECORDS_MAX))
+        world.drain()
+    assert step.sizes[0] == 1024
+    assert max(step.sizes) == COLUMN_RECORDS_MAX
+    step.sizes.clear()
+    world.chain.push(RecordBatch(list(range(5_000))))
+    world.drain()
+    assert max(step.sizes) <= BATCH_RECORDS_MAX
+
+
+def test_whoever_reads_rows_gets_columns_in_pieces_of_rows() -> None:
+    clock = Clock()
+    step = Step("rows", clock, 100)
+    world = World(step, clock=clock)
+    world.chain.push(columns(COLUMN_RECORDS_MAX))
+    world.drain()
+    assert max(step.sizes) <= BATCH_RECORDS_MAX
+    assert world.out == [{"x": i} for i in range(COLUMN_RECORDS_MAX)]
+
+
+def test_pieces_of_columns_do_not_shrink_to_nothing_where_each_piece_is_dear() -> None:
+    clock = Clock()
+    step = Columns(clock, 10, fixed_ns=5_000_000)
+    world = World(step, clock=clock)
+    for _ in range(20):
+        world.chain.push(columns(COLUMN_RECORDS_MAX))
+        world.drain()
+    assert min(step.sizes) >= 1024
+
+
+def test_functions_behind_columns_begin_with_one_record() -> None:
+    clock = Clock()
+    step = Columns(clock, 10_000_000, calls_functions=True)
+    world = World(step, clock=clock)
+    world.chain.push(columns(20))
+    world.drain()
+    assert step.sizes == [1] * 20
