@@ -35,6 +35,7 @@ from aioflow.checkpoint.sweeping import sweep
 from aioflow.checkpoint.urls import flow_url, join_url
 from aioflow.cluster.checkpoint_settings import LATEST, CheckpointSettings
 from aioflow.cluster.checkpoint_shape import checkpointed_vertices
+from aioflow.cluster.fencing import StaleLeader
 from aioflow.cluster.restoring import RestorePoint, begin_anew, found_checkpoint, restore_point
 from aioflow.core.aio import cancel_and_wait, wait_all
 from aioflow.core.errors import CheckpointError, JobNotRunning, RestoreError
@@ -220,8 +221,12 @@ class JobCheckpoints:
             await self._release()
 
     async def abandon(self) -> None:
-        """Stop at once, and leave everything as it is."""
+        """Stop at once, and leave everything as it is. Who waits for a checkpoint or savepoint is told to ask the next leader."""
         self._over = True
+        for answer in self._waiting.values():
+            if not answer.done():
+                what = f"the leader of job {self._job_id} goes away, and does not do what it was asked; ask the next one"
+                answer.set_exception(StaleLeader(what))
         if self._timer is not None:
             self._timer.cancel()
         try:

@@ -11,10 +11,12 @@ import pytest
 from aioflow.checkpoint.urls import flow_url
 from aioflow.cluster.checkpoint_settings import CheckpointSettings
 from aioflow.cluster.execution_graph import JobStatus
+from aioflow.cluster.fencing import StaleLeader
 from aioflow.cluster.job_master import JobMaster
 from aioflow.cluster.restart import RestartPolicy, fixed_delay, no_restart
 from aioflow.cluster.task_executor import TaskExecutor
 from aioflow.core.aio import OrderedTaskGroup
+from aioflow.core.elements import CheckpointBarrier
 from aioflow.core.host import SystemHost
 from aioflow.core.metrics import MetricGroup
 from aioflow.graph.deployment import ExecutionAttemptId, ExecutionState, TaskDeploymentDescriptor
@@ -250,4 +252,36 @@ async def test_a_job_whose_leader_died_behind_the_savepoint_of_its_stop_ends_wit
     second = await led("1" * 32, recovered=True)
     assert second.stopped_with == first.stopped_with
     assert second.stop_error is None
+    await host.close()
+
+
+class Silent(Workers):
+    """A worker that never acknowledges a checkpoint."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.triggered = asyncio.Event()
+
+    def trigger_checkpoint(self, attempt: ExecutionAttemptId, barrier: CheckpointBarrier) -> None:
+        self.triggered.set()
+
+    def notify_checkpoint_complete(self, job_id: str, checkpoint_id: int) -> None: ...
+    def notify_checkpoint_aborted(self, job_id: str, checkpoint_id: int, latest_completed: int | None) -> None: ...
+
+
+@pytest.mark.parametrize("ask", [JobMaster.checkpoint, JobMaster.savepoint])
+async def test_who_waits_for_a_checkpoint_hears_that_the_leader_goes_away(group: OrderedTaskGroup, ask: Callable[..., Any]) -> None:
+    """I5.3: the job goes on under the next one, which knows nothing of what this one was asked."""
+    settings = CheckpointSettings(store="memory://left-while-asked", every_ms=3_600_000)
+    host = SystemHost()
+    job = JobMaster(host, "2" * 32, line(1, Endless()), no_restart(), group, checkpoints=settings)
+    workers = Silent()
+    await job.start(workers)
+    report(job, 0, ExecutionState.RUNNING)
+    asking = asyncio.ensure_future(ask(job))
+    await workers.triggered.wait()
+    await job.suspend()
+    async with asyncio.timeout(60):
+        with pytest.raises(StaleLeader, match="ask the next one"):
+            await asking
     await host.close()
