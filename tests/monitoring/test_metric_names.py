@@ -116,14 +116,25 @@ WORKER = tuple(
 
 
 class Pipeline:
-    """numbers -> by key, in windows -> sink, with event time and a checkpoint now and then."""
+    """numbers -> by key, with timers -> sink, with event time and a checkpoint now and then."""
 
     def __init__(self) -> None:
         self.flow = af.Flow("promises", parallelism=2)
         marks = af.WatermarkStrategy.bounded_out_of_orderness("1ms", timestamp=lambda number: number)
         source = self.flow.source(_numbers, name="numbers", watermarks=marks)
-        keyed = source.rebalance().map(lambda number: (number % 7, number), name="pairs").key_by(lambda pair: pair[0])
-        keyed.window(af.session("3ms")).aggregate(af.count(), name="windows").sink(af.io.blackhole(), name="nowhere")
+        keyed = source.rebalance().map(lambda number: (number % 71, number), name="pairs").key_by(lambda pair: pair[0])
+        keyed.process(Reminder(), name="reminders").sink(af.io.blackhole(), name="nowhere")
+
+
+class Reminder(af.KeyedProcessFunction[int, tuple[int, int], tuple[int, int]]):
+    """Sets a timer for each record."""
+
+    def process_element(self, value: tuple[int, int], ctx: Any) -> Any:
+        ctx.timer_service.register_event_time_timer(value[1] + 3)
+        return ()
+
+    def on_timer(self, timestamp: int, ctx: Any) -> Any:
+        yield ctx.current_key, timestamp
 
 
 async def _numbers() -> AsyncIterator[int]:
@@ -236,11 +247,11 @@ async def test_within_one_process_batches_are_counted_and_have_no_bytes() -> Non
     async with Pipeline().flow.run(stop_timeout="0s") as job:
         monitor = Monitor(monitored(job), MonitorOptions())
         (view,) = monitor.jobs()
+        def total(name: str) -> float:
+            return sum(one.get(name, 0) for one in monitor.metrics(view).all().values())
+
         async with asyncio.timeout(PATIENCE_S):
-            while True:
-                metrics = {name: values for (_, _), one in monitor.metrics(view).all().items() for name, values in one.items()}
-                if metrics.get("Shuffle.Netty.Input.numBuffersInLocal") and metrics.get("numFiredTimers"):
-                    break
+            while not (total("Shuffle.Netty.Input.numBuffersInLocal") and total("numFiredTimers")):
                 await asyncio.sleep(0.05)
-        assert metrics["Shuffle.Netty.Input.numBytesInLocal"] == metrics["numBytesOut"] == 0
-        assert metrics["Shuffle.Netty.Input.Buffers.inPoolUsage"] == 0
+        for name in ("Shuffle.Netty.Input.numBytesInLocal", "numBytesOut", "Shuffle.Netty.Input.Buffers.inPoolUsage"):
+            assert total(name) == 0, name
