@@ -22,6 +22,7 @@ from aioflow.network.security import Security
 from aioflow.spark.headquarters import Headquarters
 from aioflow.spark.worker import LOST_DRIVER, RETRIED, WorkerTask
 from aioflow.task.environment import TaskOptions
+from tests.integration.clusters import ROOT
 from tests.integration.processes import eventually
 
 SECRET = b"s" * 32
@@ -44,7 +45,7 @@ class Provider:
         if self.process is None:
             assert self.headquarters is not None
             _, port = self.headquarters.address
-            self.process = subprocess.Popen([sys.executable, "-c", SERVE, str(port)])
+            self.process = subprocess.Popen([sys.executable, "-c", SERVE, str(port)], cwd=ROOT)
 
     def registered(self, worker_id: str) -> None:
         self.came.set()
@@ -85,7 +86,7 @@ async def headquarters_for(provider: Provider, silence_s: float) -> AsyncIterato
 async def test_an_idle_worker_ends_with_its_driver_by_itself(provider: Provider) -> None:
     async with headquarters_for(provider, 10):
         assert not provider.is_over()
-    await eventually(provider.is_over, within_s=60)
+    await eventually(provider.is_over, within_s=40)
     assert provider.process is not None and provider.process.returncode == 0
 
 
@@ -98,7 +99,7 @@ async def test_a_worker_whose_loop_is_held_ends_with_its_driver_all_the_same(pro
             await client.submit("job", submission_of(build_job_graph(flow.graph), no_restart(), TaskOptions()))
         await eventually(lambda: Path(place).exists())
         assert not provider.is_over()
-    await eventually(provider.is_over, within_s=60)
+    await eventually(provider.is_over, within_s=40)
     assert provider.process is not None and provider.process.returncode == LOST_DRIVER
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 from collections.abc import Mapping
 from typing import Any
@@ -92,6 +93,11 @@ async def test_a_flow_that_uses_another_session_is_refused() -> None:
         await source.collect(on=af.SparkWorkers("local[2]"))
 
 
+async def test_a_master_that_does_not_answer_is_named() -> None:
+    with pytest.raises(af.SparkError, match=r"no Spark master answers at spark://127.0.0.1:1 "):
+        await flow().collect(on=af.SparkWorkers("spark://127.0.0.1:1", workers=2))
+
+
 def test_the_secret_is_not_shown() -> None:
     assert "s3cr3t" not in repr(WorkerTask("spark-1", "127.0.0.1", 1, b"s3cr3t"))
 
@@ -130,3 +136,17 @@ async def test_libraries_that_executors_lack_are_named_at_the_start(spark: Spark
     monkeypatch.setattr(SparkWorkersRun, "_task_of", lacking)
     with pytest.raises(af.SparkError, match=r"a worker cannot start in Spark: .*python.* lacks no_such_module.*pip install"):
         await flow().collect(on=af.SparkWorkers("local[2]", workers=1, bridge=spark))
+
+
+async def test_cancelled_while_its_workers_start_it_leaves_none_behind(spark: SparkBridge) -> None:
+    session = await spark.session()
+    tracker = session.sparkContext.statusTracker()
+    running = asyncio.ensure_future(flow().collect(on=af.SparkWorkers("local[2]", workers=1, bridge=spark)))
+    async with asyncio.timeout(120):
+        while not await spark.call(lambda: list(tracker.getActiveJobsIds())):
+            await asyncio.sleep(0.01)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        while await spark.call(lambda: list(tracker.getActiveJobsIds())):
+            await asyncio.sleep(0.01)
