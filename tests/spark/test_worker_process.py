@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import subprocess
 import sys
 import threading
@@ -18,15 +19,16 @@ from aioflow.cluster.submission import ClusterClient, submission_of
 from aioflow.cluster.whereabouts import Whereabouts
 from aioflow.core.host import SystemHost
 from aioflow.graph.job_graph import build_job_graph
-from aioflow.network.security import Security
+from aioflow.network.security import Security, TlsFiles
 from aioflow.spark.headquarters import Headquarters
 from aioflow.spark.worker import LOST_DRIVER, RETRIED, WorkerTask
 from aioflow.task.environment import TaskOptions
 from tests.integration.clusters import ROOT
 from tests.integration.processes import eventually
+from tests.network.certificates import Authority
 
 SECRET = b"s" * 32
-SERVE = "import sys; from aioflow.spark.worker import WorkerTask; WorkerTask('worker-1', '127.0.0.1', int(sys.argv[1]), b's' * 32)._serve()"
+SERVE = "import pickle, sys; pickle.load(sys.stdin.buffer)._serve()"
 
 pytestmark = pytest.mark.integration
 
@@ -38,14 +40,18 @@ class Provider:
 
     def __init__(self) -> None:
         self.headquarters: Headquarters | None = None
+        self.tls: tuple[str, str, str] | None = None
         self.process: subprocess.Popen[bytes] | None = None
         self.came = threading.Event()
 
     def start_workers(self, count: int, failed: Callable[[], object]) -> None:
         if self.process is None:
             assert self.headquarters is not None
-            _, port = self.headquarters.address
-            self.process = subprocess.Popen([sys.executable, "-c", SERVE, str(port)], cwd=ROOT)
+            task = WorkerTask("worker-1", *self.headquarters.address, SECRET, tls=self.tls)
+            self.process = subprocess.Popen([sys.executable, "-c", SERVE], stdin=subprocess.PIPE, cwd=ROOT)
+            assert self.process.stdin is not None
+            with self.process.stdin as pipe:
+                pipe.write(pickle.dumps(task))
 
     def registered(self, worker_id: str) -> None:
         self.came.set()
@@ -73,9 +79,11 @@ def provider() -> Iterator[Provider]:
 
 
 @asynccontextmanager
-async def headquarters_for(provider: Provider, silence_s: float) -> AsyncIterator[tuple[SystemHost, Headquarters]]:
-    host = SystemHost()
-    made = Headquarters(host, SECRET, "127.0.0.1", Security(), provider, request_timeout_s=60, silence_s=silence_s)
+async def headquarters_for(
+    provider: Provider, silence_s: float, tls: TlsFiles | None = None
+) -> AsyncIterator[tuple[SystemHost, Headquarters]]:
+    host, security = SystemHost(), Security(tls=None if tls is None else tls.load())
+    made = Headquarters(host, SECRET, "127.0.0.1", security, provider, request_timeout_s=60, silence_s=silence_s)
     provider.headquarters = made
     async with made:
         await eventually(provider.came.is_set)
@@ -85,6 +93,16 @@ async def headquarters_for(provider: Provider, silence_s: float) -> AsyncIterato
 
 async def test_an_idle_worker_ends_with_its_driver_by_itself(provider: Provider) -> None:
     async with headquarters_for(provider, 10):
+        assert not provider.is_over()
+    await eventually(provider.is_over, within_s=40)
+    assert provider.process is not None and provider.process.returncode == 0
+
+
+async def test_a_worker_with_a_certificate_comes_over_tls(provider: Provider, tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    files = authority.issue("worker")
+    provider.tls = files.certificate, files.key, files.authority
+    async with headquarters_for(provider, 10, authority.issue("driver")):
         assert not provider.is_over()
     await eventually(provider.is_over, within_s=40)
     assert provider.process is not None and provider.process.returncode == 0
