@@ -24,6 +24,8 @@ __all__ = ["decode_column", "encode_column"]
 _NUMBERS, _CODED, _OBJECTS, _RECORDS = range(4)
 _DTYPES = {"|b1": 1, "<i8": 8, "<f8": 8}
 _DEPTH_MAX = 16
+_BARE_MAX = 1 << 20
+"""Records without a column, which cost the sender no byte."""
 
 _pack = msgspec.msgpack.Encoder().encode
 _unpack = msgspec.msgpack.Decoder(list).decode
@@ -95,6 +97,8 @@ def _column(shape: Any, codec: Codec, depth: int) -> Column:
             if not all(type(name) is str or type(name) is int for name in names) or len(set(names)) < len(names):
                 raise ValueError("the columns of a batch have no names of their own")
             columns = {name: _column(one, codec, depth + 1) for name, one in zip(names, shapes, strict=True)}
+            if not columns and length > _BARE_MAX:
+                raise ValueError(f"{length} records without a column")
             if any(len(column) != length for column in columns.values()):
                 raise ValueError("the columns of a batch differ in length")
             if is_result and len(columns) != len(WindowResult._fields):
