@@ -39,6 +39,9 @@ __all__ = ["RESULT_SCHEMA", "PullRows", "PushRows", "ServiceAddress", "TaskChann
 CONNECT_TIMEOUT_S = 30.0
 """For the connection and the handshake."""
 
+PIECE_BYTES = 32 << 20
+"""Batches above this are sent in pieces: several of each partition wait at the service."""
+
 RESULT_SCHEMA = "partition int, attempt bigint, rows bigint"
 """What a pushing task gives back: the attempt that won, and how many rows its partition has."""
 
@@ -80,9 +83,7 @@ class TaskChannel:
         """Send what comes behind the rows that the service has already. Returns how many rows there are in all."""
         rows, chain, start = 0, 0, self.start
         sent_schema = False
-        for batch in batches:
-            if not batch.num_rows:
-                continue
+        for batch in _pieces(batches):
             body = memoryview(batch.serialize())
             chain = BatchBody.link(chain, body)
             rows += batch.num_rows
@@ -218,6 +219,19 @@ class PullRows:
         partition, attempt = _task()
         with TaskChannel(self.address, Hello("pull", self.stream, partition, attempt)) as channel:
             yield from channel.pull()
+
+
+def _pieces(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The batches without empty ones, large ones in parts. Where they are cut follows from them alone: any attempt cuts them alike."""
+    for batch in batches:
+        rows = batch.num_rows
+        if batch.nbytes <= PIECE_BYTES:
+            if rows:
+                yield batch
+            continue
+        step = max(1, rows * PIECE_BYTES // batch.nbytes)
+        for start in range(0, rows, step):
+            yield batch.slice(start, step)
 
 
 def _task() -> tuple[int, int]:

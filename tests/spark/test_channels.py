@@ -136,6 +136,23 @@ async def test_a_second_attempt_waits_for_the_first_and_then_has_nothing_to_do()
         assert numbers(found) == list(range(3 * (WINDOW + 2)))
 
 
+async def test_a_large_batch_comes_in_pieces_and_a_later_attempt_cuts_it_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aioflow.spark.executor.PIECE_BYTES", 80)  # Ten rows.
+    async with listening() as listener:
+        stream = InboundStream()
+        name = listener.add(stream)
+        sent = asyncio.create_task(in_thread(lambda: push(listener.where, name, batches(2, rows=25))))
+        found = await taken(stream, 50)
+        await sent
+        again = InboundStream({0: found[1].after})
+        name = listener.add(again)
+        sent = asyncio.create_task(in_thread(lambda: push(listener.where, name, batches(2, rows=25))))
+
+        assert [one.batch.num_rows for one in found] == [10, 10, 5, 10, 10, 5]
+        assert numbers(await taken(again, 30)) == list(range(20, 50))
+        assert await sent == 50
+
+
 async def test_a_partition_that_was_taken_in_part_goes_on_behind_that() -> None:
     async with listening() as listener:
         stream = InboundStream()
