@@ -60,8 +60,8 @@ hashseeds: venv ## keys, routing and simulation under several hash seeds
 suite: venv ## the tests that are not fast; prints pytest's closing line last
 	$(BIN)/pytest -n $(JOBS) --dist loadgroup -m "$(SLOW)"
 
-sim: venv ## whole services under seeds and faults; SEEDS=FIRST:END chooses which
-	$(if $(findstring :,$(SEEDS)),$(BIN)/python -m tests.simulation.sweep --seeds $(SEEDS) --jobs $(JOBS),$(BIN)/pytest -n $(JOBS) -m simulation)
+sim: venv ## whole services under seeds and faults; SEEDS=FIRST:END chooses which, LEDGER=1 keeps account
+	$(if $(findstring :,$(SEEDS)),$(BIN)/python -m tests.simulation.sweep --seeds $(SEEDS) --jobs $(JOBS) $(if $(LEDGER),--ledger),$(BIN)/pytest -n $(JOBS) -m simulation)
 
 ablations: venv ## plant known bugs in a copy; each must be found by its tests
 	$(BIN)/python -m tests.ablations

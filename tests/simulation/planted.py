@@ -95,6 +95,7 @@ WORLD_MUTANTS: list[Mutant] = [
 """Bugs that no single module can show."""
 
 FOUND: dict[str, int] = {
+    "a channel whose barrier was overtaken is not kept": 43,
     "a checkpoint is acknowledged before it is written": 0,
     "a checkpoint is taken before the last barrier": 140,
     "a commit whose reply is lost is given up": 2,
@@ -115,6 +116,7 @@ FOUND: dict[str, int] = {
     "an object is not fsynced before it gets its name": 0,
     "calls that are under way are not in the checkpoint": 1,
     "committables that are not confirmed are left out of the next checkpoint": 9,
+    "data in flight is not dealt out by key": 91,
     "event time of a split begins anew after a restore": 65,
     "restored committables are not committed": 1,
     "savepoints are passed over when a job begins": 5,
@@ -122,6 +124,10 @@ FOUND: dict[str, int] = {
     "the name of an object is not made durable": 0,
     "the oldest checkpoint in the store is the newest": 5,
     "the position of a source is read behind the next poll": 6,
+    "what a barrier overtakes in the output is kept twice": 17,
+    "what a barrier overtakes in the output is not kept": 17,
+    "what a barrier overtook is not kept": 43,
+    "what waits in the chain is not kept": 7,
 }
 """Name of a bug, and the seed that found it when this was written, sweeping from 0."""
 

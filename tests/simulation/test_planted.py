@@ -22,8 +22,8 @@ def test_the_line_of_a_bug_exists_exactly_once_and_the_bug_is_python(mutant) -> 
     assert mutant.name in FOUND or mutant.name in FOUND_AMONG_WORKERS
 
 
-EASY = [bug for bug, seed in FOUND.items() if seed < 10]
-"""Found by one seed in ten or so."""
+EASY = [bug for bug, seed in FOUND.items() if seed < 5]
+"""Found by one seed in five or so."""
 
 EASY_SEEDS_MAX = 400
 

