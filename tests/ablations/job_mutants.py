@@ -97,4 +97,32 @@ JOB_MUTANTS: list[Mutant] = [
         "            except TimeoutError:\n                logger.debug(",
         ("tests/cluster/test_remote.py::test_a_jobmanager_that_falls_silent_is_left_for_the_next_leader",),
     ),
+    Mutant(
+        "whoever answers a peer that is gone goes on for ever",
+        "aioflow/cluster/rpc.py",
+        "        self._peer = None\n        self._cancel_answers()\n        broken",
+        "        self._peer = None\n        broken",
+        ("tests/cluster/test_rpc.py::test_a_handler_whose_caller_is_gone_is_cancelled",),
+    ),
+    Mutant(
+        "a cancellation is forgotten when whoever asked for it leaves",
+        "aioflow/cluster/dispatcher.py",
+        "(error := await asyncio.shield(managed.cancelling))",
+        "(error := await managed.cancelling)",
+        ("tests/cluster/test_dispatcher.py::test_a_cancellation_goes_on_when_whoever_asked_for_it_leaves",),
+    ),
+    Mutant(
+        "a job goes on although none of its checkpoints can be written",
+        "aioflow/checkpoint/coordinator.py",
+        "        hopeless = not request.kind",
+        "        hopeless = request.final and not request.kind",
+        ("tests/checkpoint/test_coordinator.py::test_a_periodic_checkpoint_of_a_value_that_cannot_be_kept_fails_the_job_for_good",),
+    ),
+    Mutant(
+        "who waits for a checkpoint never hears that the leader goes away",
+        "aioflow/cluster/job_checkpoints.py",
+        "            if not answer.done():\n                what",
+        "            if answer.done():\n                what",
+        ("tests/cluster/test_job_master.py::test_who_waits_for_a_checkpoint_hears_that_the_leader_goes_away",),
+    ),
 ]

@@ -281,7 +281,7 @@ async def test_who_waits_for_a_checkpoint_hears_that_the_leader_goes_away(group:
     asking = asyncio.ensure_future(ask(job))
     await workers.triggered.wait()
     await job.suspend()
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(20):
         with pytest.raises(StaleLeader, match="ask the next one"):
             await asking
     await host.close()

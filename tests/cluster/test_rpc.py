@@ -154,7 +154,7 @@ async def test_a_handler_whose_caller_is_gone_is_cancelled() -> None:
         connection.abort(Broken("the caller leaves"))
         with pytest.raises(Broken, match="the caller leaves"):
             await answer
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(20):
             await ended.wait()
 
 
