@@ -42,4 +42,28 @@ WIRE_MUTANTS: list[Mutant] = [
         "            if True:\n",
         ("tests/protocol/test_messages.py::test_a_message_against_its_schema_is_refused",),
     ),
+    Mutant(
+        "attributes of a function object are looked up in a dict in a worker",
+        "aioflow/cluster/shipping.py",
+        "        elif (reduced := self._reduce_plainly(value)) is not None:\n",
+        "        elif (reduced := None) is not None:\n",
+        (
+            "tests/cluster/test_shipping.py"
+            "::test_the_attributes_of_a_function_object_are_as_near_in_the_worker_as_where_it_was_made",
+        ),
+    ),
+    Mutant(
+        "a property is set in a worker instead of the attribute behind it",
+        "aioflow/cluster/shipping.py",
+        "    if any(hasattr(type(inspect.getattr_static(cls, name, None)), \"__set__\") for name in state):\n",
+        "    if not state:\n",
+        ("tests/cluster/test_shipping.py::test_objects_arrive_with_their_attributes_whatever_their_class_does_about_it",),
+    ),
+    Mutant(
+        "an object that restores itself is not asked to in a worker",
+        "aioflow/cluster/shipping.py",
+        "        if not usual or hasattr(cls, \"__setstate__\") or cls in self.dispatch_table:\n",
+        "        if not usual or cls in self.dispatch_table:\n",
+        ("tests/cluster/test_shipping.py::test_objects_arrive_with_their_attributes_whatever_their_class_does_about_it",),
+    ),
 ]
