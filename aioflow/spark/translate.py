@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from aioflow.graph.job_graph import JobGraph, JobVertex
     from aioflow.graph.stream_graph import StreamNode
 
-__all__ = ["SparkPlan", "Stage", "plan_flow"]
+__all__ = ["SparkPlan", "Stage", "plan_flow", "with_printing_apart"]
 
 BY_RECORD = frozenset({"map", "filter", "flat_map", "select", "map_batches", "sink", "collect"})
 """Kinds of operators that make the same of a record wherever it is: it does not matter how many of them there are."""
@@ -109,7 +109,7 @@ def plan_flow(graph: JobGraph) -> SparkPlan:
     """The stages of a bounded flow. Raises GraphError for what Spark cannot run."""
     for vertex in graph.vertices:
         _check_source(vertex)
-    graph = _with_frames_there(_with_printing_apart(graph))
+    graph = _with_frames_there(with_printing_apart(graph))
     home = {vertex.id for vertex in graph.vertices if any(node.stays_here for node in vertex.nodes)}
     for edge in graph.edges:
         if edge.source in home:
@@ -155,7 +155,7 @@ def _check_source(vertex: JobVertex) -> None:
         )
 
 
-def _with_printing_apart(graph: JobGraph) -> JobGraph:
+def with_printing_apart(graph: JobGraph) -> JobGraph:
     """The graph in which whatever writes to standard output stays in this program."""
     vertices: list[JobVertex] = []
     edges = list(graph.edges)

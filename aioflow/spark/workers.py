@@ -27,6 +27,7 @@ from aioflow.spark.headquarters import Headquarters
 from aioflow.spark.provider import START_TIMEOUT_S, SparkProvider
 from aioflow.spark.session import SparkBridge
 from aioflow.spark.settings import check_master
+from aioflow.spark.translate import with_printing_apart
 from aioflow.spark.worker import WorkerTask
 from aioflow.spark.worker_settings import check_cores, check_secrecy, found_in, worker_config
 
@@ -78,6 +79,7 @@ class SparkWorkers:
         self, host: Host, graph: JobGraph, restart: RestartPolicy, options: TaskOptions, checkpoints: CheckpointSettings | None = None
     ) -> SparkWorkersRun:
         """The run of one job. Raises GraphError if the flow cannot travel, SparkError if the master has too few cores."""
+        graph = with_printing_apart(graph)  # What executors print, nobody sees.
         bridge, owned = self.bridge or self._bridge_of(graph), False
         config = worker_config(self.config, self.workers)
         if bridge is None:

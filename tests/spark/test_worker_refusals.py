@@ -126,6 +126,13 @@ async def test_a_frame_of_the_session_can_be_the_source(spark: SparkBridge) -> N
     assert max(total) == (4, sum(range(4, 500, 5)))
 
 
+async def test_what_a_flow_prints_is_printed_here(spark: SparkBridge, capfd: pytest.CaptureFixture[str]) -> None:
+    words = af.Flow("f").source(["b", "a", "b"]).key_by(str.lower).count()
+    words.sink(af.io.stdout())
+    await words.flow.execute(on=af.SparkWorkers("local[2]", workers=1, bridge=spark))
+    assert sorted(capfd.readouterr().out.splitlines()) == ["('a', 1)", "('b', 1)", "('b', 2)"]
+
+
 async def test_libraries_that_executors_lack_are_named_at_the_start(spark: SparkBridge, monkeypatch: pytest.MonkeyPatch) -> None:
     made = SparkWorkersRun._task_of
 
