@@ -380,9 +380,12 @@ class OperatorChain:
             stage.column_limit = min(stage.column_limit * 2, COLUMN_RECORDS_MAX)
 
     def _measure(self, stage: _Stage, ns_per_record: float, fan_out: float) -> None:
-        # A jump up counts at once, so that a function that turned slow holds the loop for one slice only; down it is smoothed.
+        # A jump up counts at once, so that a function that turned slow holds the loop for one slice only; down it is smoothed. A fall to
+        # less than a quarter says that the jump was none of the function's: the processor was with somebody else meanwhile. It is halved
+        # then, as small batches, which cost more, would else last for long on a busy machine.
         old, widest = stage.ns_per_record, stage.fan_out
-        stage.ns_per_record = ns = ns_per_record if ns_per_record > 4 * old else old + (ns_per_record - old) / 8
+        share = 8 if ns_per_record * 4 > old else 2
+        stage.ns_per_record = ns = ns_per_record if ns_per_record > 4 * old else old + (ns_per_record - old) / share
         stage.fan_out = width = fan_out if fan_out > widest else widest + (fan_out - widest) / 8
         # Comparisons instead of min and max: this runs for each batch of each stage.
         limit = self._slice_records_max

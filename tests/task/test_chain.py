@@ -140,6 +140,23 @@ def test_a_function_that_turns_slow_holds_the_loop_for_one_slice_only() -> None:
     assert max(step.sizes[1:]) <= 2
 
 
+def test_a_stage_that_was_interrupted_once_is_given_whole_batches_again_within_ten() -> None:
+    """On a busy machine the processor is taken away in the midst of a batch, which then seems to cost a thousand times as much."""
+    clock = Clock()
+    step = Step("interrupted", clock, 500)
+    world = World(step, clock=clock, slice_ns=2_000_000, batch_records_max=1000)
+    world.chain.push(RecordBatch(list(range(2000))))
+    world.drain()
+    step.cost_ns = 500_000
+    world.chain.push(RecordBatch([0] * 10))
+    world.drain()
+    step.cost_ns, step.sizes = 500, []
+    world.chain.push(RecordBatch(list(range(10_000))))
+    world.drain()
+    assert step.sizes[0] == 4
+    assert max(step.sizes[:10]) == 1000
+
+
 def test_what_leaving_the_chain_costs_counts_for_its_last_stage() -> None:
     """A key function of a millisecond behind a cheap map."""
     clock = Clock()
