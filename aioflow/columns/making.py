@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from aioflow.core.column_batch import CodedColumn, Column, ColumnBatch, NumberColumn, ObjectColumn
+from aioflow.core.column_batch import CodedColumn, Column, NumberColumn, ObjectColumn
 
-__all__ = ["batch_of_rows", "column_of", "gather", "repeat", "scatter"]
+__all__ = ["column_of", "gather", "repeat", "scatter"]
 
 _NUMBERS: dict[type, Any] = {bool: np.bool_, int: np.int64, float: np.float64}
 _CODED = frozenset((str, bytes))
@@ -109,12 +109,6 @@ def scatter(length: int, parts: Sequence[tuple[np.ndarray, Column]]) -> Column:
         for index, item in zip(where.tolist(), column.to_list(), strict=True):
             items[index] = item
     return column_of(items)
-
-
-def batch_of_rows(rows: Sequence[dict[str, Any]]) -> ColumnBatch:
-    """The columns of rows that all have the fields of the first."""
-    names = tuple(rows[0]) if rows else ()
-    return ColumnBatch({name: column_of([row[name] for row in rows]) for name in names}, len(rows))
 
 
 def _is_nothing(column: Column) -> bool:

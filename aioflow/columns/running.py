@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from typing import Any
 
-from aioflow.columns.cells import Cells, Plan
+from aioflow.columns.cells import Cells
 from aioflow.columns.expressions import NotOnColumns
 from aioflow.columns.keys import KeyEncoder
+from aioflow.columns.plans import Plan
 from aioflow.core.column_batch import ColumnBatch
 
 __all__ = ["RunningColumns"]

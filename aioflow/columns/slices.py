@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from aioflow.columns.cells import Cells, Inputs, Plan
+from aioflow.columns.cells import Cells
 from aioflow.columns.expressions import NotOnColumns
 from aioflow.columns.keys import KeyEncoder
+from aioflow.columns.plans import Inputs, Plan
 from aioflow.core.column_batch import Column, ColumnBatch, NumberColumn
 from aioflow.core.functions import WindowResult
 

@@ -8,7 +8,7 @@ from aioflow.core.expressions import is_expression
 from aioflow.operators.aggregates import Agg, BuiltIn, Count, Max, Mean, Min, Sum
 
 if TYPE_CHECKING:
-    from aioflow.columns.cells import Plan
+    from aioflow.columns.plans import Plan
     from aioflow.operators.folding import FoldingAggregate
 
 __all__ = ["plan_columns", "why_rows"]
@@ -31,7 +31,7 @@ def why_rows(aggregate: FoldingAggregate) -> str | None:
 
 def plan_columns(aggregate: FoldingAggregate) -> Plan:
     """The same aggregate on columns; `why_rows` has given None."""
-    from aioflow.columns.cells import LeafKind, LeafSpec, Plan
+    from aioflow.columns.plans import LeafKind, LeafSpec, Plan
 
     leaves = []
     for part in _parts(aggregate):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.ablations.bridge_mutants import BRIDGE_MUTANTS
+from tests.ablations.column_mutants import COLUMN_MUTANTS
 from tests.ablations.coordination_mutants import COORDINATION_MUTANTS
 from tests.ablations.job_mutants import JOB_MUTANTS
 from tests.ablations.monitor_mutants import MONITOR_MUTANTS
@@ -18,6 +19,7 @@ from tests.ablations.wire_mutants import WIRE_MUTANTS
 __all__ = ["MUTANTS"]
 
 MUTANTS: list[Mutant] = [
+    *COLUMN_MUTANTS,
     *COORDINATION_MUTANTS,
     *JOB_MUTANTS,
     *MONITOR_MUTANTS,

@@ -16,7 +16,7 @@ import aioflow as af
 from aioflow.columns.cells import Cells
 from aioflow.columns.expressions import NotOnColumns
 from aioflow.columns.keys import KeyEncoder, KeyRouter, distinct
-from aioflow.columns.making import batch_of_rows, column_of
+from aioflow.columns.making import column_of
 from aioflow.columns.running import RunningColumns
 from aioflow.core.column_batch import ColumnBatch
 from aioflow.core.elements import RecordBatch
@@ -24,6 +24,7 @@ from aioflow.core.keygroups import SubtaskCache
 from aioflow.operators.aggregates import resolve_aggregate
 from aioflow.operators.column_aggregates import plan_columns, why_rows
 from aioflow.operators.key_spelling import KeySpelling
+from tests.columns.batches import batch_of_rows
 
 e = af.col
 AGGREGATES = {

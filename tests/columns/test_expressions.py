@@ -11,10 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aioflow.columns.expressions import ColumnExpression, ColumnSelect, NotOnColumns
-from aioflow.columns.making import batch_of_rows, column_of
+from aioflow.columns.making import column_of
 from aioflow.core.column_batch import CodedColumn, ColumnBatch, NumberColumn, ObjectColumn
 from aioflow.core.expression_rows import compile_filter, compile_rows
 from aioflow.core.expressions import Expr, col, lit, when
+from tests.columns.batches import batch_of_rows
 from tests.core.expression_cases import CASES, ExpressionCase
 
 
@@ -167,6 +168,11 @@ def test_entry_that_no_row_has_may_fail() -> None:
     assert ColumnExpression(col.s.cast(int))(batch).to_list() == [1, 2, 1, 2]
     with pytest.raises(NotOnColumns):
         ColumnExpression(col.s.cast(int))(ColumnBatch({"s": column}, 3))
+
+
+def test_a_branch_is_computed_for_the_rows_that_take_it_alone() -> None:
+    rows = [{"s": "x"}, {"s": "5"}, {"s": "x"}]
+    assert on_columns(when(col.s == "x").then(0).otherwise(col.s.cast(int)), rows) == [0, 5, 0]
 
 
 def test_select_gives_dict_rows_in_the_given_order() -> None:

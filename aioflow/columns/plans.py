@@ -1,0 +1,83 @@
+"""What an aggregate on columns computes, and what it takes of each batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import numpy as np
+
+from aioflow.columns.expressions import ColumnExpression, NotOnColumns
+from aioflow.core.column_batch import ColumnBatch, NumberColumn
+from aioflow.core.expressions import Expr
+
+__all__ = ["Inputs", "LeafKind", "LeafSpec", "Plan"]
+
+
+class LeafKind(Enum):
+    """What one number of a key is."""
+
+    COUNT = "count"
+    SUM = "sum"
+    MEAN = "mean"
+    MIN = "min"
+    MAX = "max"
+
+
+@dataclass(frozen=True, slots=True)
+class LeafSpec:
+    """One aggregate: of what, and of which records; None: of all."""
+
+    kind: LeafKind
+    fn: Expr[Any] | None
+    where: Expr[Any] | None
+
+
+@dataclass(slots=True)
+class Inputs:
+    """What one aggregate takes of a batch: the values, and which records have one (None: all)."""
+
+    values: np.ndarray | None
+    chosen: np.ndarray | None
+    greatest: int = 0
+    """The largest magnitude among ints."""
+
+
+class Plan:
+    """An aggregate on columns. `names` is None for a single one, else those of the dict that `agg` gives."""
+
+    def __init__(self, leaves: Sequence[LeafSpec], names: Sequence[str] | None) -> None:
+        self.leaves = tuple(leaves)
+        self.names = None if names is None else tuple(names)
+        self._fns = [None if leaf.fn is None else ColumnExpression(leaf.fn) for leaf in leaves]
+        self._wheres = [None if leaf.where is None else ColumnExpression(leaf.where) for leaf in leaves]
+
+    def inputs(self, batch: ColumnBatch) -> list[Inputs]:
+        """What each aggregate takes of `batch`. Raises NotOnColumns."""
+        return [self._input(i, batch) for i in range(len(self.leaves))]
+
+    def _input(self, i: int, batch: ColumnBatch) -> Inputs:
+        kind, fn, where = self.leaves[i].kind, self._fns[i], self._wheres[i]
+        chosen = None if where is None else where.true(batch)
+        if kind is LeafKind.COUNT:
+            return Inputs(None, chosen)
+        assert fn is not None, "all but a count are of something"
+        column = fn(batch)
+        if not isinstance(column, NumberColumn):
+            raise NotOnColumns(f"{fn.expression!r} gives values that are no 64-bit numbers")
+        values = column.values
+        if column.valid is not None:
+            chosen = column.valid if chosen is None else chosen & column.valid
+        if values.dtype.kind == "b":
+            if kind in (LeafKind.MIN, LeafKind.MAX):
+                raise NotOnColumns(f"{fn.expression!r} gives bools, and the least of them is a bool")
+            values = values.astype(np.int64)
+        counted = values if chosen is None else values[chosen]
+        if values.dtype.kind == "i":
+            greatest = max(abs(int(counted.min())), abs(int(counted.max()))) if len(counted) else 0
+            return Inputs(values, chosen, greatest)
+        if kind in (LeafKind.MIN, LeafKind.MAX) and np.signbit(counted[counted == 0]).any():
+            raise NotOnColumns("-0.0 equals 0.0, and the first of them counts")
+        return Inputs(values, chosen)

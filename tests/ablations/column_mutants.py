@@ -1,0 +1,76 @@
+"""The bugs of columns: answers and state that are not those of rows."""
+
+from __future__ import annotations
+
+from tests.ablations.runner import Mutant
+
+__all__ = ["COLUMN_MUTANTS"]
+
+_EXPRESSIONS = "tests/columns/test_expressions.py"
+_AGGREGATES = "tests/columns/test_aggregates.py"
+
+COLUMN_MUTANTS: list[Mutant] = [
+    Mutant(
+        "an int that leaves 64 bits wraps around on columns",
+        "aioflow/columns/numbers.py",
+        "return ends[0] >= -_LIMIT and ends[1] < _LIMIT",
+        "return True",
+        (f"{_EXPRESSIONS}::test_what_would_leave_64_bits_is_computed_value_by_value",),
+    ),
+    Mutant(
+        "a division by zero on columns is what numpy makes of it",
+        "aioflow/columns/numbers.py",
+        "        valid = nonzero if valid is None else valid & nonzero\n",
+        "",
+        (f"{_EXPRESSIONS}::test_table_holds_on_columns_as_on_rows",),
+    ),
+    Mutant(
+        "a branch that is not taken is computed on columns, and may fail",
+        "aioflow/columns/expressions.py",
+        "        found = self._visit(e, batch.take(indices))\n",
+        "        found = self._visit(e, batch)\n        found = found.take(indices) if isinstance(found, Column) else found\n",
+        (f"{_EXPRESSIONS}::test_a_branch_is_computed_for_the_rows_that_take_it_alone",),
+    ),
+    Mutant(
+        "what columns have added is not in the snapshot of a running aggregate",
+        "aioflow/operators/running.py",
+        "    def snapshot_state(self, checkpoint_id: int) -> None:\n        self.settle_state()\n",
+        "    def snapshot_state(self, checkpoint_id: int) -> None:\n        pass\n",
+        (f"{_AGGREGATES}::test_a_savepoint_of_either_goes_on_as_the_other",),
+    ),
+    Mutant(
+        "what columns have added is not in the snapshot of a window",
+        "aioflow/operators/slice_window.py",
+        "        self.settle_state()\n        groups =",
+        "        groups =",
+        (f"{_AGGREGATES}::test_a_savepoint_of_either_goes_on_as_the_other",),
+    ),
+    Mutant(
+        "a query does not see what columns have added",
+        "aioflow/task/stream_task.py",
+        "            operator.settle_state()\n            return query(backend)",
+        "            return query(backend)",
+        (f"{_AGGREGATES}::test_queries_see_what_only_columns_have_added",),
+    ),
+    Mutant(
+        "columns begin anew for keys that the table holds",
+        "aioflow/columns/cells.py",
+        "seeds = None if new is None or held is None else self._seeds(new, inputs, entries, held)",
+        "seeds = None",
+        (f"{_AGGREGATES}::test_accumulators_are_those_of_rows",),
+    ),
+    Mutant(
+        "keys of columns come out in the order of their codes",
+        "aioflow/columns/keys.py",
+        "    found = found[np.argsort(first[found])]\n",
+        "",
+        (f"{_AGGREGATES}::test_distinct_codes_come_in_order_of_arrival",),
+    ),
+    Mutant(
+        "codes of a column are not checked against its entries",
+        "aioflow/core/column_codec.py",
+        "if len(codes) and not (int(codes.min()) >= -1 and int(codes.max()) < len(entries)):",
+        "if False:",
+        ("tests/core/test_column_codec.py::test_a_changed_byte_gives_a_batch_or_a_decode_error",),
+    ),
+]
