@@ -1,7 +1,7 @@
 """aioflow on columns: expressions, and files of Arrow with strings as strings, which stand for a source that is columnar already.
 
-The same records as those of the other programs, in as many files as there are subtasks, each with every n-th record. Reading them is part of
-what is timed. W3 is not here: a flat_map makes rows.
+The same records as those of the other programs, in as many files as there are subtasks, each with every n-th record. Reading them is
+part of what is timed. W3 is not here: a flat_map makes rows.
 """
 
 from __future__ import annotations
