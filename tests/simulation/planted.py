@@ -109,12 +109,14 @@ FOUND: dict[str, int] = {
     "a second job does not wait to see whether the first one lives": 79,
     "a sink commits before the checkpoint is complete": 0,
     "a sink keeps nothing of what it prepared in the checkpoint": 7,
+    "a split that was read to its end is forgotten by the second checkpoint": 114,
     "a subtask misses the key groups at the end of its range": 1,
     "a task does not wait for the final checkpoint": 0,
     "a timer is not in the checkpoint": 1,
     "a timer that has fired is in the checkpoint": 54,
     "an object is not fsynced before it gets its name": 0,
     "calls that are under way are not in the checkpoint": 1,
+    "channels stay blocked when their checkpoint is aborted": 58,
     "committables that are not confirmed are left out of the next checkpoint": 9,
     "data in flight is not dealt out by key": 91,
     "event time of a split begins anew after a restore": 65,
@@ -127,6 +129,7 @@ FOUND: dict[str, int] = {
     "what a barrier overtakes in the output is kept twice": 17,
     "what a barrier overtakes in the output is not kept": 17,
     "what a barrier overtook is not kept": 43,
+    "what a snapshot still needs is shared with the job that changes it": 13,
     "what waits in the chain is not kept": 7,
 }
 """Name of a bug, and the seed that found it when this was written, sweeping from 0."""
