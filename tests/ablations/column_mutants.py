@@ -71,6 +71,6 @@ COLUMN_MUTANTS: list[Mutant] = [
         "aioflow/core/column_codec.py",
         "if len(codes) and not (int(codes.min()) >= -1 and int(codes.max()) < len(entries)):",
         "if False:",
-        ("tests/core/test_column_codec.py::test_a_changed_byte_gives_a_batch_or_a_decode_error",),
+        ("tests/core/test_column_codec.py::test_codes_without_an_entry_are_refused",),
     ),
 ]

@@ -97,6 +97,13 @@ def test_bytes_cut_at_every_offset_are_refused() -> None:
             decode_batch(content[:end], Codec(), "channel")
 
 
+@pytest.mark.parametrize("code", [1, -2])
+def test_codes_without_an_entry_are_refused(code: int) -> None:
+    values: Any = ColumnBatch({"s": CodedColumn(np.array([0, code, 0, 0], np.int32), ["a"])}, 4)
+    with pytest.raises(DecodeError, match="codes without an entry"):
+        through(RecordBatch(values))
+
+
 @given(at=st.integers(0, 10_000), byte=st.integers(0, 255))
 def test_a_changed_byte_gives_a_batch_or_a_decode_error(at: int, byte: int) -> None:
     values: Any = ColumnBatch({"a": ints(1, 2), "s": column_of(["x", None]), "o": ObjectColumn([1, "y"]), "b": column_of([True, None])}, 2)
