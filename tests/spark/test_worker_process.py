@@ -98,6 +98,7 @@ async def test_an_idle_worker_ends_with_its_driver_by_itself(provider: Provider)
     assert provider.process is not None and provider.process.returncode == 0
 
 
+@pytest.mark.expects_asyncio_errors  # In debug mode it logs a TLS handshake that ends with the worker: its heartbeat may just connect.
 async def test_a_worker_with_a_certificate_comes_over_tls(provider: Provider, tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     files = authority.issue("worker")
