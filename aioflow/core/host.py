@@ -16,7 +16,6 @@ import logging
 import os
 import random
 import secrets
-import shutil
 import ssl as ssl_module
 import threading
 import time
@@ -25,6 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, BinaryIO, Protocol, TypeVar, TypeVarTuple
 
+from aioflow.core.system_files import delete_path, fsync_path, make_directories, put_file, rename_new
 from aioflow.core.system_processes import SECRET_FD_ENV, ProcessIdentity, SystemProcesses
 
 if TYPE_CHECKING:
@@ -458,25 +458,25 @@ class _SystemFileSystem:
         return await self._host.blocking(call)
 
     async def write(self, path: str, data: bytes, *, sync: bool = False) -> None:
-        await self._host.blocking(_put, path, "wb", data, sync)
+        await self._host.blocking(put_file, path, "wb", data, sync)
 
     async def append(self, path: str, data: bytes, *, sync: bool = False) -> None:
-        await self._host.blocking(_put, path, "ab", data, sync)
+        await self._host.blocking(put_file, path, "ab", data, sync)
 
     async def fsync(self, path: str) -> None:
-        await self._host.blocking(_fsync, path)
+        await self._host.blocking(fsync_path, path)
 
     async def fsync_dir(self, path: str) -> None:
-        await self._host.blocking(_fsync, path)
+        await self._host.blocking(fsync_path, path)
 
     async def rename(self, source: str, target: str) -> None:
         await self._host.blocking(os.replace, source, target)
 
     async def rename_new(self, source: str, target: str) -> bool:
-        return await self._host.blocking(_rename_new, source, target)
+        return await self._host.blocking(rename_new, source, target)
 
     async def delete(self, path: str, *, recursive: bool = False) -> bool:
-        return await self._host.blocking(_delete, path, recursive)
+        return await self._host.blocking(delete_path, path, recursive)
 
     async def list(self, path: str) -> list[str]:
         return sorted(await self._host.blocking(os.listdir, path))
@@ -499,7 +499,7 @@ class _SystemFileSystem:
         return await self._host.blocking(os.path.exists, path)
 
     async def mkdirs(self, path: str, *, private: bool = False) -> None:
-        await self._host.blocking(_mkdirs, path, 0o700 if private else 0o777)
+        await self._host.blocking(make_directories, path, 0o700 if private else 0o777)
 
     async def real_path(self, path: str) -> str:
         return await self._host.blocking(os.path.realpath, path)
@@ -509,60 +509,6 @@ class _SystemFileSystem:
 
     def open_write(self, path: str, *, append: bool = False) -> BinaryIO:
         return open(path, "ab" if append else "wb")
-
-
-def _put(path: str, mode: str, data: bytes, sync: bool) -> None:
-    with open(path, mode) as file:
-        file.write(data)
-        if sync:
-            file.flush()
-            os.fsync(file.fileno())
-
-
-def _fsync(path: str) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _rename_new(source: str, target: str) -> bool:
-    # A link is the one portable call that makes a name only if nothing has it. A crash before the old name is gone
-    # leaves two names of one whole file.
-    try:
-        os.link(source, target, follow_symlinks=False)
-    except FileExistsError:
-        return False
-    os.unlink(source)
-    return True
-
-
-def _mkdirs(path: str, mode: int) -> None:
-    # Not os.makedirs, whose mode is for the last directory only.
-    missing = []
-    while path and not os.path.isdir(path):
-        missing.append(path)
-        path = os.path.dirname(path)
-    for made in reversed(missing):
-        try:
-            os.mkdir(made, mode)
-        except FileExistsError:
-            if not os.path.isdir(made):
-                raise
-
-
-def _delete(path: str, recursive: bool) -> bool:
-    try:
-        if not os.path.isdir(path) or os.path.islink(path):
-            os.remove(path)
-        elif recursive:
-            shutil.rmtree(path)
-        else:
-            os.rmdir(path)
-    except FileNotFoundError:
-        return False
-    return True
 
 
 class _SystemListener:

@@ -26,7 +26,7 @@ from aioflow.checkpoint.failure import CheckpointFailureReason
 from aioflow.core.aio import OrderedTaskGroup, close_within
 from aioflow.core.availability import Availability
 from aioflow.core.elements import MAX_WATERMARK, Event, RecordBatch, WatermarkStatus, empty_batch
-from aioflow.core.errors import Closed, JobNotRunning, MailboxClosed, ProducerFailed, note_once
+from aioflow.core.errors import JobNotRunning, MailboxClosed, ProducerFailed, note_once
 from aioflow.core.keygroups import range_for_subtask
 from aioflow.core.scope import Scope, enter_scope, leave_scope
 from aioflow.mailbox.mailbox import MAX_PRIORITY
@@ -45,6 +45,7 @@ from aioflow.task.inflight import CHAIN, read_in_flight, waiting_in_chain
 from aioflow.task.input import InputStatus
 from aioflow.task.metrics import HARD, IDLE, SOFT, TaskMetrics
 from aioflow.task.network_input import NetworkInput
+from aioflow.task.queries import answered
 from aioflow.task.restoring import forget_finished, mark_finished, restore_state, was_finished
 from aioflow.task.source_input import SourceInput
 
@@ -575,17 +576,7 @@ class StreamTask:
             operator.settle_state()
             return query(backend)
 
-        try:
-            future = self._executor.submit(look, "query state")
-        except Closed as closed:
-            raise over from closed
-        try:
-            return await future
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if future.cancelled() and (task is None or not task.cancelling()):
-                raise over from None  # The mail was dropped, nobody cancelled the caller.
-            raise
+        return await answered(self._executor, look, over)
 
     # Building blocks.
 

@@ -27,7 +27,7 @@ STORE_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a file replaces another one of its name",
-        "aioflow/core/host.py",
+        "aioflow/core/system_files.py",
         "        os.link(source, target, follow_symlinks=False)\n    except FileExistsError:\n"
         "        return False\n    os.unlink(source)\n",
         "        os.replace(source, target)\n    except FileExistsError:\n        return False\n",
