@@ -33,6 +33,9 @@ MARKS_KEPT = 100
 _FILE = re.compile(r"(\d+|none)-([0-9A-Za-z]+)-(\d+)-([0-9a-f]+)\.arrow")
 """Groups: since, job, attempt, token."""
 
+_MARK = re.compile(r"(\d+)-[0-9a-f]+\.done")
+"""Group: checkpoint."""
+
 
 class Staged(NamedTuple):
     """A committable: one whole file."""
@@ -77,6 +80,10 @@ class Spool:
         self._since, self._job, self._attempt = restored, ctx.job_id[:8], ctx.runtime.attempt
         await self._fs.mkdirs(self._directory, private=True)
         for name in await self._fs.list(self._directory):
+            mark = _MARK.fullmatch(name)
+            if mark is not None and restored is not None and int(mark[1]) > restored:
+                # Of a run that is not gone on with: the marks that are kept are the last by number, and ours begin below it.
+                await self._fs.delete(posixpath.join(self._directory, name))
             match = _FILE.fullmatch(name)
             if match is None or (match[2] == self._job and int(match[3]) > self._attempt):
                 continue
