@@ -25,7 +25,7 @@ from aioflow.cluster.execution_graph import JobStatus
 from aioflow.cluster.job_session import unpack_error
 from aioflow.cluster.remote import RemoteJobMaster
 from aioflow.cluster.shipping import local_job, ship_job
-from aioflow.core.aio import wait_first
+from aioflow.core.aio import cancel_and_wait, wait_first
 from aioflow.core.errors import CheckpointError, GraphError
 from aioflow.core.serializers import Codec
 from aioflow.operators.source import discover_splits
@@ -263,17 +263,15 @@ class _Feeding:
                 task.result()
 
     async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        for stage, task in zip(self._home, self._tasks, strict=True):
+        try:
             if error is None:
-                stage.end()
-            else:
-                task.cancel()
-        for task in self._tasks:
-            await wait_first([task])
-            if error is None:
-                task.result()
-            elif not task.cancelled():
-                _ = task.exception()  # The first error wins.
+                for stage in self._home:
+                    stage.end()
+                for task in self._tasks:
+                    await wait_first([task])
+                    task.result()
+        finally:
+            await cancel_and_wait(self._tasks)  # The first error wins.
 
 
 def _import_paths() -> list[str]:
