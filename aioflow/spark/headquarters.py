@@ -7,6 +7,7 @@ JobManager cannot live there. It leads nothing but this one run: nobody contends
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shutil
 import tempfile
 from dataclasses import dataclass
@@ -72,17 +73,30 @@ class Headquarters:
 
     async def __aenter__(self) -> Self:
         self._thread = self._host.blocking(self._run, dedicated=True, name="aioflow-jobmanager")
-        await wait_first([self._listening, self._thread])
+        try:
+            await wait_first([self._listening, self._thread])
+        except asyncio.CancelledError:
+            await self._end()
+            raise
         if not self._listening.done():
             self._thread.result()
             raise Broken("the jobmanager of this program ended before it listened")
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        assert self._thread is not None and self._running is not None
-        if not self._thread.done():
-            self._running.loop.call_soon_threadsafe(self._running.manager.stop)
-        await asyncio.shield(self._thread)
+        error = await self._end()
+        if error is not None:
+            raise error
+
+    async def _end(self) -> BaseException | None:
+        """Stop the JobManager as soon as it can be told to. Gives the error that it ended with."""
+        assert self._thread is not None, "it is entered"
+        await wait_first([self._listening, self._thread])
+        if self._running is not None and not self._thread.done():
+            with contextlib.suppress(RuntimeError):  # Its loop is closed: it has just ended by itself.
+                self._running.loop.call_soon_threadsafe(self._running.manager.stop)
+        await wait_first([self._thread])
+        return self._thread.exception()
 
     # In the thread.
 
