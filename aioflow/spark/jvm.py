@@ -12,12 +12,14 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -130,23 +132,28 @@ def _launch(master: str, app: str, config: Mapping[str, str], scratch: str) -> S
     if master.startswith("local"):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         os.environ.setdefault("SPARK_LOCAL_HOSTNAME", "localhost")
-    home = os.environ.get("JAVA_HOME")
+    properties = Path(scratch, "spark.properties")
+    _write_properties(properties, conf.getAll())
+    submit = os.environ.get("PYSPARK_SUBMIT_ARGS", "pyspark-shell")
+    before = {name: os.environ.get(name) for name in ("JAVA_HOME", "PYSPARK_SUBMIT_ARGS")}
     os.environ["JAVA_HOME"] = java.home
+    os.environ["PYSPARK_SUBMIT_ARGS"] = f"--properties-file {shlex.quote(str(properties))} --load-spark-defaults {submit}"
     log_path = Path(scratch, "spark.log")
     log = log_path.open("wb")
     gateway: Any = None
     try:
         try:
             launch: Any = launch_gateway  # Published without types.
-            gateway = launch(conf, popen_kwargs={"stdout": log, "stderr": subprocess.STDOUT})
+            gateway = launch(popen_kwargs={"stdout": log, "stderr": subprocess.STDOUT})
         except Exception as error:  # noqa: BLE001  # Whatever it is: what Java printed says more.
             cause = _last_words(log_path) or str(error)
             raise SparkError(f"the Java process of Spark did not start ({java.home}): {cause}") from None
         finally:
-            if home is None:
-                del os.environ["JAVA_HOME"]
-            else:
-                os.environ["JAVA_HOME"] = home
+            for name, value in before.items():
+                if value is None:
+                    del os.environ[name]
+                else:
+                    os.environ[name] = value
         SparkContext(conf=conf, gateway=gateway)
         return SparkProcess(SparkSession.builder.getOrCreate(), scratch, log, gateway.proc)
     except BaseException:
@@ -155,6 +162,18 @@ def _launch(master: str, app: str, config: Mapping[str, str], scratch: str) -> S
             _forget()
         log.close()
         raise
+
+
+def _write_properties(path: Path, settings: Iterable[tuple[str, str]]) -> None:
+    """Settings as Java reads them, for nobody else to read: in a command line, where PySpark puts them, everybody sees passwords."""
+
+    def escaped(text: str, special: str) -> str:
+        text = re.sub(rf"[\\{special}]", r"\\\g<0>", text).replace("\n", r"\n").replace("\r", r"\r")
+        return f"\\{text}" if text.startswith((" ", "\t")) else text
+
+    lines = [f"{escaped(name, ' =:#!')}={escaped(value, '')}\n" for name, value in settings]
+    path.touch(mode=0o600)
+    path.write_text("".join(lines), encoding="utf-8")
 
 
 def _silence() -> None:

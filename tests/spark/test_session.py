@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -170,3 +171,14 @@ async def test_a_second_master_in_one_process_is_refused(spark: SparkBridge) -> 
     async with SparkBridge("local[1]") as other:
         with pytest.raises(SparkError, match=r"has a Spark context on 'local\[2\]' already, and can have only one"):
             await other.session()
+
+
+async def test_java_starts_with_the_configuration_and_without_showing_it(spark: SparkBridge) -> None:
+    session: Any = await spark.session()
+    assert spark._process is not None
+    command = Path(f"/proc/{spark._process._process.pid}/cmdline").read_bytes()
+
+    assert b"-XX:+UseSerialGC" in command  # Of spark.driver.extraJavaOptions, which only a start can heed.
+    assert b"maxRecordsPerBatch" not in command
+    found = await spark.call(lambda: session._jvm.java.lang.System.getProperty("spark.sql.execution.arrow.maxRecordsPerBatch"))
+    assert found == "1000"
