@@ -177,3 +177,4 @@ class _FrameReader:
         reading, self._reading = self._reading, None
         if reading is not None:
             await reading.close()
+        await self._source.drop_plan()  # The task has failed before it came to read.

@@ -191,3 +191,18 @@ async def test_batches_of_a_type_make_no_sense(spark: SparkBridge) -> None:
 async def test_what_is_no_frame_is_named(spark: SparkBridge) -> None:
     with pytest.raises(GraphError, match="reads int, expected a query, a DataFrame"):
         await af.Flow("seven").source(frames(spark, 7)).collect()
+
+
+class FailsToOpen(af.MapFunction[Any, Any]):
+    async def open(self, ctx: af.RuntimeContext) -> None:
+        raise OSError("no such model")
+
+    def map(self, value: Any) -> Any:
+        return value
+
+
+async def test_a_flow_that_fails_before_it_reads_leaves_nothing_that_was_planned(spark: SparkBridge) -> None:
+    source = frames(spark, NUMBERS)
+    with pytest.raises(OSError, match="no such model"):
+        await af.Flow("unread").source(source).map(FailsToOpen).collect()
+    assert source._planned is None  # A job that would listen for its tasks.
