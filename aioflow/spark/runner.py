@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import logging
-import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,7 +25,7 @@ from aioflow.cluster.job_session import unpack_error
 from aioflow.cluster.remote import RemoteJobMaster
 from aioflow.cluster.shipping import local_job, ship_job
 from aioflow.core.aio import cancel_and_wait, wait_first
-from aioflow.core.errors import CheckpointError, GraphError
+from aioflow.core.errors import CheckpointError, GraphError, ProtocolError
 from aioflow.core.serializers import Codec
 from aioflow.operators.source import discover_splits
 from aioflow.spark.runner_blocks import COMMITTABLES
@@ -51,8 +50,6 @@ if TYPE_CHECKING:
 __all__ = ["Spark", "SparkRun"]
 
 logger = logging.getLogger(__name__)
-
-_PACKED_ERROR = re.compile(f"{ERROR_MARK}([A-Za-z0-9+/=\\s]+){ERROR_MARK}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +189,7 @@ class SparkRun:
             finally:
                 await bridge.call(frames.release)
         except Exception as error:
-            original = self._original(error)
+            original = original_error(error, self._codec)
             if original is None:
                 raise
             raise original from original.__cause__
@@ -214,11 +211,6 @@ class SparkRun:
                 if at_once:
                     break
         return committables
-
-    def _original(self, error: BaseException) -> Exception | None:
-        """The error of user code that Spark tells of in its own words."""
-        match = _PACKED_ERROR.search(str(error)) or _PACKED_ERROR.search(getattr(error, "trace", ""))
-        return None if match is None else unpack_error(base64.b64decode(match[1]), self._codec)
 
     # What a `Job` asks for.
 
@@ -272,6 +264,20 @@ class _Feeding:
                     task.result()
         finally:
             await cancel_and_wait(self._tasks)  # The first error wins.
+
+
+def original_error(error: BaseException, codec: Codec) -> Exception | None:
+    """The error of user code that Spark tells of in its own words; None if it tells of none.
+
+    It stands at the very end: what comes before holds words of records, who may say anything. So does a message that was cut.
+    """
+    pieces = (getattr(error, "trace", "") or str(error)).split(ERROR_MARK)
+    if len(pieces) < 3:
+        return None
+    try:
+        return unpack_error(base64.b64decode(pieces[-2]), codec)
+    except (ValueError, ProtocolError):  # Marks without an error of ours between them.
+        return None
 
 
 def _import_paths() -> list[str]:
