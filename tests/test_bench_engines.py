@@ -69,7 +69,7 @@ def test_an_engine_that_is_not_installed_is_missing_with_the_remedy(tmp_path: Pa
         with pytest.raises(Missing, match="make peers"):
             Engine("other", program).command(tmp_path)
     there, missing = bench_engines.installed(tmp_path)
-    assert [engine.program for engine in there] == ["bare_loop", "aioflow_rows", "aioflow_rows"]
+    assert [engine.program for engine in there] == ["bare_loop", "aioflow_rows", "aioflow_rows", "aioflow_columns", "aioflow_columns"]
     assert "Left out: Bytewax, one worker: bytewax is not in" in markdown({"engines": [], "latency": [], "missing": missing})
 
 

@@ -70,7 +70,7 @@ MONITOR_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "secrets in log records are shown",
-        "aioflow/monitoring/logs.py",
+        "aioflow/inspection/log_tail.py",
         '                "message": redacted(message[:MESSAGE_CHARACTERS_MAX]),\n',
         '                "message": message[:MESSAGE_CHARACTERS_MAX],\n',
         (f"{INSIDE}test_no_secret_leaves_by_any_reading_path",),
@@ -113,8 +113,8 @@ MONITOR_MUTANTS: list[Mutant] = [
     Mutant(
         "time that is spent waiting for output counts as busy",
         "aioflow/task/metrics.py",
-        '        group.gauge("backPressuredTimeMsPerSecond", lambda: soft.rate() + hard.rate())\n',
-        '        group.gauge("backPressuredTimeMsPerSecond", hard.rate)\n',
+        "            max(0.0, 1000.0 - idle_rate - soft_rate - hard_rate),\n",
+        "            max(0.0, 1000.0 - idle_rate - soft_rate),\n",
         (
             "tests/monitoring/test_accounting.py::test_each_second_is_told_to_the_millisecond",
             "tests/monitoring/test_accounting.py::test_busy_idle_and_held_back_make_a_second_however_it_is_divided",

@@ -487,5 +487,5 @@ def test_every_connector_is_a_function_however_its_module_was_imported() -> None
         assert callable(getattr(aioflow.io, name))
         assert not isinstance(getattr(aioflow.io, name), type(aioflow.io))
     assert set(aioflow.io.__all__) <= set(dir(aioflow.io))
-    with pytest.raises(AttributeError, match="no connector 'kafkaesque', expected one of blackhole"):
+    with pytest.raises(AttributeError, match="no connector 'kafkaesque', expected one of arrow, blackhole"):
         _ = aioflow.io.kafkaesque
