@@ -1,7 +1,8 @@
 """Who may ask what: one middleware in front of every route, that lets through what a rule allows and nothing else.
 
 Rules, in order: the Host header names this endpoint (a page elsewhere cannot reach it by a name of its own, "DNS rebinding"); a browser
-that says it is on another site is refused, and so is an Origin that is not the Host; reading is GET and HEAD; any other method needs
+that says it is on another site is refused, and so is an Origin that is not the Host; reading is GET and HEAD, and needs the token where
+the endpoint is for other machines, or one of them asks (a service that mounts it may listen for all); any other method needs
 `enable_control`, the token in a header, and a route that is declared to change something. There are no cookies, so nothing can be asked
 in somebody's name.
 """
@@ -16,6 +17,7 @@ from urllib.parse import urlsplit
 from aiohttp import web
 
 from aioflow.monitoring.answers import error_response
+from aioflow.monitoring.options import is_loopback_name
 
 if TYPE_CHECKING:
     from aioflow.monitoring.options import MonitorOptions
@@ -84,6 +86,17 @@ def _refusal(request: web.Request, handler: Handler, options: MonitorOptions) ->
         if not options.accepts(request.headers.get("Authorization")):
             return 401, "expected Authorization: Bearer with the token of this endpoint"
         return None
-    if options.guards_reads and not getattr(handler, OPEN, False) and not options.accepts(request.headers.get("Authorization")):
-        return 401, "expected Authorization: Bearer with the token of this endpoint"
-    return None
+    comes_in = options.open_reads or not (options.guards_reads or _is_from_elsewhere(request))
+    if comes_in or getattr(handler, OPEN, False) or options.accepts(request.headers.get("Authorization")):
+        return None
+    if options.token is None:
+        return 403, "callers on other machines need a token: give token= and allowed_hosts=, or open_reads=True if they are checked before"
+    return 401, "expected Authorization: Bearer with the token of this endpoint"
+
+
+def _is_from_elsewhere(request: web.Request) -> bool:
+    """Whether another machine asks, as far as it is not known to be this one. `Host` does not tell: whoever asks writes it."""
+    peer = None if request.transport is None else request.transport.get_extra_info("peername")
+    if isinstance(peer, tuple):
+        return not is_loopback_name(str(peer[0]).removeprefix("::ffff:"))
+    return not isinstance(peer, str | bytes)  # The address of a socket in the file system.

@@ -48,6 +48,13 @@ MONITOR_MUTANTS: list[Mutant] = [
         (f"{GUARD}test_pages_of_other_sites_and_other_names_are_refused",),
     ),
     Mutant(
+        "who calls a service by the name of its own machine may read",
+        "aioflow/monitoring/guard.py",
+        "not (options.guards_reads or _is_from_elsewhere(request))",
+        "not options.guards_reads",
+        (f"{GUARD}test_where_a_service_listens_for_others_they_do_not_read_by_calling_it_localhost",),
+    ),
+    Mutant(
         "reading off loopback needs no token",
         "aioflow/monitoring/options.py",
         "        return bool(self.allowed_hosts) and not self.open_reads\n",

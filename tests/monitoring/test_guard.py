@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import make_mocked_request
 
 import aioflow as af
 from aioflow.core.errors import NotAuthenticated
-from aioflow.monitoring.guard import HEADERS
+from aioflow.monitoring.guard import HEADERS, guard
 from aioflow.monitoring.options import MonitorOptions, parse_monitor_address, served_options
 from aioflow.monitoring.routes import ROUTES
 from tests.monitoring.watching import CONTROL, TOKEN, Client, check, watched
@@ -194,3 +198,37 @@ async def test_records_and_state_need_the_token_or_leave() -> None:
 
 def test_the_token_is_in_no_repr() -> None:
     assert TOKEN not in repr(MonitorOptions(token=TOKEN))
+
+
+async def asked_from(peer: Any, options: dict[str, Any], **headers: str) -> int:
+    """The status of a reading call that comes from `peer` and names this machine: anybody may send any Host."""
+    transport = Mock(asyncio.Transport)
+    transport.get_extra_info.side_effect = lambda name, default=None: peer if name == "peername" else default
+    request = make_mocked_request("GET", "/jobs", headers={"Host": "localhost", **headers}, transport=transport)
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        return web.Response()
+
+    response: web.StreamResponse = await guard(MonitorOptions(**options))(request, answer)
+    return response.status
+
+
+@pytest.mark.parametrize(
+    ("peer", "options", "status"),
+    [
+        (("127.0.0.1", 5), {}, 200),
+        (("::1", 5, 0, 0), {}, 200),
+        ("", {}, 200),  # A socket of this machine's file system.
+        (("203.0.113.7", 5), {}, 403),
+        (("203.0.113.7", 5), {"token": TOKEN}, 401),
+        (("203.0.113.7", 5), {"token": TOKEN, "show_data": True}, 401),
+        (("203.0.113.7", 5), {"open_reads": True}, 200),
+        (None, {}, 403),
+    ],
+)
+async def test_where_a_service_listens_for_others_they_do_not_read_by_calling_it_localhost(
+    peer: Any, options: dict[str, Any], status: int
+) -> None:
+    assert await asked_from(peer, options) == status
+    if status == 401:
+        assert await asked_from(peer, options, Authorization=f"Bearer {TOKEN}") == 200
