@@ -11,7 +11,10 @@ from aioflow.columns.keys import KeyEncoder
 from aioflow.columns.plans import Plan
 from aioflow.core.column_batch import ColumnBatch
 
-__all__ = ["RunningColumns"]
+__all__ = ["KEYS_MAX", "RunningColumns"]
+
+KEYS_MAX = 1_000_000
+"""With so many keys it begins anew: the table may be on disk, and larger than memory."""
 
 
 class RunningColumns:
@@ -23,20 +26,30 @@ class RunningColumns:
         table_of: Callable[[list[Any]], MutableMapping[Any, Any]],
         peek: Callable[[], Mapping[Any, Any]],
         is_one_spelling: Callable[[Iterable[Any]], bool],
+        keys_max: int = KEYS_MAX,
     ) -> None:
         self._plan = plan
         self._table_of = table_of
         self._peek = peek
         self._is_one_spelling = is_one_spelling
+        self._keys_max = keys_max
         self._encoder = KeyEncoder()
         self._cells: Cells | None = None
         self._spelled = 0
         """Keys whose types were looked at."""
 
+    @property
+    def held(self) -> int:
+        """Keys that are in memory."""
+        return len(self._encoder)
+
     def process(self, keys: Any, values: Any) -> ColumnBatch:
         """`(key, result so far)` for each record. Raises NotOnColumns, and nothing was added."""
         if not isinstance(values, ColumnBatch):
             raise NotOnColumns("the values are no records of columns")
+        if len(self._encoder) > self._keys_max:
+            self.release()
+            self._encoder, self._spelled = KeyEncoder(), 0
         inputs = self._plan.inputs(values)
         codes = self._encoder.encode_plain(keys)
         entries = self._encoder.entries

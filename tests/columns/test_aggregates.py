@@ -17,7 +17,7 @@ from aioflow.columns.cells import Cells
 from aioflow.columns.expressions import NotOnColumns
 from aioflow.columns.keys import KeyEncoder, KeyRouter, distinct
 from aioflow.columns.making import column_of
-from aioflow.columns.running import RunningColumns
+from aioflow.columns.running import KEYS_MAX, RunningColumns
 from aioflow.core.column_batch import ColumnBatch
 from aioflow.core.elements import RecordBatch
 from aioflow.core.keygroups import SubtaskCache
@@ -142,7 +142,8 @@ def test_running_results_are_those_of_rows(name: str, batches: list[list[dict[st
     aggregate = resolve_aggregate(AGGREGATES[name])
     by_rows: dict[Any, Any] = {}
     table: dict[Any, Any] = {}
-    columns = RunningColumns(plan_columns(aggregate), lambda keys: table, lambda: table, KeySpelling().is_one)
+    keys_max = data.draw(st.sampled_from((1, KEYS_MAX)))
+    columns = RunningColumns(plan_columns(aggregate), lambda keys: table, lambda: table, KeySpelling().is_one, keys_max)
     for rows in batches:
         keys = [row["k"] for row in rows]
         expected = list(zip(keys, aggregate.running(by_rows, keys, rows), strict=True))
@@ -158,6 +159,17 @@ def test_running_results_are_those_of_rows(name: str, batches: list[list[dict[st
             assert same(list(table.items()), list(by_rows.items()))
     columns.settle()
     assert same(list(table.items()), list(by_rows.items()))
+
+
+def test_running_results_of_many_keys_keep_no_more_of_them_in_memory_than_they_may() -> None:
+    aggregate = resolve_aggregate(af.count())
+    table: dict[Any, Any] = {}
+    columns = RunningColumns(plan_columns(aggregate), lambda keys: table, lambda: table, KeySpelling().is_one, keys_max=50)
+    for start in (*range(0, 1_000, 10), 0):
+        batch = batch_of_rows([{"k": key} for key in range(start, start + 10)])
+        found = columns.process(batch.columns["k"], batch).to_list()
+        assert columns.held <= 60
+    assert found == [(key, 2) for key in range(10)]
 
 
 @pytest.mark.parametrize("name", AGGREGATES)
