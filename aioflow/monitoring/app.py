@@ -44,8 +44,8 @@ ASSET_TYPES = {
 def monitor_app(job_or_cluster: Any, **options: Any) -> web.Application:
     """The endpoint of a job or a cluster, to be mounted in a service: `app.add_subapp("/flow/", af.monitor_app(job))`.
 
-    `options`: `token=`, `enable_control=`, `allowed_hosts=`, `open_reads=`; without any it shows, changes nothing, and answers under the
-    names of loopback only. Raises NotAuthenticated for options that would let anybody in.
+    `options`: `token=`, `enable_control=`, `allowed_hosts=`, `open_reads=`; without any it shows, changes nothing, and answers this
+    machine only. Raises NotAuthenticated for options that would let anybody in.
     """
     return make_app(Monitor(monitored(job_or_cluster), MonitorOptions(**options)))
 
