@@ -54,7 +54,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.integration)
         if "simulation" in place[:-1]:
             item.add_marker(pytest.mark.simulation)
-            item.add_marker(pytest.mark.hashseed)
+            if item.path.name != "test_planted.py":  # That a planted bug is found hangs on no seed of hashes.
+                item.add_marker(pytest.mark.hashseed)
         if item.path.name.startswith("test_examples"):
             item.add_marker(pytest.mark.examples)
         if HASHSEED_MODULES.match(item.path.name):
