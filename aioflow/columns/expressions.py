@@ -48,7 +48,7 @@ class ColumnExpression:
                 found = self._visit(self.expression, batch)
         except _FAILURES as error:
             raise NotOnColumns(f"{self.expression!r}: {type(error).__name__}: {error}") from error
-        return found if isinstance(found, Column) else repeat(found.value, len(batch))
+        return found if isinstance(found, Column) else repeat(found._value, len(batch))
 
     def true(self, batch: ColumnBatch) -> np.ndarray:
         """Where it is True: what `filter` keeps. Raises NotOnColumns."""
@@ -63,25 +63,25 @@ class ColumnExpression:
 
     def _visit(self, e: ex.Expr[Any], batch: ColumnBatch) -> Column | ex.Literal[Any]:
         match e:
-            case ex.Column(name=name):
+            case ex.Column(_name=name):
                 return self._column(name, batch)
             case ex.Literal():
                 return e
-            case ex.Binary(operator="&" | "|"):
+            case ex.Binary(_operator="&" | "|"):
                 return self._logic(e, batch)
-            case ex.IsNull(operand=operand):
+            case ex.IsNull(_operand=operand):
                 found = self._visit(operand, batch)
-                return ex.Literal(found.value is None) if isinstance(found, ex.Literal) else _is_null(found)
-            case ex.FillNull(operand=operand, value=default):
+                return ex.Literal(found._value is None) if isinstance(found, ex.Literal) else _is_null(found)
+            case ex.FillNull(_operand=operand, _value=default):
                 return self._fill_null(operand, default, batch)
-            case ex.Case(branches=branches, default=default):
+            case ex.Case(_branches=branches, _default=default):
                 return self._case(branches, default, batch)
-            case ex.Field(operand=operand, name=name):
+            case ex.Field(_operand=operand, _name=name):
                 found = self._visit(operand, batch)
                 if isinstance(found, ColumnBatch) and name in found.columns:
                     return found.columns[name]
                 return self._by_value(e, [found])
-        operands = [self._visit(child, batch) for child in e.children]
+        operands = [self._visit(child, batch) for child in e._children]
         if all(isinstance(operand, ex.Literal) for operand in operands):
             return ex.Literal(self._by_value(e, operands).to_list()[0])
         return _on_numbers(e, operands) or self._by_value(e, operands)
@@ -95,17 +95,17 @@ class ColumnExpression:
     def _logic(self, e: ex.Binary[Any], batch: ColumnBatch) -> Column:
         """Kleene's `&` and `|`. Where the left side decides, a failure of the right one does not count."""
         n = len(batch)
-        decisive = e.operator == "|"
-        a, a_valid = _booleans(self._visit(e.left, batch), n)
+        decisive = e._operator == "|"
+        a, a_valid = _booleans(self._visit(e._left, batch), n)
         try:
-            b, b_valid = _booleans(self._visit(e.right, batch), n)
+            b, b_valid = _booleans(self._visit(e._right, batch), n)
         except _FAILURES:
             decided = (a == decisive) if a_valid is None else (a == decisive) & a_valid
             open_ = np.flatnonzero(~decided)
             if len(open_) == n:
                 raise
             b, b_valid = np.full(n, not decisive), np.ones(n, np.bool_)
-            found, found_valid = _booleans(self._visit(e.right, batch.take(open_)), len(open_))
+            found, found_valid = _booleans(self._visit(e._right, batch.take(open_)), len(open_))
             b[open_] = found
             b_valid[open_] = True if found_valid is None else found_valid
         if a_valid is None and b_valid is None:
@@ -122,7 +122,7 @@ class ColumnExpression:
     def _fill_null(self, operand: ex.Expr[Any], default: ex.Expr[Any], batch: ColumnBatch) -> Column | ex.Literal[Any]:
         found = self._visit(operand, batch)
         if isinstance(found, ex.Literal):
-            return self._visit(default, batch) if found.value is None else found
+            return self._visit(default, batch) if found._value is None else found
         null = _is_null(found).values
         absent = np.flatnonzero(null)
         if not len(absent):
@@ -153,7 +153,7 @@ class ColumnExpression:
         if not len(indices):
             return nothing(0)
         found = self._visit(e, batch.take(indices))
-        return found if isinstance(found, Column) else repeat(found.value, len(indices))
+        return found if isinstance(found, Column) else repeat(found._value, len(indices))
 
     # Value by value.
 
@@ -203,20 +203,20 @@ def _on_numbers(e: ex.Expr[Any], operands: list[Column | ex.Literal[Any]]) -> Co
     """The operation on arrays of numbers; None where that is not exactly what Python does with each."""
     numbers = [number_of(operand) for operand in operands]
     match e, numbers:
-        case ex.Binary(operator=operator), [a, b] if a is not None and b is not None:
+        case ex.Binary(_operator=operator), [a, b] if a is not None and b is not None:
             return compare(operator, a, b) if operator in ex.COMPARISONS else combine(operator, a, b)
-        case ex.Unary(operator="~"), _:
+        case ex.Unary(_operator="~"), _:
             values, valid = _booleans(operands[0])
             return NumberColumn(~values, valid)
-        case ex.Unary(operator=operator), [a] if a is not None:
+        case ex.Unary(_operator=operator), [a] if a is not None:
             return negate(operator, a)
-        case ex.Cast(to=to), [a] if a is not None:
+        case ex.Cast(_to=to), [a] if a is not None:
             return cast_number(a, to)
-        case ex.Round(digits=digits), [a] if a is not None:
+        case ex.Round(_digits=digits), [a] if a is not None:
             return round_number(a, digits)
-        case ex.IsIn(values=members), [a] if a is not None:
+        case ex.IsIn(_values=members), [a] if a is not None:
             return is_in(a, members)
-        case ex.Call(name=name, arguments=arguments), [a, *_] if a is not None and name.startswith("dt."):
+        case ex.Call(_name=name, _arguments=arguments), [a, *_] if a is not None and name.startswith("dt."):
             return time_part(name[3:], a, *arguments)
     return None
 
@@ -225,7 +225,7 @@ def _booleans(found: Column | ex.Literal[Any], length: int | None = None) -> tup
     """Truth and validity. Raises TypeError for what is no bool, as rows do."""
     if isinstance(found, ex.Literal):
         assert length is not None, "a literal alone is no condition of a batch"
-        found = repeat(found.value, length)
+        found = repeat(found._value, length)
     if isinstance(found, NumberColumn) and found.values.dtype == np.bool_:
         return found.values, found.valid
     if _is_null(found).values.all():
@@ -246,19 +246,19 @@ def _over_positions(e: ex.Expr[Any], operands: list[Column | ex.Literal[Any]]) -
     numbers = iter(range(len(operands)))
     children = [operand if isinstance(operand, ex.Literal) else ex.Column(next(numbers)) for operand in operands]
     match e:
-        case ex.Binary(operator=operator):
+        case ex.Binary(_operator=operator):
             return ex.Binary(operator, *children)
-        case ex.Unary(operator=operator):
+        case ex.Unary(_operator=operator):
             return ex.Unary(operator, *children)
-        case ex.Field(name=name):
+        case ex.Field(_name=name):
             return ex.Field(children[0], name)
-        case ex.IsIn(values=values):
+        case ex.IsIn(_values=values):
             return ex.IsIn(children[0], values)
-        case ex.Cast(to=to, strict=strict):
+        case ex.Cast(_to=to, _strict=strict):
             return ex.Cast(children[0], to, strict)
-        case ex.Round(digits=digits):
+        case ex.Round(_digits=digits):
             return ex.Round(children[0], digits)
-        case ex.Call(name=name, arguments=arguments):
+        case ex.Call(_name=name, _arguments=arguments):
             rest = iter(children[1:])
             return ex.Call(name, children[0], tuple(next(rest) if isinstance(a, ex.Expr) else a for a in arguments))
     raise TypeError(f"{type(e).__name__} is no expression that columns know")

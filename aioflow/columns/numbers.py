@@ -67,7 +67,7 @@ def number_of(operand: Column | ex.Literal[Any]) -> Number | None:
     if isinstance(operand, NumberColumn):
         return Number(operand.values, operand.valid, operand.values.dtype.kind)
     if isinstance(operand, ex.Literal):
-        value = operand.value
+        value = operand._value
         if type(value) is int and -_LIMIT <= value < _LIMIT:
             return Number(value, None, "i")
         if type(value) is float:

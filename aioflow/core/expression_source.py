@@ -95,29 +95,29 @@ class Emitter:
 
     def _visit(self, e: ex.Expr[Any], bound: _Bound) -> _Value:
         match e:
-            case ex.Column(name=name):
+            case ex.Column(_name=name):
                 if name in bound:
                     variable, known = bound[name]
                     return _Value(variable, (), not known, bound, bound)
                 return _Value(self._column(name), (), True, bound, bound)
-            case ex.Literal(value=value):
+            case ex.Literal(_value=value):
                 return _Value(self._literal(value), (), value is None, bound, bound)
-            case ex.Binary(operator=("&" | "|") as operator):
+            case ex.Binary(_operator=("&" | "|") as operator):
                 left, right = _balanced(operator, e)
                 return self._logic(operator, left, right, bound)
-            case ex.Binary(operator=operator, left=left, right=right):
+            case ex.Binary(_operator=operator, _left=left, _right=right):
                 return self._arithmetic(operator, left, right, bound)
-            case ex.Unary(operator=operator, operand=operand):
+            case ex.Unary(_operator=operator, _operand=operand):
                 (x,), guards, inner, after = self._strict((operand,), bound, logical=operator == "~")
                 source = {"-": f"(-{x})", "~": f"(not {x})", "abs": f"_abs({x})"}[operator]
                 self.names["_abs"] = abs
                 return _Value(source, guards, False, inner, after)
-            case ex.IsNull(operand=operand):
+            case ex.IsNull(_operand=operand):
                 value = self._visit(operand, bound)
                 return self._plain(f"({value.full} is None)", value.after)
-            case ex.FillNull(operand=operand, value=default):
+            case ex.FillNull(_operand=operand, _value=default):
                 return self._fill_null(operand, default, bound)
-            case ex.Case(branches=branches, default=default):
+            case ex.Case(_branches=branches, _default=default):
                 return self._case(branches, default, bound)
             case _:
                 return self._function(e, bound)
@@ -148,8 +148,8 @@ class Emitter:
                 guards += (guard,)
                 source = variable
                 if isinstance(operand, ex.Column):
-                    inner = inner | {operand.name: (variable, True)}
-                    operand_after = operand_after | {operand.name: (variable, False)}
+                    inner = inner | {operand._name: (variable, True)}
+                    operand_after = operand_after | {operand._name: (variable, False)}
             sources.append(source)
             if after is None and guards:
                 # The first guard is always evaluated; what comes behind it may not be.
@@ -159,7 +159,7 @@ class Emitter:
     def _arithmetic(self, operator: str, left: ex.Expr[Any], right: ex.Expr[Any], bound: _Bound) -> _Value:
         (a, b), guards, inner, after = self._strict((left, right), bound)
         if operator in ("/", "//", "%"):
-            if isinstance(right, ex.Literal) and type(right.value) in (int, float) and right.value:
+            if isinstance(right, ex.Literal) and type(right._value) in (int, float) and right._value:
                 return _Value(f"({a} {operator} {b})", guards, False, inner, after)
             if not b.isidentifier():
                 # Evaluated first, once; the divisor decides.
@@ -169,7 +169,7 @@ class Emitter:
         if operator == "**":
             self.names["_power"] = power
             return _Value(f"_power({a}, {b})", guards, True, inner, after)
-        if operator in ("+", "-") and isinstance(left, ex.Binary) and left.operator in ("+", "-"):
+        if operator in ("+", "-") and isinstance(left, ex.Binary) and left._operator in ("+", "-"):
             a = a[1:-1]  # A long sum nests to the left, and Python's parser allows 200 parentheses.
         return _Value(f"({a} {operator} {b})", guards, False, inner, after)
 
@@ -193,12 +193,12 @@ class Emitter:
     def _truth(self, e: ex.Expr[Any], bound: _Bound) -> tuple[str, _Bound, _Bound]:
         """Source that is truthy exactly when `e` is True, what is bound then, and what is bound anyway."""
         match e:
-            case ex.Binary(operator="&"):
+            case ex.Binary(_operator="&"):
                 left, right = _balanced("&", e)
                 x, then, after = self._truth(left, bound)
                 y, then, _ = self._truth(right, then)
                 return f"({x} and {y})", then, after
-            case ex.Binary(operator="|"):
+            case ex.Binary(_operator="|"):
                 left, right = _balanced("|", e)
                 x, _, after = self._truth(left, bound)
                 y, _, _ = self._truth(right, after)
@@ -236,31 +236,31 @@ class Emitter:
     def _function(self, e: ex.Expr[Any], bound: _Bound) -> _Value:
         """Functions of one operand, with arguments that may be expressions: None if any of them is."""
         names = self.names
-        (x, *args), guards, inner, after = self._strict(e.children, bound)
+        (x, *args), guards, inner, after = self._strict(e._children, bound)
         nullable = False
         match e:
-            case ex.Field(name=name):
+            case ex.Field(_name=name):
                 names["_read"] = read_field
                 nullable = True
                 if isinstance(name, int) or not x.isidentifier():
                     source = f"_read({x}, {name!r})"
                 else:
                     source = f"({x}[{name!r}] if {x}.__class__ is dict and {name!r} in {x} else _read({x}, {name!r}))"
-            case ex.IsIn(values=values):
+            case ex.IsIn(_values=values):
                 source = f"({x} in {self.constant(_members(values))})"
-            case ex.Cast(to=to, strict=strict):
+            case ex.Cast(_to=to, _strict=strict):
                 names["_cast"] = cast_value
                 nullable = not strict
                 source = f"_cast({x}, {self.constant(to)}, {strict})"
-            case ex.Round(digits=digits):
+            case ex.Round(_digits=digits):
                 names["_round"] = round
                 source = f"_round({x}, {digits})"
-            case ex.Call(name="dt.truncate", arguments=(every_ms,)):
+            case ex.Call(_name="dt.truncate", _arguments=(every_ms,)):
                 names["_truncate"] = truncate
                 source = f"_truncate({x}, {every_ms})"
-            case ex.Call(name=name, arguments=arguments) if name.startswith("dt."):
+            case ex.Call(_name=name, _arguments=arguments) if name.startswith("dt."):
                 source = f"{self.constant(DATE_PARTS[name[3:]], 'part')}({x})"
-            case ex.Call(name=name, arguments=arguments):
+            case ex.Call(_name=name, _arguments=arguments):
                 plain = [repr(a) for a in arguments if not isinstance(a, ex.Expr)]
                 source = _text_function(name, x, args or plain, arguments)
                 names["_len"] = len
@@ -301,8 +301,8 @@ def _balanced(operator: str, e: ex.Expr[Any]) -> tuple[ex.Expr[Any], ex.Expr[Any
     stack = [e]
     while stack:
         e = stack.pop()
-        if isinstance(e, ex.Binary) and e.operator == operator:
-            stack += (e.right, e.left)
+        if isinstance(e, ex.Binary) and e._operator == operator:
+            stack += (e._right, e._left)
         else:
             terms.append(e)
     while len(terms) > 2:

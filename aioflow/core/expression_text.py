@@ -41,42 +41,42 @@ def render(e: Expr[Any]) -> str:
 def _render(e: Expr[Any]) -> tuple[str, int]:
     """Source text of `e`, and how strongly its outermost operator binds."""
     match e:
-        case Column(name=name):
+        case Column(_name=name):
             plain = isinstance(name, str) and name.isidentifier() and not keyword.iskeyword(name)
             if plain and not str(name).startswith("__"):
                 return f"col.{name}", _PRIMARY
             return f"col({name!r})", _PRIMARY
-        case Literal(value=value):
+        case Literal(_value=value):
             return f"lit({_constant(value)})", _PRIMARY
-        case Unary(operator="abs", operand=operand):
+        case Unary(_operator="abs", _operand=operand):
             return f"{_receiver(operand)}.abs()", _PRIMARY
-        case Unary(operator=operator, operand=operand):
+        case Unary(_operator=operator, _operand=operand):
             return f"{operator}{_wrap(operand, _UNARY_PRECEDENCE)}", _UNARY_PRECEDENCE
-        case Binary(operator=operator, left=left, right=right):
+        case Binary(_operator=operator, _left=left, _right=right):
             return _render_binary(operator, left, right)
-        case Field(operand=operand, name=name):
+        case Field(_operand=operand, _name=name):
             return f"{_receiver(operand)}[{name!r}]", _PRIMARY
-        case IsNull(operand=operand):
+        case IsNull(_operand=operand):
             return f"{_receiver(operand)}.is_null()", _PRIMARY
-        case FillNull(operand=operand, value=value):
+        case FillNull(_operand=operand, _value=value):
             return f"{_receiver(operand)}.fill_null({_argument(value)})", _PRIMARY
-        case IsIn(operand=operand, values=values):
+        case IsIn(_operand=operand, _values=values):
             return f"{_receiver(operand)}.is_in([{', '.join(map(_constant, values))}])", _PRIMARY
-        case Cast(operand=operand, to=to, strict=strict):
+        case Cast(_operand=operand, _to=to, _strict=strict):
             return f"{_receiver(operand)}.cast({to.__name__}{'' if strict else ', strict=False'})", _PRIMARY
-        case Round(operand=operand, digits=digits):
+        case Round(_operand=operand, _digits=digits):
             return f"{_receiver(operand)}.round({digits or ''})", _PRIMARY
-        case Call(name=name, operand=operand, arguments=arguments):
+        case Call(_name=name, _operand=operand, _arguments=arguments):
             if name == "dt.truncate":
                 return f"{_receiver(operand)}.dt.truncate('{arguments[0]}ms')", _PRIMARY
             shown = list(arguments)
             while shown and shown[-1] is None:
                 shown.pop()
             return f"{_receiver(operand)}.{name}({', '.join(map(_argument, shown))})", _PRIMARY
-        case Case(branches=branches, default=default):
+        case Case(_branches=branches, _default=default):
             text = "".join(f".when({_argument(c)}).then({_argument(v)})" for c, v in branches).removeprefix(".")
             return (text if isinstance(e, Then) else f"{text}.otherwise({_argument(default)})"), _PRIMARY
-    return f"{type(e).__name__}({', '.join(map(repr, e.children))})", _PRIMARY
+    return f"{type(e).__name__}({', '.join(map(repr, e._children))})", _PRIMARY
 
 
 def _render_binary(operator: str, left: Expr[Any], right: Expr[Any]) -> tuple[str, int]:
@@ -94,7 +94,7 @@ def _render_binary(operator: str, left: Expr[Any], right: Expr[Any]) -> tuple[st
 
 def _wrap(e: Expr[Any], strength: int, plain: bool = False) -> str:
     if plain and isinstance(e, Literal):
-        text = _constant(e.value)
+        text = _constant(e._value)
         return f"({text})" if text.startswith("-") else text
     text, own = _render(e)
     return text if own >= strength else f"({text})"
@@ -106,7 +106,7 @@ def _receiver(e: Expr[Any]) -> str:
 
 def _argument(value: Any) -> str:
     if isinstance(value, Literal):
-        return _constant(value.value)
+        return _constant(value._value)
     return repr(value) if isinstance(value, Expr) else _constant(value)
 
 

@@ -8,6 +8,8 @@ function, and columns and Spark read the same tree. What each operation means is
 * `/` is true division, `//` and `%` have Python's sign, a division by zero gives None, `round` is half to even;
 * `== != < <= > >= & | ~` build expressions. So nodes are compared by `same_as`, hashed by identity, and have no truth value.
 
+What nodes hold is underscored: every other attribute is an operation, or an error that says how a nested field is read.
+
 `repr` of an expression is the source that builds it.
 """
 
@@ -25,6 +27,7 @@ __all__ = [
     "is_expression",
     "as_expression",
     "walk",
+    "same_as",
     "column_names",
     "is_boolean",
     "Column",
@@ -217,15 +220,9 @@ class Expr(Generic[T]):
         return Field(self, _field_name(name))
 
     @property
-    def children(self) -> tuple[Expr[Any], ...]:
+    def _children(self) -> tuple[Expr[Any], ...]:
         """The expressions that this one is made of, in the order in which they are written."""
         return ()
-
-    def same_as(self, other: object) -> bool:
-        """Structural equality: same nodes, same literals of the same types. (`==` builds an expression.)"""
-        if type(self) is not type(other):
-            return False
-        return all(_same(getattr(self, f.name), getattr(other, f.name)) for f in fields(self))  # type: ignore[arg-type]
 
     def __bool__(self) -> bool:
         raise TypeError(_NO_TRUTH)
@@ -256,142 +253,142 @@ class Expr(Generic[T]):
 class Column(Expr[T]):
     """A field of the element. A str is a field or a dict key, an int a position in a tuple or list."""
 
-    name: str | int
+    _name: str | int
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Literal(Expr[T]):
     """A constant."""
 
-    value: T
+    _value: T
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Field(Expr[T]):
-    """A field of the value of `operand`."""
+    """A field of the value of `_operand`."""
 
-    operand: Expr[Any]
-    name: str | int
+    _operand: Expr[Any]
+    _name: str | int
 
     @property
-    def children(self) -> tuple[Expr[Any], ...]:
-        return (self.operand,)
+    def _children(self) -> tuple[Expr[Any], ...]:
+        return (self._operand,)
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Unary(Expr[T]):
-    """`operator` is "-", "~" or "abs"."""
+    """`_operator` is "-", "~" or "abs"."""
 
-    operator: str
-    operand: Expr[Any]
+    _operator: str
+    _operand: Expr[Any]
 
     @property
-    def children(self) -> tuple[Expr[Any], ...]:
-        return (self.operand,)
+    def _children(self) -> tuple[Expr[Any], ...]:
+        return (self._operand,)
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Binary(Expr[T]):
-    """`operator` as Python spells it: one of `+ - * / // % ** == != < <= > >= & |`."""
+    """`_operator` as Python spells it: one of `+ - * / // % ** == != < <= > >= & |`."""
 
-    operator: str
-    left: Expr[Any]
-    right: Expr[Any]
+    _operator: str
+    _left: Expr[Any]
+    _right: Expr[Any]
 
     @property
-    def children(self) -> tuple[Expr[Any], ...]:
-        return (self.left, self.right)
+    def _children(self) -> tuple[Expr[Any], ...]:
+        return (self._left, self._right)
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class IsNull(Expr[T]):
-    """Whether `operand` is None."""
+    """Whether `_operand` is None."""
 
-    operand: Expr[Any]
+    _operand: Expr[Any]
 
     @property
-    def children(self) -> tuple[Expr[Any], ...]:
-        return (self.operand,)
+    def _children(self) -> tuple[Expr[Any], ...]:
+        return (self._operand,)
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class FillNull(Expr[T]):
-    """`operand`, or `value` where it is None."""
+    """`_operand`, or `_value` where it is None."""
 
-    operand: Expr[Any]
-    value: Expr[Any]
+    _operand: Expr[Any]
+    _value: Expr[Any]
 
     @property
-    def children(self) -> tuple[Expr[Any], ...]:
-        return (self.operand, self.value)
+    def _children(self) -> tuple[Expr[Any], ...]:
+        return (self._operand, self._value)
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class IsIn(Expr[T]):
-    """Whether `operand` equals one of `values` (plain values)."""
+    """Whether `_operand` equals one of `_values` (plain values)."""
 
-    operand: Expr[Any]
-    values: tuple[Any, ...]
+    _operand: Expr[Any]
+    _values: tuple[Any, ...]
 
     @property
-    def children(self) -> tuple[Expr[Any], ...]:
-        return (self.operand,)
+    def _children(self) -> tuple[Expr[Any], ...]:
+        return (self._operand,)
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Cast(Expr[T]):
-    """`operand` as one of `CAST_TARGETS`; what cannot be converted raises if `strict`, else is None."""
+    """`_operand` as one of `CAST_TARGETS`; what cannot be converted raises if `_strict`, else is None."""
 
-    operand: Expr[Any]
-    to: type
-    strict: bool = True
+    _operand: Expr[Any]
+    _to: type
+    _strict: bool = True
 
     @property
-    def children(self) -> tuple[Expr[Any], ...]:
-        return (self.operand,)
+    def _children(self) -> tuple[Expr[Any], ...]:
+        return (self._operand,)
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Round(Expr[T]):
-    """`operand` rounded half to even."""
+    """`_operand` rounded half to even."""
 
-    operand: Expr[Any]
-    digits: int = 0
+    _operand: Expr[Any]
+    _digits: int = 0
 
     @property
-    def children(self) -> tuple[Expr[Any], ...]:
-        return (self.operand,)
+    def _children(self) -> tuple[Expr[Any], ...]:
+        return (self._operand,)
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Call(Expr[T]):
-    """A function of a namespace: `name` is "str.lower", "dt.year", ...; `arguments` are plain values or expressions."""
+    """A function of a namespace: `_name` is "str.lower", "dt.year", ...; `_arguments` are plain values or expressions."""
 
-    name: str
-    operand: Expr[Any]
-    arguments: tuple[Any, ...] = ()
+    _name: str
+    _operand: Expr[Any]
+    _arguments: tuple[Any, ...] = ()
 
     @property
-    def children(self) -> tuple[Expr[Any], ...]:
-        return (self.operand, *(a for a in self.arguments if isinstance(a, Expr)))
+    def _children(self) -> tuple[Expr[Any], ...]:
+        return (self._operand, *(a for a in self._arguments if isinstance(a, Expr)))
 
     def __call__(self) -> Expr[T]:
         """Parts of a time may be written `.dt.hour` or `.dt.hour()`."""
-        if not self.name.startswith("dt."):
+        if not self._name.startswith("dt."):
             raise TypeError(f"{self!r} is an expression, it cannot be called")
         return self
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Case(Expr[T]):
-    """The value of the first branch (condition, value) whose condition is true, else `default`. Only that value is computed."""
+    """The value of the first branch (condition, value) whose condition is true, else `_default`. Only that value is computed."""
 
-    branches: tuple[tuple[Expr[Any], Expr[Any]], ...]
-    default: Expr[Any]
+    _branches: tuple[tuple[Expr[Any], Expr[Any]], ...]
+    _default: Expr[Any]
 
     @property
-    def children(self) -> tuple[Expr[Any], ...]:
-        return (*(e for branch in self.branches for e in branch), self.default)
+    def _children(self) -> tuple[Expr[Any], ...]:
+        return (*(e for branch in self._branches for e in branch), self._default)
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -400,23 +397,23 @@ class Then(Case[T]):
 
     def when(self, condition: Any) -> When:
         """Adds a branch, tried when no earlier condition was true."""
-        return When(as_expression(condition), self.branches)
+        return When(as_expression(condition), self._branches)
 
     def otherwise(self, value: Any) -> Expr[Any]:
         """The value where no condition is true."""
-        return Case(self.branches, as_expression(value))
+        return Case(self._branches, as_expression(value))
 
 
 @dataclass(frozen=True, slots=True)
 class When(Part):
     """A condition that waits for its `then`."""
 
-    condition: Expr[Any]
-    branches: tuple[tuple[Expr[Any], Expr[Any]], ...] = ()
+    _condition: Expr[Any]
+    _branches: tuple[tuple[Expr[Any], Expr[Any]], ...] = ()
 
     def then(self, value: Any) -> Then[Any]:
         """The value (plain or an expression) where the condition is true."""
-        return Then((*self.branches, (self.condition, as_expression(value))), Literal(None))
+        return Then((*self._branches, (self._condition, as_expression(value))), Literal(None))
 
 
 class _Columns:
@@ -478,33 +475,40 @@ def as_expression(value: Any) -> Expr[Any]:
 def walk(expression: Expr[Any]) -> Iterator[Expr[Any]]:
     """The expression and everything in it, parents first."""
     yield expression
-    for child in expression.children:
+    for child in expression._children:
         yield from walk(child)
+
+
+def same_as(a: Expr[Any], b: object) -> bool:
+    """Structural equality: same nodes, same literals of the same types. (`==` builds an expression.)"""
+    if type(a) is not type(b):
+        return False
+    return all(_same(getattr(a, f.name), getattr(b, f.name)) for f in fields(a))  # type: ignore[arg-type]
 
 
 def column_names(*expressions: Expr[Any]) -> tuple[str | int, ...]:
     """The fields of the element that the expressions read, each once, in the order of first use."""
-    return tuple(dict.fromkeys(e.name for x in expressions for e in walk(x) if isinstance(e, Column)))
+    return tuple(dict.fromkeys(e._name for x in expressions for e in walk(x) if isinstance(e, Column)))
 
 
 def is_boolean(expression: Expr[Any]) -> bool:
     """Whether it can only give True, False or None. A bare column may hold anything."""
     match expression:
-        case Binary(operator=operator):
+        case Binary(_operator=operator):
             return operator in COMPARISONS or operator in LOGICAL
-        case Unary(operator=operator):
+        case Unary(_operator=operator):
             return operator == "~"
         case IsNull() | IsIn():
             return True
-        case Cast(to=to):
+        case Cast(_to=to):
             return to is bool
-        case Literal(value=value):
+        case Literal(_value=value):
             return value is None or isinstance(value, bool)
-        case Call(name=name):
+        case Call(_name=name):
             return name in BOOLEAN_CALLS
-        case FillNull(operand=operand, value=value):
+        case FillNull(_operand=operand, _value=value):
             return is_boolean(operand) and is_boolean(value)
-        case Case(branches=branches, default=default):
+        case Case(_branches=branches, _default=default):
             return all(is_boolean(value) for _, value in branches) and is_boolean(default)
     return False
 
@@ -517,7 +521,7 @@ def _field_name(name: Any) -> str | int:
 
 def _same(a: Any, b: Any) -> bool:
     if isinstance(a, Expr):
-        return a.same_as(b)
+        return same_as(a, b)
     if type(a) is not type(b):
         return False
     if isinstance(a, tuple):

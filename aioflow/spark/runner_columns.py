@@ -64,28 +64,28 @@ def predicate_of(expression: ex.Expr[Any], types: Mapping[str, str]) -> tuple[An
     from pyspark.sql import functions as f
 
     match expression:
-        case ex.Binary(operator="&"):
-            left, left_whole = predicate_of(expression.left, types)
+        case ex.Binary(_operator="&"):
+            left, left_whole = predicate_of(expression._left, types)
             if not left_whole:
                 return left, False
-            right, whole = predicate_of(expression.right, types)
+            right, whole = predicate_of(expression._right, types)
             return (left & right if right is not None else left), whole
-        case ex.Binary(operator="|"):
-            left, left_whole = predicate_of(expression.left, types)
-            right, right_whole = predicate_of(expression.right, types)
+        case ex.Binary(_operator="|"):
+            left, left_whole = predicate_of(expression._left, types)
+            right, right_whole = predicate_of(expression._right, types)
             return (left | right, True) if left_whole and right_whole else (None, False)
-        case ex.Column() if types.get(str(expression.name)) == "boolean":
+        case ex.Column() if types.get(str(expression._name)) == "boolean":
             return _column(expression), True
-        case ex.IsNull(operand=ex.Column() as column) if column.name in types:
+        case ex.IsNull(_operand=ex.Column() as column) if column._name in types:
             return f.isnull(_column(column)), True
-        case ex.IsIn(operand=ex.Column() as column, values=values):
-            type_ = types.get(str(column.name), "")
+        case ex.IsIn(_operand=ex.Column() as column, _values=values):
+            type_ = types.get(str(column._name), "")
             if type_ in INTEGERS | {"string"} and all(_fits(type_, value) for value in values):
                 return _column(column).isin(list(values)), True
-        case ex.Binary(left=ex.Column(), right=ex.Literal(value=value)) if expression.operator in ex.COMPARISONS:
-            return _compared(expression.operator, expression.left, value, types)
-        case ex.Binary(left=ex.Literal(value=value), right=ex.Column()) if expression.operator in ex.COMPARISONS:
-            return _compared(_MIRRORED[expression.operator], expression.right, value, types)
+        case ex.Binary(_left=ex.Column(), _right=ex.Literal(_value=value)) if expression._operator in ex.COMPARISONS:
+            return _compared(expression._operator, expression._left, value, types)
+        case ex.Binary(_left=ex.Literal(_value=value), _right=ex.Column()) if expression._operator in ex.COMPARISONS:
+            return _compared(_MIRRORED[expression._operator], expression._right, value, types)
     return None, False
 
 
@@ -93,7 +93,7 @@ _MIRRORED = {"==": "==", "!=": "!=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
 
 
 def _compared(operator: str, column: Any, value: Any, types: Mapping[str, str]) -> tuple[Any, bool]:
-    if not _fits(types.get(str(column.name), ""), value):
+    if not _fits(types.get(str(column._name), ""), value):
         return None, False
     made = _column(column)
     compare = {
@@ -118,4 +118,4 @@ def _fits(type_: str, value: Any) -> bool:
 def _column(expression: Any) -> Any:
     from pyspark.sql import functions as f
 
-    return f.col("`" + str(expression.name).replace("`", "``") + "`")
+    return f.col("`" + str(expression._name).replace("`", "``") + "`")

@@ -25,7 +25,7 @@ from aioflow.core.expression_rows import (
     compile_rows,
 )
 from aioflow.core.expression_values import MissingFieldError
-from aioflow.core.expressions import Binary, Column, Expr, Literal, col, column_names, is_expression, lit, walk, when
+from aioflow.core.expressions import Binary, Column, Expr, Literal, col, column_names, is_expression, lit, same_as, walk, when
 from tests.core.expression_cases import CASES, ExpressionCase
 
 
@@ -76,8 +76,8 @@ def test_table_holds_for_every_form_of_a_compiled_expression(case: ExpressionCas
 def test_repr_of_an_expression_builds_it_again_and_so_does_pickle(case: ExpressionCase) -> None:
     e = case.expression
     names = {"col": col, "lit": lit, "when": when}
-    assert eval(repr(e), names).same_as(e), repr(e)
-    assert pickle.loads(pickle.dumps(e)).same_as(e)
+    assert same_as(eval(repr(e), names), e), repr(e)
+    assert same_as(pickle.loads(pickle.dumps(e)), e)
 
 
 def test_repr_reads_like_the_source() -> None:
@@ -89,12 +89,12 @@ def test_repr_reads_like_the_source() -> None:
 
 
 def naive(e: Expr[Any], row: dict[str, Any]) -> Any:
-    kids = [naive(c, row) for c in e.children]
+    kids = [naive(c, row) for c in e._children]
     match type(e).__name__:
         case "Column":
-            return row[e.name]  # type: ignore[attr-defined]
+            return row[e._name]  # type: ignore[attr-defined]
         case "Literal":
-            return e.value  # type: ignore[attr-defined]
+            return e._value  # type: ignore[attr-defined]
         case "IsNull":
             return kids[0] is None
         case "FillNull":
@@ -105,9 +105,9 @@ def naive(e: Expr[Any], row: dict[str, Any]) -> Any:
                     return kids[i + 1]
             return kids[-1]
         case "Unary":
-            function = {"-": operator.neg, "~": operator.not_, "abs": abs}[e.operator]  # type: ignore[attr-defined]
+            function = {"-": operator.neg, "~": operator.not_, "abs": abs}[e._operator]  # type: ignore[attr-defined]
             return None if kids[0] is None else function(kids[0])
-    sign = e.operator  # type: ignore[attr-defined]
+    sign = e._operator  # type: ignore[attr-defined]
     a, b = kids
     if sign == "&":
         return False if a is False or b is False else None if a is None or b is None else True
@@ -180,7 +180,7 @@ def test_compiled_conditions_equal_a_naive_reading_of_the_tree(e: Expr[Any], row
 
 @given(e=st.one_of(NUMBERS, TRUTHS))
 def test_repr_of_any_tree_builds_it_again(e: Expr[Any]) -> None:
-    assert eval(repr(e), {"col": col, "lit": lit, "when": when}).same_as(e), repr(e)
+    assert same_as(eval(repr(e), {"col": col, "lit": lit, "when": when}), e), repr(e)
 
 
 # Rows.
@@ -334,19 +334,19 @@ def test_expressions_are_hashed_by_identity_and_compared_by_structure() -> None:
     e, f = col.a + 1, col.a + 1
     assert len({e, f}) == 2
     assert hash(e) == hash(e)
-    assert e.same_as(f)
-    assert not e.same_as(col.a + 1.0)
-    assert not e.same_as(col.a + True)
-    assert not e.same_as(1 + col.a)
-    assert not lit(0.0).same_as(lit(-0.0))
-    assert lit(math.nan).same_as(lit(math.nan))
-    assert not e.same_as(3)
+    assert same_as(e, f)
+    assert not same_as(e, col.a + 1.0)
+    assert not same_as(e, col.a + True)
+    assert not same_as(e, 1 + col.a)
+    assert not same_as(lit(0.0), lit(-0.0))
+    assert same_as(lit(math.nan), lit(math.nan))
+    assert not same_as(e, 3)
 
 
 def test_expression_is_immutable_and_introspectable() -> None:
     e = (col.a + 1) * col("b c") - col.a
     with pytest.raises(AttributeError):
-        e.left = col.b  # type: ignore[attr-defined]
+        e._left = col.b  # type: ignore[attr-defined]
     assert not hasattr(e, "__dict__")
     assert column_names(e) == ("a", "b c")
     assert [type(x).__name__ for x in walk(col.a + 1)] == ["Binary", "Column", "Literal"]
@@ -359,6 +359,22 @@ def test_recognised_by_type_only() -> None:
     assert not is_expression(lambda row: row)
     assert not is_expression(col)
     assert not is_expression(when(col.a))
+
+
+OPERATIONS = {"abs", "cast", "dt", "fill_null", "is_in", "is_null", "round", "str"}
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_no_attribute_is_anything_but_an_operation(case: ExpressionCase) -> None:
+    for e in walk(case.expression):
+        assert {name for name in dir(e) if not name.startswith("_")} - {"when", "otherwise"} == OPERATIONS
+
+
+@pytest.mark.parametrize("name", ["name", "value", "values", "children", "operand", "operator", "left", "right", "same_as", "default"])
+def test_a_nested_field_of_any_name_is_refused_as_an_attribute(name: str) -> None:
+    for e in (col.user, col.user["x"], col.a + 1, col.a.is_in([1]), when(col.a).then(1).otherwise(2)):
+        with pytest.raises(AttributeError, match="nested field"):
+            getattr(e, name)
 
 
 def test_what_cannot_be_part_of_an_expression_is_refused_when_it_is_built() -> None:
