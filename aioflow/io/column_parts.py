@@ -1,7 +1,8 @@
 """Part files that hold columns: what is written is gathered as batches and becomes one page, a row group or record batch, at each flush.
 
 A part has one schema, that of its first page. Records whose columns have other types, and cannot be had in those of the part, begin
-a new part.
+a new part: other columns, or floats after ints. A column that changes its kind, as text after numbers, is an error, whether it does so
+within a batch or after it: the parts of a directory are read as one table.
 """
 
 from __future__ import annotations
@@ -46,6 +47,8 @@ class ColumnPartWriter(PartWriter):
         self._written = _Written()
         self._writer: TableWriter | None = None
         self._schema: Any = None
+        self._types: dict[str, Any] = {}
+        """Of each column that had values so far, in whichever part."""
 
     def write_batch(self, values: Sequence[Any], timestamps: Sequence[int] | None) -> None:
         if not values:
@@ -61,6 +64,7 @@ class ColumnPartWriter(PartWriter):
         held, self._held, self._held_rows = self._held, [], 0
         self.full = False
         for table in _tables(held):
+            self._check_kinds(table.schema)
             if self._schema is not None and table.schema != self._schema:
                 table = await self._fitted(table)
             if self._writer is None:
@@ -69,14 +73,32 @@ class ColumnPartWriter(PartWriter):
             self._writer.write_table(table)
         await self._append()
 
+    def _check_kinds(self, schema: Any) -> None:
+        import pyarrow as pa
+
+        for field in schema:
+            if pa.types.is_null(field.type):
+                continue
+            before = self._types.setdefault(field.name, field.type)
+            if not _alike(before, field.type):
+                raise TypeError(
+                    f"column {field.name!r} held {before} in what was written to {self._directory} so far, and now holds {field.type}: "
+                    f"files of both cannot be read as one table; give it one type before the sink, "
+                    f"with af.col({field.name!r}).cast(str) in a select(...), or with map(...)"
+                )
+
     async def _fitted(self, table: Any) -> Any:
         import pyarrow as pa
 
         try:
-            return table.cast(self._schema)
+            fitted = table.cast(self._schema)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError):
-            await self._end_part()
-            return table
+            pass
+        else:
+            if all(_keeps(field.type, self._schema.field(field.name).type) for field in table.schema):
+                return fitted
+        await self._end_part()
+        return table
 
     async def _append(self) -> None:
         if self._written.chunks:
@@ -126,6 +148,45 @@ class _Bytes:
 
     def encode(self, values: Sequence[Any]) -> bytes:
         raise AssertionError("a part of columns is not encoded record by record")
+
+
+def _alike(a: Any, b: Any) -> bool:
+    """Whether columns of two types are of one kind: both numbers, both text, structs whose common fields are alike."""
+    import pyarrow as pa
+
+    types = pa.types
+    if types.is_null(a) or types.is_null(b):
+        return True
+    if types.is_struct(a) and types.is_struct(b):
+        both = {field.name for field in a} & {field.name for field in b}
+        return all(_alike(a.field(name).type, b.field(name).type) for name in both)
+    if _is_list(a) and _is_list(b):
+        return _alike(a.value_type, b.value_type)
+    kinds = (
+        (types.is_integer, types.is_floating, types.is_decimal),
+        (types.is_string, types.is_large_string),
+        (types.is_binary, types.is_large_binary, types.is_fixed_size_binary),
+        (types.is_temporal,),
+    )
+    return a.id == b.id or any(any(is_one(a) for is_one in kind) and any(is_one(b) for is_one in kind) for kind in kinds)
+
+
+def _keeps(a: Any, b: Any) -> bool:
+    """Whether `b` has all the fields that structs in `a` have: a cast leaves the others out without a word."""
+    import pyarrow as pa
+
+    if pa.types.is_struct(a) and pa.types.is_struct(b):
+        fields = {field.name: field.type for field in b}
+        return all(field.name in fields and _keeps(field.type, fields[field.name]) for field in a)
+    if _is_list(a) and _is_list(b):
+        return _keeps(a.value_type, b.value_type)
+    return True
+
+
+def _is_list(type_: Any) -> bool:
+    import pyarrow as pa
+
+    return bool(pa.types.is_list(type_) or pa.types.is_large_list(type_) or pa.types.is_fixed_size_list(type_))
 
 
 def _tables(held: list[Sequence[Any]]) -> list[Any]:

@@ -171,13 +171,58 @@ async def test_records_of_other_types_begin_a_part_of_their_own(tmp_path: Path) 
         ctx = SinkContext(machine.host)
         writer = sink.writer(ctx)
         await writer.open()
-        batches: Sequence[Any] = ([{"a": 1}], [{"a": 2}], [{"a": "text"}], [{"b": 1.5}])
+        batches: Sequence[Any] = ([{"a": 1}], [{"a": 2}], [{"a": 2.5}], [{"b": 1.5}])
         for batch in batches:
             writer.write_batch(batch, None)
             await writer.flush()
         await sink.committer(ctx).commit(await writer.prepare(1))
         await writer.close()
-    assert read_parts(tmp_path) == [[{"a": 1}, {"a": 2}], [{"a": "text"}], [{"b": 1.5}]]
+    assert read_parts(tmp_path) == [[{"a": 1}, {"a": 2}], [{"a": 2.5}], [{"b": 1.5}]]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "types"),
+    [
+        (1, "text", "int64.*string"),
+        ("text", 1, "string.*int64"),
+        ("5", {"x": 1}, "string.*struct<x: int64>"),
+        (1, {"x": 1}, "int64.*struct<x: int64>"),
+        (1, [1], "int64.*list<"),
+        (True, 1, "bool.*int64"),
+        ({"x": 1}, {"x": "5"}, "struct<x: int64>.*struct<x: string>"),
+        (1.5, datetime(2024, 1, 1, tzinfo=UTC), "double.*timestamp"),
+    ],
+)
+@pytest.mark.parametrize("parted", [False, True], ids=["in a part", "after a part"])
+async def test_a_column_that_changes_its_kind_is_refused_naming_it(
+    before: Any, after: Any, types: str, parted: bool, tmp_path: Path
+) -> None:
+    async with system_context() as machine:
+        ctx = SinkContext(machine.host)
+        writer = parquet(tmp_path).writer(ctx)
+        await writer.open()
+        writer.write_batch([{"n": 1, "a": None}], None)
+        writer.write_batch([{"n": 1, "a": before}], None)
+        await (writer.prepare(1) if parted else writer.flush())
+        writer.write_batch([{"n": 1, "a": after}], None)
+        with pytest.raises(TypeError, match=rf"column 'a' held {types}.*cast\(str\)"):
+            await writer.flush()
+        await writer.close()
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 2.5), (1.5, 2), ({"x": 1}, {"x": 1, "y": 2}), ([], [1]), (None, "a")])
+async def test_a_column_of_one_kind_goes_on_and_loses_nothing(before: Any, after: Any, tmp_path: Path) -> None:
+    async with system_context() as machine:
+        sink = parquet(tmp_path)
+        ctx = SinkContext(machine.host)
+        writer = sink.writer(ctx)
+        await writer.open()
+        for value in (before, after):
+            writer.write_batch([{"a": value}], None)
+            await writer.flush()
+        await sink.committer(ctx).commit(await writer.prepare(1))
+        await writer.close()
+    assert [row for part in read_parts(tmp_path) for row in part] == [{"a": before}, {"a": after}]
 
 
 async def test_what_has_no_fields_is_refused(tmp_path: Path) -> None:
