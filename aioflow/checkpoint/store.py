@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -410,11 +411,11 @@ async def read_checkpoint(url: str, host: Host, key: bytes | None = None, *, roo
         objects, name = root, where[len(root.url) + 1 :]
     try:
         data = await objects.read(name)
-    except FileNotFoundError as error:
-        try:
-            what = f"it has no file {METADATA!r}" if await open_objects(url, host).names() else "there is nothing"
-        except OSError:
-            what = "it is no directory"
+    except (FileNotFoundError, NotADirectoryError) as error:
+        what = "it is no directory"
+        if not isinstance(error, NotADirectoryError):
+            with suppress(OSError):
+                what = f"it has no file {METADATA!r}" if await open_objects(url, host).names() else "there is nothing"
         raise RestoreError(
             f"{location} is no checkpoint or savepoint: {what}; expected the directory of a savepoint, as job.savepoint() and job.stop() "
             "return it, or of a checkpoint, which is checkpoints/NUMBER under the flow in its store"

@@ -291,6 +291,11 @@ def test_the_command_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFi
     assert main(["state", "show", str(tmp_path)]) == 1
     told = capsys.readouterr().err
     assert told.startswith(f"aioflow state show: file://{tmp_path} is no checkpoint or savepoint: there is nothing; expected ")
+    (file := tmp_path / "metadata").write_text("of nothing")
+    assert main(["state", "show", str(file)]) == 1
+    told = capsys.readouterr().err
+    assert told.startswith(f"aioflow state show: file://{file} is no checkpoint or savepoint: it is no directory; expected the directory ")
+    file.unlink()
     (tmp_path / "metadata").write_bytes(b"AIOFCKPT, or not")
     assert main(["state", "show", str(tmp_path)]) == 1
     assert "do not match their digest" in capsys.readouterr().err
