@@ -6,16 +6,17 @@ Functions are plain functions, expressions, or function classes. `def` runs inli
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
+from keyword import iskeyword
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from aioflow.api.build import OperatorOptions, Upstream, add_operator, check_takes_two, fresh, make_operator
 from aioflow.core.errors import GraphError
 from aioflow.core.expression_rows import columns_to_function
-from aioflow.core.expressions import Expr, is_expression
+from aioflow.core.expressions import Column, Expr, column_names, is_expression
 from aioflow.core.functions import (
     FilterFunction,
     FlatMapFunction,
@@ -212,6 +213,8 @@ class DataStream(Generic[T]):
 
         Of the operator are `name=`, `uid=` and `parallelism=` where they are no expressions: `select(name=e.name)` is a column.
         """
+        if columns is not None and not isinstance(columns, Mapping):
+            raise GraphError(f"select() needs a name for each column, got {columns!r}; write {_as_select(columns)}")
         own = {option: named.pop(option) for option in OPERATOR_OPTIONS if option in named and not is_expression(named[option])}
         options = OperatorOptions(**own)
         wanted = {**(columns or {}), **named}
@@ -315,7 +318,7 @@ class DataStream(Generic[T]):
         if is_async(fn, "key_by"):
             raise GraphError("key_by needs a plain function: the key is computed for each element at the sender; map(async fn) before it")
         if not callable(fn) and not is_expression(fn):
-            raise GraphError(f"key_by needs a function or an expression, got {type(fn).__name__}: {fn!r}")
+            raise GraphError(f"key_by needs a function or an expression, got {type(fn).__name__}: {fn!r}{_field_hint(fn)}")
         return KeyedStream(self._flow, [upstream.partitioned(ShipStrategy.HASH, fn) for upstream in self._upstreams])
 
     # How elements are dealt out to the next operator.
@@ -443,7 +446,7 @@ class DataStream(Generic[T]):
 
         operator = OperatorOptions(options.pop("name", None), options.pop("uid", None), options.pop("parallelism", None))
         if not callable(fn) and not is_expression(fn) and not isinstance(fn, Function):
-            raise GraphError(f"{kind.value} needs a function, got {type(fn).__name__}: {fn!r}")
+            raise GraphError(f"{kind.value} needs a function or an expression, got {type(fn).__name__}: {fn!r}{_field_hint(fn)}")
         factory = asynchronous_factory(kind, fn, options)
         if factory is not None:
             return self._add(
@@ -467,6 +470,26 @@ class DataStream(Generic[T]):
             return self._add("process", factory, options, function=fn, stateful=keyed, chaining=Chaining.HEAD)
         factory = partial(make_operator, KeyedProcessOperator if keyed else ProcessOperator, fn)
         return self._add("process", factory, options, function=fn, stateful=keyed)
+
+
+def _field_hint(given: Any) -> str:
+    """What to write if a name or a position was meant as the field of that name."""
+    return f"; for the field write af.col({given!r})" if isinstance(given, (str, int)) else ""
+
+
+def _as_select(given: Any) -> str:
+    """A select of what was given without a name."""
+    if isinstance(given, Column):
+        (name,) = column_names(given)
+    elif is_expression(given):
+        return f"select(value={given!r})"
+    else:
+        name = given
+    if not isinstance(name, str):
+        return "select(user=af.col.user)"
+    if name.isidentifier() and not iskeyword(name):
+        return f"select({name}=af.col.{name})"
+    return f"select({{{name!r}: af.col({name!r})}})"
 
 
 def _stateless(kind: StatelessKind, function: Any) -> Operator:

@@ -97,7 +97,7 @@ class _Stamping:
             times = timestamps
         if list(map(type, times)).count(int) != len(times):
             self.failed_at = next(i for i, time in enumerate(times) if type(time) is not int)
-            _refuse(times[self.failed_at])
+            _refuse(times[self.failed_at], getattr(extract, "expression", None))
         return times
 
 
@@ -215,9 +215,12 @@ class IngestionGenerator:
         self.current = watermark
 
 
-def _refuse(timestamp: object) -> NoReturn:
+def _refuse(timestamp: object, expression: Any) -> NoReturn:
+    """`expression`: what gave it, None for a function."""
     if timestamp is None:
         remedy = "does every record have the field?"
+    elif hasattr(timestamp, "timestamp") and expression is not None:
+        remedy = f"use {expression.dt.epoch_ms!r}"
     elif hasattr(timestamp, "timestamp"):
         remedy = "use int(t.timestamp() * 1000)"
     elif isinstance(timestamp, str):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import functools
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -200,3 +201,28 @@ async def test_a_job_that_is_over_says_so_when_a_savepoint_of_it_is_wanted(tmp_p
         await job.wait()
         with pytest.raises(af.JobNotRunning, match="is over, no checkpoint or savepoint can be taken of it"):
             await job.savepoint()
+
+
+@pytest.mark.parametrize(
+    ("given", "remedy"),
+    [
+        ("user", "select(user=af.col.user)"),
+        (af.col.user, "select(user=af.col.user)"),
+        ("unit price", "select({'unit price': af.col('unit price')})"),
+        (af.col("class"), "select({'class': af.col('class')})"),
+        (af.col.n + 1, "select(value=col.n + 1)"),
+        (["user"], "select(user=af.col.user)"),
+    ],
+)
+def test_a_column_without_a_name_is_refused_with_what_to_write(given: Any, remedy: str) -> None:
+    with pytest.raises(af.GraphError, match=rf"^select\(\) needs a name for each column, got .*; write {re.escape(remedy)}$"):
+        numbers().select(given)
+
+
+def test_a_name_in_the_place_of_a_function_is_refused_with_the_expression() -> None:
+    with pytest.raises(af.GraphError, match=r"key_by needs .*, got str: 'n'; for the field write af\.col\('n'\)$"):
+        numbers().key_by("n")
+    with pytest.raises(af.GraphError, match=r"filter needs .*, got str: 'n'; for the field write af\.col\('n'\)$"):
+        numbers().filter("n")
+    with pytest.raises(af.GraphError, match=r"key_by needs a function or an expression, got list: \[\]$"):
+        numbers().key_by([])

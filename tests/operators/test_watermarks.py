@@ -102,6 +102,14 @@ def test_what_is_no_timestamp_is_refused_naming_it(bad: Any, message: str) -> No
         assert generator.current == MIN_WATERMARK, "a refused batch moves nothing"
 
 
+def test_a_datetime_given_by_an_expression_is_refused_with_the_expression_to_write() -> None:
+    generator = WatermarkStrategy[Any].monotonous_timestamps(timestamp=col.at).create()
+    with pytest.raises(TypeError, match=r"datetime.*; use col\.at\.dt\.epoch_ms\(\)$"):
+        generator.apply([{"at": datetime(2024, 1, 1, tzinfo=UTC)}], None)
+    generator = WatermarkStrategy[Any].monotonous_timestamps(timestamp=col.at.dt.epoch_ms()).create()
+    assert generator.apply([{"at": datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC)}], None)[0] == [1000]
+
+
 def test_records_without_timestamps_need_a_function() -> None:
     with pytest.raises(TypeError, match="no timestamps: give the watermark strategy timestamp="):
         WatermarkStrategy[Any].monotonous_timestamps().create().apply([1], None)
