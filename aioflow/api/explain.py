@@ -36,6 +36,7 @@ def explain(stream: DataStream[Any]) -> str:
 def explain_graph(graph: JobGraph) -> str:
     """One paragraph a task, producers first."""
     lines = [f"flow {graph.name!r}: {len(graph.vertices)} tasks, {'bounded' if graph.bounded else 'unbounded'}"]
+    of_columns = any(getattr(node.source, "columnar", False) for vertex in graph.vertices for node in vertex.nodes)
     gives_columns: dict[int, bool] = {}
     for vertex in graph.vertices:
         lines.append(f"\ntask {vertex.id}, parallelism {vertex.parallelism}")
@@ -47,11 +48,13 @@ def explain_graph(graph: JobGraph) -> str:
         keyed_by_function = any(
             edge.partitioning.strategy is ShipStrategy.HASH and not is_expression(edge.partitioning.function) for edge in inputs
         )
+        before = "the exchange" if any(gives_columns[edge.source] and not _keeps(edge) for edge in inputs) else "the step"
         previous: StreamNode | None = None
         for node in vertex.nodes:
-            how, columns = _how(node, previous, columns, keyed_by_function)
+            rows = f"{before} before gives rows" if of_columns else None
+            how, columns = _how(node, previous, columns, keyed_by_function, rows)
             lines.append(f"  {node.name}: {how}")
-            previous = node
+            previous, before = node, "the step"
         gives_columns[vertex.id] = columns
     return "\n".join(lines)
 
@@ -61,8 +64,10 @@ def _keeps(edge: JobEdge) -> bool:
     return edge.partitioning.strategy not in (ShipStrategy.SHUFFLE, ShipStrategy.CUSTOM)
 
 
-def _how(node: StreamNode, previous: StreamNode | None, columns: bool, keyed_by_function: bool) -> tuple[str, bool]:
-    """How it runs, and whether it gives columns; `columns`: it is given them."""
+def _how(
+    node: StreamNode, previous: StreamNode | None, columns: bool, keyed_by_function: bool, rows: str | None
+) -> tuple[str, bool]:
+    """How it runs, and whether it gives columns; `columns`: it is given them; `rows`: why not, None where no source has any."""
     if node.source is not None:
         bounded = "bounded" if node.source.bounded else "unbounded"
         gives = bool(getattr(node.source, "columnar", False))
@@ -74,7 +79,8 @@ def _how(node: StreamNode, previous: StreamNode | None, columns: bool, keyed_by_
         reason = _why_rows_of_columns(operator, keyed_by_function)
         how = "on columns" if reason is None else f"on rows: {reason}"
     else:
-        reason = how = f"on rows: {_why_rows(operator)}"
+        able = rows is not None and _why_rows_of_columns(operator, keyed_by_function) is None
+        reason = how = f"on rows: {rows if able else _why_rows(operator)}"
     parts = [f"{node.remark}, {how}" if columns and node.remark else node.remark or how]
     behind = None if previous is None or previous.factory is None else previous.factory()
     if isinstance(operator, StatelessOperator) and isinstance(behind, StatelessOperator):

@@ -218,7 +218,14 @@ def test_explain_tells_what_runs_on_columns_and_why_not(tmp_path: Path) -> None:
     assert explained(counts)["counts"] == "on columns, keyed state"
     called = explained(chosen.map(lambda row: row, name="called").filter(e.user > 0, name="behind"))
     assert called["called"] == "on rows: it calls a function, fused with the one before"
-    assert called["behind"] == "on rows: one generated loop over Python values, fused with the one before"
+    assert called["behind"] == "on rows: the step before gives rows, fused with the one before"
+    kept = chosen.filter(lambda row: row["value"] > 1, name="kept").select(user=e.user, name="few").key_by(e.user).count(name="counts")
+    assert explained(kept)["kept"] == "on rows: it calls a function, fused with the one before"
+    assert explained(kept)["few"] == "on rows: the step before gives rows, fused with the one before"
+    assert explained(kept)["counts"] == "on rows: the step before gives rows, keyed state"
+    shuffled = chosen.shuffle().filter(e.value > 2, name="few").filter(e.value > 3, name="fewer")
+    assert explained(shuffled)["few"] == "on rows: the exchange before gives rows"
+    assert explained(shuffled)["fewer"] == "on rows: the step before gives rows, fused with the one before"
     by_function = chosen.key_by(lambda row: row["user"]).count(name="counts")
     assert explained(by_function)["counts"] == "on rows: the keys are given by a function, keyed state"
     tops = chosen.key_by(e.user).window(af.tumbling("2s")).aggregate(af.top(1, e.value), name="tops")
@@ -226,5 +233,6 @@ def test_explain_tells_what_runs_on_columns_and_why_not(tmp_path: Path) -> None:
     of_function = chosen.key_by(e.user).sum(lambda row: row["value"], name="sums")
     assert explained(of_function)["sums"] == "on rows: sum is of a function, keyed state"
     written = chosen.sink(af.io.parquet(tmp_path), name="out")
-    assert "on columns" not in explained(flow.source([1], name="list").filter(e.x > 1, name="rows"))["rows"]
+    plain = explained(flow.source([1], name="list").filter(e.x > 1, name="rows"))
+    assert plain["rows"] == "on rows: one generated loop over Python values"
     assert written is chosen
