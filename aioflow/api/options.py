@@ -72,7 +72,8 @@ class RunOptions:
     monitor: str | None = None
     """`"HOST:PORT"` at which the dashboard, REST and `/metrics` are served while the run lasts; port 0: any free one."""
     monitor_options: Mapping[str, Any] = field(default_factory=dict)
-    """What it may do, and for whom: `token=`, `enable_control=`, `allowed_hosts=`, `open_reads=`. Without: reading, on this machine."""
+    """What it may do, and for whom, by names of `MonitorOptions`: `{"token": ..., "enable_control": True}`. Without: reading, on this
+    machine."""
     stop_timeout: str | timedelta = "30s"
     """How long a graceful stop may take before the job is cancelled."""
     strict: bool = False
@@ -132,6 +133,8 @@ def parse_options(given: Mapping[str, Any]) -> RunOptions:
         raise ValueError(f"stop_timeout must not be negative, got {options.stop_timeout!r}")
     if options.monitor is not None:
         served_options(options.monitor, options.monitor_options)
+    elif options.monitor_options:
+        raise ValueError('monitor_options= is about an endpoint, and there is none: give monitor="HOST:PORT" too')
     check_checkpoint_options(given, options)
     if options.checkpoints is not None and "restart" not in given:
         # State outlives a failure, so trying again is what is wanted.

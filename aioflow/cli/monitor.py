@@ -77,6 +77,6 @@ async def served(what: Any, arguments: argparse.Namespace) -> AsyncIterator[None
         try:
             url = await stack.enter_async_context(serving(what, options["monitor"], options["monitor_options"]))
         except OSError as error:
-            raise UsageError(f"--monitor {options['monitor']}: {error.strerror or error}") from error
+            raise UsageError(error.strerror or str(error)) from error
         print(f"dashboard at {url}", flush=True)
         yield

@@ -31,8 +31,14 @@ HERE = "local"
 """Id of this process among the workers."""
 
 
-class _Metrics(Protocol):
+class _Counted(Protocol):
+    """A job on Spark, where nothing is counted, has no more than this."""
+
     def snapshot(self) -> Mapping[str, float]: ...
+
+
+@runtime_checkable
+class _Metrics(_Counted, Protocol):
     def own_values(self) -> Mapping[str, float]:
         """What this process says of itself."""
 
@@ -59,7 +65,7 @@ class RunsJob(Protocol):
     @property
     def job_master(self) -> JobMasterView: ...
     @property
-    def metrics(self) -> _Metrics: ...
+    def metrics(self) -> _Counted: ...
     @property
     def task_executor(self) -> _Tasks: ...
 
@@ -138,7 +144,7 @@ class MonitoredJob:
     def settings(self) -> Mapping[str, str]:
         master = self._job.master
         checkpoints = master.checkpoint_settings
-        shown = {"job.name": self._job.name, "restart-strategy": repr(master.executions.restart)}
+        shown = {"job.name": self._job.name, "restart-strategy": str(master.executions.restart)}
         if checkpoints is not None:
             shown |= {
                 "execution.checkpointing.interval": f"{checkpoints.every_ms} ms",
@@ -154,6 +160,8 @@ class MonitoredJob:
                     return _status(worker.metrics)
         if self._remote is not None and worker_id != HERE:
             return next((worker.status for worker in self._remote.workers if worker.id == worker_id), {})
+        if not isinstance(self._cluster.metrics, _Metrics):
+            return {}
         return self._cluster.metrics.own_values()
 
     async def ask_worker(self, worker_id: str, what: str, *args: Any) -> Any:

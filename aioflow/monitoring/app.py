@@ -18,7 +18,7 @@ from aioflow.monitoring.calls import Answer, BadRequest, Call, RestError
 from aioflow.monitoring.guard import CHANGES, HEADERS, OPEN, guard
 from aioflow.monitoring.monitor import Monitor
 from aioflow.monitoring.openapi import openapi_document
-from aioflow.monitoring.options import MonitorOptions
+from aioflow.monitoring.options import parse_monitor_options
 from aioflow.monitoring.routes import ROUTES, Route
 
 __all__ = ["MONITOR", "make_app", "monitor_app"]
@@ -44,10 +44,10 @@ ASSET_TYPES = {
 def monitor_app(job_or_cluster: Any, **options: Any) -> web.Application:
     """The endpoint of a job or a cluster, to be mounted in a service: `app.add_subapp("/flow/", af.monitor_app(job))`.
 
-    `options`: `token=`, `enable_control=`, `allowed_hosts=`, `open_reads=`; without any it shows, changes nothing, and answers this
-    machine only. Raises NotAuthenticated for options that would let anybody in.
+    `options`: `token=`, `enable_control=`, `allowed_hosts=`, `open_reads=`, `show_data=`; without any it shows, changes nothing, and
+    answers this machine only. Raises TypeError for others, NotAuthenticated for what would let anybody in.
     """
-    return make_app(Monitor(monitored(job_or_cluster), MonitorOptions(**options)))
+    return make_app(Monitor(monitored(job_or_cluster), parse_monitor_options(options)))
 
 
 def make_app(monitor: Monitor) -> web.Application:

@@ -70,17 +70,32 @@ async def look_up(call: Call) -> Any:
     vertex, node = _keyed_operator(view, call.params["operator"])
     if "key" not in call.query and "text" not in call.query:
         pairs: list[tuple[Any, Any]] = []
+        names: set[str] = set()
         for index in range(vertex.parallelism):
             if len(pairs) < ITEMS_SHOWN:
-                pairs += await _ask(view, vertex, index, node, partial(_items, name, ITEMS_SHOWN - len(pairs)))
+                there, found = await _ask(view, vertex, index, node, partial(_items, name, ITEMS_SHOWN - len(pairs)))
+                names.update(there)
+                pairs += found
+        _check_state(name, node, names)
         return {"name": name, "items": [{"key": shown(key), "value": shown(value)} for key, value in pairs]}
     key = _key(call)
     try:
         index = subtask_for_group(key_group(key, vertex.max_parallelism), vertex.parallelism, vertex.max_parallelism)
     except (AioflowError, TypeError) as error:
         raise BadRequest(f"no key can be like that: {error}") from error
-    found, value = await _ask(view, vertex, index, node, partial(_get, name, key))
-    return {"name": name, "key": shown(key), "subtask": index, "found": found, "value": shown(value) if found else None}
+    there, is_found, value = await _ask(view, vertex, index, node, partial(_get, name, key))
+    if name not in there:  # A subtask that no key has come to yet may not know it.
+        names = set(there)
+        for other in range(vertex.parallelism):
+            names.update(await _ask(view, vertex, other, node, _names))
+        _check_state(name, node, names)
+    return {"name": name, "key": shown(key), "subtask": index, "found": is_found, "value": shown(value) if is_found else None}
+
+
+def _check_state(name: str, node: StreamNode, names: set[str]) -> None:
+    if name not in names:
+        have = ", ".join(repr(one) for one in sorted(names)) or "none so far"
+        raise NotFound(f"operator {node.name!r} has no state {name[:80]!r}; it has {have}")
 
 
 def _key(call: Call) -> Any:
@@ -123,24 +138,29 @@ async def _ask(view: JobView, vertex: JobVertex, index: int, node: StreamNode, q
 # Functions of a module, with plain arguments: they may travel to another process.
 
 
+def _names(backend: KeyedStateBackend) -> list[str]:
+    return [name for name in backend.names() if not name.startswith(INTERNAL_PREFIX)]
+
+
 def _summary(backend: KeyedStateBackend) -> list[dict[str, Any]]:
     found = []
-    for name in backend.names():
-        if not name.startswith(INTERNAL_PREFIX):
-            count = len(backend.items(name, limit=KEYS_COUNTED_MAX))
-            found.append({"name": name, "keys": count, "more": count == KEYS_COUNTED_MAX})
+    for name in _names(backend):
+        count = len(backend.items(name, limit=KEYS_COUNTED_MAX))
+        found.append({"name": name, "keys": count, "more": count == KEYS_COUNTED_MAX})
     return found
 
 
-def _items(name: str, limit: int, backend: KeyedStateBackend) -> list[tuple[Any, Any]]:
-    return backend.items(name, limit=limit) if name in backend.names() else []
+def _items(name: str, limit: int, backend: KeyedStateBackend) -> tuple[list[str], list[tuple[Any, Any]]]:
+    names = _names(backend)
+    return names, backend.items(name, limit=limit) if name in names else []
 
 
-def _get(name: str, key: Any, backend: KeyedStateBackend) -> tuple[bool, Any]:
-    if name not in backend.names():
-        return False, None
+def _get(name: str, key: Any, backend: KeyedStateBackend) -> tuple[list[str], bool, Any]:
+    names = _names(backend)
+    if name not in names:
+        return names, False, None
     value = backend.query(name, key, None, None)
-    return value is not None, value
+    return names, value is not None, value
 
 
 def shown(value: Any) -> str:

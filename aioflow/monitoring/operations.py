@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from aioflow.core.aio import cancel_and_wait
+from aioflow.core.errors import AioflowError
 from aioflow.monitoring.calls import BadRequest, NotFound, Unavailable
 
 __all__ = ["Operation", "Operations", "check_request_id"]
@@ -49,8 +50,11 @@ class Operations:
     def known(self, job_id: str, kind: str, request_id: str) -> bool:
         return (job_id, kind, request_id) in self._known
 
-    def begin(self, job_id: str, kind: str, request_id: str, work: Coroutine[Any, Any, Any]) -> None:
-        """Start `work`, which must not be known yet. Raises Unavailable when too much is under way."""
+    async def begin(self, job_id: str, kind: str, request_id: str, work: Coroutine[Any, Any, Any]) -> None:
+        """Start `work`, which must not be known yet. Raises Unavailable when too much is under way.
+
+        An AioflowError of its first step, before it waits for anything, is raised here: it is no request then, and nobody has to poll.
+        """
         over = [key for key, operation in self._known.items() if operation.task.done()]
         if len(self._known) - len(over) >= RUNNING_MAX:
             work.close()
@@ -60,6 +64,10 @@ class Operations:
         task = asyncio.get_running_loop().create_task(work, name=f"{kind} {request_id[:8]}")
         task.add_done_callback(_retrieved)
         self._known[job_id, kind, request_id] = Operation(job_id, kind, request_id, task)
+        await asyncio.sleep(0)
+        if task.done() and not task.cancelled() and isinstance(error := task.exception(), AioflowError):
+            self._known.pop((job_id, kind, request_id), None)
+            raise error
 
     async def close(self) -> None:
         await cancel_and_wait([operation.task for operation in self._known.values() if not operation.task.done()])

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import difflib
 import hmac
 import ipaddress
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from aioflow.core.errors import NotAuthenticated
 
-__all__ = ["MonitorOptions", "is_loopback_name", "parse_monitor_address", "served_options"]
+__all__ = ["MonitorOptions", "is_loopback_name", "parse_monitor_address", "parse_monitor_options", "served_options"]
 
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 
@@ -40,10 +41,16 @@ class MonitorOptions:
     connections_max: int = CONNECTIONS_MAX
 
     def __post_init__(self) -> None:
+        given: object = self.token  # As given: the annotation is only a promise.
+        if given is not None and not isinstance(given, str):
+            raise TypeError(f"token= takes text, got {type(given).__name__}: make one with secrets.token_urlsafe()")
         if self.enable_control and self.token is None:
             raise NotAuthenticated("enable_control=True lets callers stop jobs, expected a token that they must know: give token=")
         if self.token is not None and len(self.token) < TOKEN_CHARACTERS_MIN:
-            raise NotAuthenticated(f"the token has {len(self.token)} characters, expected at least {TOKEN_CHARACTERS_MIN}")
+            raise NotAuthenticated(
+                f"token= has {len(self.token)} characters, expected at least {TOKEN_CHARACTERS_MIN}: "
+                "make one with secrets.token_urlsafe()"
+            )
         if self.allowed_hosts and self.token is None and not self.open_reads:
             raise NotAuthenticated(
                 f"allowed_hosts={self.allowed_hosts!r} lets other machines ask, expected a token: give token=, "
@@ -85,7 +92,10 @@ def is_loopback_name(host: str) -> bool:
 
 
 def parse_monitor_address(text: str) -> tuple[str, int]:
-    """`HOST:PORT` in its parts; of a port alone the host is 127.0.0.1. Raises ValueError."""
+    """`HOST:PORT` in its parts; of a port alone the host is 127.0.0.1. Raises ValueError, or TypeError for what is no text."""
+    given: object = text  # As given: the annotation is only a promise.
+    if not isinstance(given, str):
+        raise TypeError(f'monitor is {type(given).__name__}: {given!r}, expected "HOST:PORT", like "127.0.0.1:8081"')
     host, _, port = text.rpartition(":")
     host = host.strip("[]") or "127.0.0.1"
     if not (port.isascii() and port.isdecimal()) or int(port) > 65_535:
@@ -93,9 +103,30 @@ def parse_monitor_address(text: str) -> tuple[str, int]:
     return host, int(port)
 
 
+def parse_monitor_options(given: Mapping[str, Any]) -> MonitorOptions:
+    """`MonitorOptions` of keyword arguments. Raises TypeError for an unknown one, naming the nearest that exists; NotAuthenticated."""
+    _check_names(given)
+    return MonitorOptions(**given)
+
+
+def _check_names(given: Mapping[str, Any]) -> None:
+    whole: object = given  # As given: the annotation is only a promise.
+    if not isinstance(whole, Mapping):
+        raise TypeError(f'monitor_options= takes a mapping, like {{"token": ...}}, got {type(whole).__name__}')
+    known = [one.name for one in fields(MonitorOptions)]
+    for name in given:
+        if name not in known:
+            near = difflib.get_close_matches(str(name), known, 1)
+            hint = f"did you mean {near[0]}=?" if near else f"expected some of {', '.join(known)}"
+            raise TypeError(f"monitor option {name}= is not known; {hint}")
+    if isinstance(names := given.get("allowed_hosts"), str):
+        raise TypeError(f"allowed_hosts= takes several names, got the text {names!r}: give ({names!r},)")
+
+
 def served_options(address: str, given: Mapping[str, Any]) -> MonitorOptions:
     """The options of an endpoint at `address`. Raises NotAuthenticated if others could ask it without a token."""
     host, _ = parse_monitor_address(address)
+    _check_names(given)
     if is_loopback_name(host):
         return MonitorOptions(**given)
     options = MonitorOptions(**{**given, "allowed_hosts": ()})

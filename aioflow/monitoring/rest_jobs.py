@@ -196,13 +196,12 @@ def plan_of(view: JobView) -> dict[str, Any]:
 
 def config(call: Call) -> Any:
     view = call.job
-    restart = view.master.executions.restart
     return {
         "jid": view.id,
         "name": view.name,
         "execution-config": {
             "execution-mode": "PIPELINED",
-            "restart-strategy": repr(restart),
+            "restart-strategy": str(view.master.executions.restart),
             "job-parallelism": max((vertex.parallelism for vertex in view.graph.vertices), default=1),
             "object-reuse-mode": True,
             "user-config": {},

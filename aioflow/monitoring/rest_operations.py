@@ -39,7 +39,7 @@ POLL_S = 0.05
 SCHEMES = ("file", "memory", "s3", "gs", "az")
 
 
-def savepoint(call: Call) -> Any:
+async def savepoint(call: Call) -> Any:
     """POST /jobs/:jobid/savepoints."""
     view = _running(call)
     directory, cancels = _directory(call, "target-directory", "targetDirectory"), call.flag("cancel-job")
@@ -51,10 +51,10 @@ def savepoint(call: Call) -> Any:
             view.master.cancel()
         return {"location": location}
 
-    return _begin(call, SAVEPOINTS, work)
+    return await _begin(call, SAVEPOINTS, work)
 
 
-def stop(call: Call) -> Any:
+async def stop(call: Call) -> Any:
     """POST /jobs/:jobid/stop."""
     view = _running(call)
     directory, drain = _directory(call, "targetDirectory", "target-directory"), call.flag("drain")
@@ -71,10 +71,10 @@ def stop(call: Call) -> Any:
             raise error
         return {"location": view.master.stopped_with}
 
-    return _begin(call, SAVEPOINTS, work)
+    return await _begin(call, SAVEPOINTS, work)
 
 
-def checkpoint(call: Call) -> Any:
+async def checkpoint(call: Call) -> Any:
     """POST /jobs/:jobid/checkpoints."""
     view = _running(call)
     kind = call.text("checkpointType") or TYPES[0]
@@ -84,7 +84,7 @@ def checkpoint(call: Call) -> Any:
     async def work() -> dict[str, Any]:
         return {"checkpointId": await view.master.checkpoint()}
 
-    return _begin(call, CHECKPOINTS, work)
+    return await _begin(call, CHECKPOINTS, work)
 
 
 def savepoint_status(call: Call) -> Any:
@@ -97,12 +97,12 @@ def checkpoint_status(call: Call) -> Any:
     return _status(call, CHECKPOINTS)
 
 
-def _begin(call: Call, kind: str, work: Callable[[], Coroutine[Any, Any, dict[str, Any]]]) -> Answer:
+async def _begin(call: Call, kind: str, work: Callable[[], Coroutine[Any, Any, dict[str, Any]]]) -> Answer:
     operations, given = call.monitor.operations, call.text("triggerId")
     request_id = call.monitor.host.ids.new("request") if given is None else check_request_id(given)
     job_id = call.params["jobid"]
     if not operations.known(job_id, kind, request_id):
-        operations.begin(job_id, kind, request_id, work())
+        await operations.begin(job_id, kind, request_id, work())
     return Answer({"request-id": request_id}, status=202)
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
+import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
@@ -39,7 +41,7 @@ FULL = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nRetry-After: 1
 
 @asynccontextmanager
 async def serving(what: Any, address: str, given: Mapping[str, Any]) -> AsyncIterator[str]:
-    """Serve `what` inside the block; yields the URL. Raises OSError if the address cannot be listened at."""
+    """Serve `what` inside the block; yields the URL. Raises OSError if the address cannot be listened at, naming it."""
     options = served_options(address, given)
     host, port = parse_monitor_address(address)
     monitor = Monitor(monitored(what), options)
@@ -55,7 +57,10 @@ async def serving(what: Any, address: str, given: Mapping[str, Any]) -> AsyncIte
     try:
         assert runner.server is not None
         door = _Door(runner.server, monitor)
-        listener = await monitor.host.net.listen(door.open, host, port)
+        try:
+            listener = await monitor.host.net.listen(door.open, host, port)
+        except OSError as error:
+            raise _refused(error, address) from error
         sweeper = asyncio.get_running_loop().create_task(door.sweep(), name="monitor connections")
         try:
             shown = f"[{host}]" if ":" in host else host
@@ -67,6 +72,14 @@ async def serving(what: Any, address: str, given: Mapping[str, Any]) -> AsyncIte
             sweeper.cancel()
     finally:
         await close_within(runner.cleanup(), CLOSE_S, what="the monitoring endpoint")
+
+
+def _refused(error: OSError, address: str) -> OSError:
+    """The error of an address that cannot be listened at, with the option that named it."""
+    code = error.errno or 0
+    reason = os.strerror(code) if code > 0 else error.strerror or str(error)  # Names that are not found have numbers of their own.
+    remedy = "; take another port, or port 0 for any free one" if code == errno.EADDRINUSE else ""
+    return OSError(code, f"monitor={address!r} cannot be listened at: {reason}{remedy}")
 
 
 class _Door:

@@ -78,7 +78,7 @@ class SubtaskView:
         """How long it was in each state that is none of the end; -1: never."""
         order = sorted(self.times_ms.items(), key=lambda entry: entry[1])
         ends = [at for _, at in order[1:]] + [now_ms]
-        spent = {state: max(end - at, 0) for (state, at), end in zip(order, ends, strict=True)}
+        spent = {state: max(end - at, 0) for (state, at), end in zip(order, ends, strict=False)}  # None of a task nobody tells of.
         return {state.value: spent.get(state, -1) for state in ExecutionState if not state.is_terminal}
 
 

@@ -169,9 +169,38 @@ async def test_a_run_refuses_wrong_options_before_anything_starts() -> None:
     with pytest.raises(NotAuthenticated, match="other machines"):
         async with flow().run(monitor="0.0.0.0:0"):
             pass
-    with pytest.raises(TypeError, match="unexpected"):
-        async with flow().run(monitor="127.0.0.1:0", monitor_options={"tokens": "x"}):
+    with pytest.raises(TypeError, match=r"monitor is int: 8081, expected \"HOST:PORT\", like"):
+        async with flow().run(monitor=8081):
             pass
+    with pytest.raises(ValueError, match=r"monitor_options= is about an endpoint, .* give monitor=\"HOST:PORT\" too"):
+        async with flow().run(monitor_options=CONTROL):
+            pass
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:0", "0.0.0.0:0"])
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [
+        ({"tokn": TOKEN}, r"monitor option tokn= is not known; did you mean token=\?"),
+        ({"colour": 1}, "monitor option colour= is not known; expected some of token, enable_control, allowed_hosts, "),
+        (1, "monitor_options= takes a mapping.*, got int"),
+        ({"token": 5}, "token= takes text, got int"),
+        ({"token": TOKEN, "allowed_hosts": "flow.example"}, r"allowed_hosts= takes several names, .*: give \('flow.example',\)"),
+    ],
+)
+async def test_options_that_cannot_be_meant_are_refused_with_what_was_expected(address: str, given: Any, error: str) -> None:
+    with pytest.raises(TypeError, match=error):
+        async with flow().run(monitor=address, monitor_options=given):
+            pass
+    if isinstance(given, dict):
+        async with flow().run() as job:
+            with pytest.raises(TypeError, match=error):
+                af.monitor_app(job, **given)
+
+
+def test_a_short_token_is_refused_with_the_way_to_a_long_one() -> None:
+    with pytest.raises(NotAuthenticated, match=r"token= has 5 characters, expected at least 16: make one with secrets.token_urlsafe\(\)"):
+        served_options("127.0.0.1:0", {"token": "short"})
 
 
 async def test_reading_needs_the_token_where_others_can_ask() -> None:

@@ -331,7 +331,10 @@ async def test_state_is_looked_up_by_key() -> None:
             check(found, "StateValue")
             assert (found["found"], found["value"]) == (True, value), query
         assert (await client.get(f"{path}/counts/running?key=99"))["found"] is False
-        assert (await client.get(f"{path}/counts/nothing?key=1"))["found"] is False
+        for query in ("", "?key=1", "?key=99"):
+            status, body = await client.ask(f"{path}/counts/nothing{query}")
+            assert status == 404
+            assert body == {"errors": ["operator 'counts' has no state 'nothing'; it has 'running'"]}
         assert len((await client.get(f"{path}/counts/running"))["items"]) == 3
         for query in ("?key=null", "?key={}", "?key=[{}]"):
             assert (await client.ask(f"{path}/counts/running{query}"))[0] == 400
@@ -363,8 +366,9 @@ async def test_the_run_refuses_an_address_that_is_taken_and_leaves_nothing_behin
         return made
 
     async with watched(flow()) as client:
-        with pytest.raises(OSError, match="address already in use"):
-            async with flow().run(monitor=client.url.removeprefix("http://")):
+        taken = client.url.removeprefix("http://")
+        with pytest.raises(OSError, match=f"monitor='{taken}' cannot be listened at: Address already in use; take another port"):
+            async with flow().run(monitor=taken):
                 pass
         assert (await client.ask("/jobs"))[0] == 200
 

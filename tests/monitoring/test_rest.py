@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import math
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -309,14 +310,39 @@ async def test_a_savepoint_is_polled_to_its_end_and_asked_for_once() -> None:
         assert done["operation"] == {"checkpointId": 2}
 
 
-async def test_a_savepoint_without_checkpoints_ends_with_its_reason() -> None:
-    flow, _ = events_flow()
-    async with watched(flow, monitor_options=CONTROL) as client:
-        _, body = await client.change("POST", f"{client.path}/savepoints")
+async def test_a_savepoint_that_fails_ends_with_its_reason(tmp_path: Path) -> None:
+    flow, events = events_flow()
+    (tmp_path / "file").touch()
+    async with watched(flow, checkpoints="memory://failing", every="1h", monitor_options=CONTROL) as client:
+        await fed(client, events)
+        status, body = await client.change("POST", f"{client.path}/savepoints", {"target-directory": str(tmp_path / "file")})
+        assert status == 202
         path = f"{client.path}/savepoints/{body['request-id']}"
         done = await client.until(path, lambda body: body["status"]["id"] == "COMPLETED")
         check(done, "OperationStatus")
-        assert "has no checkpoints" in done["operation"]["failure-cause"]["stack-trace"]
+        assert "CheckpointError" in done["operation"]["failure-cause"]["stack-trace"]
+
+
+@pytest.mark.parametrize("kind", ["savepoints", "checkpoints"])
+async def test_what_no_checkpoints_can_give_is_refused_at_once(kind: str) -> None:
+    """Also when it is asked for again under its id."""
+    flow, _ = events_flow()
+    async with watched(flow, monitor_options=CONTROL) as client:
+        for _ in range(2):
+            status, body = await client.change("POST", f"{client.path}/{kind}", {"triggerId": "a" * 32})
+            assert status == 409
+            check(body, "Errors")
+            assert "has no checkpoints: run it with checkpoints=URL" in body["errors"][0]
+        assert (await client.ask(f"{client.path}/{kind}/{'a' * 32}"))[0] == 404
+
+
+async def test_how_a_job_restarts_is_told_in_words() -> None:
+    flow, _ = events_flow()
+    async with watched(flow, restart=af.fixed_delay(3, "5s")) as client:
+        config = (await client.get(f"{client.path}/config"))["execution-config"]
+        assert config["restart-strategy"] == "fixed delay: 3 restarts, 5 s apart"
+        told = {one["key"]: one["value"] for one in await client.get("/jobmanager/config")}
+        assert told["restart-strategy"] == "fixed delay: 3 restarts, 5 s apart"
 
 
 async def test_a_job_is_stopped_with_a_savepoint() -> None:
@@ -349,7 +375,8 @@ async def test_bodies_are_checked(path: str, body: dict[str, Any]) -> None:
 @pytest.mark.parametrize("content", [b"{", b"[1]", b'"text"', b"\xff\xfe", b"[" * 100_000, b'{"triggerId": null, "drain": null}'])
 async def test_bodies_that_are_no_object_are_refused_or_empty(content: bytes) -> None:
     flow, _ = events_flow()
-    async with watched(flow, monitor_options=CONTROL) as client, aiohttp.ClientSession() as session:
+    options = {"checkpoints": "memory://empty", "every": "1h", "monitor_options": CONTROL}
+    async with watched(flow, **options) as client, aiohttp.ClientSession() as session:
         headers = {"Authorization": f"Bearer {TOKEN}"}
         async with session.post(f"{client.url}{client.path}/savepoints", data=content, headers=headers) as response:
             assert response.status == (202 if content.startswith(b"{") and len(content) > 1 else 400)
