@@ -41,6 +41,9 @@ class StateReader:
         self._node = self._vertex.nodes[index]
         if not self._node.keyed:
             raise StateError(f"operator {self._node.name!r} has no keyed state: only what follows key_by(...) directly has")
+        # Of a place where no task can be asked: it says so now, instead of a wait for tasks that run elsewhere.
+        if (refuse := getattr(cluster, "refuse_state", None)) is not None:
+            refuse(self._node.name)
 
     async def get(self, key: Any, default: Any = DECLARED, name: str | None = None, *, timeout: str | timedelta = "5s") -> Any:
         """The value under `key`; for a key without state `default`, or when that is left out what the descriptor declares, or None.

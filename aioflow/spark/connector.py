@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, overload
 from aioflow.core.errors import GraphError
 from aioflow.core.timeunits import to_seconds
 from aioflow.io.shapes import value_maker
+from aioflow.spark.typed_rows import TypedRows
 
 if TYPE_CHECKING:
     from aioflow.spark.session import SparkBridge
@@ -72,9 +73,13 @@ def spark(
     Spark's words: "station string, celsius double"; records have these fields, or are tuples in this order. `spool` is a directory of
     this machine that keeps rows until Spark has written them; needed unless `into` is a local directory, which then has it.
     """
+    from aioflow.spark.session import check_bridge
+
+    check_bridge(bridge, "the first argument of spark(...)")
     if (what is None) == (into is None):
         raise GraphError("spark(...) got both what to read and into=, or neither: expected one of them")
     if into is None:
+        _check_readable(what)
         if checkpoint is not None:
             return _stream(bridge, what, type, batches, fspath(checkpoint), trigger)
         return _source(bridge, what, type, batches)
@@ -99,6 +104,14 @@ def spark(
     return FrameSink(bridge, FileTarget(path, format, dict(options or {})), schema, fspath(spool))
 
 
+def _check_readable(what: object) -> None:
+    if not (isinstance(what, str) or callable(what) or hasattr(what, "toDF")):
+        raise TypeError(
+            f"spark(...) got {what!r} of type {type(what).__name__} to read, expected a query, a DataFrame, or a function that takes the "
+            "session and gives one"
+        )
+
+
 def _source(bridge: SparkBridge, what: Any, type_: Any, batches: bool) -> FrameSource[Any]:
     make = _maker(type_, batches)
     try:
@@ -116,7 +129,10 @@ def _stream(bridge: SparkBridge, what: Any, type_: Any, batches: bool, checkpoin
         from aioflow.spark.streaming import ONCE, StreamSource
     except ModuleNotFoundError as error:
         raise _missing(error) from None
-    every = trigger if trigger == ONCE else f"{round(to_seconds(trigger) * 1000)} milliseconds"
+    try:
+        every = trigger if trigger == ONCE else f"{round(to_seconds(trigger, 'trigger') * 1000)} milliseconds"
+    except (TypeError, ValueError) as error:
+        raise GraphError(f"spark(...): {error}; that is how often Spark looks for more, and {ONCE!r} takes what is there") from None
     return StreamSource(bridge, what, make, batches=batches, checkpoint=checkpoint, trigger=every)
 
 
@@ -124,9 +140,10 @@ def _maker(type_: Any, batches: bool) -> Callable[[dict[str, Any]], Any] | None:
     if batches and type_ is not None:
         raise GraphError(f"spark(...) got batches=True and type={type_!r}: a record batch is no row; leave one of them out")
     try:
-        return value_maker(type_)
+        make = value_maker(type_)
     except TypeError as error:
         raise GraphError(f"spark(...): {error}") from None
+    return None if make is None else TypedRows(make, type_)
 
 
 def _missing(error: ModuleNotFoundError) -> ModuleNotFoundError:

@@ -87,6 +87,8 @@ def _of_java(throwable: Any) -> SparkError:
 def _of_text(text: str, condition: str, trace: str, class_name: str = "") -> SparkError:
     if "Traceback (most recent call last)" in text:
         return _of_python(text, condition, trace)
+    text = text.strip()  # A message about a query begins with a line of its own.
+    condition = condition or _condition_in(text)
     name = class_name.rpartition(".")[2]
     # Spark's own exceptions begin with their condition in brackets, which says more than their class.
     prefix = f"{name}: " if name and not text.startswith("[") and not name.startswith(("Spark", "Analysis", "Parse")) else ""
@@ -127,11 +129,12 @@ def _class(throwable: Any) -> str:
 
 def _condition(chain: list[Any]) -> str:
     """Spark's name of the error, from the text: not every throwable has the method."""
-    for one in reversed(chain):
-        match = re.match(r"\[([A-Z][A-Z0-9_.]+)\]", str(one.getMessage() or ""))
-        if match is not None:
-            return match[1]
-    return ""
+    return next(filter(None, (_condition_in(str(one.getMessage() or "")) for one in reversed(chain))), "")
+
+
+def _condition_in(text: str) -> str:
+    match = re.match(r"\s*\[([A-Z][A-Z0-9_.]+)\]", text)
+    return "" if match is None else match[1]
 
 
 def _trace(throwable: Any) -> str:

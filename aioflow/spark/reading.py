@@ -29,8 +29,11 @@ if TYPE_CHECKING:
 __all__ = ["FrameReading", "frame_of"]
 
 
-def frame_of(session: Any, what: Any) -> Any:
-    """The DataFrame that `what` stands for: SQL, a function of the session, or itself. In a call. Raises GraphError."""
+def frame_of(session: Any, what: Any, *, streaming: bool = False) -> Any:
+    """The DataFrame that `what` stands for: SQL, a function of the session, or itself. In a call.
+
+    Raises GraphError for what is none, and for a streaming query unless `streaming` says that it may be one.
+    """
     frame = session.sql(what) if isinstance(what, str) else what
     if callable(what):
         frame = what(session)
@@ -38,6 +41,11 @@ def frame_of(session: Any, what: Any) -> Any:
         raise GraphError(
             f"spark(...) reads {type(frame).__name__}, expected a query, a DataFrame of this process's session, or a function that "
             "takes the session and gives one"
+        )
+    if frame.isStreaming and not streaming:
+        raise GraphError(
+            "spark(...) reads a streaming query, and there is no checkpoint=: give a local directory that outlives the process, as "
+            'checkpoint="/var/lib/app/spark", or read it once with session.read instead of session.readStream'
         )
     return frame
 

@@ -32,7 +32,7 @@ from aioflow.spark.runner_blocks import COMMITTABLES
 from aioflow.spark.runner_frames import TAKEN_AT_ONCE_BYTES, StageFrames
 from aioflow.spark.runner_home import HomeStage, commit
 from aioflow.spark.runner_program import ERROR_MARK, StageProgram
-from aioflow.spark.session import SparkBridge
+from aioflow.spark.session import SparkBridge, check_bridge
 from aioflow.spark.settings import check_master
 from aioflow.spark.source import FrameSource
 from aioflow.spark.translate import plan_flow
@@ -69,6 +69,8 @@ class Spark:
         if self.streaming is not None:
             raise ValueError(f"streaming is {self.streaming!r}, expected None: a flow that never ends needs on=af.SparkWorkers(...)")
         check_master(self.master)
+        if self.bridge is not None:
+            check_bridge(self.bridge, "bridge")
 
     def start(
         self, host: Host, graph: JobGraph, restart: RestartPolicy, options: TaskOptions, checkpoints: CheckpointSettings | None = None
@@ -225,6 +227,13 @@ class SparkRun:
 
     remove_tap = add_tap
     query_state = add_tap
+
+    def refuse_state(self, name: str) -> None:
+        """Raises GraphError: the state of operator `name` is in tasks of Spark, which nobody can ask."""
+        raise GraphError(
+            f"state of {name!r} cannot be read: job {self._plan.graph.name!r} runs on Spark, where nothing can be seen before it is "
+            "through; emit what you want to see, or run the flow with on=af.SparkWorkers(...)"
+        )
 
     def _ask(self, method: str, *_: object) -> None:
         """Cancel, or stop: half of a bounded job is of no use."""

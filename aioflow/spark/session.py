@@ -38,7 +38,7 @@ from aioflow.spark.settings import check_master, standalone_masters
 if TYPE_CHECKING:
     from aioflow.core.host import Host
 
-__all__ = ["ABANDON_AFTER_S", "CAPACITY", "SparkBridge"]
+__all__ = ["ABANDON_AFTER_S", "CAPACITY", "SparkBridge", "check_bridge"]
 
 T = TypeVar("T")
 
@@ -54,6 +54,15 @@ CONNECT_TIMEOUT_S = 5.0
 CLOSE_TIMEOUT_S = 30.0
 
 logger = logging.getLogger(__name__)
+
+
+def check_bridge(bridge: object, name: str) -> None:
+    """Raises TypeError for what is no bridge, where it was given as `name`."""
+    if not isinstance(bridge, SparkBridge):
+        raise TypeError(
+            f"{name} is {bridge!r} of type {type(bridge).__name__}, expected an af.SparkBridge: "
+            'async with af.SparkBridge("local[4]") as bridge'
+        )
 
 
 class SparkBridge:

@@ -15,8 +15,11 @@ from aioflow.spark.failures import SparkError
 __all__ = ["check_master", "session_config", "standalone_masters"]
 
 _MASTERS = re.compile(
-    r"local|local\[(\d+|\*)\]|local\[(\d+|\*),\s*\d+\]|local-cluster\[\d+,\s*\d+,\s*\d+\]|spark://[^/,:]+:\d+(,[^/,:]+:\d+)*|yarn|k8s://.+"
+    r"local|local\[(N|\*)\]|local\[(N|\*),\s*\d+\]|local-cluster\[N,\s*N,\s*N\]|spark://[^/,:]+:\d+(,[^/,:]+:\d+)*|yarn|k8s://.+".replace(
+        "N", r"0*[1-9]\d*"
+    )
 )
+"""`N`: a number of at least 1. With none of it Spark would end, or wait for ever."""
 
 _LOG4J = """\
 rootLogger.level = error
@@ -30,7 +33,9 @@ appender.c.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex
 
 
 def check_master(master: str) -> None:
-    """Raises SparkError for what is no master URL: Spark itself would say so in Java, after it has started."""
+    """Raises SparkError for what is no master URL: Spark itself would say so in Java, after it has started. TypeError for no text."""
+    if not isinstance(master, str):
+        raise TypeError(f"master is {master!r}, expected a text such as 'local[4]' or 'spark://host:7077'; a session goes into bridge=")
     if not _MASTERS.fullmatch(master):
         raise SparkError(
             f"{master!r} is no master URL of Spark, expected local, local[4], local[*], local-cluster[2,1,1024], "

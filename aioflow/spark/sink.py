@@ -28,12 +28,13 @@ from aioflow.spark.executor import PullRows
 from aioflow.spark.failures import SparkError
 from aioflow.spark.outbound import OutboundStream
 from aioflow.spark.spool import Spool, Staged, StagedReader, staged_of
+from aioflow.spark.targets import FileTarget
 
 if TYPE_CHECKING:
     from aioflow.core.host import Host
     from aioflow.operators.operator import OperatorContext
     from aioflow.spark.session import SparkBridge
-    from aioflow.spark.targets import FileTarget, FunctionTarget
+    from aioflow.spark.targets import FunctionTarget
 
 __all__ = ["FrameCommitter", "FrameSink", "FrameWriter", "ROLL_ROWS"]
 
@@ -43,6 +44,8 @@ BATCH_ROWS = 10_000
 ROLL_ROWS = 1_000_000
 """Without checkpoints, rows after which they are written."""
 
+UNKNOWN_FORMAT = "DATA_SOURCE_NOT_FOUND"
+"""Spark's name for that."""
 
 PARTITIONS_MAX = 8
 """Tasks, and so files, of one batch."""
@@ -223,9 +226,16 @@ class FrameCommitter:
 
             try:
                 await sink.bridge.call(write)
-            except SparkError:
+            except SparkError as error:
                 if stream.error is not None:
                     raise stream.error from None
+                if error.condition == UNKNOWN_FORMAT and isinstance(sink.target, FileTarget):
+                    raise SparkError(
+                        f"format={sink.target.format!r} of {sink!r} is none that this Spark knows, expected one like parquet, orc, json or "
+                        "csv, or one whose package is in the session's spark.jars.packages",
+                        condition=error.condition,
+                        trace=error.trace,
+                    ) from None
                 raise
         finally:
             await stream.close()

@@ -126,7 +126,7 @@ class _StreamReader:
             self._ask(self._take(number, sum(row.rows for row in results)))
 
         def start() -> Any:
-            frame = frame_of(session, source.what)
+            frame = frame_of(session, source.what, streaming=True)
             if not frame.isStreaming:
                 raise SparkError(f"{source!r} is no streaming query, expected one with checkpoint=: leave that out to read it once")
             trigger = {"availableNow": True} if source.bounded else {"processingTime": source.trigger}

@@ -23,9 +23,10 @@ from aioflow.cluster.whereabouts import Whereabouts
 from aioflow.core.aio import cancel_and_wait, wait_first
 from aioflow.core.errors import GraphError, note_once
 from aioflow.network.security import SecuredHost, Security, TlsFiles
+from aioflow.spark.failures import SparkError
 from aioflow.spark.headquarters import Headquarters
 from aioflow.spark.provider import START_TIMEOUT_S, SparkProvider
-from aioflow.spark.session import SparkBridge
+from aioflow.spark.session import SparkBridge, check_bridge
 from aioflow.spark.settings import check_master
 from aioflow.spark.translate import with_printing_apart
 from aioflow.spark.worker import WorkerTask
@@ -72,13 +73,15 @@ class SparkWorkers:
             number = getattr(self, name)
             if not (number is None and name == "slots") and (type(number) is not int or number < 1):
                 raise ValueError(f"{name} is {number!r}, expected a number of at least 1")
-        if self.bridge is not None and self.bridge.master != self.master:
-            raise ValueError(f"bridge= is a session on {self.bridge.master!r}, and master= is {self.master!r}: give that of the bridge")
+        if self.bridge is not None:
+            check_bridge(self.bridge, "bridge")
+            if self.bridge.master != self.master:
+                raise ValueError(f"bridge= is a session on {self.bridge.master!r}, and master= is {self.master!r}: give that of the bridge")
 
     def start(
         self, host: Host, graph: JobGraph, restart: RestartPolicy, options: TaskOptions, checkpoints: CheckpointSettings | None = None
     ) -> SparkWorkersRun:
-        """The run of one job. Raises GraphError if the flow cannot travel, SparkError if the master has too few cores."""
+        """The run of one job. Raises GraphError if the flow cannot travel, SparkError for too few cores or slots."""
         graph = with_printing_apart(graph)  # What executors print, nobody sees.
         bridge, owned = self.bridge or self._bridge_of(graph), False
         config = worker_config(self.config, self.workers)
@@ -93,14 +96,21 @@ class SparkWorkers:
         )
 
     def slots_for(self, graph: JobGraph) -> int:
-        """Of each worker: as given, or so many that all of them together just hold the flow."""
-        if self.slots is not None:
-            return self.slots
+        """Of each worker: as given, or so many that all of them together just hold the flow. Raises SparkError if those given do not."""
         widths: dict[str, int] = {}
         for vertex in graph.vertices:
             if not any(node.stays_here for node in vertex.nodes):
                 widths[vertex.slot_sharing_group] = max(vertex.parallelism, widths.get(vertex.slot_sharing_group, 1))
-        return -(-max(sum(widths.values()), 1) // self.workers)
+        needed = max(sum(widths.values()), 1)
+        if self.slots is None:
+            return -(-needed // self.workers)
+        there = self.workers * self.slots
+        if there < needed:
+            raise SparkError(
+                f"flow {graph.name!r} needs {needed} slots, and workers={self.workers} with slots={self.slots} have {there}: give "
+                f"slots={-(-needed // self.workers)}, or leave slots= out, or workers={-(-needed // self.slots)}, or a smaller parallelism="
+            )
+        return self.slots
 
     def _bridge_of(self, graph: JobGraph) -> SparkBridge | None:
         """That of a source or sink in the flow: a process has one session, which the workers then share."""
@@ -137,10 +147,10 @@ class SparkWorkersRun(RemoteRun):
         address: str,
         owned: bool,
     ) -> None:
+        self._slots = place.slots_for(graph)  # First of all: it may refuse.
         secret = bytes.fromhex(host.ids.new("secret") + host.ids.new("secret"))
         super().__init__(host, graph, restart, options, checkpoints, Whereabouts(), secret, address)
         self._place = place
-        self._slots = place.slots_for(graph)
         self._bridge = bridge
         self._is_owned = owned
         self._security = security

@@ -14,6 +14,7 @@ from aioflow.core.host import SystemHost
 from aioflow.spark import runner
 from aioflow.spark.runner_blocks import COMMITTABLES, MARKER, BlockRow
 from aioflow.spark.runner_program import StageProgram
+from aioflow.spark.session import SparkBridge
 from aioflow.spark.translate import SparkPlan
 
 __all__ = ["shuffled"]
@@ -56,16 +57,16 @@ class ShuffledFrames:
         """Nothing is kept."""
 
 
-class Bridge:
-    """Stands for `SparkBridge`: runs calls in a thread."""
+class Bridge(SparkBridge):
+    """A bridge without a session behind it: runs calls in a thread."""
 
     def __init__(self) -> None:
-        self._host = SystemHost()
+        super().__init__("local[2]", host=SystemHost())
 
     async def session(self) -> None:
         return None
 
-    async def call(self, fn: Any, *args: Any) -> Any:
+    async def call(self, fn: Any, /, *args: Any, **_: Any) -> Any:
         return await self._host.blocking(fn, *args)
 
     async def close(self) -> None:

@@ -186,6 +186,8 @@ async def test_the_handle_refuses_what_spark_cannot_tell(on: af.Spark) -> None:
     async with flow.run(on=on) as job:
         with pytest.raises(af.GraphError, match="nothing can be seen before it is through"):
             job.subscribe(counts)
+        with pytest.raises(af.GraphError, match="cannot be read: job 'handle' runs on Spark"):
+            job.state(counts)
         with pytest.raises(af.CheckpointError, match="where there is no savepoint"):
             await job.savepoint()
         assert (await job.wait()).status == "FINISHED"

@@ -226,7 +226,16 @@ async def test_a_schema_that_is_none_is_refused_before_any_row(spark: SparkBridg
     flow = af.Flow("schema")
     flow.source(items(0, 1)).sink(frames(spark, into=tmp_path / "out", schema="id bigint,, name"))
 
-    with pytest.raises(SparkError, match="schema='id bigint,, name' of spark"):
+    with pytest.raises(SparkError, match="schema='id bigint,, name' of spark") as caught:
+        await flow.execute()
+    assert caught.value.condition == "PARSE_SYNTAX_ERROR"
+
+
+async def test_a_format_that_spark_does_not_know_is_named(spark: SparkBridge, tmp_path: Path) -> None:
+    flow = af.Flow("format")
+    flow.source(items(0, 1)).sink(frames(spark, into=tmp_path / "out", schema=SCHEMA, format="nosuch"))
+
+    with pytest.raises(SparkError, match=r"format='nosuch' of spark\(into=.* is none that this Spark knows, .*spark\.jars\.packages"):
         await flow.execute()
 
 

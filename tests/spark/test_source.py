@@ -163,6 +163,11 @@ async def test_a_table_that_is_not_there_fails_before_anything_runs(spark: Spark
         await af.Flow("none").source(frames(spark, "SELECT * FROM nosuch")).collect()
 
 
+async def test_a_streaming_query_without_a_checkpoint_is_told_of_it(spark: SparkBridge) -> None:
+    with pytest.raises(GraphError, match="reads a streaming query, and there is no checkpoint="):
+        await af.Flow("rate").source(frames(spark, lambda session: session.readStream.format("rate").load())).collect()
+
+
 async def test_cancelling_a_flow_cancels_its_spark_job(spark: SparkBridge) -> None:
     stuck = asyncio.Event()
 
@@ -190,7 +195,7 @@ async def test_batches_of_a_type_make_no_sense(spark: SparkBridge) -> None:
 
 async def test_what_is_no_frame_is_named(spark: SparkBridge) -> None:
     with pytest.raises(GraphError, match="reads int, expected a query, a DataFrame"):
-        await af.Flow("seven").source(frames(spark, 7)).collect()
+        await af.Flow("seven").source(frames(spark, lambda session: 7)).collect()
 
 
 class FailsToOpen(af.MapFunction[Any, Any]):

@@ -1,0 +1,46 @@
+"""Rows of Spark as values of a type: a row that is none is named with its field and what to do about it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from aioflow.io.shapes import field_names
+from aioflow.operators.userfunction import describe_record
+
+__all__ = ["TypedRows"]
+
+_PLACE = re.compile(r"^(?P<what>.*) - at `\$(?:\.(?P<field>\w+)|\[(?P<index>\d+)\])(?P<within>.*)`$", re.DOTALL)
+_MISSING = re.compile(r"^Object missing required field `(?P<field>[^`]+)`$")
+
+
+@dataclass(frozen=True, slots=True)
+class TypedRows:
+    """Makes a value of `type` out of a row. It goes to Spark's executors with the flow."""
+
+    make: Callable[[dict[str, Any]], Any]
+    type: Any
+
+    def __call__(self, row: dict[str, Any]) -> Any:
+        """Raises ValidationError naming type, field and row."""
+        try:
+            return self.make(row)
+        except msgspec.ValidationError as error:
+            raise msgspec.ValidationError(self._explained(str(error), row)) from None
+
+    def _explained(self, text: str, row: Mapping[str, Any]) -> str:
+        where, what, remedy = self.type.__name__, text, "change the type, or CAST the column in the query"
+        if (missing := _MISSING.match(text)) is not None:
+            name = missing["field"]
+            where, what = f"{where}.{name}", f"there is no column {name!r}, there are {', '.join(map(repr, row))}"
+            remedy = f"name one so in the query (SELECT ... AS {name}), or give the field a default"
+        elif (place := _PLACE.match(text)) is not None:
+            name = place["field"] or field_names(self.type)[int(place["index"])]
+            where, what = f"{where}.{name}{place['within']}", place["what"]
+            if what.endswith("got `null`"):
+                remedy = "let the field be None as well (`| None`), or leave such rows out in the query (WHERE ... IS NOT NULL)"
+        return f"a row of Spark is no {where}: {what}; {remedy}. The row: {describe_record(row)}"
