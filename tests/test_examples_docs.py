@@ -27,7 +27,6 @@ ROOT = Path(__file__).parent.parent
 FENCE = re.compile(r"^```(python|text)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
-
 class Snippet(NamedTuple):
     section: str
     line: int
@@ -46,23 +45,31 @@ def snippets(path: Path) -> Iterator[Snippet]:
             yield Snippet(section, text[: block.start()].count("\n") + 2, block[2], following[2] if following and adjacent else None)
 
 
-GUIDE = list(snippets(ROOT / "docs" / "guide.md"))
-SECTIONS = list(dict.fromkeys(snippet.section for snippet in GUIDE))
+PAGES = {page: list(snippets(ROOT / page)) for page in ("docs/guide.md", "docs/expressions.md")}
+SECTIONS = dict.fromkeys((page, snippet.section) for page, found in PAGES.items() for snippet in found)
 
 
-@pytest.mark.parametrize("section", SECTIONS)
-async def test_snippets_of_the_guide_print_what_it_shows(section: str) -> None:
+@pytest.mark.parametrize(("page", "section"), SECTIONS)
+async def test_snippets_of_the_guide_print_what_it_shows(page: str, section: str) -> None:
     names: dict[str, Any] = {"__name__": "guide", "af": aioflow, "asyncio": asyncio}
-    for snippet in GUIDE:
+    for snippet in PAGES[page]:
         if snippet.section == section:
             # Lines are counted as in the document, so that a traceback points there.
             tree = ast.increment_lineno(ast.parse(snippet.code), snippet.line - 1)
-            code = compile(tree, "docs/guide.md", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+            code = compile(tree, page, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
             with contextlib.redirect_stdout(io.StringIO()) as printed:
                 outcome = eval(code, names)
                 if inspect.iscoroutine(outcome):
                     await outcome
-            assert printed.getvalue() == (snippet.shown or ""), f"docs/guide.md:{snippet.line}"
+            assert printed.getvalue() == (snippet.shown or ""), f"{page}:{snippet.line}"
+
+
+def test_the_page_on_expressions_names_every_operation() -> None:
+    page = (ROOT / "docs" / "expressions.md").read_text(encoding="utf-8")
+    namespaces = {"str": dir(aioflow.col.x.str), "dt": dir(aioflow.col.x.dt)}
+    names = [*dir(aioflow.col.x), *(f"{space}.{name}" for space, found in namespaces.items() for name in found if name[0] != "_")]
+    for name in names:
+        assert name.startswith("_") or f"`.{name}" in page, name
 
 
 def test_the_guide_names_every_example() -> None:
