@@ -33,14 +33,14 @@ class TypedRows:
             raise msgspec.ValidationError(self._explained(str(error), row)) from None
 
     def _explained(self, text: str, row: Mapping[str, Any]) -> str:
-        where, what, remedy = self.type.__name__, text, "change the type, or CAST the column in the query"
+        what, remedy = text, "change the type, or CAST the column in the query"
         if (missing := _MISSING.match(text)) is not None:
             name = missing["field"]
-            where, what = f"{where}.{name}", f"there is no column {name!r}, there are {', '.join(map(repr, row))}"
+            what = f"field {name}: there is no column {name!r}, there are {', '.join(map(repr, row))}"
             remedy = f"name one so in the query (SELECT ... AS {name}), or give the field a default"
         elif (place := _PLACE.match(text)) is not None:
             name = place["field"] or field_names(self.type)[int(place["index"])]
-            where, what = f"{where}.{name}{place['within']}", place["what"]
+            what = f"field {name}{place['within']}: {place['what']}"
             if what.endswith("got `null`"):
                 remedy = "let the field be None as well (`| None`), or leave such rows out in the query (WHERE ... IS NOT NULL)"
-        return f"a row of Spark is no {where}: {what}; {remedy}. The row: {describe_record(row)}"
+        return f"a row of Spark is no {self.type.__name__}: {what}; {remedy}. The row: {describe_record(row)}"
