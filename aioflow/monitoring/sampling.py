@@ -65,6 +65,8 @@ class Sampler:
                 await self._monitor.watched.refresh()
             except (AioflowError, TimeoutError) as error:
                 logger.debug("what is shown of the cluster is of a while ago: %r", error)
+            except Exception:
+                logger.exception("what is shown of the cluster could not be renewed; it is tried again in %g s", EVERY_S)
             try:
                 self.sample()
             except Exception:
