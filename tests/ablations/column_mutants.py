@@ -73,4 +73,18 @@ COLUMN_MUTANTS: list[Mutant] = [
         "if False:",
         ("tests/core/test_column_codec.py::test_codes_without_an_entry_are_refused",),
     ),
+    Mutant(
+        "a struct that gets a field is written without it",
+        "aioflow/io/column_parts.py",
+        "if all(_keeps(field.type, self._schema.field(field.name).type) for field in table.schema):",
+        "if True:",
+        ("tests/io/test_columns.py::test_a_column_of_one_kind_goes_on_and_loses_nothing",),
+    ),
+    Mutant(
+        "parts of one directory hold a column as numbers and as text",
+        "aioflow/io/column_parts.py",
+        "if not _alike(before, field.type):",
+        "if False:",
+        ("tests/io/test_columns.py::test_a_column_that_changes_its_kind_is_refused_naming_it",),
+    ),
 ]
