@@ -15,6 +15,7 @@ import logging
 import pickle
 import sys
 from collections.abc import Iterator
+from enum import Enum
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
@@ -209,6 +210,8 @@ class _JobPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has
         elif isinstance(value, type):
             if MSGSPEC_CACHE in vars(value):
                 delattr(value, MSGSPEC_CACHE)
+            if issubclass(value, Enum):
+                return _with_aliases(value, super().reducer_override(value))
         elif (reduced := self._reduce_plainly(value)) is not None:
             return reduced
         return super().reducer_override(value)
@@ -221,6 +224,20 @@ class _JobPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has
             return None
         reduced: tuple[Any, ...] = value.__reduce_ex__(pickle.DEFAULT_PROTOCOL)
         return (*reduced, _set_attributes) if type(reduced[2]) is dict else None
+
+
+def _with_aliases(cls: type[Enum], reduced: Any) -> Any:
+    """How to write an Enum that travels by value, its further names among the members.
+
+    cloudpickle leaves them among the attributes, where they are set once more on a class that is there already: in a process that sends
+    jobs to itself that fails.
+    """
+    if type(reduced) is not tuple or len(reduced) != 6:
+        return reduced  # By reference.
+    make, (bases, name, qualname, members, *place), (attributes, slots), *rest = reduced
+    every = {member: found.value for member, found in cls.__members__.items()}
+    kept = {attribute: value for attribute, value in attributes.items() if attribute not in every}
+    return make, (bases, name, qualname, members | every, *place), (kept, slots), *rest
 
 
 def _set_attributes(instance: object, state: dict[str, Any]) -> None:

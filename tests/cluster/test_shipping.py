@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import pickle
+import subprocess
 import sys
 import threading
 from dataclasses import dataclass
@@ -218,6 +219,25 @@ def test_a_class_of_the_program_travels_when_values_of_it_were_made_from_rows_be
         job = load_job(ship_job(graph_of(flow), TaskOptions()))
 
         assert [vertex.name for vertex in job.graph.vertices]
+
+
+def test_further_names_of_an_enum_arrive_also_where_the_class_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program whose JobManager runs in a thread of its own sends its jobs to itself."""
+    program = ModuleType("__main__")
+    exec("from enum import Enum\nclass Colour(Enum):\n    RED = 1\n    CRIMSON = 1\n    def shade(self): return self.name", vars(program))
+    monkeypatch.setitem(sys.modules, "__main__", program)
+    flow = af.Flow("colours")
+    flow.source([1]).map(program.Colour).sink(print)
+    content = ship_job(graph_of(flow), TaskOptions())
+
+    load_job(content)
+    assert program.Colour.CRIMSON is program.Colour.RED
+
+    there = "import sys\nfrom aioflow.cluster.shipping import load_job\njob = load_job(sys.stdin.buffer.read())\n"
+    there += "import gc\n[colour] = [c for c in gc.get_objects() if isinstance(c, type) and c.__name__ == 'Colour']\n"
+    there += "print(list(colour.__members__), colour.CRIMSON is colour.RED, colour(1).shade())"
+    done = subprocess.run([sys.executable, "-c", there], input=content, capture_output=True, check=False)
+    assert done.stdout.decode().strip() == "['RED', 'CRIMSON'] True RED", done.stderr
 
 
 def test_a_module_that_is_missing_on_arrival_is_told_and_the_job_loads(caplog: pytest.LogCaptureFixture) -> None:
