@@ -31,6 +31,11 @@ class LogTail(logging.Handler):
         logging.getLogger(LOGGER).removeHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
+        if self._alone(record):
+            # A program without handlers gets its warnings on stderr, but logging counts this one as a handler.
+            last = logging.lastResort
+            if last is not None and record.levelno >= last.level:
+                last.handle(record)
         try:
             message = record.getMessage()
             stack = "".join(traceback.format_exception(record.exc_info[1])) if record.exc_info and record.exc_info[1] else ""
@@ -48,6 +53,18 @@ class LogTail(logging.Handler):
             }
         )
         self._next += 1
+
+    def _alone(self, record: logging.LogRecord) -> bool:
+        """Whether nobody else hears of `record`; of several tails the first one answers for all."""
+        logger: logging.Logger | None = logging.getLogger(record.name)
+        tails = []
+        while logger is not None:
+            for handler in logger.handlers:
+                if not isinstance(handler, LogTail):
+                    return False
+                tails.append(handler)
+            logger = logger.parent if logger.propagate else None
+        return tails[:1] == [self]
 
     def after(self, number: int, level: int, most: int) -> list[dict[str, Any]]:
         """The newest `most` of those behind `number`, oldest first."""
