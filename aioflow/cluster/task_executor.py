@@ -16,6 +16,7 @@ from aioflow.checkpoint.local_state import LocalState
 from aioflow.checkpoint.store import open_store
 from aioflow.core.aio import OrderedTaskGroup, close_within
 from aioflow.core.errors import Closed, JobNotRunning
+from aioflow.core.switch_interval import switch_interval
 from aioflow.graph.deployment import (
     ExecutionAttemptId,
     ExecutionState,
@@ -56,6 +57,9 @@ NETWORK_MEMORY = (
 
 RESTORE_ONLY = "memory://nothing-is-written"
 """The store of a job that takes no checkpoints."""
+
+TURNS_A_SLICE = 4
+"""How often a thread can get the interpreter while a task runs one slice: checkpoints and leases are written by threads."""
 
 RESOURCES_CLOSE_S = 30.0
 """How long closing the resources of users may take, all together."""
@@ -133,6 +137,7 @@ class TaskExecutor:
         self._executions: dict[ExecutionAttemptId, TaskExecution] = {}
         self._taps: dict[int, list[Callable[[RecordBatch], None]]] = {}
         self._stop_drains: bool | None = None
+        self._threads_turns = switch_interval(options.slice_ns / TURNS_A_SLICE / 1e9)
         pool = NetworkBufferPool(NETWORK_SEGMENTS)
         metrics.gauges(NETWORK_MEMORY, partial(_network_memory, pool))
         self._environment = TaskEnvironment(
@@ -150,12 +155,14 @@ class TaskExecutor:
 
     async def __aenter__(self) -> TaskExecutor:
         await self._group.__aenter__()
+        self._threads_turns.__enter__()
         return self
 
     async def __aexit__(self, *exc_info: Any) -> None:
         try:
             await self._group.__aexit__(*exc_info)
         finally:
+            self._threads_turns.__exit__(None, None, None)
             self._partitions.release_all()
             await close_within(self._resources.close(), RESOURCES_CLOSE_S, what="the resources of a job")
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from aioflow.core.aio import wait_all
 from aioflow.core.errors import JobNotRunning
+from aioflow.core.switch_interval import switch_interval
 from aioflow.inspection.await_stacks import place_of
 
 if TYPE_CHECKING:
@@ -26,8 +27,8 @@ __all__ = ["FlameSampler", "Samples", "Stack"]
 INTERVAL_S = 0.01
 DEPTH_MAX = 100
 SWITCH_S = 0.0001
-"""While it looks, threads hand the interpreter over this fast when another one waits. With the usual 5 ms the loop, which runs slices of
-2 ms, would always reach its `select` first, where it lets go by itself: every look would find it idle."""
+"""While it looks, a waiting thread gets the interpreter this fast: else the loop would mostly reach its `select` first, where it lets go by
+itself, and the looks would find it idle."""
 
 KEPT_S = 5.0
 """Whoever asks so soon again is given the same graph: the pages of several readers cost one sampling."""
@@ -63,18 +64,16 @@ class FlameSampler:
         self._stop = stop = threading.Event()
         loop, thread = asyncio.get_running_loop(), threading.get_ident()
         looks = max(round(seconds / INTERVAL_S), 1)
-        interval_s = sys.getswitchinterval()
-        sys.setswitchinterval(SWITCH_S)
         try:
-            try:
-                sampling = self._host.blocking(_look, loop, thread, looks, stop, dedicated=True, name="aioflow-flame-graph")
-            except RuntimeError as error:
-                raise JobNotRunning("the job is over, and its host runs no more threads") from error
-            self._latest = await sampling
+            with switch_interval(SWITCH_S):
+                try:
+                    sampling = self._host.blocking(_look, loop, thread, looks, stop, dedicated=True, name="aioflow-flame-graph")
+                except RuntimeError as error:
+                    raise JobNotRunning("the job is over, and its host runs no more threads") from error
+                self._latest = await sampling
             self._latest_at = self._host.clock.monotonic()
             return self._latest
         finally:
-            sys.setswitchinterval(interval_s)
             stop.set()
             self._running = None
 
