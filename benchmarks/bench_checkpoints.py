@@ -5,6 +5,8 @@
 One job runs; for a few seconds a checkpoint is asked for each second, for as many none is, and so on. A slice's figure is the CPU time of
 the whole process, threads that write included, for each record of that slice. What is compared are neighbours, whose order changes from
 pair to pair: what else the machine does, and how warm the process is, changes little within seconds, and what does change falls on both.
+CPU time is counted in units of a plain loop of the same word count, run a few milliseconds of each slice (`pace.py`): a processor that
+becomes slower in between says nothing of checkpoints. `cpu_s` are plain seconds.
 Seconds are those of the process's CPU time: on a machine that does other things too, a checkpoint still comes to as many records as it
 does where the job has a processor to itself.
 Reported are the median over the pairs, its quartiles, and half the width of the 95 % interval of the median, which says what the run could
@@ -21,6 +23,7 @@ import json
 import sys
 import tempfile
 from dataclasses import dataclass
+from functools import partial
 from math import sqrt
 from pathlib import Path
 from statistics import median, quantiles
@@ -30,12 +33,14 @@ from typing import Any, Literal
 import aioflow as af
 from benchmarks import bare, flows
 from benchmarks.bench_throughput import environment, loop_factory, print_rows
+from benchmarks.pace import Pace
 from benchmarks.workloads import make_words
 
 GOAL_PERCENT = {"heap": 5.0, "rocksdb": 15.0}
 """CPU time that checkpoints may add, by state backend."""
 
 WARM_UP_PAIRS = 2
+PACE_RECORDS = 4_000
 
 
 @dataclass(slots=True)
@@ -45,15 +50,23 @@ class Slice:
     records: int
     cpu_s: float
     checkpoints: int
+    pace: Pace
 
     @property
-    def cost(self) -> float:
+    def per_million(self) -> float:
         """CPU seconds a million records."""
         return self.cpu_s * 1e6 / self.records
 
+    @property
+    def cost(self) -> float:
+        """CPU time a record, in records of the plain loop."""
+        return self.cpu_s / self.records * self.pace.records / self.pace.cpu_s
 
-async def run_slice(job: af.Job, summed: flows.Summed, seconds: float, every_s: float | None) -> Slice:
+
+async def run_slice(job: af.Job, summed: flows.Summed, words: list[str], seconds: float, every_s: float | None) -> Slice:
     """Let the job run; with `every_s` take a checkpoint that often, the first at once. The last is complete when the slice ends."""
+    pace = Pace(partial(bare.w1, words), PACE_RECORDS)
+    pacing = asyncio.create_task(pace.keep())
     records, begun, taken = summed.outputs, process_time(), 0
     while (passed := process_time() - begun) < seconds:
         due = seconds if every_s is None else taken * every_s
@@ -62,7 +75,10 @@ async def run_slice(job: af.Job, summed: flows.Summed, seconds: float, every_s: 
             taken += 1
         else:
             await asyncio.sleep(min(due, seconds) - passed)
-    return Slice(summed.outputs - records, process_time() - begun, taken)
+    slice_ = Slice(summed.outputs - records, process_time() - begun - pace.cpu_s, taken, pace)
+    pacing.cancel()
+    await pacing
+    return slice_
 
 
 async def compare(words: list[str], state: Literal["heap", "rocksdb"], pairs: int, seconds: float, every_s: float) -> dict[str, Any]:
@@ -77,7 +93,7 @@ async def compare(words: list[str], state: Literal["heap", "rocksdb"], pairs: in
             for number in range(WARM_UP_PAIRS + pairs):
                 turn = ((plain, None), (kept, every_s))
                 for slices, interval in turn if number % 2 else turn[::-1]:
-                    slices.append(await run_slice(job, summed, seconds, interval))
+                    slices.append(await run_slice(job, summed, words, seconds, interval))
             await job.stop(savepoint=False)
     if summed.result != (expected := bare.w1(words, summed.outputs)):
         raise SystemExit(f"(outputs, checksum) is {summed.result}, expected {expected}")
@@ -86,25 +102,27 @@ async def compare(words: list[str], state: Literal["heap", "rocksdb"], pairs: in
     low, middle, high = quantiles(added, n=4)
     # Of the median, by rank: no shape of the noise is assumed.
     reach = 0.98 * sqrt(pairs)
-    interval = added[max(0, int(pairs / 2 - reach))], added[min(pairs - 1, int(pairs / 2 + reach))]
+    span = added[max(0, int(pairs / 2 - reach))], added[min(pairs - 1, int(pairs / 2 + reach))]
     return {
         "state": state,
         "pairs": pairs,
         "records": summed.outputs,
         "checkpoints": sum(one.checkpoints for one in kept),
-        "cpu_s_per_million": round(median(one.cost for one in plain), 3),
-        "with_checkpoints": round(median(one.cost for one in kept), 3),
+        "cpu_s_per_million": round(median(one.per_million for one in plain), 3),
+        "with_checkpoints": round(median(one.per_million for one in kept), 3),
+        "equal": round(median(one.cost for one in plain), 3),
+        "equal_with": round(median(one.cost for one in kept), 3),
         "ms_a_checkpoint": round(median(_price_ms(with_it, without) for with_it, without in zip(kept, plain, strict=True)), 1),
         "added_percent": round(middle, 1),
         "quartiles": [round(low, 1), round(high, 1)],
-        "shows_percent": round((interval[1] - interval[0]) / 2, 1),
+        "shows_percent": round((span[1] - span[0]) / 2, 1),
         "goal": GOAL_PERCENT[state],
     }
 
 
 def _price_ms(with_it: Slice, without: Slice) -> float:
-    """CPU time that one checkpoint of a pair took."""
-    return 1000 * (with_it.cpu_s - without.cost * with_it.records / 1e6) / with_it.checkpoints
+    """CPU time that one checkpoint of a pair took, at the speed of the slice that had it."""
+    return 1000 * with_it.cpu_s * (1 - without.cost / with_it.cost) / with_it.checkpoints
 
 
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
@@ -126,7 +144,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
             print_rows(rows[-1:], list(rows[-1]))
     finally:
         gc.unfreeze()
-    report = {**environment(), "unit": "CPU seconds per million records; medians over the slices and over the pairs", "rows": rows}
+    report = {**environment(), "unit": "CPU seconds a million records; equal, added: in units of the plain loop; medians", "rows": rows}
     print(json.dumps(report))
     return report
 

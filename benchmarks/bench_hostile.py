@@ -9,8 +9,10 @@ are CPU seconds of the workers a million records, in which every connection is p
 behind the 64 of the handshake, or is still open when the listener's time for strangers is over.
 
 The attacking process takes caches and a part of a processor, too, and so makes the workers' instructions dearer whatever they do with its
-connections. What the connections themselves cost is therefore measured by a flow at rest under the same attack, and given as a share of the
-CPU time that the job under attack took (`own_share`).
+connections; and a rented processor changes its speed from one second to the next. So the workers run a plain loop of the same user work
+every few thousand records (`pace.py`), on which both fall as well: `equal_ratio` compares CPU time in units of that loop, every connection
+included, and `cpu_ratio` plain CPU seconds. What the connections themselves cost is measured by a flow at rest under the same attack, too,
+and given as a share of the CPU time that the job under attack took (`own_share`).
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import asyncio
 import json
 import os
 import platform
+import struct
 import subprocess
 import sys
 import tempfile
@@ -30,7 +33,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import aioflow as af
@@ -39,9 +42,10 @@ from aioflow.network.connection import HANDSHAKE_TIMEOUT_S
 from aioflow.protocol.framing import NO_CHANNEL, FrameEncoder, FrameType
 from aioflow.protocol.handshake import ClientHandshake, PeerRole
 from benchmarks.bench_workers import PARALLELISM, identity, make_key
+from benchmarks.pace import Pace
 
 GOAL = 1.05
-"""CPU seconds a million records under attack, over those in peace."""
+"""CPU time a million records under attack, over that in peace."""
 
 ANSWER_BYTES = 64
 """What a listener says in the handshake: its nonce and its proof."""
@@ -49,8 +53,12 @@ ANSWER_BYTES = 64
 PATIENCE_S = HANDSHAKE_TIMEOUT_S + 25
 AT_ONCE = 48
 REST_S = 4.0
-TALLY_STEP = 500
+TALLY_STEP = 2_000
+PACE_RECORDS = 1_000
 WARM_UP_RECORDS = 200_000
+TALLIED = "=qqd"
+"""Records of the job, records of the plain loop, seconds of the latter."""
+
 ROOT = Path(__file__).parents[1]
 HELLO = FrameEncoder().encode(FrameType.HELLO, NO_CHANNEL, 0, b"mallory") + FrameEncoder().encode(FrameType.HEARTBEAT, NO_CHANNEL, 1)
 KINDS = ("garbage", "http", "tls", "silence", "wrong key", "wrong role", "replay", "slow")
@@ -201,13 +209,22 @@ def attack(ports: list[int], count: int) -> dict[str, Any]:
     return {"made": dict(attacker.made), "refused": dict(attacker.refused), "let_in": attacker.let_in[:10]}
 
 
+def plain_loop(records: int) -> None:
+    """The user work of so many records of the job."""
+    counts: dict[int, int] = {}
+    for i in range(records):
+        key = identity(make_key(i))
+        counts[key] = counts.get(key, 0) + 1
+
+
 class Tally:
-    """Lets records through and counts them, in a file of its own for each process."""
+    """Lets records through and counts them, and the plain loop beside them, in a file of its own for each process."""
 
     def __init__(self, directory: str) -> None:
         self._directory = directory
         self._file: int | None = None
         self._count = 0
+        self._pace = Pace(plain_loop, PACE_RECORDS)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Tally, (self._directory,)
@@ -217,13 +234,41 @@ class Tally:
         if self._count % TALLY_STEP == 0:
             if self._file is None:
                 self._file = os.open(Path(self._directory, f"{os.getpid()}-{id(self)}"), os.O_CREAT | os.O_WRONLY)
-            os.pwrite(self._file, self._count.to_bytes(8, "big"), 0)
+            self._pace.sample()
+            os.pwrite(self._file, struct.pack(TALLIED, self._count, self._pace.records, self._pace.cpu_s), 0)
         return value
 
 
-def tallied(directory: str) -> int:
-    """Records of all processes so far. A file without its eight bytes was made just now."""
-    return sum(int.from_bytes(path.read_bytes(), "big") for path in Path(directory).iterdir())
+class Tallied(NamedTuple):
+    """One worker so far."""
+
+    records: int
+    paced: int
+    """Records of the plain loop."""
+    pace_s: float
+    """What they took of its CPU time."""
+    cpu_s: float
+    """Its whole CPU time without that."""
+
+
+def tallied(directory: str) -> list[Tallied]:
+    """The workers, each by its file. One without content was made just now."""
+    workers = []
+    for path in sorted(Path(directory).iterdir()):
+        if content := path.read_bytes():
+            records, paced, pace_s = struct.unpack(TALLIED, content)
+            workers.append(Tallied(records, paced, pace_s, cpu_s([int(path.name.partition("-")[0])]) - pace_s))
+    return workers
+
+
+def cost(before: list[Tallied], after: list[Tallied]) -> tuple[float, float]:
+    """CPU seconds a million records in between, and CPU time a record in records of the plain loop."""
+    records = used = equal = 0.0
+    for begun, ended in zip(before, after, strict=True):
+        records += ended.records - begun.records
+        used += ended.cpu_s - begun.cpu_s
+        equal += (ended.cpu_s - begun.cpu_s) * (ended.paced - begun.paced) / (ended.pace_s - begun.pace_s)
+    return used * 1e6 / records, equal / records
 
 
 def cpu_s(pids: list[int]) -> float:
@@ -278,8 +323,8 @@ async def cpu_s_a_connection(count: int) -> float:
 async def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Peace comes first and last, so that each attack lies between two phases of it."""
     load = os.getloadavg()[0]
-    peace: list[float] = []
-    war: list[float] = []
+    peace: list[tuple[float, float]] = []
+    war: list[tuple[float, float]] = []
     reports: list[dict[str, Any]] = []
     shares: list[float] = []
     a_round = options.connections // options.rounds
@@ -290,31 +335,35 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
         keyed.count().map(Tally(directory)).sink(nothing)
         async with flow.run(workers=PARALLELISM) as job:
             while True:  # Other processes count.
-                if tallied(directory) > WARM_UP_RECORDS:
+                workers_now = tallied(directory)
+                if len(workers_now) == PARALLELISM and sum(worker.records for worker in workers_now) > WARM_UP_RECORDS:
                     break
                 await asyncio.sleep(0.05)
             for phase in range(2 * options.rounds + 1):
-                records, cpu = tallied(directory), cpu_s(workers.pids)
+                begun, cpu = tallied(directory), cpu_s(workers.pids)
                 if phase % 2:
                     reports.append(await attacked(workers, a_round))
                 else:
                     await asyncio.sleep(options.seconds)
-                used = cpu_s(workers.pids) - cpu
-                (war if phase % 2 else peace).append(used * 1e6 / (tallied(directory) - records))
+                (war if phase % 2 else peace).append(cost(begun, tallied(directory)))
                 if phase % 2:
-                    shares.append(a_connection * a_round / used)
+                    shares.append(a_connection * a_round / (cpu_s(workers.pids) - cpu))
             await job.cancel()
-    ratios = sorted(2 * war[i] / (peace[i] + peace[i + 1]) for i in range(options.rounds))
+    cpu_ratios, equal_ratios = [
+        sorted(2 * war[i][unit] / (peace[i][unit] + peace[i + 1][unit]) for i in range(options.rounds)) for unit in (0, 1)
+    ]
     return {
         "machine": f"{platform.machine()}, {os.cpu_count()} processors, {platform.system()} {platform.release()}",
         "load_before": round(load, 2),
         "python": platform.python_version(),
         "connections": options.connections,
-        "unit": "CPU seconds of the workers a million records; ratios: of an attack to the peace before and after it",
-        "peace": [round(cpu, 3) for cpu in peace],
-        "attack": [round(cpu, 3) for cpu in war],
-        "cpu_ratios": [round(ratio, 3) for ratio in ratios],
-        "cpu_ratio": round(median(ratios), 3),
+        "unit": "CPU time of the workers: seconds a million records, and in records of the plain loop; ratios: attack to peace",
+        "peace": [[round(figure, 3) for figure in phase] for phase in peace],
+        "attack": [[round(figure, 3) for figure in phase] for phase in war],
+        "cpu_ratios": [round(ratio, 3) for ratio in cpu_ratios],
+        "cpu_ratio": round(median(cpu_ratios), 3),
+        "equal_ratios": [round(ratio, 3) for ratio in equal_ratios],
+        "equal_ratio": round(median(equal_ratios), 3),
         "cpu_ms_a_connection": round(a_connection * 1e3, 3),
         "own_share": round(median(shares), 4),
         "goal": GOAL,

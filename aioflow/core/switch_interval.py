@@ -24,7 +24,7 @@ _found: list[float] = []
 
 @contextmanager
 def switch_interval(seconds: float) -> Iterator[None]:
-    """Inside, the interval of the process is at most so long. The shortest wanted counts; a program that sets its own meanwhile keeps it."""
+    """Inside, the interval of the process is at most so long; the shortest wanted counts. What the program sets meanwhile, stays."""
     with _lock:
         if not _wanted:
             _found[:] = [sys.getswitchinterval()] * 2
