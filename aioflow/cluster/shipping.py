@@ -208,10 +208,8 @@ class _JobPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has
             if isinstance(module, str) and not by_value and module in sys.modules and not module.startswith("aioflow."):
                 self._modules[module] = None
         elif isinstance(value, type):
-            if MSGSPEC_CACHE in vars(value):
-                delattr(value, MSGSPEC_CACHE)
-            if issubclass(value, Enum):
-                return _with_aliases(value, super().reducer_override(value))
+            reduced = _without_cache(super().reducer_override(value))
+            return _with_aliases(value, reduced) if issubclass(value, Enum) else reduced
         elif (reduced := self._reduce_plainly(value)) is not None:
             return reduced
         return super().reducer_override(value)
@@ -224,6 +222,14 @@ class _JobPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has
             return None
         reduced: tuple[Any, ...] = value.__reduce_ex__(pickle.DEFAULT_PROTOCOL)
         return (*reduced, _set_attributes) if type(reduced[2]) is dict else None
+
+
+def _without_cache(reduced: Any) -> Any:
+    """How to write a class that travels by value, without what msgspec notes in it. There it stays: another thread may need it now."""
+    if type(reduced) is not tuple or len(reduced) != 6:
+        return reduced  # By reference.
+    make, args, (attributes, slots), *rest = reduced
+    return make, args, ({name: value for name, value in attributes.items() if name != MSGSPEC_CACHE}, slots), *rest
 
 
 def _with_aliases(cls: type[Enum], reduced: Any) -> Any:

@@ -17,7 +17,7 @@ import pytest
 
 import aioflow as af
 from aioflow.cluster import shipping
-from aioflow.cluster.shipping import load_job, local_job, ship_job
+from aioflow.cluster.shipping import MSGSPEC_CACHE, load_job, local_job, ship_job
 from aioflow.core.errors import GraphError
 from aioflow.core.serializers import Codec
 from aioflow.graph.deployment import ExecutionAttemptId, TaskDeploymentDescriptor
@@ -219,6 +219,7 @@ def test_a_class_of_the_program_travels_when_values_of_it_were_made_from_rows_be
         job = load_job(ship_job(graph_of(flow), TaskOptions()))
 
         assert [vertex.name for vertex in job.graph.vertices]
+        assert MSGSPEC_CACHE in vars(program.Row), "another thread may need it just then"
 
 
 def test_further_names_of_an_enum_arrive_also_where_the_class_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
