@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import marshal
 import os
+import sys
 import threading
 import zipfile
 from importlib.machinery import SourceFileLoader
@@ -34,6 +35,8 @@ def ship_aioflow(context: Any) -> None:
             write_package(whole)
             whole.replace(path)
             context.addPyFile(str(path))
+            # PySpark puts it on our own path too. Whoever looks for the metadata of packages would open it there, and keep it open.
+            sys.path[:] = [entry for entry in sys.path if os.path.basename(entry) != path.name]
 
 
 def write_package(target: Path) -> None:

@@ -38,8 +38,10 @@ def test_it_is_given_to_a_context_once(tmp_path: Path) -> None:
 
         def addPyFile(self, path: str) -> None:
             self.files.append(path)
+            sys.path.insert(1, f"/of/spark/{Path(path).name}")  # As PySpark does.
 
     context = Context()
     ship_aioflow(context)
     ship_aioflow(context)
     assert context.files == [str(tmp_path / "aioflow.zip")]
+    assert not [entry for entry in sys.path if entry.endswith("aioflow.zip")], "whoever looks through the path would keep it open"
