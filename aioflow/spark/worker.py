@@ -95,6 +95,7 @@ class WorkerTask:
             heartbeat=HeartbeatOptions(timeout_s=SILENCE_S, own_pauses=OwnPauses.COUNTED),
         )
         manager = TaskManager(host, self.secret, options, self.worker_id)
+        manager.inspector.start()  # Its past is there when it is first asked for.
         over = threading.Event()
         watching = host.blocking(_end_with_driver, manager, host, over, dedicated=True, name="aioflow-driver")
         try:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from aioflow.cluster.execution_graph import JobStatus
 from aioflow.cluster.remote import RemoteRun
+from aioflow.cluster.scheduler import places_of
 from aioflow.cluster.submission import ClusterClient
 from aioflow.cluster.whereabouts import Whereabouts
 from aioflow.core.aio import cancel_and_wait, wait_first
@@ -97,11 +98,9 @@ class SparkWorkers:
 
     def slots_for(self, graph: JobGraph) -> int:
         """Of each worker: as given, or so many that all of them together just hold the flow. Raises SparkError if those given do not."""
-        widths: dict[str, int] = {}
-        for vertex in graph.vertices:
-            if not any(node.stays_here for node in vertex.nodes):
-                widths[vertex.slot_sharing_group] = max(vertex.parallelism, widths.get(vertex.slot_sharing_group, 1))
-        needed = max(sum(widths.values()), 1)
+        roaming = {vertex.id for vertex in graph.vertices if not any(node.stays_here for node in vertex.nodes)}
+        # As they will be asked for: where narrow operators lie beside a wide one that stays here, they share fewer slots than they might.
+        needed = max(sum(any(vertex in roaming for vertex, _ in place.subtasks) for place in places_of(graph)), 1)
         if self.slots is None:
             return -(-needed // self.workers)
         there = self.workers * self.slots
