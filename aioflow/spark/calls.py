@@ -96,6 +96,11 @@ class CallThreads:
                     self._waiting.append(call)
                     return
                 self._live += 1
+        self._begin(call)
+
+    def _begin(self, call: Call) -> None:
+        """In a thread of its own, whose place is taken."""
+        with self._lock:
             self._made += 1
             number = self._made
         _ = self._host.blocking(self._serve, call, dedicated=True, name=f"{self._name}-{number}")
@@ -117,10 +122,15 @@ class CallThreads:
                 return False
             call.abandoned = True
             self._abandoned += 1
-            self._live -= not call.apart
-            successor = self._waiting.popleft() if self._waiting and not self._closed else None
+            successor = None
+            if not call.apart:
+                # The place goes to the next in turn: whoever comes just now is behind that.
+                if self._waiting and not self._closed:
+                    successor = self._waiting.popleft()
+                else:
+                    self._live -= 1
         if successor is not None:
-            self.submit(successor)
+            self._begin(successor)
         return True
 
     def close(self) -> None:

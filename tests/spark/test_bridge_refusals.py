@@ -6,6 +6,8 @@ import asyncio
 import socket
 import threading
 from collections.abc import AsyncIterator
+from functools import partial
+from typing import Any
 
 import pytest
 
@@ -39,6 +41,16 @@ async def test_a_master_that_does_not_answer_is_named_at_once() -> None:
         async with SparkBridge(f"spark://127.0.0.1:{port}") as bridge:
             with pytest.raises(SparkError, match=f"no Spark master answers at spark://127.0.0.1:{port} .*is it running"):
                 await bridge.session()
+
+
+async def test_the_time_of_a_call_counts_while_its_master_does_not_answer(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def nobody_answers(*args: Any, **kwargs: Any) -> Any:
+        await asyncio.get_running_loop().create_future()
+
+    monkeypatch.setattr(type(host.net), "connect", nobody_answers)
+    async with SparkBridge("spark://127.0.0.1:1", host=host) as bridge:
+        with pytest.raises(TimeoutError, match=r"the Spark call .* took longer than 10ms"):
+            await bridge.call(lambda: None, timeout="10ms")
 
 
 async def test_a_bridge_that_is_closed_says_so() -> None:
@@ -117,6 +129,40 @@ async def test_a_call_that_is_given_up_makes_room_and_its_late_end_concerns_nobo
         assert await following.future == "followed"
         assert threads.abandoned == 1
         gate.leave.set()
+        while threads.abandoned:
+            await asyncio.sleep(0.01)
+    threads.close()
+
+
+async def test_the_place_of_a_call_that_is_given_up_goes_to_the_next_in_turn(host: Host) -> None:
+    threads = CallThreads(host, 1, lambda call: call.fn(), "test")
+    stuck, apart, holds = Gate(), Gate(), Gate()
+    order: list[str] = []
+
+    def hold() -> None:
+        order.append("second")
+        stuck()
+
+    first, beside, second = Call(holds, ""), Call(apart, "", apart=True), Call(hold, "")
+    following = [Call(partial(order.append, name), "") for name in ("a", "b")]
+    for call in (first, beside, second, *following):
+        threads.submit(call)
+    await until(holds.entered)
+    await until(apart.entered)
+    beside.future.cancel()
+    assert threads.abandon(beside)  # It had no place to give.
+    assert threads.running == 1
+    holds.leave.set()
+    await until(stuck.entered)
+    second.future.cancel()
+    assert threads.abandon(second)
+
+    async with asyncio.timeout(WITHIN_S):
+        for call in following:
+            await call.future
+        assert order == ["second", "a", "b"]
+        for gate in (stuck, apart):
+            gate.leave.set()
         while threads.abandoned:
             await asyncio.sleep(0.01)
     threads.close()
