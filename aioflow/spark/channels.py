@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Protocol, cast
 from aioflow.core.aio import wait_all
 from aioflow.core.errors import Closed, NotAuthenticated, ProtocolError, RemoteProtocolError
 from aioflow.network.connection import HANDSHAKE_TIMEOUT_S, WAITING_MAX, fresh_nonce
-from aioflow.network.security import check_listen, is_loopback
+from aioflow.network.security import is_loopback
 from aioflow.protocol.handshake import PeerRole, ServerHandshake, Side, direction_key
 from aioflow.spark.executor import ServiceAddress
 from aioflow.spark.frames import HEADER_BYTES, FrameKind, Hello, Sealer, encode_words, parse_header, parse_hello
 
 if TYPE_CHECKING:
     from aioflow.core.host import Host, Listener
+    from aioflow.spark.settings import Reach
 
 __all__ = ["Channel", "ChannelListener", "ChannelStream"]
 
@@ -51,11 +52,11 @@ class ChannelStream(Protocol):
 
 
 class ChannelListener:
-    """Listens at `address` until closed. `add` gives a stream its name, under which tasks find it."""
+    """Listens at the address of `reach` until closed. `add` gives a stream its name, under which tasks find it."""
 
-    def __init__(self, host: Host, address: str) -> None:
+    def __init__(self, host: Host, reach: Reach) -> None:
         self._host = host
-        self._address = address
+        self._reach = reach
         self._secret = bytes.fromhex(host.ids.new("spark secret") + host.ids.new("spark secret"))
         self._streams: dict[str, ChannelStream] = {}
         self._channels: dict[Channel, None] = {}
@@ -65,16 +66,18 @@ class ChannelListener:
         """Connections that did not prove themselves, or wanted what there is not."""
 
     async def open(self) -> None:
-        """Raises NotAuthenticated if others could read along at the address and nobody has allowed that."""
-        check_listen(self._host, self._address)
-        self._listener = await self._host.net.listen(lambda: Channel(self), self._address, 0)
+        """Raises NotAuthenticated if others could read along and nobody has allowed that, and for certificates that are none."""
+        reach = self._reach
+        reach.check()
+        ssl = None if reach.tls is None else reach.tls.load().server
+        self._listener = await self._host.net.listen(lambda: Channel(self), reach.address, 0, ssl=ssl)
 
     @property
     def where(self) -> ServiceAddress:
         """What a task must know."""
         if self._listener is None:
             raise Closed("nobody listens for the tasks of Spark: open() comes first")
-        return ServiceAddress(self._address, self._listener.port, self._secret)
+        return ServiceAddress(self._reach.address, self._listener.port, self._secret, self._reach.tls)
 
     def add(self, stream: ChannelStream) -> str:
         """Returns the name, which no other stream ever has."""
@@ -236,7 +239,7 @@ class Channel(asyncio.BufferedProtocol):
         done = self._handshake.done
         if done is None:
             return
-        if is_loopback(self._transport.get_extra_info("peername")):
+        if self._transport.get_extra_info("ssl_object") is not None or is_loopback(self._transport.get_extra_info("peername")):
             self._writes, self._reads = Sealer(), Sealer()
         else:
             key = done.session_key

@@ -12,6 +12,7 @@ import os
 import socket
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from ssl import SSLSocket
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -34,6 +35,8 @@ from aioflow.spark.frames import (
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from aioflow.network.security import TlsFiles
+
 __all__ = ["RESULT_SCHEMA", "PullRows", "PushRows", "ServiceAddress", "TaskChannel"]
 
 CONNECT_TIMEOUT_S = 30.0
@@ -53,6 +56,8 @@ class ServiceAddress:
     host: str
     port: int
     secret: bytes = field(repr=False)
+    tls: TlsFiles | None = None
+    """Files on the executor's machine."""
 
 
 class TaskChannel:
@@ -63,6 +68,8 @@ class TaskChannel:
         try:
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            if address.tls is not None:
+                self._socket = address.tls.load().client.wrap_socket(self._socket)
             self._writes, self._reads = self._prove(address.secret)
             # Until it is this attempt's turn, and until there is credit, that may be long.
             self._socket.settimeout(None)
@@ -184,7 +191,7 @@ class TaskChannel:
             if answer:
                 self._socket.sendall(answer)
         host = self._socket.getpeername()[0]
-        if host == "::1" or host.startswith("127."):
+        if host == "::1" or host.startswith("127.") or isinstance(self._socket, SSLSocket):
             return Sealer(), Sealer()
         key = handshake.done.session_key
         return Sealer(direction_key(key, Side.CLIENT)), Sealer(direction_key(key, Side.SERVER))

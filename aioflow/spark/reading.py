@@ -56,7 +56,7 @@ class FrameReading:
     def __init__(self, bridge: SparkBridge, host: Host, what: str | Callable[[Any], Any] | Any) -> None:
         self._bridge = bridge
         self._what = what
-        self._listener = ChannelListener(host, bridge.address)
+        self._listener = ChannelListener(host, bridge.reach)
         self._stream: InboundStream | None = None
         self._name = ""
         self._rdd: Any = None

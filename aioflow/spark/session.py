@@ -33,10 +33,11 @@ from aioflow.core.timeunits import to_seconds
 from aioflow.spark.calls import Call, CallThreads
 from aioflow.spark.failures import SparkError, SparkGone, translated
 from aioflow.spark.jvm import SparkProcess, gone
-from aioflow.spark.settings import check_master, standalone_masters
+from aioflow.spark.settings import Reach, check_master, standalone_masters
 
 if TYPE_CHECKING:
     from aioflow.core.host import Host
+    from aioflow.network.security import TlsFiles
 
 __all__ = ["ABANDON_AFTER_S", "CAPACITY", "SparkBridge", "check_bridge"]
 
@@ -75,15 +76,23 @@ class SparkBridge:
         app: str = "aioflow",
         config: Mapping[str, str] | None = None,
         capacity: int = CAPACITY,
+        tls: TlsFiles | None = None,
+        allow_plaintext: bool = False,
         host: Host | None = None,
     ) -> None:
-        """`config` goes over the defaults, which are quiet and on loopback. Raises SparkError for what is no master URL."""
+        """`config` goes over the defaults, which are quiet and on loopback. Raises SparkError for what is no master URL.
+
+        Rows from and to executors on other machines go over TLS, with files that lie at the same paths there, or in plain text if that
+        is allowed.
+        """
         check_master(master)
         if type(capacity) is not int or capacity < 1:
             raise ValueError(f"capacity is {capacity!r}, expected a number of calls of at least 1")
         self.master = master
         self._app = app
         self._config = dict(config or {})
+        self._tls = tls
+        self._allow_plaintext = allow_plaintext
         self._host: Host = SystemHost(close_timeout_s=CLOSE_TIMEOUT_S) if host is None else host
         self._owns_host = host is None
         self._threads = CallThreads(self._host, capacity, self._run, "aioflow-spark")
@@ -131,6 +140,11 @@ class SparkBridge:
         """Where Spark's tasks reach this process: the driver's address."""
         return "127.0.0.1" if self.master.startswith("local") else self._config.get("spark.driver.host", "127.0.0.1")
 
+    @property
+    def reach(self) -> Reach:
+        """That, and how it is kept from others' eyes."""
+        return Reach(self.address, self._tls, self._allow_plaintext)
+
     async def session(self) -> Any:
         """PySpark's SparkSession. Its methods block: use them in functions given to `call`."""
         return await self.call(self._current_session)
@@ -159,11 +173,13 @@ class SparkBridge:
         timeout_s = None if timeout is None else to_seconds(timeout)
         if self._closed:
             raise Closed("the Spark bridge is closed: call before leaving it")
-        await self._check_reachable()
         call = Call(fn, f"aioflow-{self._host.ids.new('spark call')}", apart=apart)
-        self._threads.submit(call)
+        submitted = False
         try:
             async with asyncio.timeout(timeout_s):
+                await self._check_reachable()
+                self._threads.submit(call)
+                submitted = True
                 result: T = await call.future
                 return result
         except TimeoutError as error:
@@ -171,7 +187,7 @@ class SparkBridge:
                 raise  # The function's own.
             raise TimeoutError(f"the Spark call {what} took longer than {timeout}, its jobs are cancelled") from error
         finally:
-            if not call.ended and (not call.future.done() or call.future.cancelled()):
+            if submitted and not call.ended and (not call.future.done() or call.future.cancelled()):
                 self._give_up(call)
 
     async def close(self) -> None:

@@ -8,11 +8,17 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from aioflow.core.errors import NotAuthenticated
 from aioflow.spark.failures import SparkError
 
-__all__ = ["check_master", "session_config", "standalone_masters"]
+if TYPE_CHECKING:
+    from aioflow.network.security import TlsFiles
+
+__all__ = ["Reach", "check_master", "session_config", "standalone_masters"]
 
 _MASTERS = re.compile(
     r"local|local\[(N|\*)\]|local\[(N|\*),\s*\d+\]|local-cluster\[N,\s*N,\s*N\]|spark://[^/,:]+:\d+(,[^/,:]+:\d+)*|yarn|k8s://.+".replace(
@@ -30,6 +36,26 @@ appender.c.target = SYSTEM_ERR
 appender.c.layout.type = PatternLayout
 appender.c.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex
 """
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """Where Spark's tasks reach this process, and what keeps others on the way from reading along."""
+
+    address: str
+    tls: TlsFiles | None = None
+    allow_plaintext: bool = False
+
+    def check(self) -> None:
+        """Raises NotAuthenticated if others could read along, and nobody has allowed that."""
+        from aioflow.network.security import is_loopback
+
+        if self.tls is None and not self.allow_plaintext and not is_loopback(self.address):
+            raise NotAuthenticated(
+                f"rows between executors on other machines and {self.address} would cross the network in plain text: give the bridge "
+                "tls=af.TlsFiles(...), whose files lie at the same paths there, or say that the network may be trusted with "
+                "allow_plaintext=True"
+            )
 
 
 def check_master(master: str) -> None:

@@ -7,18 +7,23 @@ import socket
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
 from aioflow.core.errors import Broken, NotAuthenticated, RemoteProtocolError, RestoreError
 from aioflow.core.host import SystemHost
+from aioflow.network.security import TlsFiles
 from aioflow.protocol.handshake import ClientHandshake, PeerRole
 from aioflow.spark.channels import ChannelListener
 from aioflow.spark.executor import ServiceAddress, TaskChannel
 from aioflow.spark.frames import FrameKind, Hello, Sealer, decode_words, encode_words, parse_header
 from aioflow.spark.inbound import WINDOW, Arrival, InboundStream, Progress
 from aioflow.spark.outbound import OutboundStream
+from aioflow.spark.settings import Reach
+from tests.network.certificates import Authority
 
 WITHIN_S = 60.0
 
@@ -32,11 +37,11 @@ def numbers(found: list[Arrival] | list[pa.RecordBatch]) -> list[int]:
 
 
 @asynccontextmanager
-async def listening() -> AsyncIterator[ChannelListener]:
+async def listening(tls: TlsFiles | None = None) -> AsyncIterator[ChannelListener]:
     host = SystemHost()
-    listener = ChannelListener(host, "127.0.0.1")
-    await listener.open()
+    listener = ChannelListener(host, Reach("127.0.0.1", tls))
     try:
+        await listener.open()
         yield listener
     finally:
         await listener.close()
@@ -408,6 +413,62 @@ async def test_what_fails_while_a_partition_is_made_fails_the_task_with_its_reas
 
 async def test_nobody_listens_off_loopback_in_plain_text_unasked() -> None:
     host = SystemHost()
-    with pytest.raises(NotAuthenticated, match="can be reached from other machines"):
-        await ChannelListener(host, "192.0.2.7").open()
+    with pytest.raises(NotAuthenticated, match=r"executors on other machines and 192\.0\.2\.7 would cross .* in plain text: give .*tls="):
+        await ChannelListener(host, Reach("192.0.2.7")).open()
     await host.close()
+
+
+async def test_rows_cross_over_tls_both_ways(tmp_path: Path) -> None:
+    async with listening(Authority(tmp_path).issue("service")) as listener:
+        inbound = InboundStream()
+        name = listener.add(inbound)
+        sent = asyncio.create_task(in_thread(lambda: push(listener.where, name, batches(20))))
+        assert numbers(await taken(inbound, 60)) == list(range(60))
+        assert await sent == 60
+        assert all(channel._transport.get_extra_info("cipher") for channel in listener._channels if channel._transport is not None)
+
+        async def give(partition: int) -> AsyncGenerator[pa.RecordBatch, None]:
+            for batch in batches(20):
+                yield batch
+
+        stream = OutboundStream(give)
+        name = listener.add(stream)
+
+        def pull() -> list[int]:
+            with TaskChannel(listener.where, Hello("pull", name, 0, 0)) as channel:
+                return numbers(list(channel.pull()))
+
+        assert await in_thread(pull) == list(range(60))
+        await stream.close()
+
+
+async def test_other_rows_than_before_are_an_error_over_tls_too(tmp_path: Path) -> None:
+    """The task closes its half at once, and reads what is on its way."""
+    async with listening(Authority(tmp_path).issue("service")) as listener:
+        stream = InboundStream({0: Progress(6, 1)})
+        name = listener.add(stream)
+
+        with pytest.raises(RuntimeError, match="does not give again the 6 rows"):
+            await in_thread(lambda: push(listener.where, name, batches(4)))
+        async with asyncio.timeout(WITHIN_S):
+            await stream.wait()
+        with pytest.raises(RestoreError, match="partition 0 of the DataFrame"):
+            stream.take()
+
+
+@pytest.mark.expects_asyncio_errors  # In debug mode it logs a handshake that fails.
+@pytest.mark.parametrize("has_certificate", [True, False], ids=["of another authority", "in plain text"])
+async def test_who_is_not_of_the_authority_is_not_let_in(tmp_path: Path, has_certificate: bool) -> None:
+    async with listening(Authority(tmp_path).issue("service")) as listener:
+        name = listener.add(InboundStream())
+        stranger = Authority(tmp_path, "stranger").issue("another") if has_certificate else None
+        where = replace(listener.where, tls=stranger)
+
+        with pytest.raises((OSError, Broken)):  # An error of TLS is an OSError.
+            await in_thread(lambda: push(where, name, batches(1)))
+
+
+async def test_what_is_no_certificate_is_named() -> None:
+    with pytest.raises(NotAuthenticated, match=r"TLS cannot use the authority /no/such\.pem: no such file"):
+        async with listening(TlsFiles(certificate="/no/such.crt", key="/no/such.key", authority="/no/such.pem")):
+            raise AssertionError("nobody listens")
