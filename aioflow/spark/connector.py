@@ -41,7 +41,17 @@ def spark(
     into: str | PathLike[str] | Callable[[Any, str], object],
     schema: str,
     spool: str | PathLike[str] | None = ...,
-    format: str = ...,
+    format: str | None = ...,
+    options: Mapping[str, str] | None = ...,
+) -> FrameSink: ...
+@overload
+def spark(
+    bridge: SparkBridge,
+    *,
+    table: str,
+    schema: str,
+    spool: str | PathLike[str],
+    format: str | None = ...,
     options: Mapping[str, str] | None = ...,
 ) -> FrameSink: ...
 def spark(
@@ -51,14 +61,15 @@ def spark(
     *,
     batches: bool = False,
     checkpoint: str | PathLike[str] | None = None,
-    trigger: str = "1s",
+    trigger: str | None = None,
     into: str | PathLike[str] | Callable[[Any, str], object] | None = None,
+    table: str | None = None,
     schema: str | None = None,
     spool: str | PathLike[str] | None = None,
-    format: str = "parquet",
+    format: str | None = None,
     options: Mapping[str, str] | None = None,
 ) -> FrameSource[Any] | StreamSource[Any] | FrameSink:
-    """The rows of `what` as a source, or a sink `into` files or a function that writes a DataFrame.
+    """The rows of `what` as a source; or a sink: `into` files or a function that writes a DataFrame, or to a `table`.
 
     `what`: a query, a function that is given the session and returns a DataFrame, or a DataFrame. A row is a dict, or a `type` of its
     columns (dataclass, NamedTuple, Struct); with `batches` the elements are Arrow's record batches. Each partition is a split. After a
@@ -66,42 +77,67 @@ def spark(
     order, which is checked.
 
     With `checkpoint`, a local directory that outlives the process, `what` is a streaming query: Spark keeps its offsets there, and its
-    batches until a checkpoint of the flow is behind them. `trigger` is how often Spark looks for more; "once" takes what is there and ends.
+    batches until a checkpoint of the flow is behind them. `trigger` is how often Spark looks for more (each second); "once" takes what is
+    there and ends.
 
-    `into`: a directory that gets part files of `format` with the `options` of Spark's writer, exactly once under checkpoints; or
-    `fn(frame, batch_id)`, called in a thread once a checkpoint, and after a crash perhaps again with the same `batch_id`. `schema` in
-    Spark's words: "station string, celsius double"; records have these fields, or are tuples in this order. `spool` is a directory of
-    this machine that keeps rows until Spark has written them; needed unless `into` is a local directory, which then has it.
+    `into`: a directory that gets part files of `format` ("parquet") with the `options` of Spark's writer, exactly once under checkpoints;
+    or `fn(frame, batch_id)`, called in a thread once a checkpoint, and after a crash perhaps again with the same `batch_id`. `table`: one
+    of Spark's catalog that is kept in files, exactly once too; made of `format` if it is not there. `schema` in Spark's words: "station
+    string, celsius double"; records have these fields, or are tuples in this order. `spool` is a directory of this machine that keeps
+    rows until Spark has written them; needed unless `into` is a local directory, which then has it.
     """
     from aioflow.spark.session import check_bridge
 
     check_bridge(bridge, "the first argument of spark(...)")
-    if (what is None) == (into is None):
-        raise GraphError("spark(...) got both what to read and into=, or neither: expected one of them")
-    if into is None:
+    if [what is None, into is None, table is None].count(False) != 1:
+        raise GraphError("spark(...) got both what to read and into= or table=, or two of them, or none: expected one of the three")
+    if what is not None:
+        _refuse("what is read", "into= or table=", schema=schema, spool=spool, format=format, options=options)
         _check_readable(what)
         if checkpoint is not None:
-            return _stream(bridge, what, type, batches, fspath(checkpoint), trigger)
+            return _stream(bridge, what, type, batches, fspath(checkpoint), "1s" if trigger is None else trigger)
+        if trigger is not None:
+            raise GraphError(
+                f"spark(...) got trigger={trigger!r} and no checkpoint=: a query with a trigger is a streaming one, and wants a local "
+                'directory that outlives the process, as checkpoint="/var/lib/app/spark"; a batch is read once'
+            )
         return _source(bridge, what, type, batches)
+    _refuse("a sink", "what is read", type=type, batches=batches or None, checkpoint=checkpoint, trigger=trigger)
+    return _sink(bridge, into, table, schema, None if spool is None else fspath(spool), format, dict(options or {}))
+
+
+def _refuse(who: str, whose: str, **given: Any) -> None:
+    for name, value in given.items():
+        if value is not None:
+            raise GraphError(f"spark(...) got {name}={value!r} for {who}, which has no use for it: it is for {whose}; leave it out")
+
+
+def _sink(
+    bridge: SparkBridge, into: Any, table: str | None, schema: str | None, spool: str | None, format: str | None, options: dict[str, str]
+) -> FrameSink:
     if schema is None:
         raise GraphError('spark(into=...) got no schema=, expected the columns in Spark\'s words: "station string, celsius double"')
     try:
         from aioflow.spark.sink import FrameSink
     except ModuleNotFoundError as error:
         raise _missing(error) from None
-    from aioflow.spark.targets import FileTarget, FunctionTarget
+    from aioflow.spark.targets import FileTarget, FunctionTarget, TableTarget
 
-    if callable(into):
-        if spool is None:
-            raise GraphError("spark(into=<function>) got no spool=, expected a local directory that keeps rows until they are written")
-        return FrameSink(bridge, FunctionTarget(into), schema, fspath(spool))
-    path = fspath(into).rstrip("/") or "/"
-    if spool is None:
+    target: FileTarget | FunctionTarget | TableTarget
+    if table is not None:
+        target, what = TableTarget(table, format, options), f"table={table!r}"
+    elif callable(into):
+        _refuse("a function, which writes as it likes", "files and tables", format=format, options=options or None)
+        target, what = FunctionTarget(into), "into=<function>"
+    else:
+        path = fspath(into).rstrip("/") or "/"
+        target, what = FileTarget(path, format or "parquet", options), f"into={path!r}"
         local = path.removeprefix("file://")
-        if "://" in local:
-            raise GraphError(f"spark(into={path!r}) got no spool=, expected a local directory that keeps rows until they are written")
-        spool = f"{local}/_aioflow/spool"
-    return FrameSink(bridge, FileTarget(path, format, dict(options or {})), schema, fspath(spool))
+        if spool is None and "://" not in local:
+            spool = f"{local}/_aioflow/spool"
+    if spool is None:
+        raise GraphError(f"spark({what}) got no spool=, expected a local directory that keeps rows until they are written")
+    return FrameSink(bridge, target, schema, spool)
 
 
 def _check_readable(what: object) -> None:

@@ -28,13 +28,12 @@ from aioflow.spark.executor import PullRows
 from aioflow.spark.failures import SparkError
 from aioflow.spark.outbound import OutboundStream
 from aioflow.spark.spool import Spool, Staged, StagedReader, staged_of
-from aioflow.spark.targets import FileTarget
 
 if TYPE_CHECKING:
     from aioflow.core.host import Host
     from aioflow.operators.operator import OperatorContext
     from aioflow.spark.session import SparkBridge
-    from aioflow.spark.targets import FunctionTarget
+    from aioflow.spark.targets import Target
 
 __all__ = ["FrameCommitter", "FrameSink", "FrameWriter", "ROLL_ROWS"]
 
@@ -43,9 +42,6 @@ BATCH_ROWS = 10_000
 
 ROLL_ROWS = 1_000_000
 """Without checkpoints, rows after which they are written."""
-
-UNKNOWN_FORMAT = "DATA_SOURCE_NOT_FOUND"
-"""Spark's name for that."""
 
 PARTITIONS_MAX = 8
 """Tasks, and so files, of one batch."""
@@ -57,7 +53,7 @@ class FrameSink:
     parallelism_max = 1
     stays_here = True
 
-    def __init__(self, bridge: SparkBridge, target: FileTarget | FunctionTarget, schema: str, spool: str) -> None:
+    def __init__(self, bridge: SparkBridge, target: Target, schema: str, spool: str) -> None:
         """`schema` in Spark's own words: "station string, celsius double"."""
         self.bridge = bridge
         self.target = target
@@ -65,7 +61,7 @@ class FrameSink:
         self.spool = spool
 
     def __repr__(self) -> str:
-        return f"spark(into={getattr(self.target, 'path', self.target)!r})"
+        return f"spark(into={self.target})"
 
     def writer(self, ctx: OperatorContext) -> FrameWriter:
         return FrameWriter(ctx, self)
@@ -74,21 +70,24 @@ class FrameSink:
         return FrameCommitter(self.bridge.host if ctx is None else ctx.host, self)
 
     async def arrow_schema(self) -> pa.Schema:
-        """Raises SparkError for what is no schema."""
+        """Raises SparkError for what is no schema, and what `Target.check` does for one that its target cannot take."""
         text = self.schema
+        session = await self.bridge.session()
 
-        def parse() -> pa.Schema:
+        def parse() -> tuple[Any, pa.Schema]:
             from pyspark.sql.pandas.types import to_arrow_schema
             from pyspark.sql.types import StructType
 
             pa.array([0])  # Loads pandas where it is there, which takes a second: here, not on the loop.
             struct: Any = StructType.fromDDL(text)
-            return to_arrow_schema(struct, timezone="UTC")
+            return struct, to_arrow_schema(struct, timezone="UTC")
 
         try:
-            return await self.bridge.call(parse)
+            struct, schema = await self.bridge.call(parse)
         except SparkError as error:
             raise SparkError(f"schema={text!r} of {self!r}: {error}", condition=error.condition, trace=error.trace) from None
+        await self.bridge.call(self.target.check, session, struct)
+        return schema
 
 
 class FrameWriter:
@@ -212,7 +211,7 @@ class FrameCommitter:
     async def _write(self, staged: Staged, reader: StagedReader) -> None:
         sink = self._sink
         session = await sink.bridge.session()
-        listener = ChannelListener(self._host, sink.bridge.address)
+        listener = ChannelListener(self._host, sink.bridge.reach)
         # By the batch alone, not by the cores of today: a commit that is repeated must make the same files.
         partitions = min(len(staged.lengths), PARTITIONS_MAX)
         stream = OutboundStream(partial(reader.batches, partitions=partitions))
@@ -226,16 +225,9 @@ class FrameCommitter:
 
             try:
                 await sink.bridge.call(write)
-            except SparkError as error:
+            except SparkError:
                 if stream.error is not None:
                     raise stream.error from None
-                if error.condition == UNKNOWN_FORMAT and isinstance(sink.target, FileTarget):
-                    raise SparkError(
-                        f"format={sink.target.format!r} of {sink!r} is none that this Spark knows, expected one like parquet, orc, json or "
-                        "csv, or one whose package is in the session's spark.jars.packages",
-                        condition=error.condition,
-                        trace=error.trace,
-                    ) from None
                 raise
         finally:
             await stream.close()

@@ -1,25 +1,44 @@
-"""Where a batch goes when it is committed: into a directory of files, or wherever a function of the user writes it.
+"""Where a batch goes when it is committed: a directory of files, a table of Spark's catalog, or wherever a function of the user writes it.
 
-Both may be asked for the same batch again, after a crash between their end and our knowing of it. Files have names that follow from the
-batch, so what is there already is not put there twice. A function gets the id of the batch, and has to see to it itself.
+All may be asked for the same batch again, after a crash between their end and our knowing of it. Files have names that follow from the
+batch, so what is there already is not put there twice; tables that Spark keeps in files get such files too. A function gets the id of the
+batch, and has to see to it itself.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
-from aioflow.spark.failures import SparkError
+from aioflow.spark.failures import SparkError, translated
 
-__all__ = ["FileTarget", "FunctionTarget"]
+__all__ = ["FileTarget", "FunctionTarget", "TableTarget", "Target"]
 
 STAGING = "_aioflow"
 """Readers pass over names that begin with an underscore."""
 
+WAY_OUT = "give a function as into=, which is called with the DataFrame and the id of the batch"
+
 _PART = re.compile(r"part-(\d+)-[0-9a-f-]{36}(?:[-.](c\d+))?(\..+)?")
 """Groups: partition, number within it, suffix. As Spark's file formats name what they write."""
+
+_UNKNOWN = ("DATA_SOURCE_NOT_FOUND", "TABLE_OR_VIEW_NOT_FOUND")
+"""Spark's names for a format and for a table that there is not."""
+
+_OF_FILES = ("datasources.FileFormat", "datasources.v2.FileDataSourceV2")
+"""The classes of formats that write part files, in org.apache.spark.sql.execution."""
+
+
+class Target(Protocol):
+    """All calls come in a thread of the bridge."""
+
+    def check(self, session: Any, schema: Any) -> None:
+        """Before the first row: raises SparkError if rows of this StructType can never be written."""
+
+    def write(self, session: Any, frame: Any, batch_id: str) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,26 +49,85 @@ class FileTarget:
     format: str = "parquet"
     options: Mapping[str, str] = field(default_factory=dict)
 
+    def __str__(self) -> str:
+        return repr(self.path)
+
+    def check(self, session: Any, schema: Any) -> None:
+        _check_format(session, self.format)
+
     def write(self, session: Any, frame: Any, batch_id: str) -> None:
-        """In a call. Files are written aside and then renamed one by one; names that exist are of an earlier try, whole, and stay."""
-        aside = f"{self.path}/{STAGING}/{batch_id}"
-        frame.write.format(self.format).options(**self.options).mode("overwrite").save(aside)
-        jvm = session._jvm
-        path_of = getattr(jvm, "org.apache.hadoop.fs.Path")
-        source = path_of(aside)
-        files = source.getFileSystem(session._jsc.hadoopConfiguration())
-        for status in files.listStatus(source):
-            name = str(status.getPath().getName())
-            if name.startswith(("_", ".")):
-                continue
-            match = _PART.fullmatch(name)
-            if match is None:
-                raise SparkError(f"format {self.format!r} has written {name!r}, expected part files: give a function as into= instead")
-            number = f"{match[1]}-{match[2]}" if match[2] else match[1]
-            target = path_of(f"{self.path}/part-{batch_id}-{number}{match[3] or ''}")
-            if not files.rename(status.getPath(), target) and not files.exists(target):
-                raise SparkError(f"{status.getPath().toString()} could not be renamed to {target.toString()}")
-        files.delete(source, True)
+        _add_files(session, frame.write.format(self.format).options(**self.options), self.path, batch_id)
+
+
+@dataclass(frozen=True, slots=True)
+class TableTarget:
+    """A table of Spark's own catalog whose rows are files. One that there is not is made, of `format` with `options`."""
+
+    name: str
+    format: str | None = None
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f"table {self.name!r}"
+
+    def check(self, session: Any, schema: Any) -> None:
+        forgets = session.conf.get("spark.sql.catalogImplementation") == "in-memory"
+        table = self._described(session)
+        if table is None:
+            if forgets:
+                raise self._forgotten("there is no such table")
+            _check_format(session, self.format or "parquet")
+            session.catalog.createTable(self.name, source=self.format or "parquet", schema=schema, **self.options)
+            table = self._described(session)
+            assert table is not None, "it was made just now"
+        provider = table.get("provider", "")
+        if forgets and table.get("type") == "MANAGED":
+            raise self._forgotten("it was made without a LOCATION")
+        if self.format is not None and provider.lower() != self.format.lower():
+            raise SparkError(f"format={self.format!r} is not that of {self}, which is there and has {provider!r}: leave format= out")
+        if table.get("type") not in ("MANAGED", "EXTERNAL") or not _is_of_files(session, provider):
+            raise SparkError(
+                f"{self} is a {table.get('type', 'table')} of {provider or 'no format'!r}, expected one that Spark keeps in part files "
+                f"(USING parquet, orc, json, csv): {WAY_OUT}"
+            )
+        if table.get("num_buckets"):
+            raise SparkError(f"{self} has buckets, which tell by the names of files what is in them: {WAY_OUT}")
+        has, gets = _columns(session.table(self.name).schema), _columns(schema)
+        if has != gets:
+            raise SparkError(f"schema= of {self} is {_shown(gets)}, and the table has {_shown(has)}: give those")
+
+    def write(self, session: Any, frame: Any, batch_id: str) -> None:
+        table = self._described(session)
+        if table is None:
+            raise SparkError(f"{self} was there when the flow began, and is not any more")
+        partitions = table.get("partition_columns") or []
+        # Formats without names in their files go by the order of the columns.
+        ordered = frame.select(*[f"`{name}`" for name in session.table(self.name).columns])
+        writer = ordered.write.format(table["provider"]).options(**_own_options(table))
+        _add_files(session, writer.partitionBy(*partitions) if partitions else writer, table["location"], batch_id)
+        if partitions:
+            session.catalog.recoverPartitions(self.name)
+        session.catalog.refreshTable(self.name)
+
+    def _described(self, session: Any) -> dict[str, Any] | None:
+        """What the catalog says; None if it does not know the table."""
+        try:
+            (row,) = session.sql(f"DESCRIBE TABLE EXTENDED {self.name} AS JSON").collect()
+        except Exception as error:
+            better = translated(error)
+            if isinstance(better, SparkError) and better.condition in _UNKNOWN:
+                return None
+            if isinstance(better, SparkError) and "AS_JSON" in better.condition:
+                raise SparkError(f"{self} is in a catalog that keeps its own books of what was written: {WAY_OUT}") from None
+            raise
+        described: dict[str, Any] = json.loads(row[0])
+        return described
+
+    def _forgotten(self, why: str) -> SparkError:
+        return SparkError(
+            f"{self} would be forgotten with this session ({why}): keep the catalog, config={{'spark.sql.catalogImplementation': 'hive', "
+            "'spark.sql.warehouse.dir': ...}, or make the table at each start, CREATE TABLE ... LOCATION, or give a directory as into="
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +136,75 @@ class FunctionTarget:
 
     function: Callable[[Any, str], object]
 
+    def __str__(self) -> str:
+        return repr(self.function)
+
+    def check(self, session: Any, schema: Any) -> None:
+        """Only the function knows."""
+
     def write(self, session: Any, frame: Any, batch_id: str) -> None:
-        """In a call."""
         self.function(frame, batch_id)
+
+
+def _add_files(session: Any, writer: Any, path: str, batch_id: str) -> None:
+    """Files are written aside and then renamed one by one; names that exist are of an earlier try, whole, and stay."""
+    aside = f"{path}/{STAGING}/{batch_id}"
+    writer.mode("overwrite").save(aside)
+    path_of = getattr(session._jvm, "org.apache.hadoop.fs.Path")
+    source = path_of(aside)
+    files = source.getFileSystem(session._jsc.hadoopConfiguration())
+    folders = [(source, path)]
+    while folders:
+        folder, goal = folders.pop()
+        for status in files.listStatus(folder):
+            name = str(status.getPath().getName())
+            if name.startswith(("_", ".")):
+                continue
+            if status.isDirectory():  # Of a partitioned table: <column>=<value>.
+                files.mkdirs(path_of(f"{goal}/{name}"))
+                folders.append((status.getPath(), f"{goal}/{name}"))
+                continue
+            match = _PART.fullmatch(name)
+            if match is None:
+                raise SparkError(f"Spark has written {name!r} into {aside}, expected part files: {WAY_OUT}")
+            number = f"{match[1]}-{match[2]}" if match[2] else match[1]
+            target = path_of(f"{goal}/part-{batch_id}-{number}{match[3] or ''}")
+            if not files.rename(status.getPath(), target) and not files.exists(target):
+                raise SparkError(f"{status.getPath().toString()} could not be renamed to {target.toString()}")
+    files.delete(source, True)
+
+
+def _check_format(session: Any, name: str) -> None:
+    """Raises SparkError for a format that writes no files: there nothing tells whether a batch was written before."""
+    if not _is_of_files(session, name):
+        raise SparkError(f"format={name!r} does not write part files, by whose names a batch is written once: {WAY_OUT}")
+
+
+def _is_of_files(session: Any, name: str) -> bool:
+    jvm = session._jvm
+    source = getattr(jvm, "org.apache.spark.sql.execution.datasources.DataSource")
+    try:
+        found = source.lookupDataSource(name, session._jsparkSession.sessionState().conf())
+    except Exception as error:
+        better = translated(error)
+        if isinstance(better, SparkError) and better.condition in _UNKNOWN:
+            raise SparkError(
+                f"format={name!r} is none that this Spark knows, expected one like parquet, orc, json or csv, or one whose package is in "
+                "the session's spark.jars.packages"
+            ) from None
+        raise
+    return any(jvm.java.lang.Class.forName(f"org.apache.spark.sql.execution.{base}").isAssignableFrom(found) for base in _OF_FILES)
+
+
+def _own_options(table: Mapping[str, Any]) -> dict[str, str]:
+    """With which a table was made, as with `OPTIONS (sep ';')`."""
+    return {str(name): str(value) for name, value in (table.get("storage_properties") or {}).items() if name != "serialization.format"}
+
+
+def _columns(schema: Any) -> dict[str, str]:
+    """Name and type of each, by name."""
+    return dict(sorted((one.name, one.dataType.simpleString()) for one in schema.fields))
+
+
+def _shown(columns: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {kind}" for name, kind in columns.items())

@@ -13,6 +13,7 @@ import pytest
 import aioflow as af
 from aioflow.api.queryable import StateReader
 from aioflow.cluster.restart import no_restart
+from aioflow.cluster.scheduler import SlotScheduler
 from aioflow.core.host import SystemHost
 from aioflow.graph.job_graph import build_job_graph
 from aioflow.spark.connector import spark as frames
@@ -35,6 +36,22 @@ async def test_workers_with_fewer_slots_than_the_flow_needs_are_refused_with_the
         "or leave slots= out, or workers=3, or a smaller parallelism=",
     ):
         await stream.collect(on=af.SparkWorkers("local[2]", workers=workers, slots=2))
+
+
+def test_slots_are_counted_as_they_will_be_asked_for() -> None:
+    """Beside a wide operator of the program narrow ones lie in places that they do not share."""
+    flow = af.Flow("mixed", parallelism=5)
+    numbers = flow.source(range(10), parallelism=1)
+    three = numbers.rebalance().map(lambda n: n + 1, parallelism=3)
+    three.rebalance().map(lambda n: n + 1, parallelism=2).rebalance().sink(print)
+    graph = build_job_graph(flow.graph, apart=True)
+    here = {vertex.id for vertex in graph.vertices if any(node.stays_here for node in vertex.nodes)}
+    assert sorted((vertex.id in here, vertex.parallelism) for vertex in graph.vertices) == [(False, 1), (False, 2), (False, 3), (True, 5)]
+    asked = SlotScheduler("job", graph)
+    wanted = {number for (vertex, _), number in asked._place_of.items() if vertex not in here}
+
+    assert len(wanted) == 4
+    assert af.SparkWorkers("local[2]", workers=1).slots_for(graph) == 4
 
 
 def test_as_many_slots_as_the_flow_needs_are_enough() -> None:
@@ -94,6 +111,24 @@ def test_what_cannot_be_read_is_named_where_it_is_given(more: dict[str, Any]) ->
 def test_a_trigger_that_is_no_length_of_time_is_named(tmp_path: Path, trigger: Any) -> None:
     with pytest.raises(af.GraphError, match=f"trigger is {trigger!r}.*, expected .* how often Spark looks for more, and 'once' takes"):
         frames(SparkBridge("local[2]"), QUERY, checkpoint=tmp_path, trigger=trigger)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"what": QUERY, "trigger": "5s"}, r"got trigger='5s' and no checkpoint=: a query with a trigger is a streaming one"),
+        ({"what": QUERY, "format": "csv"}, "got format='csv' for what is read, which has no use for it: it is for into= or table="),
+        ({"what": QUERY, "spool": "/s"}, "got spool='/s' for what is read"),
+        ({"into": "/out", "schema": SCHEMA, "trigger": "5s"}, "got trigger='5s' for a sink, which has no use for it"),
+        ({"into": "/out", "schema": SCHEMA, "batches": True}, "got batches=True for a sink"),
+        ({"into": print, "schema": SCHEMA, "spool": "/s", "format": "csv"}, "got format='csv' for a function, which writes as it likes"),
+        ({"table": "t", "schema": SCHEMA}, r"spark\(table='t'\) got no spool=, expected a local directory"),
+        ({"table": "t", "into": "/out", "schema": SCHEMA}, "or two of them"),
+    ],
+)
+def test_what_would_be_passed_over_is_refused(given: dict[str, Any], says: str) -> None:
+    with pytest.raises(af.GraphError, match=says):
+        frames(SparkBridge("local[2]"), **given)
 
 
 class Frame:

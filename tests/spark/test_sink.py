@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,6 +64,27 @@ async def test_records_are_rows_by_field_or_by_place(spark: SparkBridge, tmp_pat
     await flow.execute()
 
     assert await ids_in(spark, tmp_path / "out") == [1]
+
+
+@pytest.mark.parametrize("format", ["json", "orc"])
+async def test_what_was_written_in_another_format_is_read_in_it(spark: SparkBridge, tmp_path: Path, format: str) -> None:
+    flow = af.Flow("formats")
+    flow.source(items(0, 30)).sink(frames(spark, into=tmp_path / "out", schema=SCHEMA, format=format))
+    await flow.execute()
+
+    session = await spark.session()
+    rows = await spark.call(lambda: session.read.format(format).load(str(tmp_path / "out")).collect())
+    assert sorted((row.id, row.name) for row in rows) == [(one["id"], one["name"]) for one in items(0, 30)]
+
+
+@pytest.mark.parametrize("format", ["jdbc", "noop", "console"])
+async def test_a_format_that_writes_no_files_is_refused_before_any_row(spark: SparkBridge, tmp_path: Path, format: str) -> None:
+    """With the mode of a batch of files, JDBC would empty the table first."""
+    flow = af.Flow("formats")
+    flow.source(items(0, 1)).sink(frames(spark, into=tmp_path / "out", schema=SCHEMA, format=format))
+
+    with pytest.raises(SparkError, match=f"format='{format}' does not write part files.*: give a function as into="):
+        await flow.execute()
 
 
 async def test_other_formats_take_the_options_of_sparks_writer(spark: SparkBridge, tmp_path: Path) -> None:
@@ -235,7 +256,7 @@ async def test_a_format_that_spark_does_not_know_is_named(spark: SparkBridge, tm
     flow = af.Flow("format")
     flow.source(items(0, 1)).sink(frames(spark, into=tmp_path / "out", schema=SCHEMA, format="nosuch"))
 
-    with pytest.raises(SparkError, match=r"format='nosuch' of spark\(into=.* is none that this Spark knows, .*spark\.jars\.packages"):
+    with pytest.raises(SparkError, match=r"format='nosuch' is none that this Spark knows, .*spark\.jars\.packages"):
         await flow.execute()
 
 
@@ -258,5 +279,114 @@ async def test_what_is_missing_is_said_when_the_flow_is_built(spark: SparkBridge
         frames(spark, into=lambda frame, batch_id: None, schema=SCHEMA)
     with pytest.raises(GraphError, match="got no spool="):
         frames(spark, into="s3a://bucket/out", schema=SCHEMA)
-    with pytest.raises(GraphError, match="got both what to read and into=, or neither"):
+    with pytest.raises(GraphError, match="got both what to read and into= or table=, or two of them, or none"):
         frames(spark)
+
+
+# Tables.
+
+
+@pytest.fixture
+async def table(spark: SparkBridge, tmp_path: Path) -> AsyncIterator[Callable[[str], Awaitable[str]]]:
+    """Makes a table with the given columns and format, outside of the catalog's own place. It is gone with the test."""
+
+    async def make(text: str) -> str:
+        await spark.sql(f"CREATE TABLE kept ({text} LOCATION '{tmp_path}/kept'")
+        return "kept"
+
+    yield make
+    await spark.sql("DROP TABLE IF EXISTS kept")
+
+
+async def rows_of(spark: SparkBridge, query: str) -> list[tuple[Any, ...]]:
+    return sorted(tuple(row) for row in await spark.call((await spark.sql(query)).collect))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "id bigint, name string) USING parquet",
+        "id bigint, name string) USING json",
+        "name string, id bigint) USING csv OPTIONS (sep ';', header 'true')",
+        "id bigint, name string) USING parquet PARTITIONED BY (name)",
+        "name string, id bigint) USING csv PARTITIONED BY (name)",
+    ],
+)
+async def test_a_table_gets_each_row_once_however_often_a_commit_is_tried(
+    spark: SparkBridge, tmp_path: Path, table: Callable[[str], Awaitable[str]], text: str
+) -> None:
+    sink = frames(spark, table=await table(text), schema=SCHEMA, spool=tmp_path / "spool")
+    some = [{"id": i, "name": f"of {i % 3}"} for i in range(2 * BATCH_ROWS)]
+    async with writing(sink) as (writer, committer):
+        for number, part in enumerate((some[:BATCH_ROWS], some[BATCH_ROWS:]), start=1):
+            writer.write_batch(part, None)
+            prepared = await writer.prepare(number)
+            with pytest.raises(OSError, match="killed"):
+                await DiesAfterWriting(writer._ctx.host, sink).commit(prepared)
+            await committer.commit(prepared)
+
+    assert await rows_of(spark, "SELECT id, name FROM kept") == [(one["id"], one["name"]) for one in some]
+    assert await rows_of(spark, "SELECT count(*) FROM kept WHERE name = 'of 1'") == [(len(some) // 3 + 1,)]
+
+
+@pytest.mark.parametrize(
+    ("text", "given", "says"),
+    [
+        ("id bigint, text string) USING parquet", {}, "is id bigint, name string, and the table has id bigint, text string: give"),
+        ("id int, name string) USING parquet", {}, "and the table has id int, name string: give those"),
+        ("id bigint, name string) USING parquet", {"format": "csv"}, "format='csv' is not that of table 'kept', .* 'parquet'"),
+        ("id bigint, name string) USING parquet CLUSTERED BY (id) INTO 2 BUCKETS", {}, "table 'kept' has buckets, .* function as into="),
+    ],
+    ids=["name", "type", "format", "buckets"],
+)
+async def test_a_table_that_cannot_take_the_rows_is_refused_before_any(
+    spark: SparkBridge, tmp_path: Path, table: Callable[[str], Awaitable[str]], text: str, given: dict[str, Any], says: str
+) -> None:
+    flow = af.Flow("refused")
+    flow.source(items(0, 1)).sink(frames(spark, table=await table(text), schema=SCHEMA, spool=tmp_path / "spool", **given))
+
+    with pytest.raises(SparkError, match=says):
+        await flow.execute()
+
+
+async def test_a_table_that_would_be_forgotten_with_the_session_is_refused(spark: SparkBridge, tmp_path: Path) -> None:
+    sink = frames(spark, table="nowhere", schema=SCHEMA, spool=tmp_path / "spool")
+    flow = af.Flow("refused")
+    flow.source(items(0, 1)).sink(sink)
+    with pytest.raises(SparkError, match=r"table 'nowhere' would be forgotten with this session .* keep the catalog, config="):
+        await flow.execute()
+
+    await spark.sql("CREATE VIEW nowhere AS SELECT 1L AS id, 'a' AS name")
+    try:
+        with pytest.raises(SparkError, match=r"table 'nowhere' is a VIEW of .* expected one that Spark keeps in part files"):
+            await flow.execute()
+    finally:
+        await spark.sql("DROP VIEW nowhere")
+
+
+async def test_a_database_gets_each_row_once_by_the_id_of_the_batch(spark: SparkBridge, tmp_path: Path) -> None:
+    """As docs/spark.md has it: the id is written with the rows, all in one transaction."""
+    url = f"jdbc:derby:{tmp_path}/database;create=true"
+    session: Any = await spark.session()
+
+    def insert(frame: Any, batch_id: str) -> None:
+        from pyspark.sql.functions import col, lit
+
+        reader = frame.sparkSession.read
+        if not made or reader.jdbc(url, "items").where(col("batch") == batch_id).isEmpty():
+            frame.withColumn("batch", lit(batch_id)).coalesce(1).write.jdbc(url, "items", mode="append", properties=types)
+        made.append(batch_id)
+
+    made: list[str] = []
+    types = {"createTableColumnTypes": "name VARCHAR(100), batch VARCHAR(100)"}
+    sink = frames(spark, into=insert, schema=SCHEMA, spool=tmp_path / "spool")
+    async with writing(sink) as (writer, committer):
+        for number in (1, 2):
+            writer.write_batch(items(100 * number, 100 * number + 100), None)
+            prepared = await writer.prepare(number)
+            with pytest.raises(OSError, match="killed"):
+                await DiesAfterWriting(writer._ctx.host, sink).commit(prepared)
+            await committer.commit(prepared)
+
+    rows = await spark.call(lambda: session.read.jdbc(url, "items").select("id").collect())
+    assert sorted(row.id for row in rows) == list(range(100, 300))
