@@ -64,6 +64,11 @@ class Handover:
                 if f"{number}.arrow" in names or not content["lengths"]:
                     self.taken[int(number)] = Taken(int(number), content["schema"], content["lengths"])
         self.taken = dict(sorted(self.taken.items()))
+        for name in names:
+            number, _, kind = name.partition(".")
+            if kind == "aside" or (kind == "arrow" and int(number) not in self.taken):
+                # Left by a try that did not come to its end, or by one that did not come to delete it.
+                await self._fs.delete(self._path(name))
         if start is not None and start not in self.taken and start != self._newest + 1:
             what = "a later checkpoint was behind it" if start <= self._newest else "the directory was emptied"
             raise RestoreError(

@@ -13,6 +13,7 @@ Batches and the rows in them keep their order: it is one stream, one split.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import posixpath
 from collections.abc import Callable, Coroutine, Sequence
@@ -23,7 +24,7 @@ from aioflow.core.errors import Closed
 from aioflow.operators.source import Split
 from aioflow.spark.channels import ChannelListener
 from aioflow.spark.executor import RESULT_SCHEMA, PushRows
-from aioflow.spark.failures import SparkError
+from aioflow.spark.failures import SparkError, SparkGone
 from aioflow.spark.handover import Handover
 from aioflow.spark.inbound import InboundStream
 from aioflow.spark.reading import frame_of
@@ -81,7 +82,7 @@ class _StreamReader:
         self._ctx = ctx
         self._source = source
         self._handover = Handover(ctx.host, posixpath.join(source.checkpoint, "aioflow"))
-        self._listener = ChannelListener(ctx.host, source.bridge.address)
+        self._listener = ChannelListener(ctx.host, source.bridge.reach)
         self._loop = asyncio.get_running_loop()
         self._tasks: list[asyncio.Task[None]] = []
         self._asked: set[asyncio.Task[Any]] = set()
@@ -170,11 +171,20 @@ class _StreamReader:
         await self._handover.begin(number)
         stream = InboundStream()
         name = self._listener.add(stream)
-        draining = self._loop.create_task(self._drain(number, stream), name=f"spark-batch-{number}")
+        draining = self._loop.create_task(self._drain(number, stream, name), name=f"spark-batch-{number}")
         self._incoming = number, stream, name, draining
         return name
 
-    async def _drain(self, number: int, stream: InboundStream) -> None:
+    async def _drain(self, number: int, stream: InboundStream, name: str) -> None:
+        try:
+            await self._write_down(number, stream)
+        except Exception as error:  # Nobody gives credit any more: its tasks would wait for ever.
+            self._error = self._error or error
+            self._listener.remove(name)
+            await self._tell()
+            raise
+
+    async def _write_down(self, number: int, stream: InboundStream) -> None:
         while True:
             batches = []
             while (arrival := stream.take()) is not None:
@@ -318,8 +328,9 @@ class _StreamReader:
         await cancel_and_wait(list(self._asked))
         query, self._query = self._query, None
         try:
-            if query is not None:
-                await self._source.bridge.call(query.stop, timeout=STOP_TIMEOUT)
+            if query is not None and not self._ended:
+                with contextlib.suppress(SparkGone):  # It went with its Java.
+                    await self._source.bridge.call(query.stop, timeout=STOP_TIMEOUT)
         finally:
             await cancel_and_wait([task for task in self._tasks if not task.done()])
             await self._drop_incoming()

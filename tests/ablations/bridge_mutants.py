@@ -9,6 +9,7 @@ __all__ = ["BRIDGE_MUTANTS"]
 CHANNELS = "tests/spark/test_channels.py::"
 HANDOVER = "tests/spark/test_handover.py::"
 CALLS = "tests/spark/test_bridge_refusals.py::"
+FAULTS = "tests/spark/test_streaming_faults.py::"
 
 BRIDGE_MUTANTS: list[Mutant] = [
     Mutant(
@@ -59,8 +60,36 @@ BRIDGE_MUTANTS: list[Mutant] = [
     Mutant(
         "a call to Spark that does not return keeps its place",
         "aioflow/spark/calls.py",
-        "            self._live -= not call.apart\n            successor = self._waiting.popleft()",
-        "            successor = None if self._live else self._waiting.popleft()",
+        "                    successor = self._waiting.popleft()\n",
+        "                    pass\n",
         (f"{CALLS}test_a_call_that_is_given_up_makes_room_and_its_late_end_concerns_nobody",),
+    ),
+    Mutant(
+        "whoever waits for a place at Spark begins behind those that came later",
+        "aioflow/spark/calls.py",
+        "                    successor = self._waiting.popleft()\n",
+        "                    successor = self._waiting.pop()\n",
+        (f"{CALLS}test_the_place_of_a_call_that_is_given_up_goes_to_the_next_in_turn",),
+    ),
+    Mutant(
+        "a batch that a streaming query gives again is taken again",
+        "aioflow/spark/streaming.py",
+        "        if self._handover.knows(number):\n",
+        "        if self._handover.knows(number) and self._closing:\n",
+        (f"{FAULTS}test_each_row_is_taken_once_whatever_ends_around_a_batch",),
+    ),
+    Mutant(
+        "a batch of a streaming query goes before a checkpoint is behind it",
+        "aioflow/spark/streaming.py",
+        "        self._released[checkpoint_id] = self._position[0]\n",
+        "        self._released[checkpoint_id] = self._position[0] + 1\n",
+        (f"{FAULTS}test_each_row_is_taken_once_whatever_ends_how_often",),
+    ),
+    Mutant(
+        "a task of Spark waits for ever where its rows cannot be written down",
+        "aioflow/spark/streaming.py",
+        "            self._listener.remove(name)\n            await self._tell()\n            raise\n",
+        "            raise\n",
+        (f"{FAULTS}test_a_disk_that_is_full_fails_the_flow_and_holds_no_task_of_spark",),
     ),
 ]

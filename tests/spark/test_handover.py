@@ -60,6 +60,21 @@ async def test_sealed_batches_are_there_after_a_restart_and_unsealed_ones_are_no
     assert (await rows(await opened(host, tmp_path)))[2] == [5]
 
 
+async def test_what_an_end_in_the_middle_has_left_goes_with_the_next_start(host: Host, tmp_path: Path) -> None:
+    first = await opened(host, tmp_path)
+    for number in range(2):
+        await take(first, number, batch(number))
+    await first.begin(2)
+    await first.append(2, [batch(2)])
+    (tmp_path / "0000000002.aside").write_bytes(b"")
+    # As if it had ended between the mark and the rows of a batch that it let go.
+    (tmp_path / "0000000000.batch").unlink()
+
+    again = await opened(host, tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0000000001.arrow", "0000000001.batch"]
+    assert await rows(again) == {1: [1]}
+
+
 async def test_what_is_released_goes_and_the_newest_number_is_remembered(host: Host, tmp_path: Path) -> None:
     handover = await opened(host, tmp_path)
     for number in range(3):

@@ -1,0 +1,85 @@
+"""A streaming query as a source, each row once, wherever its query, a task of it or the flow ends. No Java here: the test plays Spark."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import aioflow as af
+from aioflow.spark.handover import Handover
+from tests.spark.fake_streaming import FAULTS, ROWS, FakeSpark, Log
+
+BATCHES = 8
+
+
+async def ids_through(spark: FakeSpark, tmp_path: Path, fails_at: list[int]) -> list[int]:
+    """What a flow has committed of the query that fails at these rows, once at each."""
+
+    def fails(row: dict[str, Any]) -> int:
+        if row["id"] in fails_at:
+            fails_at.remove(row["id"])
+            raise OSError("the flow fails")
+        return int(row["id"])
+
+    flow = af.Flow("numbers")
+    numbers = flow.source(spark.source(), uid="numbers").throttle(1000)
+    numbers.map(fails, uid="fails").sink(af.io.jsonl(tmp_path / "out"), uid="out")
+    async with asyncio.timeout(120):
+        await flow.execute(
+            checkpoints=(tmp_path / "store").as_uri(), every="10ms", restart=af.fixed_delay(attempts=50, delay="1ms")
+        )
+    files = sorted((tmp_path / "out").glob("part-*"))
+    return sorted(int(line) for path in files for line in path.read_text().splitlines())
+
+
+@pytest.mark.parametrize("number", [0, 3, BATCHES - 1])
+@pytest.mark.parametrize("fault", FAULTS)
+async def test_each_row_is_taken_once_whatever_ends_around_a_batch(
+    fault: str, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = Log(tmp_path / "spark", BATCHES, {number: fault})
+    with FakeSpark(log, monkeypatch) as spark:
+        assert await ids_through(spark, tmp_path, []) == list(range(BATCHES * ROWS))
+    assert log.faults == {}
+    assert log.given.count(number) == (2 if fault in ("after", "tasks") else 1)
+
+
+@pytest.mark.parametrize("seed", range(10))
+async def test_each_row_is_taken_once_whatever_ends_how_often(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chance = random.Random(seed)
+    faults = {number: chance.choice(FAULTS) for number in range(BATCHES) if chance.random() < 0.5}
+    fails_at = chance.sample(range(BATCHES * ROWS), 2)
+    log = Log(tmp_path / "spark", BATCHES, faults)
+    with FakeSpark(log, monkeypatch) as spark:
+        assert await ids_through(spark, tmp_path, fails_at) == list(range(BATCHES * ROWS))
+    assert log.faults == {} and fails_at == []
+
+
+async def test_what_was_let_go_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = Log(tmp_path / "spark", BATCHES, {2: "tasks", 5: "after"})
+    with FakeSpark(log, monkeypatch) as spark:
+        await ids_through(spark, tmp_path, [40])
+    assert len(list((tmp_path / "spark" / "aioflow").glob("*.arrow"))) <= BATCHES
+    assert not list((tmp_path / "spark" / "aioflow").glob("*.aside"))
+
+
+async def test_a_disk_that_is_full_fails_the_flow_and_holds_no_task_of_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    append = Handover.append
+    full = True
+
+    async def appended(handover: Handover, number: int, batches: Any) -> None:
+        nonlocal full
+        if number == 2 and full:
+            full = False
+            raise OSError(28, "No space left on device")
+        await append(handover, number, batches)
+
+    monkeypatch.setattr(Handover, "append", appended)
+    log = Log(tmp_path / "spark", BATCHES)
+    with FakeSpark(log, monkeypatch) as spark:
+        assert await ids_through(spark, tmp_path, []) == list(range(BATCHES * ROWS))
+    assert not full and log.given.count(2) == 2
