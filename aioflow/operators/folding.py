@@ -1,8 +1,8 @@
 """The bulk form of an aggregate: one generated loop that adds a batch of records to the accumulators of their keys.
 
 A running or windowed aggregate spends its time in "find the accumulator of this key, change it". Here that is one Python
-loop: parts of an `agg` change the slots of one list, expressions stand in the loop as source, functions are called from it.
-A record costs what its functions cost and some 60 ns.
+loop: parts of an `agg` change the slots of one list, expressions stand in the loop as source, and so do functions that only take a
+field or the like (`operators.inlining`); others are called from it. A record costs what its functions cost and some 60 ns.
 
 Accumulators are plain values that the codec carries. Ownership: `add` and `fold` may change the accumulator that is in the
 table; `merge(a, b)` may change `a`, never `b`; results never share what an accumulator holds.
@@ -27,6 +27,7 @@ from aioflow.core.expression_rows import (
 from aioflow.core.expression_source import Emitter, RowKind
 from aioflow.core.expressions import Expr, is_expression
 from aioflow.core.functions import AggregateFunction
+from aioflow.operators.inlining import body_of, call_again
 
 __all__ = ["FoldingAggregate", "LoopWriter", "Selector", "UserAggregate", "as_selector", "is_mergeable"]
 
@@ -86,7 +87,7 @@ class LoopWriter:
         if selector is None:
             return "value"
         if not is_expression(selector):
-            return f"{self.constant(selector)}(value)"
+            return self._called(selector)
         return self._guarded(selector, self._emitter.value, compile_row)
 
     def condition(self, selector: Selector) -> str:
@@ -96,6 +97,25 @@ class LoopWriter:
         self.reads_value = True
         return self._guarded(selector, self._emitter.condition, compile_predicate)
 
+    def _called(self, selector: Selector) -> str:
+        """What a function takes of the element: its body where that can stand here, else a call."""
+        function = self.constant(selector)
+        body = body_of(selector)
+        if body is None:
+            return f"{function}(value)"
+        if body.is_argument:
+            return "value"
+        result = self._new_name()
+        self.line(f"try: {result} = {body.over('value')}")
+        self.line(f"except Exception: {result} = {self.constant(call_again)}({function}, value)")
+        return result
+
+    def _new_name(self) -> str:
+        """A name that nothing else has."""
+        name = self.constant(None)
+        del self.names[name]
+        return name
+
     def _guarded(
         self, e: Expr[Any], emit: Callable[[Expr[Any]], str], slow: Callable[[Expr[Any]], Callable[[Any], Any]]
     ) -> str:
@@ -103,8 +123,7 @@ class LoopWriter:
         function = self.constant(slow(e))
         if self._kind is RowKind.ATTRIBUTES and shadowed(e):
             return f"{function}(value)"  # It looks at the class of each row.
-        result = self.constant(None)  # Only for a name that nothing else has.
-        del self.names[result]
+        result = self._new_name()
         # A try costs nothing until it fails.
         self.line("try:")
         self.line(f" {result} = {emit(e)}")

@@ -6,7 +6,9 @@ where times must follow their records, a loop is generated once and calls the us
     for v0 in values:
         v1 = f0(v0)
         if not f1(v1): continue
-        extend(f2(v1))
+        out.extend(f2(v1))
+
+A function that is an expression of its argument and nothing else stands in the loop itself (`operators.inlining`).
 
 A failing user function surfaces as itself. Which record it was follows from how far the iterator over the input got, and which step
 from the line of the generated loop, so the success path pays for neither. The first result of each function is looked at, for a
@@ -28,6 +30,7 @@ from aioflow.core.elements import RecordBatch
 from aioflow.core.errors import note_once
 from aioflow.core.expressions import is_expression
 from aioflow.core.functions import Function
+from aioflow.operators.inlining import Body, body_of, failure_of
 from aioflow.operators.operator import Operator
 from aioflow.operators.results import FirstResult
 from aioflow.operators.userfunction import UserFunction, describe_record
@@ -64,6 +67,8 @@ class StatelessOperator(Operator):
         self._contexts: list[OperatorContext] = []
         self._keeps_count = all(step.kind is StatelessKind.MAP for step in self.steps)
         self._firsts: list[FirstResult] = []
+        self._bodies: list[Body | None] = []
+        """What the loop computes itself, instead of calling the function."""
         self._unseen = 0
         """How many of the functions have given no result yet: what the loop was made for."""
         self._column_steps = _column_steps(self.steps)
@@ -152,22 +157,30 @@ class StatelessOperator(Operator):
         firsts = self._firsts
         self._unseen = sum(not first.seen for first in firsts)
         calls = [first.call if first.seen else first for first in firsts]
-        self._plain = _plain_loop(self.steps, calls)
+        self._bodies = bodies = [body_of(first.call) if first.seen else None for first in firsts]
+        self._plain = _plain_loop(self.steps, calls, bodies)
         if not self._keeps_count:
-            self._indexed = _generate(self.steps, calls, indexed=True)
+            self._indexed = _generate(self.steps, calls, bodies, indexed=True)
 
     def _name_culprit(self, error: BaseException, values: list[Any], index: int) -> BaseException:
         """The error with a note of whose it is; another one where it is the loop's own, about what a function gave it."""
         step = 0
         frame = error.__traceback__
         innermost = None
+        taken: Any = None
         while frame is not None:
             innermost = frame.tb_frame.f_code
             if innermost.co_filename == GENERATED:
-                step = frame.tb_frame.f_globals["step_of_line"].get(frame.tb_lineno, 0)
+                step, name = frame.tb_frame.f_globals["step_of_line"].get(frame.tb_lineno, (0, "v0"))
+                taken = frame.tb_frame.f_locals.get(name)
             frame = frame.tb_next
         context = self._contexts[step]
-        if (
+        of_function = error
+        if self._bodies[step] is not None and isinstance(error, Exception):
+            of_function = failure_of(self._functions[step].call, taken, error)
+        if of_function is not error:
+            error = of_function
+        elif (
             innermost is not None
             and innermost.co_filename in (GENERATED, __file__)
             and self.steps[step].kind is StatelessKind.FLAT_MAP
@@ -217,45 +230,58 @@ GENERATED = "<aioflow fused loop>"
 """File name of generated code in tracebacks."""
 
 
-def _plain_loop(steps: Sequence[StatelessStep], calls: list[Callable[[Any], Any]]) -> Callable[[Iterable[Any]], list[Any]]:
-    if len(steps) == 1:
+def _plain_loop(
+    steps: Sequence[StatelessStep], calls: list[Callable[[Any], Any]], bodies: list[Body | None]
+) -> Callable[[Iterable[Any]], list[Any]]:
+    if len(steps) == 1 and bodies[0] is None:
         call = calls[0]
         if steps[0].kind is StatelessKind.MAP:
             return lambda values: list(map(call, values))
         if steps[0].kind is StatelessKind.FILTER:
             return lambda values: list(filter(call, values))
         return lambda values: list(chain.from_iterable(map(call, values)))
-    return _generate(steps, calls, indexed=False)
+    return _generate(steps, calls, bodies, indexed=False)
 
 
-def _generate(steps: Sequence[StatelessStep], calls: list[Callable[[Any], Any]], *, indexed: bool) -> Callable[..., Any]:
-    """The fused loop over `steps`; with `indexed` it also returns, for each output, the index of the record that it stems from."""
+def _generate(
+    steps: Sequence[StatelessStep], calls: list[Callable[[Any], Any]], bodies: list[Body | None], *, indexed: bool
+) -> Callable[..., Any]:
+    """The fused loop over `steps`; with `indexed` it also returns, for each output, the index of the record that it stems from.
+
+    Of a step with a body the loop computes that, instead of calling its function.
+    """
     arguments = "".join(f", f{i}=f{i}" for i in range(len(calls)))
-    lines = [f"def run(values{arguments}):", "    out = []; extend = out.extend"]
-    step_of_line: dict[int, int] = {}
+    lines = [f"def run(values{arguments}):", "    out = []"]
+    step_of_line: dict[int, tuple[int, str]] = {}
     if indexed:
         lines += ["    origin = []", "    for i, v0 in enumerate(values):"]
     else:
         lines.append("    for v0 in values:")
+    # `out.append` is one instruction of the interpreter; through a bound name it is a call, and costs twice as much.
+    emit = "out.append({})" + ("; origin.append(i)" if indexed else "")
     depth, value = 2, "v0"
-    for number, step in enumerate(steps):
-        pad = "    " * depth
+    for number, (step, body) in enumerate(zip(steps, bodies, strict=True)):
+        pad, following = "    " * depth, f"v{number + 1}"
+        source = f"f{number}({value})" if body is None else body.over(value)
+        taken, is_last = value, number == len(steps) - 1
         if step.kind is StatelessKind.FILTER:
-            lines.append(f"{pad}if not f{number}({value}): continue")
+            lines.append(f"{pad}if not {source}: continue")
         elif step.kind is StatelessKind.MAP:
-            lines.append(f"{pad}v{number + 1} = f{number}({value})")
-            value = f"v{number + 1}"
-        elif number == len(steps) - 1 and not indexed:
-            lines.append(f"{pad}extend(f{number}({value}))")
+            lines.append(f"{pad}{following} = {source}")
+            value = following
+        elif is_last and body is not None and body.members is not None:
+            lines.append(pad + "; ".join(emit.format(member.over(value)) for member in body.members))
+            value = ""
+        elif is_last and not indexed:
+            lines.append(f"{pad}out.extend({source})")
             value = ""
         else:
-            lines.append(f"{pad}for v{number + 1} in f{number}({value}):")
-            value = f"v{number + 1}"
+            lines.append(f"{pad}for {following} in {source}:")
+            value = following
             depth += 1
-        step_of_line[len(lines)] = number
+        step_of_line[len(lines)] = (number, taken)
     if value:
-        # `out.append` is one instruction of the interpreter; through a bound name it is a call, and costs twice as much.
-        lines.append("    " * depth + f"out.append({value})" + ("; origin.append(i)" if indexed else ""))
+        lines.append("    " * depth + emit.format(value))
     lines.append("    return out, origin" if indexed else "    return out")
     namespace: dict[str, Any] = {f"f{i}": call for i, call in enumerate(calls)}
     namespace["step_of_line"] = step_of_line

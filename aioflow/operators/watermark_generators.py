@@ -13,6 +13,7 @@ from typing import Any, NoReturn, Protocol
 
 from aioflow.core.column_batch import NumberColumn
 from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK
+from aioflow.operators.inlining import as_getter, failure_of
 
 __all__ = [
     "BoundedGenerator",
@@ -54,12 +55,13 @@ class WatermarkGenerator(Protocol):
 class _Stamping:
     """What the generators share that read timestamps out of the records."""
 
-    __slots__ = ("_extract", "_on_columns", "current", "failed_at")
+    __slots__ = ("_extract", "_getter", "_on_columns", "current", "failed_at")
 
     def __init__(self, extract: Extractor | None) -> None:
         self.current = MIN_WATERMARK
         self.failed_at: int | None = None
         self._extract = extract
+        self._getter = None if extract is None else as_getter(extract)
         self._on_columns: Callable[[Any], NumberColumn | None] | None = None
 
     def _column_times(self, values: Any, timestamps: Any) -> NumberColumn | None:
@@ -77,15 +79,17 @@ class _Stamping:
 
     def _times(self, values: list[Any], timestamps: list[int] | None) -> list[int]:
         """The timestamps of `values`, checked. Two passes in C over the types cost less than meeting a float in a checkpoint."""
-        extract = self._extract
+        extract, getter = self._extract, self._getter
         if type(values) is not list and (column := self._column_times(values, timestamps)) is not None:
             return column  # type: ignore[return-value]  # It reads like a list.
-        if extract is not None:
+        if extract is not None and getter is not None:
             source = iter(values)
             try:
-                times: list[int] = list(map(extract, source))
-            except Exception:
+                times: list[int] = list(map(getter, source))
+            except Exception as error:
                 self.failed_at = len(values) - length_hint(source) - 1
+                if getter is not extract:
+                    raise failure_of(extract, values[self.failed_at], error) from None
                 raise
         elif timestamps is None:
             if values:

@@ -16,6 +16,7 @@ from aioflow.core.errors import note_once
 from aioflow.core.expressions import is_expression
 from aioflow.core.keygroups import SubtaskCache, canonical_key
 from aioflow.graph.stream_graph import Partitioning, ShipStrategy
+from aioflow.operators.inlining import Body, as_getter, body_of, failure_of
 from aioflow.operators.userfunction import UserFunction, describe_record
 
 if TYPE_CHECKING:
@@ -142,6 +143,8 @@ class _Keyed:
     ) -> None:
         """`expression` is what `key` was made from, for batches of columns; None: they are split as rows."""
         self._key = key
+        self._body = body = body_of(key)
+        self._keys_are_values = body is not None and body.is_argument
         self._place = place
         self._cache = SubtaskCache(consumers, max_parallelism)
         self._expression = expression
@@ -165,6 +168,8 @@ class _Keyed:
 
     def blame(self, error: Exception, value: Any) -> Exception:
         """The error to raise for `value`: names the operator; of an unhashable key it says what keys may be."""
+        if self._body is not None:
+            error = failure_of(self._key, value, error)
         if isinstance(error, TypeError) and "unhashable" in str(error):
             try:
                 canonical_key(self._key(value))
@@ -179,6 +184,7 @@ class _SingleKeyed(_Keyed):
 
     def __init__(self, key: Callable[[Any], Any], max_parallelism: int, place: str, expression: Expr[Any] | None = None) -> None:
         super().__init__(key, 1, max_parallelism, place, expression)
+        self._getter = as_getter(key)
 
     def split(self, batch: RecordBatch) -> list[tuple[int, RecordBatch]]:
         values = batch.values
@@ -186,7 +192,7 @@ class _SingleKeyed(_Keyed):
             return parts
         source = iter(values)
         try:
-            keys = list(map(self._key, source))
+            keys = values if self._keys_are_values and type(values) is list else list(map(self._getter, source))
             if len(keys) != len(values):
                 raise RuntimeError("the key function raised StopIteration, which is no failure it may use")
             types = list(map(type, keys))
@@ -210,7 +216,9 @@ class _Hash(_Keyed):
         super().__init__(key, consumers, max_parallelism, place, expression)
         self._consumers = consumers
         self._loops = {
-            (times, marks): _generate_loop(consumers, times=times, marks=marks) for times in (False, True) for marks in (False, True)
+            (times, marks): _generate_loop(consumers, self._body, times=times, marks=marks)
+            for times in (False, True)
+            for marks in (False, True)
         }
 
     def split(self, batch: RecordBatch) -> list[tuple[int, RecordBatch]]:
@@ -219,13 +227,13 @@ class _Hash(_Keyed):
             return parts
         consumers = range(self._consumers)
         v: list[list[Any]] = [[] for _ in consumers]
-        k: list[list[Any]] = [[] for _ in consumers]
+        k = v if self._keys_are_values else [[] for _ in consumers]
         t: list[list[int]] | None = None if timestamps is None else [[] for _ in consumers]
         w: list[list[int]] | None = None if watermarks is None else [[] for _ in consumers]
         source = iter(values)
         loop = self._loops[timestamps is not None, watermarks is not None]
         try:
-            loop(source, timestamps, watermarks, self._key, self._cache.__getitem__, v, k, t, w)
+            loop(source, timestamps, watermarks, self._key, self._cache, v, k, t, w)
         except Exception as error:  # noqa: BLE001  # Raised again, with the record named.
             raise self.blame(error, values[len(values) - length_hint(source) - 1]) from None
         return [
@@ -233,13 +241,14 @@ class _Hash(_Keyed):
         ]
 
 
-def _generate_loop(consumers: int, *, times: bool, marks: bool) -> Callable[..., None]:
+def _generate_loop(consumers: int, body: Body | None, *, times: bool, marks: bool) -> Callable[..., None]:
     """One pass: key, subtask, appends. With two consumers a branch beats indexing a list of lists.
 
-    `part.append(x)` is one instruction of the interpreter; a bound method would be a call, and cost twice as much.
+    `part.append(x)` is one instruction of the interpreter; a bound method would be a call, and cost twice as much, as does
+    `cache.__getitem__` for `cache[key]`. With a `body` the key is computed in the loop; where it is the record, there is no list of keys.
     """
-    columns = ["v", "k"] + (["t"] if times else []) + (["w"] if marks else [])
     items = {"v": "value", "k": "key", "t": "time", "w": "mark"}
+    columns = ["v"] + ([] if body is not None and body.is_argument else ["k"]) + (["t"] if times else []) + (["w"] if marks else [])
     sources = ["values"] + (["timestamps"] if times else []) + (["watermarks"] if marks else [])
     targets = ["value"] + (["time"] if times else []) + (["mark"] if marks else [])
     lines = ["def loop(values, timestamps, watermarks, key_of, subtask_of, v, k, t, w):"]
@@ -247,12 +256,15 @@ def _generate_loop(consumers: int, *, times: bool, marks: bool) -> Callable[...,
         lines += [f"    {column}0, {column}1 = {column}" for column in columns]
     joined = ", ".join(sources)
     lines.append(f"    for {', '.join(targets)} in {joined if len(sources) == 1 else f'zip({joined})'}:")
-    lines.append("        key = key_of(value)")
+    key = "value"
+    if "k" in columns:
+        lines.append(f"        key = {'key_of(value)' if body is None else body.over('value')}")
+        key = "key"
     if consumers == 2:
-        lines.append("        if subtask_of(key): " + "; ".join(f"{c}1.append({items[c]})" for c in columns))
+        lines.append(f"        if subtask_of[{key}]: " + "; ".join(f"{c}1.append({items[c]})" for c in columns))
         lines.append("        else: " + "; ".join(f"{c}0.append({items[c]})" for c in columns))
     else:
-        lines.append("        i = subtask_of(key)")
+        lines.append(f"        i = subtask_of[{key}]")
         lines.append("        " + "; ".join(f"{c}[i].append({items[c]})" for c in columns))
     namespace: dict[str, Any] = {}
     exec(compile("\n".join(lines), "<aioflow routing loop>", "exec"), namespace)

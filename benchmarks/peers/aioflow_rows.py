@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from pathlib import Path
 from time import monotonic
 from typing import Any, NamedTuple
@@ -118,7 +119,7 @@ def build(given: Arguments, directory: str) -> af.Flow:
     n, p = given.records, given.parallelism
     flow = af.Flow(given.workload, parallelism=p)
     late: Any = af.WatermarkStrategy.bounded_out_of_orderness
-    weight: Callable[[Any], Any] = lambda row: row[1]  # noqa: E731
+    weight: Callable[[Any], Any] = itemgetter(1)
     sink: type[MeteredSink] = MeteredSink
     made: Any
     match given.workload:
