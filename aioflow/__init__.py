@@ -35,7 +35,8 @@ _HOMES = {
         "LocalProtocolError MailboxClosed NotAuthenticated ProducerFailed ProtocolError RemoteError RemoteProtocolError RestoreError "
         "StateError TypeNotSupported"
     ),
-    "core.expressions": "Expr col lit when",
+    "core.expression_roots": "col lit when",
+    "core.expressions": "Expr",
     "core.functions": (
         "AggregateFunction BroadcastProcessFunction CheckpointedFunction CoProcessFunction Failed FilterFunction FlatMapFunction "
         "Function KeyedBroadcastProcessFunction KeyedCoProcessFunction KeyedProcessFunction MapFunction OutputTag ProcessContext "

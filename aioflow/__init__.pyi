@@ -41,10 +41,10 @@ from aioflow.core.errors import RemoteProtocolError as RemoteProtocolError
 from aioflow.core.errors import RestoreError as RestoreError
 from aioflow.core.errors import StateError as StateError
 from aioflow.core.errors import TypeNotSupported as TypeNotSupported
+from aioflow.core.expression_roots import col as col
+from aioflow.core.expression_roots import lit as lit
+from aioflow.core.expression_roots import when as when
 from aioflow.core.expressions import Expr as Expr
-from aioflow.core.expressions import col as col
-from aioflow.core.expressions import lit as lit
-from aioflow.core.expressions import when as when
 from aioflow.core.functions import AggregateFunction as AggregateFunction
 from aioflow.core.functions import BroadcastProcessFunction as BroadcastProcessFunction
 from aioflow.core.functions import CheckpointedFunction as CheckpointedFunction

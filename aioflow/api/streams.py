@@ -6,17 +6,18 @@ Functions are plain functions, expressions, or function classes. `def` runs inli
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from keyword import iskeyword
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Never, TypeVar, overload
 
 from aioflow.api.build import OperatorOptions, Upstream, add_operator, check_takes_two, fresh, make_operator
 from aioflow.core.errors import GraphError
 from aioflow.core.expression_rows import columns_to_function
-from aioflow.core.expressions import Column, Expr, column_names, is_expression
+from aioflow.core.expression_trees import column_names
+from aioflow.core.expressions import Column, Expr, is_expression
 from aioflow.core.functions import (
     FilterFunction,
     FlatMapFunction,
@@ -208,13 +209,14 @@ class DataStream(Generic[T]):
         """Any number of elements out for each element in. Options as for `map`."""
         return self._rows(StatelessKind.FLAT_MAP, fn, options)
 
-    def select(self, columns: dict[str, Any] | None = None, /, **named: Any) -> DataStream[dict[str, Any]]:
+    def select(self, columns: dict[str, Any] | None = None, /, *more: Never, **named: Any) -> DataStream[dict[str, Any]]:
         """Dict rows from expressions: `select(user=e.user, cents=(e.value * 100).round())` or `select({"any name": e.x})`.
 
         Of the operator are `name=`, `uid=` and `parallelism=` where they are no expressions: `select(name=e.name)` is a column.
         """
-        if columns is not None and not isinstance(columns, Mapping):
-            raise GraphError(f"select() needs a name for each column, got {columns!r}; write {_as_select(columns)}")
+        if more or (columns is not None and not isinstance(columns, Mapping)):
+            given = (columns, *more)
+            raise GraphError(f"select() needs a name for each column, got {', '.join(map(repr, given))}; write {_as_select(given)}")
         own = {option: named.pop(option) for option in OPERATOR_OPTIONS if option in named and not is_expression(named[option])}
         options = OperatorOptions(**own)
         wanted = {**(columns or {}), **named}
@@ -477,19 +479,17 @@ def _field_hint(given: Any) -> str:
     return f"; for the field write af.col({given!r})" if isinstance(given, (str, int)) else ""
 
 
-def _as_select(given: Any) -> str:
-    """A select of what was given without a name."""
-    if isinstance(given, Column):
-        (name,) = column_names(given)
-    elif is_expression(given):
-        return f"select(value={given!r})"
-    else:
-        name = given
-    if not isinstance(name, str):
+def _as_select(given: Sequence[Any]) -> str:
+    """A select of what was given without names."""
+    found = [column_names(one)[0] if isinstance(one, Column) else one for one in given]
+    if len(given) == 1 and is_expression(found[0]):
+        return f"select(value={found[0]!r})"
+    names = [name for name in found if isinstance(name, str)]
+    if len(names) < len(found):
         return "select(user=af.col.user)"
-    if name.isidentifier() and not iskeyword(name):
-        return f"select({name}=af.col.{name})"
-    return f"select({{{name!r}: af.col({name!r})}})"
+    if all(name.isidentifier() and not iskeyword(name) for name in names):
+        return f"select({', '.join(f'{name}=af.col.{name}' for name in names)})"
+    return f"select({{{', '.join(f'{name!r}: af.col({name!r})' for name in names)}}})"
 
 
 def _stateless(kind: StatelessKind, function: Any) -> Operator:

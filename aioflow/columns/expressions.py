@@ -20,13 +20,9 @@ from aioflow.columns.making import column_of, gather, nothing, repeat, scatter
 from aioflow.columns.numbers import cast_number, combine, compare, is_in, negate, number_of, round_number, time_part
 from aioflow.core import expressions as ex
 from aioflow.core.column_batch import CodedColumn, Column, ColumnBatch, NumberColumn
-from aioflow.core.errors import AioflowError
 from aioflow.core.expression_rows import compile_rows
 
 __all__ = ["ColumnExpression", "ColumnSelect", "NotOnColumns"]
-
-_FAILURES = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RecursionError, AioflowError)
-"""What an operation on a value raises: rows raise it again, with the record named."""
 
 
 class NotOnColumns(Exception):
@@ -46,7 +42,7 @@ class ColumnExpression:
         try:
             with np.errstate(all="ignore"):
                 found = self._visit(self.expression, batch)
-        except _FAILURES as error:
+        except Exception as error:  # Whatever values raise that are the application's own. Rows raise it again, with the record named.
             raise NotOnColumns(f"{self.expression!r}: {type(error).__name__}: {error}") from error
         return found if isinstance(found, Column) else repeat(found._value, len(batch))
 
@@ -99,7 +95,7 @@ class ColumnExpression:
         a, a_valid = _booleans(self._visit(e._left, batch), n)
         try:
             b, b_valid = _booleans(self._visit(e._right, batch), n)
-        except _FAILURES:
+        except Exception:  # It counts, and comes again, where the left side leaves the answer open.
             decided = (a == decisive) if a_valid is None else (a == decisive) & a_valid
             open_ = np.flatnonzero(~decided)
             if len(open_) == n:
@@ -178,9 +174,9 @@ class ColumnExpression:
         if count <= len(column):
             try:
                 found = column_of(compute(list(zip(entries, strict=True))))
-            except _FAILURES:
-                pass  # Perhaps of an entry that no row has.
-            else:
+            except Exception:  # noqa: BLE001  # Perhaps of an entry that no row has: of the others it comes again.
+                found = None
+            if found is not None:
                 self._entries[id(e)] = (entries, count, found)
                 return gather(found, column.codes)
         used = np.unique(column.codes[column.codes >= 0])

@@ -11,8 +11,9 @@ so a program of rows does not load it.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, overload
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     import numpy as np
@@ -31,13 +32,21 @@ class Column(Sequence[Any]):
 
     _items: list[Any] | None
 
+    @abstractmethod
     def take(self, indices: np.ndarray) -> Column:
         """The values at `indices`, in that order."""
-        raise NotImplementedError
 
+    @abstractmethod
     def part(self, which: slice) -> Column:
         """The values of a stretch."""
-        raise NotImplementedError
+
+    @abstractmethod
+    def _one(self, index: int) -> Any:
+        """One plain value, without making the others."""
+
+    @abstractmethod
+    def _make_list(self) -> list[Any]:
+        """All of them. What it gives is kept."""
 
     def to_list(self) -> list[Any]:
         """Plain Python values, made once; not to be changed."""
@@ -46,17 +55,8 @@ class Column(Sequence[Any]):
             items = self._items = self._make_list()
         return items
 
-    def _make_list(self) -> list[Any]:
-        raise NotImplementedError
-
-    @overload
-    def __getitem__(self, index: int) -> Any: ...
-    @overload
-    def __getitem__(self, index: slice) -> Any: ...
     def __getitem__(self, index: int | slice) -> Any:
-        if isinstance(index, slice):
-            return self.part(index)
-        return self.to_list()[index]
+        return self.part(index) if isinstance(index, slice) else self._one(index)
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.to_list())
@@ -88,13 +88,7 @@ class NumberColumn(Column):
     def part(self, which: slice) -> NumberColumn:
         return NumberColumn(self.values[which], None if self.valid is None else self.valid[which])
 
-    @overload
-    def __getitem__(self, index: int) -> Any: ...
-    @overload
-    def __getitem__(self, index: slice) -> Any: ...
-    def __getitem__(self, index: int | slice) -> Any:
-        if isinstance(index, slice):
-            return self.part(index)
+    def _one(self, index: int) -> Any:
         return self.values[index].item() if self.valid is None or self.valid[index] else None
 
     def _make_list(self) -> list[Any]:
@@ -126,13 +120,7 @@ class CodedColumn(Column):
     def part(self, which: slice) -> CodedColumn:
         return CodedColumn(self.codes[which], self.entries)
 
-    @overload
-    def __getitem__(self, index: int) -> Any: ...
-    @overload
-    def __getitem__(self, index: slice) -> Any: ...
-    def __getitem__(self, index: int | slice) -> Any:
-        if isinstance(index, slice):
-            return self.part(index)
+    def _one(self, index: int) -> Any:
         code = self.codes[index]
         return None if code < 0 else self.entries[code]
 
@@ -143,19 +131,26 @@ class CodedColumn(Column):
 class ObjectColumn(Column):
     """Values of any types, as they are."""
 
-    __slots__ = ()
+    __slots__ = ("items",)
 
     def __init__(self, items: list[Any]) -> None:
-        self._items = items
+        self.items = items
+        self._items = None
 
     def __len__(self) -> int:
-        return len(self.to_list())
+        return len(self.items)
 
     def take(self, indices: np.ndarray) -> ObjectColumn:
-        return ObjectColumn(list(map(self.to_list().__getitem__, indices.tolist())))
+        return ObjectColumn(list(map(self.items.__getitem__, indices.tolist())))
 
     def part(self, which: slice) -> ObjectColumn:
-        return ObjectColumn(self.to_list()[which])
+        return ObjectColumn(self.items[which])
+
+    def _one(self, index: int) -> Any:
+        return self.items[index]
+
+    def _make_list(self) -> list[Any]:
+        return self.items
 
 
 class ColumnBatch(Column):
@@ -188,13 +183,7 @@ class ColumnBatch(Column):
         length = len(range(*which.indices(self._length)))
         return ColumnBatch({name: column.part(which) for name, column in self.columns.items()}, length, self.make)
 
-    @overload
-    def __getitem__(self, index: int) -> Any: ...
-    @overload
-    def __getitem__(self, index: slice) -> Any: ...
-    def __getitem__(self, index: int | slice) -> Any:
-        if isinstance(index, slice):
-            return self.part(index)
+    def _one(self, index: int) -> Any:
         if self._items is not None:
             return self._items[index]
         return self._row([column[index] for column in self.columns.values()])

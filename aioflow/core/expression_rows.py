@@ -22,6 +22,7 @@ from typing import Any
 from aioflow.core import expressions as ex
 from aioflow.core.errors import GraphError
 from aioflow.core.expression_source import Emitter, RowKind
+from aioflow.core.expression_trees import column_names, walk
 from aioflow.core.expression_values import MissingFieldError, describe_row
 
 __all__ = [
@@ -131,7 +132,7 @@ def _map(one: Callable[[Any], Any]) -> Callable[[list[Any]], list[Any]]:
 
 def shadowed(*expressions: ex.Expr[Any]) -> bool:
     """Whether reading a column by attribute from a row of the wrong kind could give a method instead of failing."""
-    return any(name in _SHADOWED for name in ex.column_names(*expressions))
+    return any(name in _SHADOWED for name in column_names(*expressions))
 
 
 def _specialising(body: Callable[[Emitter], str], expressions: tuple[ex.Expr[Any], ...]) -> Callable[[Any], Any]:
@@ -190,10 +191,10 @@ def explain(row: Any, kind: RowKind, error: Exception, expressions: tuple[ex.Exp
     """Raises MissingFieldError if `row` lacks a field of the expressions; else returns, and `error` stands."""
     if isinstance(error, MissingFieldError):
         for expression in expressions:
-            if any(isinstance(e, ex.Field) for e in ex.walk(expression)):
+            if any(isinstance(e, ex.Field) for e in walk(expression)):
                 raise MissingFieldError(f"{error}; read by the expression {expression!r}") from None
     for expression in expressions:
-        for name in ex.column_names(expression):
+        for name in column_names(expression):
             try:
                 if kind is RowKind.MAPPING or isinstance(name, int):
                     row[name]

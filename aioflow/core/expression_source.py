@@ -18,6 +18,7 @@ from keyword import iskeyword
 from typing import Any
 
 from aioflow.core import expressions as ex
+from aioflow.core.expression_trees import is_boolean
 from aioflow.core.expression_values import DATE_PARTS, cast_value, power, read_field, truncate, truth
 
 __all__ = ["Emitter", "RowKind"]
@@ -133,7 +134,7 @@ class Emitter:
         for operand in operands:
             value = self._visit(operand, inner)
             source = value.source
-            if logical and not ex.is_boolean(operand):
+            if logical and not is_boolean(operand):
                 source = self._checked(source)
             operand_after = value.after
             guards += value.guards
@@ -204,7 +205,7 @@ class Emitter:
                 y, _, _ = self._truth(right, after)
                 return f"({x} or {y})", after, after
         value = self._visit(e, bound)
-        source = value.source if ex.is_boolean(e) else self._checked(value.source)
+        source = value.source if is_boolean(e) else self._checked(value.source)
         if value.guards:
             checks = " and ".join(f"{guard} is not None" for guard in value.guards)
             return f"({checks} and {source})", value.inner, value.after
@@ -272,7 +273,7 @@ class Emitter:
         return _Value(source, (), False, bound, bound)
 
     def _boolean(self, e: ex.Expr[Any], value: _Value) -> str:
-        return value.full if ex.is_boolean(e) else self._checked(value.full)
+        return value.full if is_boolean(e) else self._checked(value.full)
 
     def _checked(self, source: str) -> str:
         self.names["_truth"] = truth

@@ -16,20 +16,14 @@ What nodes hold is underscored: every other attribute is an operation, or an err
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeGuard, TypeVar
 
 __all__ = [
     "Expr",
-    "col",
-    "lit",
-    "when",
     "is_expression",
     "as_expression",
-    "walk",
-    "same_as",
-    "column_names",
-    "is_boolean",
+    "field_name",
     "Column",
     "Literal",
     "Field",
@@ -69,7 +63,7 @@ _NO_TRUTH = "an expression has no truth value: use & | ~ instead of and, or, not
 
 
 class Part:
-    """What is not yet an expression: a namespace without its method, a `when` without its `then`."""
+    """What is not yet an expression: `col` without a name, a namespace without its method, a `when` without its `then`."""
 
     __slots__ = ()
 
@@ -217,7 +211,7 @@ class Expr(Generic[T]):
 
     def __getitem__(self, name: Any) -> Expr[Any]:
         """A nested field: `e["user"]["id"]`; an int is a position in a list or tuple."""
-        return Field(self, _field_name(name))
+        return Field(self, field_name(name))
 
     @property
     def _children(self) -> tuple[Expr[Any], ...]:
@@ -416,46 +410,6 @@ class When(Part):
         return Then((*self._branches, (self._condition, as_expression(value))), Literal(None))
 
 
-class _Columns:
-    """`col`: `col.price`, `col("any name")`, `col["user"]["id"]`, and `col[0]` for elements that are tuples."""
-
-    __slots__ = ()
-
-    def __call__(self, name: str | int) -> Expr[Any]:
-        return Column(_field_name(name))
-
-    def __getitem__(self, name: str | int) -> Expr[Any]:
-        return Column(_field_name(name))
-
-    def __getattr__(self, name: str) -> Expr[Any]:
-        if name.startswith("__") and name.endswith("__"):
-            raise AttributeError(name)  # Copying and introspection ask for these; col("__name__") still reads such a field.
-        return Column(name)
-
-    def __repr__(self) -> str:
-        return "col"
-
-    def __reduce__(self) -> str:
-        return "col"
-
-    def __iter__(self) -> Iterator[Any]:
-        raise TypeError("col cannot be iterated: name a field, col.price or col('any name')")
-
-
-col = _Columns()
-"""Names a field of the element: `col.price`, `col("any name")`."""
-
-
-def lit(value: Any) -> Expr[Any]:
-    """A constant. Needed only where no other operand is an expression."""
-    return as_expression(value)
-
-
-def when(condition: Any) -> When:
-    """`when(c).then(a).when(d).then(b).otherwise(e)`. A condition that is None is not true."""
-    return When(as_expression(condition))
-
-
 def is_expression(x: object) -> TypeGuard[Expr[Any]]:
     """Whether `x` is an expression. Decided by its type, never by looking into a function."""
     return isinstance(x, Expr)
@@ -465,67 +419,15 @@ def as_expression(value: Any) -> Expr[Any]:
     """`value` itself if it is an expression, else a constant."""
     if isinstance(value, Expr):
         return value
-    if isinstance(value, (Part, _Columns)):
+    if isinstance(value, Part):
         raise TypeError(f"{value!r} is half an expression: name a column, a method, or add .then(...)")
     if callable(value) and not isinstance(value, type):
         raise TypeError(f"a function ({value!r}) cannot stand inside an expression; use map for it")
     return Literal(value)
 
 
-def walk(expression: Expr[Any]) -> Iterator[Expr[Any]]:
-    """The expression and everything in it, parents first."""
-    yield expression
-    for child in expression._children:
-        yield from walk(child)
-
-
-def same_as(a: Expr[Any], b: object) -> bool:
-    """Structural equality: same nodes, same literals of the same types. (`==` builds an expression.)"""
-    if type(a) is not type(b):
-        return False
-    return all(_same(getattr(a, f.name), getattr(b, f.name)) for f in fields(a))  # type: ignore[arg-type]
-
-
-def column_names(*expressions: Expr[Any]) -> tuple[str | int, ...]:
-    """The fields of the element that the expressions read, each once, in the order of first use."""
-    return tuple(dict.fromkeys(e._name for x in expressions for e in walk(x) if isinstance(e, Column)))
-
-
-def is_boolean(expression: Expr[Any]) -> bool:
-    """Whether it can only give True, False or None. A bare column may hold anything."""
-    match expression:
-        case Binary(_operator=operator):
-            return operator in COMPARISONS or operator in LOGICAL
-        case Unary(_operator=operator):
-            return operator == "~"
-        case IsNull() | IsIn():
-            return True
-        case Cast(_to=to):
-            return to is bool
-        case Literal(_value=value):
-            return value is None or isinstance(value, bool)
-        case Call(_name=name):
-            return name in BOOLEAN_CALLS
-        case FillNull(_operand=operand, _value=value):
-            return is_boolean(operand) and is_boolean(value)
-        case Case(_branches=branches, _default=default):
-            return all(is_boolean(value) for _, value in branches) and is_boolean(default)
-    return False
-
-
-def _field_name(name: Any) -> str | int:
+def field_name(name: Any) -> str | int:
+    """`name` if it can name a field. Raises TypeError."""
     if isinstance(name, bool) or not isinstance(name, (str, int)):
         raise TypeError(f"a field is named by a str, or by an int position, not by {type(name).__name__}: {name!r}")
     return name
-
-
-def _same(a: Any, b: Any) -> bool:
-    if isinstance(a, Expr):
-        return same_as(a, b)
-    if type(a) is not type(b):
-        return False
-    if isinstance(a, tuple):
-        return len(a) == len(b) and all(map(_same, a, b))
-    if isinstance(a, float):
-        return repr(a) == repr(b)  # Tells 0.0 from -0.0, and NaN is the same literal as NaN.
-    return bool(a == b)

@@ -219,6 +219,21 @@ def test_a_column_without_a_name_is_refused_with_what_to_write(given: Any, remed
         numbers().select(given)
 
 
+@pytest.mark.parametrize(
+    ("given", "remedy"),
+    [
+        (("user", "value"), "select(user=af.col.user, value=af.col.value)"),
+        ((af.col.user, "value"), "select(user=af.col.user, value=af.col.value)"),
+        (("user", "unit price"), "select({'user': af.col('user'), 'unit price': af.col('unit price')})"),
+        ((af.col.n, af.col.n + 1), "select(user=af.col.user)"),
+        (({"n": af.col.n}, "user"), "select(user=af.col.user)"),
+    ],
+)
+def test_several_columns_without_names_are_refused_with_what_to_write(given: Any, remedy: str) -> None:
+    with pytest.raises(af.GraphError, match=rf"^select\(\) needs a name for each column, got .*; write {re.escape(remedy)}$"):
+        numbers().select(*given)
+
+
 def test_a_name_in_the_place_of_a_function_is_refused_with_the_expression() -> None:
     with pytest.raises(af.GraphError, match=r"key_by needs .*, got str: 'n'; for the field write af\.col\('n'\)$"):
         numbers().key_by("n")

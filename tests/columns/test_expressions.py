@@ -6,6 +6,7 @@ import math
 import operator
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,8 +14,9 @@ from hypothesis import strategies as st
 from aioflow.columns.expressions import ColumnExpression, ColumnSelect, NotOnColumns
 from aioflow.columns.making import column_of
 from aioflow.core.column_batch import CodedColumn, ColumnBatch, NumberColumn, ObjectColumn
+from aioflow.core.expression_roots import col, lit, when
 from aioflow.core.expression_rows import compile_filter, compile_rows
-from aioflow.core.expressions import Expr, col, lit, when
+from aioflow.core.expressions import Expr
 from tests.columns.batches import batch_of_rows
 from tests.core.expression_cases import CASES, ExpressionCase
 
@@ -168,6 +170,34 @@ def test_entry_that_no_row_has_may_fail() -> None:
     assert ColumnExpression(col.s.cast(int))(batch).to_list() == [1, 2, 1, 2]
     with pytest.raises(NotOnColumns):
         ColumnExpression(col.s.cast(int))(ColumnBatch({"s": column}, 3))
+
+
+class Refusal(Exception):
+    """Of a kind that no operation of Python raises."""
+
+
+class Fussy:
+    """A value of the application's own, which may not like what it meets."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __add__(self, other: int) -> int:
+        if self.number < 0:
+            raise Refusal(f"{self.number} is negative")
+        return self.number + other
+
+
+def test_whatever_a_value_raises_is_left_to_rows_which_name_the_record() -> None:
+    fussy = [Fussy(1), Fussy(-2)]
+    batch = ColumnBatch({"f": ObjectColumn(fussy)}, 2)
+    with pytest.raises(NotOnColumns, match="Refusal: -2 is negative"):
+        ColumnExpression(col.f + 1)(batch)
+    assert ColumnExpression(col.f + 1)(batch.part(slice(0, 1))).to_list() == [2]
+    guarded = batch_of_rows([{"n": 1}, {"n": -2}]).columns | {"f": ObjectColumn(fussy)}
+    assert ColumnExpression((col.n < 0) | (col.f + 1 > 1))(ColumnBatch(guarded, 2)).to_list() == [True, True]
+    coded = ColumnBatch({"f": CodedColumn(np.array([0, 0, 0], np.int32), fussy)}, 3)
+    assert ColumnExpression(col.f + 1)(coded).to_list() == [2, 2, 2]
 
 
 def test_a_branch_is_computed_for_the_rows_that_take_it_alone() -> None:

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
-from aioflow.core.expressions import Expr, col, lit, when
+from aioflow.core.expression_roots import col, lit, when
+from aioflow.core.expressions import Expr
 
 __all__ = ["CASES", "ExpressionCase"]
 

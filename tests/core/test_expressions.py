@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aioflow.core.errors import AioflowError, GraphError
+from aioflow.core.expression_roots import col, lit, when
 from aioflow.core.expression_rows import (
     columns_to_function,
     columns_to_rows,
@@ -24,8 +25,9 @@ from aioflow.core.expression_rows import (
     compile_row,
     compile_rows,
 )
+from aioflow.core.expression_trees import column_names, same_as, walk
 from aioflow.core.expression_values import MissingFieldError
-from aioflow.core.expressions import Binary, Column, Expr, Literal, col, column_names, is_expression, lit, same_as, walk, when
+from aioflow.core.expressions import Binary, Column, Expr, Literal, is_expression
 from tests.core.expression_cases import CASES, ExpressionCase
 
 

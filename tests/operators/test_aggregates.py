@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aioflow.core.errors import GraphError
+from aioflow.core.expression_roots import col
 from aioflow.core.expression_values import MissingFieldError
-from aioflow.core.expressions import col
 from aioflow.core.functions import AggregateFunction
 from aioflow.operators import aggregates as af
 from aioflow.operators.folding import FoldingAggregate, is_mergeable

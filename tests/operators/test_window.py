@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK, RecordBatch, empty_batch
 from aioflow.core.errors import StateError
-from aioflow.core.expressions import col
+from aioflow.core.expression_roots import col
 from aioflow.core.functions import (
     AggregateFunction,
     OutputTag,

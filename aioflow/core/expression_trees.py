@@ -1,0 +1,79 @@
+"""Questions about expressions: what is in a tree, whether two are the same, which fields it reads, whether it can only give a bool."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields
+from typing import Any
+
+from aioflow.core.expressions import (
+    BOOLEAN_CALLS,
+    COMPARISONS,
+    LOGICAL,
+    Binary,
+    Call,
+    Case,
+    Cast,
+    Column,
+    Expr,
+    FillNull,
+    IsIn,
+    IsNull,
+    Literal,
+    Unary,
+)
+
+__all__ = ["column_names", "is_boolean", "same_as", "walk"]
+
+
+def walk(expression: Expr[Any]) -> Iterator[Expr[Any]]:
+    """The expression and everything in it, parents first."""
+    yield expression
+    for child in expression._children:
+        yield from walk(child)
+
+
+def same_as(a: Expr[Any], b: object) -> bool:
+    """Structural equality: same nodes, same literals of the same types. (`==` builds an expression.)"""
+    if type(a) is not type(b):
+        return False
+    return all(_same(getattr(a, f.name), getattr(b, f.name)) for f in fields(a))  # type: ignore[arg-type]
+
+
+def column_names(*expressions: Expr[Any]) -> tuple[str | int, ...]:
+    """The fields of the element that the expressions read, each once, in the order of first use."""
+    return tuple(dict.fromkeys(e._name for x in expressions for e in walk(x) if isinstance(e, Column)))
+
+
+def is_boolean(expression: Expr[Any]) -> bool:
+    """Whether it can only give True, False or None. A bare column may hold anything."""
+    match expression:
+        case Binary(_operator=operator):
+            return operator in COMPARISONS or operator in LOGICAL
+        case Unary(_operator=operator):
+            return operator == "~"
+        case IsNull() | IsIn():
+            return True
+        case Cast(_to=to):
+            return to is bool
+        case Literal(_value=value):
+            return value is None or isinstance(value, bool)
+        case Call(_name=name):
+            return name in BOOLEAN_CALLS
+        case FillNull(_operand=operand, _value=value):
+            return is_boolean(operand) and is_boolean(value)
+        case Case(_branches=branches, _default=default):
+            return all(is_boolean(value) for _, value in branches) and is_boolean(default)
+    return False
+
+
+def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, Expr):
+        return same_as(a, b)
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, tuple):
+        return len(a) == len(b) and all(map(_same, a, b))
+    if isinstance(a, float):
+        return repr(a) == repr(b)  # Tells 0.0 from -0.0, and NaN is the same literal as NaN.
+    return bool(a == b)
