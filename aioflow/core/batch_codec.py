@@ -187,9 +187,12 @@ def _decode_columns(view: memoryview, flags: int, watermark: int, codec: Codec) 
         field = _unpack_field(section)
     values = decode_column(view[at:], codec)
     if flags & _KEYS_ARE_FIELD:
-        if not isinstance(values, ColumnBatch) or field not in values.columns:
+        if isinstance(values, ObjectColumn):
+            found[_KEYS] = _keys_of_field(values.to_list(), field, codec)  # Of a class that has changed since.
+        elif not isinstance(values, ColumnBatch) or field not in values.columns:
             raise ValueError(f"its keys are field {field!r}, which the values do not have")
-        found[_KEYS] = values.columns[field]
+        else:
+            found[_KEYS] = values.columns[field]
     if any(len(column) != len(values) for column in found.values()):
         raise ValueError("its columns differ in length")
     return RecordBatch(_as_items(values), found.get(_TIMESTAMPS), found.get(_KEYS), found.get(_WATERMARKS), watermark)

@@ -1,10 +1,11 @@
 """A batch of columns as bytes: msgpack of the shape of its columns, in which arrays of numbers are their bytes.
 
     [kind, ...]   0 numbers: dtype, values, bytes of validity or nil     1 coded: codes (int32), entries as a batch of the codec
-                  2 objects: a batch of the codec                        3 records: length, names, columns, whether they are window results
+                  2 objects: a batch of the codec                        3 records: length, names, columns, and of what kind
 
-What is decoded is checked like every frame: lengths must agree, codes must have entries, and only the three dtypes are known.
-Records that `make` builds of another kind go as objects.
+The kind of records is False for dicts and tuples, True for window results, and else the name of their class, if that is no more than its
+fields; others go as objects. What is decoded is checked like every frame: lengths must agree, codes must have entries, and only the three
+dtypes are known.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import msgspec
 
 from aioflow.core.column_batch import CodedColumn, Column, ColumnBatch, NumberColumn, ObjectColumn
 from aioflow.core.functions import WindowResult
+from aioflow.core.record_types import is_made_by_position
 
 if TYPE_CHECKING:
     from aioflow.core.serializers import Codec
@@ -64,10 +66,21 @@ def _shape(column: Column, codec: Codec, owner: str) -> list[Any]:
                 place[kept] = np.arange(len(kept))
                 codes, entries = place[codes], [entries[code] for code in kept.tolist()]
         return [_CODED, codes.tobytes(), codec.encode_batch(entries, owner=owner)]
-    if isinstance(column, ColumnBatch) and (column.make is None or column.make is WindowResult):
+    if isinstance(column, ColumnBatch) and (kind := _kind(column, codec)) is not None:
         shapes = [_shape(one, codec, owner) for one in column.columns.values()]
-        return [_RECORDS, len(column), list(column.columns), shapes, column.make is WindowResult]
+        return [_RECORDS, len(column), list(column.columns), shapes, kind]
     return [_OBJECTS, codec.encode_batch(column.to_list(), owner=owner)]
+
+
+def _kind(batch: ColumnBatch, codec: Codec) -> bool | str | None:
+    """What tells which rows the columns are of; None if columns cannot."""
+    make = batch.make
+    if make is None or make is WindowResult:
+        return make is not None
+    names = tuple(batch.columns)
+    if isinstance(make, type) and names and codec.fields_of(make) == names and is_made_by_position(make, names):
+        return codec.name_of(make)
+    return None
 
 
 def _column(shape: Any, codec: Codec, depth: int) -> Column:
@@ -93,7 +106,7 @@ def _column(shape: Any, codec: Codec, depth: int) -> Column:
             return CodedColumn(codes, entries)
         case [2, bytes(packed)]:
             return ObjectColumn(list(codec.decode_batch(packed)))
-        case [3, int(length), list(names), list(shapes), bool(is_result)] if length >= 0 and len(names) == len(shapes):
+        case [3, int(length), list(names), list(shapes), bool() | str() as kind] if length >= 0 and len(names) == len(shapes):
             if not all(type(name) is str or type(name) is int for name in names) or len(set(names)) < len(names):
                 raise ValueError("the columns of a batch have no names of their own")
             columns = {name: _column(one, codec, depth + 1) for name, one in zip(names, shapes, strict=True)}
@@ -101,7 +114,24 @@ def _column(shape: Any, codec: Codec, depth: int) -> Column:
                 raise ValueError(f"{length} records without a column")
             if any(len(column) != length for column in columns.values()):
                 raise ValueError("the columns of a batch differ in length")
-            if is_result and len(columns) != len(WindowResult._fields):
+            if kind is True and len(columns) != len(WindowResult._fields):
                 raise ValueError("window results have other columns")
-            return ColumnBatch(columns, length, WindowResult if is_result else None)
+            if isinstance(kind, str):
+                return _records(kind, columns, length, codec)
+            return ColumnBatch(columns, length, WindowResult if kind else None)
     raise ValueError("a column of this kind is not part of the format")
+
+
+def _records(kind: str, columns: dict[Any, Column], length: int, codec: Codec) -> Column:
+    """Records of the class of that name: as columns, or one by one where the class has changed since they were written."""
+    names = tuple(columns)
+    try:
+        assembler = codec.assembler(kind, names)
+    except LookupError as error:
+        raise ValueError(str(error)) from error
+    cls: Any = assembler.cls
+    if codec.fields_of(cls) == names and is_made_by_position(cls, names):
+        return ColumnBatch(columns, length, cls)
+    if assembler.decode is not None or not names:
+        raise ValueError(f"{kind} was written field by field, and is registered otherwise here")
+    return ObjectColumn(assembler.assemble(list(zip(*columns.values(), strict=True))))

@@ -28,7 +28,7 @@ import msgspec
 
 from aioflow.core.errors import RemoteProtocolError, TypeNotSupported
 from aioflow.core.tagging import SCALARS, Tagger, Untagger
-from aioflow.core.type_registry import DEFAULT_TYPES, Kind, TypeRegistry
+from aioflow.core.type_registry import DEFAULT_TYPES, Assembler, Kind, TypeRegistry
 
 __all__ = ["FORMAT_VERSION", "Codec", "DecodeError"]
 
@@ -122,6 +122,14 @@ class Codec:
             return self._types.plan(kind).fields
         except TypeNotSupported:
             return ()
+
+    def name_of(self, kind: type[Any]) -> str:
+        """The name under which instances of `kind` travel. Raises TypeNotSupported."""
+        return self._types.plan(kind).name
+
+    def assembler(self, name: str, fields: tuple[str, ...]) -> Assembler:
+        """What puts together instances of the class of that name, written with these fields. Raises LookupError if it is not here."""
+        return self._types.assembler(name, fields)
 
     def _encode(self, values: list[Any], *, careful: bool) -> bytes:
         kind = _common_type(values)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from aioflow.core.errors import GraphError
+from aioflow.graph.column_sources import with_columns
 from aioflow.graph.stream_graph import Chaining, Partitioning, ShipStrategy, StreamEdge, StreamGraph, StreamNode
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ def build_job_graph(graph: StreamGraph, *, apart: bool = False) -> JobGraph:
         chain = [head]
         while chain[-1] in chained_into:
             chain.append(chained_into[chain[-1]])
-        nodes = tuple(graph.nodes[i] for i in chain)
+        nodes = (with_columns(graph, graph.nodes[head]), *(graph.nodes[i] for i in chain[1:]))
         for index, node_id in enumerate(chain):
             place[node_id] = (head, index)
         vertices.append(

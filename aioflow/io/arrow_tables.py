@@ -17,6 +17,7 @@ from aioflow.io.paths import find_files
 from aioflow.operators.source import Split
 
 if TYPE_CHECKING:
+    from aioflow.columns.growing import GrowingColumns
     from aioflow.core.column_batch import ColumnBatch
     from aioflow.core.host import Host
     from aioflow.operators.operator import OperatorContext
@@ -88,6 +89,7 @@ class _TableReader:
         self._end = 0
         self._page: ColumnBatch | None = None
         self._page_start = 0
+        self._texts: GrowingColumns | None = None
 
     async def open(self, splits: Sequence[Split]) -> None:
         for split in splits:
@@ -100,9 +102,11 @@ class _TableReader:
         page = self._page
         if page is None or self._index >= self._page_start + len(page):
             from aioflow.columns.arrow import from_table
+            from aioflow.columns.growing import GrowingColumns
 
             self._page_start = self._index
-            page = self._page = from_table(self._table.slice(self._index, PAGE_ROWS))
+            self._texts = self._texts or GrowingColumns()
+            page = self._page = self._texts(from_table(self._table.slice(self._index, PAGE_ROWS)))
         start = self._index - self._page_start
         stop = min(start + max_records, len(page))
         self._index += stop - start

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol
 from aioflow.core.aio import cancel_and_wait, wait_all
 
 if TYPE_CHECKING:
+    from aioflow.columns.growing import GrowingColumns
     from aioflow.core.column_batch import ColumnBatch
     from aioflow.operators.source import SourceContext, Split
 
@@ -51,6 +52,7 @@ class ColumnReader:
         """`open_file(file, path)` is called in the executor; the reader closes `file`."""
         self._host = ctx.host
         self._open_file = open_file
+        self._texts: GrowingColumns | None = None
         self._splits: deque[Split] = deque()
         self._positions: dict[str, tuple[int, int]] = {}
         self._pages: deque[tuple[str, int, int, bool, ColumnBatch]] = deque()
@@ -91,7 +93,12 @@ class ColumnReader:
         opened = await self._blocking(self._open, pages.path)
         for number in range(first, pages.end):
             rows = await self._blocking(opened.read_page, number)
-            self._pages.append((split.id, number, taken if number == first else 0, number + 1 == pages.end, rows))
+            if self._texts is None:
+                from aioflow.columns.growing import GrowingColumns
+
+                self._texts = GrowingColumns()
+            # Here and not in the executor: batches before it, which are on their way, share the texts.
+            self._pages.append((split.id, number, taken if number == first else 0, number + 1 == pages.end, self._texts(rows)))
             self._wake()
             while len(self._pages) > PAGES_AHEAD:
                 self._room = asyncio.get_running_loop().create_future()

@@ -1,11 +1,16 @@
-"""Comma-separated values, quoted line ends included. A file is one split: where a quote opens cannot be seen from the middle."""
+"""Comma-separated values, quoted line ends included. A file is one split: where a quote opens cannot be seen from the middle.
+
+Where nothing but what works on columns follows a source, its blocks are decoded into columns: the same records.
+"""
 
 from __future__ import annotations
 
+import codecs
 import csv as csv_module
 import io
 import os
 from collections.abc import Callable, Iterator, Sequence
+from importlib.util import find_spec
 from itertools import chain
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, TypeVar, overload
@@ -15,10 +20,11 @@ import msgspec
 from aioflow.core.errors import GraphError
 from aioflow.io.file_reader import Bad, Decoded
 from aioflow.io.files import Files, split_lines
-from aioflow.io.shapes import field_names, fields_of_value, row_converter
+from aioflow.io.shapes import field_names, fields_of_value, hints_of, row_converter, struct_like
 
 if TYPE_CHECKING:
     from aioflow.core.timeunits import Duration
+    from aioflow.io.file_reader import Decoder
     from aioflow.io.malformed import OnError
     from aioflow.io.parts import RollPolicy
 
@@ -104,10 +110,20 @@ def csv(
     return Files(
         "csv",
         path,
+
+    def column_decoder(names: list[str] | None) -> Decoder:
+        from aioflow.io.csv_columns import CsvColumnDecoder  # Here, because a program of rows loads neither numpy nor pyarrow.
+
+        rows = CsvDecoder(type, delimiter, header, columns, encoding, names)
+        return CsvColumnDecoder(rows, type, delimiter, None if columns is None else list(columns))
+
+    # Fields that are called otherwise in files are left to the rows.
+    has_columns = (header or columns is not None) if type is None else struct_like(type) is not None and list(hints_of(type)) == fields
         decoder=lambda names: CsvDecoder(type, delimiter, header, columns, encoding, names),
         encoder=lambda: CsvEncoder(delimiter, header, columns, encoding),
         extension="csv",
         divisible=False,
+        column_decoder=column_decoder if has_columns and is_utf8(encoding) and find_spec("pyarrow") is not None else None,
         follow=follow,
         every=every,
         on_error=on_error,
@@ -120,6 +136,14 @@ class CsvDecoder:
     """Rows through the csv module, which alone knows where a record ends."""
 
     def __init__(
+def is_utf8(encoding: str) -> bool:
+    """Whether it is a name of UTF-8."""
+    try:
+        return codecs.lookup(encoding).name == "utf-8"
+    except LookupError:
+        return False
+
+
         self,
         type: type[Any] | None,
         delimiter: str,
@@ -134,7 +158,8 @@ class CsvDecoder:
         self._encoding = encoding
         self._make: Callable[[list[str]], Any] | None = None
         self.header = header if has_header else self._columns
-        self._header_missing = has_header and header is None
+        self.reads_header = has_header and header is None
+        """Whether the next row names the columns."""
 
     def decode(self, data: bytes, final: bool) -> Decoded:
         rows, broken, open_line, clean = self._rows(data)
@@ -145,9 +170,9 @@ class CsvDecoder:
                 used = begin
             else:
                 broken.append((open_line, ValueError("the quote that opens here is never closed")))
-        if self._header_missing and rows:
+        if self.reads_header and rows:
             self.header = rows.pop(0)[1]
-            self._header_missing = False
+            self.reads_header = False
         if not rows and not broken:
             return Decoded([], used=used)
         if self._make is None:

@@ -102,7 +102,9 @@ class FileReader:
         *,
         block_bytes: int = BLOCK_BYTES,
     ) -> None:
-        """`make_decoder(header or None)` gives a Decoder for one split."""
+        """`make_decoder(header or None)` gives a Decoder for one split; `columnar`: one of columns."""
+        self.columnar = columnar
+        columnar: bool = False,
         self._ctx = ctx
         self._host = ctx.host
         self._make_decoder = make_decoder

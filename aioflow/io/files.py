@@ -6,8 +6,10 @@ As a source: a file, a glob or a directory. As a sink: a directory of part files
 from __future__ import annotations
 
 import codecs
+import copy
 import os
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -35,6 +37,9 @@ if TYPE_CHECKING:
 __all__ = ["Files", "lines"]
 
 T = TypeVar("T")
+
+COLUMN_BLOCK_BYTES = 256 * 1024
+"""What is decoded into columns at a time: some milliseconds, and enough lines to make calls of numpy cost little for each."""
 
 FOLLOWED = "followed"
 """Id of the one split of a source that follows its files."""
@@ -83,12 +88,16 @@ class Files(Generic[T]):
         self,
         function: str,
         path: str | os.PathLike[str],
+    columnar = False
+    """Whether readers give columns."""
+
         *,
         decoder: Callable[[list[str] | None], Decoder],
         encoder: Callable[[], Encoder],
         extension: str,
         divisible: bool,
         follow: bool,
+        column_decoder: Callable[[list[str] | None], Decoder] | None = None,
         every: Duration,
         on_error: OnError,
         split_bytes: int = SPLIT_BYTES,
@@ -100,6 +109,7 @@ class Files(Generic[T]):
             raise GraphError(f"{function}({str(path)!r}): split_bytes is {split_bytes}, expected at least 1")
         self._function = function
         # A Path means itself; only a text may be a pattern.
+        """`column_decoder`: one that gives columns, if the format has any."""
         self._path: str | PurePath = path if isinstance(path, (str, PurePath)) else os.fspath(path)
         self._decoder = decoder
         self._encoder = encoder
@@ -113,6 +123,7 @@ class Files(Generic[T]):
         self._block_bytes = block_bytes
         self.side_outputs: tuple[OutputTag[Any], ...] = (on_error,) if isinstance(on_error, OutputTag) else ()
         """Where malformed lines go, if not nowhere."""
+        self._column_decoder = column_decoder
 
     def __repr__(self) -> str:
         return f"{self._function}({str(self._path)!r})"
@@ -128,6 +139,16 @@ class Files(Generic[T]):
         async with lent(host) as machine:
             parts = [
                 part
+    def with_columns(self) -> Files[T] | None:
+        """The same source giving columns, with the same splits and positions; None if it has none, or is read as its files grow."""
+        if self._column_decoder is None or self._follow or find_spec("numpy") is None:
+            return None
+        source = copy.copy(self)
+        source._decoder = self._column_decoder
+        source._block_bytes = max(self._block_bytes, COLUMN_BLOCK_BYTES)
+        source.columnar = True
+        return source
+
                 for path in await find_files(machine, self._path)
                 for part in await cut(machine, path, divisible=self._divisible, split_bytes=self._split_bytes)
             ]
@@ -136,7 +157,7 @@ class Files(Generic[T]):
     def reader(self, ctx: SourceContext) -> SourceReader[T]:
         if self._follow:
             return FollowReader(ctx, self._decoder, self._on_error, self._path, self._every_s, block_bytes=self._block_bytes)
-        return FileReader(ctx, self._decoder, self._on_error, block_bytes=self._block_bytes)
+        return FileReader(ctx, self._decoder, self._on_error, block_bytes=self._block_bytes, columnar=self.columnar)
 
     def writer(self, ctx: OperatorContext) -> PartWriter:
         return PartWriter(ctx, str(self._path), self._extension, self._encoder(), self._roll)

@@ -1,11 +1,13 @@
-"""Elements made by a function of their index, as fast as asked for or at a rate."""
+"""Elements made by a function of their index, or by expressions of it, as fast as asked for or at a rate."""
 
 from __future__ import annotations
 
 import asyncio
+import copy
 import math
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from aioflow.core.errors import GraphError
 from aioflow.operators.source import Split
@@ -21,8 +23,23 @@ NAP_S = 0.001
 """The least that a paced reader sleeps: at high rates it makes the elements of a nap at once, not each after a nap of its own."""
 
 
-def datagen(fn: Callable[[int], T], rate: float | None = None, count: int | None = None, *, splits: int = 1) -> DatagenSource[T]:
+INDEX = "index"
+"""The field that expressions read."""
+
+
+@overload
+def datagen(fn: Callable[[int], T], rate: float | None = ..., count: int | None = ..., *, splits: int = ...) -> DatagenSource[T]: ...
+@overload
+def datagen(
+    fn: Mapping[str, Any], rate: float | None = ..., count: int | None = ..., *, splits: int = ...
+) -> DatagenSource[dict[str, Any]]: ...
+def datagen(
+    fn: Callable[[int], T] | Mapping[str, Any], rate: float | None = None, count: int | None = None, *, splits: int = 1
+) -> DatagenSource[Any]:
     """A source of `fn(0), fn(1), ...`: `count` of them, or without end; `rate` a second in all, or as fast as asked for.
+
+    `fn` may be expressions by name, of `af.col.index`: dicts then, made column by column where what follows has use for columns:
+    `datagen({"user": af.col.index % 10, "value": af.col.index * 0.5})`.
 
     `splits`: into how many splits the indices are dealt, one after the other, for a source with that parallelism. A restart goes on
     with the index after the last one that counts.
@@ -33,9 +50,14 @@ def datagen(fn: Callable[[int], T], rate: float | None = None, count: int | None
 class DatagenSource(Generic[T]):
     """Split k of n makes the indices k, k + n, k + 2n, ...; the position of a split is its next index."""
 
-    def __init__(self, fn: Callable[[int], T], rate: float | None, count: int | None, splits: int) -> None:
-        if not callable(fn):
-            raise GraphError(f"datagen: fn is {fn!r}, expected a function of the index")
+    columnar = False
+    """Whether readers give columns."""
+
+    def __init__(self, fn: Callable[[int], T] | Mapping[str, Any], rate: float | None, count: int | None, splits: int) -> None:
+        if isinstance(fn, Mapping):
+            _check_fields(fn)
+        elif not callable(fn):
+            raise GraphError(f"datagen: fn is {fn!r}, expected a function of the index, or expressions of af.col.index by name")
         if rate is not None and not (rate > 0 and math.isfinite(rate)):
             raise GraphError(f"datagen: rate is {rate!r}, expected elements a second, more than 0")
         if count is not None and count < 0:
@@ -62,13 +84,46 @@ class DatagenSource(Generic[T]):
     async def discover(self) -> list[Split]:
         return [Split(str(k), k) for k in range(self._splits)]
 
+    def with_columns(self) -> DatagenSource[T] | None:
+        """The same source giving columns, with the same positions; None if a function makes its elements."""
+        if not isinstance(self._fn, Mapping) or find_spec("numpy") is None:
+            return None
+        source = copy.copy(self)
+        source.columnar = True
+        return source
+
     def reader(self, ctx: SourceContext) -> SourceReader[T]:
-        return _DatagenReader(self._fn, self._rate, self._count, self._splits)
+        return _DatagenReader(self._maker(), self.columnar, self._rate, self._count, self._splits)
+
+    def _maker(self) -> Callable[[range], Any]:
+        """Makes the elements of some indices."""
+        fn: Any = self._fn
+        if isinstance(fn, Mapping):
+            from aioflow.core.expression_rows import columns_to_function
+
+            if self.columnar:
+                from aioflow.io.generating_columns import GeneratedColumns
+
+                return GeneratedColumns(fn)
+            row = columns_to_function(fn)
+            return lambda indices: [row({INDEX: index}) for index in indices]
+        return lambda indices: list(map(fn, indices))
+
+
+def _check_fields(fields: Mapping[str, Any]) -> None:
+    from aioflow.core.expression_trees import column_names
+    from aioflow.core.expressions import as_expression
+
+    unknown = [name for name in column_names(*map(as_expression, fields.values())) if name != INDEX]
+    if unknown or not fields:
+        what = f"reads {unknown[0]!r}" if unknown else "has no field"
+        raise GraphError(f"datagen: {dict(fields)!r} {what}, expected expressions of af.col.index by name")
 
 
 class _DatagenReader:
-    def __init__(self, fn: Callable[[int], Any], rate: float | None, count: int | None, splits: int) -> None:
-        self._fn = fn
+    def __init__(self, make: Callable[[range], Any], columnar: bool, rate: float | None, count: int | None, splits: int) -> None:
+        self.columnar = columnar
+        self._make = make
         self._rate = rate
         self._count = count
         self._step = splits
@@ -87,7 +142,7 @@ class _DatagenReader:
         self._began_s = asyncio.get_running_loop().time()
         self._made = 0
 
-    def poll_batch(self, max_records: int) -> list[Any] | None:
+    def poll_batch(self, max_records: int) -> Sequence[Any] | None:
         if not self._turn:
             return None
         room = max_records if self._rate is None else min(max_records, self._due())
@@ -99,7 +154,7 @@ class _DatagenReader:
         end = start + room * step
         if self._count is not None:
             end = min(end, self._count + (start - self._count) % step)
-        batch = list(map(self._fn, range(start, end, step)))
+        batch: Sequence[Any] = self._make(range(start, end, step))
         self._next[split_id] = end
         self._made += len(batch)
         self.current_split = split_id

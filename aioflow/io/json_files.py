@@ -1,8 +1,12 @@
-"""JSON lines: one JSON value a line, decoded into plain values or into a type, encoded from whatever msgspec knows."""
+"""JSON lines: one JSON value a line, decoded into plain values or into a type, encoded from whatever msgspec knows.
+
+Where nothing but expressions and what else works on columns follows a source, its blocks are decoded into columns: the same records.
+"""
 
 from __future__ import annotations
 
 import os
+import typing
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
@@ -11,9 +15,10 @@ import msgspec
 from aioflow.io.file_reader import Bad, Decoded
 from aioflow.io.files import Files, split_lines
 from aioflow.io.paths import SPLIT_BYTES
-from aioflow.io.shapes import is_namedtuple, namedtuple_from
+from aioflow.io.shapes import is_namedtuple, namedtuple_from, struct_like
 
 if TYPE_CHECKING:
+    from aioflow.core.column_batch import ColumnBatch
     from aioflow.core.timeunits import Duration
     from aioflow.io.malformed import OnError
     from aioflow.io.parts import RollPolicy
@@ -68,6 +73,7 @@ def jsonl(
         encoder=JsonEncoder,
         extension="jsonl",
         divisible=True,
+        column_decoder=(lambda header: JsonColumnDecoder(type)) if _has_columns(type) else None,
         follow=follow,
         every=every,
         on_error=on_error,
@@ -97,6 +103,8 @@ class JsonDecoder:
         try:
             return Decoded(list(map(self._decode, found)))
         except (msgspec.MsgspecError, UnicodeDecodeError):
+        if self._decode_lines is not None and (records := decode_objects(data, self._decode_lines)) is not None:
+            return Decoded(records)
             return self._decode_each(found)
 
     def _decode_each(self, found: list[bytes]) -> Decoded:
@@ -121,6 +129,51 @@ class JsonEncoder:
     """One JSON value a line."""
 
     head = b""
+def decode_objects(data: bytes, decode_lines: Callable[[bytes], list[Any]]) -> list[Any] | None:
+    """What `decode_lines` gives, if each line is one object; None where that is not so, or not known.
+
+    `decode_lines` by itself takes two values in a line, and one value in two, for good. But between `}` and `{` nothing may stand within
+    a value: where each line begins with the one and ends with the other no value goes over a line's end, and as many values as lines
+    are one in each.
+    """
+    lines = data.count(b"\n") + (not data.endswith(b"\n"))
+    borders = data.count(b"}\n{") + data.count(b"}\r\n{")
+    if borders + 1 != lines or not data.startswith(b"{") or not data.endswith((b"}", b"}\n", b"}\r\n")):
+        return None
+    try:
+        records = decode_lines(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+    return records if len(records) == lines else None
+
+
+def _has_columns(type: Any) -> bool:
+    """Whether records of `type` can be told from its columns."""
+    return type in (None, dict) or typing.get_origin(type) is dict or struct_like(type) is not None
+
+
+class JsonColumnDecoder:
+    """Blocks as columns; what is not plain lines of objects by way of the rows."""
+
+    header: list[str] | None = None
+
+    def __init__(self, type: Any) -> None:
+        from aioflow.io.record_columns import RecordColumns  # Here, because a program of rows does not load numpy.
+
+        struct = struct_like(type)
+        made: RecordColumns = RecordColumns(None if struct is None else type)
+        self._columns: Callable[[list[Any]], ColumnBatch | list[Any]] = made.of_dicts if struct is None else made.of_objects
+        self._rows = JsonDecoder(type)
+        wanted = struct or type
+        self._decode_lines = (msgspec.json.Decoder() if wanted is None else msgspec.json.Decoder(wanted)).decode_lines
+
+    def decode(self, data: bytes, final: bool) -> Decoded:
+        records = decode_objects(data, self._decode_lines)
+        decoded = self._rows.decode(data, final) if records is None else Decoded(records)
+        decoded.records = self._columns(decoded.records)  # type: ignore[assignment]  # They read like a list.
+        return decoded
+
+
 
     def __init__(self) -> None:
         self._encode_lines = msgspec.json.Encoder(enc_hook=_encode_other).encode_lines

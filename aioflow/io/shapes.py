@@ -10,7 +10,19 @@ from typing import Any
 
 import msgspec
 
-__all__ = ["field_names", "fields_of_value", "is_namedtuple", "namedtuple_from", "row_converter", "value_maker"]
+from aioflow.core.record_types import is_made_by_position
+
+__all__ = [
+    "allows_none",
+    "field_names",
+    "fields_of_value",
+    "hints_of",
+    "is_namedtuple",
+    "namedtuple_from",
+    "row_converter",
+    "struct_like",
+    "value_maker",
+]
 
 
 def is_namedtuple(type_: Any) -> bool:
@@ -37,6 +49,56 @@ def fields_of_value(value: Any) -> list[str] | None:
         return field_names(type(value))
     except TypeError:
         return None
+
+
+def hints_of(type_: Any) -> dict[str, Any]:
+    """What each field of a dataclass, NamedTuple or Struct is annotated with, by the name that it has in Python."""
+    hints = typing.get_type_hints(type_, include_extras=True)
+    names = type_.__struct_fields__ if _is_struct(type_) else field_names(type_)
+    return {name: hints.get(name, Any) for name in names}
+
+
+def struct_like(type_: Any) -> type[msgspec.Struct] | None:
+    """A Struct that is decoded like `type_`, and faster, of whose values `type_(*values)` makes the very record.
+
+    None where there is none: the type does something of its own when it is made, or has fields that cannot be given by position.
+    """
+    try:
+        hints = hints_of(type_)
+        if not hints or not is_made_by_position(type_, tuple(hints)):
+            return None
+        if _is_struct(type_):
+            return type_  # type: ignore[no-any-return]
+        made_by = _default_factories(type_)
+        fields: list[Any] = [
+            (name, hint, msgspec.field(default_factory=made_by[name])) if name in made_by else (name, hint) for name, hint in hints.items()
+        ]
+        made = msgspec.defstruct(type_.__name__, fields)
+        msgspec.json.Decoder(made)
+    except (TypeError, NameError):
+        return None  # No type with fields, or with annotations that say nothing to msgspec.
+    return made
+
+
+def _is_struct(type_: Any) -> bool:
+    return isinstance(type_, type) and issubclass(type_, msgspec.Struct)
+
+
+def _default_factories(type_: Any) -> dict[str, Callable[[], Any]]:
+    """What makes the value of a field that is not given."""
+    if is_namedtuple(type_):
+        return {name: _giving(value) for name, value in type_._field_defaults.items()}
+    factories: dict[str, Callable[[], Any]] = {}
+    for field in dataclasses.fields(type_):
+        if field.default is not dataclasses.MISSING:
+            factories[field.name] = _giving(field.default)
+        elif field.default_factory is not dataclasses.MISSING:
+            factories[field.name] = field.default_factory
+    return factories
+
+
+def _giving(value: Any) -> Callable[[], Any]:
+    return lambda: value
 
 
 def namedtuple_from(type_: Any) -> Callable[[Any], Any]:
@@ -78,7 +140,7 @@ def row_converter(type_: Any, columns: Sequence[str]) -> Callable[[Sequence[str]
             f"{type_.__name__} needs the column {missing[0]!r}, found {', '.join(map(repr, columns))}: give columns=, or a default"
         )
     index = {name: columns.index(name) for name in names if name in columns}
-    nullable = {name for name in names if _allows_none(hints.get(name, Any))}
+    nullable = {name for name in names if allows_none(hints.get(name, Any))}
     textual = {name for name in names if _allows_text(hints.get(name, Any))}
     defaulted = _with_default(type_)
     plain = [(name, i) for name, i in index.items() if name in textual]
@@ -126,9 +188,10 @@ def _members(hint: Any) -> tuple[Any, ...]:
     return typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
 
 
-def _allows_none(hint: Any) -> bool:
+def allows_none(hint: Any) -> bool:
+    """Whether None is a value of the annotation."""
     return type(None) in _members(hint)
 
 
 def _allows_text(hint: Any) -> bool:
-    return any(member in (str, Any) for member in _members(hint)) and not _allows_none(hint)
+    return any(member in (str, Any) for member in _members(hint)) and not allows_none(hint)

@@ -202,6 +202,11 @@ class TimestampsAndWatermarksOperator(Operator):
         self._idleness = None if strategy.idle_after_ms is None else IdlenessTimer(strategy.idle_after_ms)
         self._timer: ProcessingTimeTimer | None = None
 
+    @property
+    def strategy(self) -> WatermarkStrategy[Any]:
+        """How it makes them."""
+        return self._strategy
+
     def initialize_state(self) -> None:
         self._generator = self._strategy.create(self.ctx.processing_time)
         self._reached = self.ctx.operator_state.get_union_list_state("_watermarks")

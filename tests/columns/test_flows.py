@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import csv
+import json
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +39,13 @@ def table() -> pa.Table:
 
 def sources(tmp_path: Path) -> dict[str, Any]:
     pq.write_table(table(), tmp_path / "events.parquet", row_group_size=1_700)
-    return {"rows": ROWS, "arrow": af.io.arrow(table()), "parquet": af.io.parquet(tmp_path / "events.parquet")}
+    (tmp_path / "events.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    return {
+        "rows": ROWS,
+        "arrow": af.io.arrow(table()),
+        "parquet": af.io.parquet(tmp_path / "events.parquet"),
+        "jsonl": af.io.jsonl(tmp_path / "events.jsonl"),
+    }
 
 
 def stateless(stream: Any) -> Any:
@@ -185,6 +194,46 @@ async def test_columns_cross_processes(shape: str, tmp_path: Path) -> None:
     flow = af.Flow("there", parallelism=2)
     stream = SHAPES[shape](flow.source(af.io.parquet(tmp_path / "events.parquet"), watermarks=TIMES))
     assert sorted(map(repr, await stream.collect(workers=2))) == expected
+
+
+@dataclass
+class Event:
+    ts: int
+    user: int
+    word: str | None
+    value: float
+    flag: bool
+
+
+COLUMNAR = ["running count", "running sum", "stateless", "window", "sliding", "late", "reassigned"]
+"""Shapes in which columns stay columns up to an aggregate."""
+
+
+@pytest.mark.parametrize("shape", COLUMNAR)
+async def test_records_of_a_type_give_what_rows_give(shape: str, tmp_path: Path) -> None:
+    """From files of JSON lines and of CSV, in one process and over two: the records are of a class, and travel as columns of it."""
+    (tmp_path / "events.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    with (tmp_path / "events.csv").open("w") as file:
+        writer = csv.writer(file)
+        writer.writerow(ROWS[0])
+        writer.writerows(row.values() for row in ROWS)
+    expected = sorted(map(repr, await SHAPES[shape](af.Flow("rows").source(ROWS, watermarks=PATIENT)).collect()))
+    for source in (af.io.jsonl(tmp_path / "events.jsonl", Event), af.io.csv(tmp_path / "events.csv", Event)):
+        stream = SHAPES[shape](af.Flow("typed", parallelism=2).source(source, watermarks=PATIENT))
+        assert sorted(map(repr, await stream.collect())) == expected
+        if shape in ("running count", "window"):
+            assert sorted(map(repr, await stream.collect(workers=2))) == expected
+        if shape != "stateless":
+            assert "event time by split, columns" in stream.explain()
+
+
+async def test_a_function_gets_records_of_the_type(tmp_path: Path) -> None:
+    (tmp_path / "events.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    source = af.io.jsonl(tmp_path / "events.jsonl", Event)
+    flow = af.Flow("typed")
+    events = flow.source(source, watermarks=TIMES)
+    assert "columns" not in events.filter(e.flag).map(lambda event: event).explain(), "rows are best made at once"
+    assert list(map(astuple, await events.filter(e.flag).collect())) == [tuple(row.values()) for row in ROWS if row["flag"]]
 
 
 def test_a_batch_of_columns_reads_like_one_of_rows() -> None:

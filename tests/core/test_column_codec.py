@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -16,6 +18,7 @@ from aioflow.core.elements import RecordBatch
 from aioflow.core.errors import TypeNotSupported
 from aioflow.core.functions import WindowResult
 from aioflow.core.serializers import Codec, DecodeError
+from aioflow.core.type_registry import TypeRegistry
 
 fields = st.one_of(
     st.lists(st.one_of(st.none(), st.integers(-(2**63), 2**63 - 1)), min_size=3, max_size=3),
@@ -81,6 +84,76 @@ def test_tuples_nested_records_and_window_results_travel() -> None:
         found = through(RecordBatch(values))  # type: ignore[arg-type]
         assert list(found.values) == list(values)
         assert type(found.values[0]) is type(values[0])
+
+
+class Pair(NamedTuple):
+    key: str
+    n: int
+
+
+@dataclass
+class Point:
+    key: str
+    n: int
+
+
+@dataclass
+class Doubled:
+    key: str
+    n: int
+
+    def __post_init__(self) -> None:
+        self.n *= 2
+
+
+class Bare(msgspec.Struct):
+    key: str
+    n: int
+
+
+@pytest.mark.parametrize("kind", [Pair, Point, Bare])
+def test_records_of_a_class_travel_as_columns_of_it(kind: Any) -> None:
+    key = column_of(["a", "b"])
+    values: Any = ColumnBatch({"key": key, "n": ints(1, 2)}, 2, kind)
+    found: Any = through(RecordBatch(values, None, key))  # type: ignore[arg-type]  # A column, which reads like a list.
+    assert found.values.make is kind
+    assert list(found.values) == [kind("a", 1), kind("b", 2)]
+    assert found.keys is found.values.columns["key"]
+
+
+def test_records_that_do_something_when_they_are_made_travel_one_by_one() -> None:
+    def put_together(key: str, n: int) -> Doubled:
+        made = Doubled(key, 0)
+        made.n = n
+        return made
+
+    values: Any = ColumnBatch({"key": column_of(["a", "b"]), "n": ints(1, 2)}, 2, put_together)
+    assert through(RecordBatch(values)).values == [put_together("a", 1), put_together("b", 2)]
+    of_class: Any = ColumnBatch({"key": column_of(["a", "b"]), "n": ints(1, 2)}, 2, Doubled)
+    assert type(through(RecordBatch(of_class)).values) is list
+
+
+@dataclass
+class Later:
+    """`Point` after a release that gave it a field."""
+
+    n: int
+    key: str
+    more: int = 7
+
+
+def test_records_of_a_class_that_has_changed_since_are_put_together_anew() -> None:
+    before, since = TypeRegistry(), TypeRegistry()
+    before.register(Point, "point")
+    since.register(Later, "point")
+    key = column_of(["a", "b"])
+    values: Any = ColumnBatch({"key": key, "n": ints(1, 2)}, 2, Point)
+    content = encode_batch(RecordBatch(values, None, key), Codec(before), "source")  # type: ignore[arg-type]
+    found = decode_batch(content, Codec(since), "channel")
+    assert found.values == [Later(1, "a"), Later(2, "b")]
+    assert found.keys == ["a", "b"]
+    with pytest.raises(DecodeError, match="type 'point' is not registered here"):
+        decode_batch(content, Codec(TypeRegistry()), "channel")
 
 
 def test_what_cannot_travel_names_the_operator() -> None:

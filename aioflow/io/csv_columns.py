@@ -1,0 +1,114 @@
+"""Blocks of CSV as columns, with the values that the csv module and msgspec give row by row.
+
+Arrow splits the lines, where there can be no doubt about it: no quotes, no lone carriage returns, as many fields in each line as the
+header has names. Texts that look like plain decimal numbers are converted by the column; of others each distinct one by msgspec. All
+else, and every block in which something is wrong, goes by the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as pa_csv
+
+from aioflow.columns.arrow import from_arrow
+from aioflow.columns.growing import GrowingEntries
+from aioflow.columns.making import column_of, gather
+from aioflow.core.column_batch import CodedColumn, Column, ColumnBatch
+from aioflow.io.csv_files import CsvDecoder
+from aioflow.io.file_reader import Decoded
+from aioflow.io.record_columns import RecordColumns
+from aioflow.io.shapes import allows_none, hints_of
+
+__all__ = ["CsvColumnDecoder"]
+
+_INT = "^(0|-?[1-9][0-9]{0,17})$"
+_FLOAT = "^(-?(0|[1-9][0-9]{0,14})\\.[0-9]{1,17}|0|-?[1-9][0-9]{0,14})$"
+"""Spellings about which Python, msgspec and Arrow are of one mind."""
+
+
+class CsvColumnDecoder:
+    """A decoder of records of `type`, or of dicts of texts; `rows` decodes the same into rows."""
+
+    def __init__(self, rows: CsvDecoder, type: Any, delimiter: str, columns: list[str] | None) -> None:
+        self._rows = rows
+        self._type = type
+        self._delimiter = delimiter
+        self._kept = columns
+        self._made = RecordColumns(type)
+        self._fields: dict[str, _Field] = {}
+        self.header = rows.header
+
+    def decode(self, data: bytes, final: bool) -> Decoded:
+        rows = self._rows
+        if rows.reads_header or rows.header is None or not _is_plain(data) or (records := self._columns(data, rows.header)) is None:
+            decoded = rows.decode(data, final)
+            self.header = rows.header
+            of_rows: Callable[[Any], Any] = self._made.of_dicts if self._type is None else self._made.of_objects
+            decoded.records = of_rows(decoded.records)
+            return decoded
+        return Decoded(records)  # type: ignore[arg-type]  # They read like a list.
+
+    def _columns(self, data: bytes, header: list[str]) -> ColumnBatch | None:
+        """The records of a block; None if not every line is certainly one."""
+        hints = dict.fromkeys(self._kept or header, str) if self._type is None else hints_of(self._type)
+        if len(set(header)) < len(header) or not set(header).issuperset(hints):
+            return None
+        try:
+            # Not read_csv, which keeps two descriptors open to look for signals.
+            with pa_csv.open_csv(
+                pa.BufferReader(data),
+                pa_csv.ReadOptions(use_threads=False, column_names=header, block_size=len(data) + 1),
+                pa_csv.ParseOptions(delimiter=self._delimiter, quote_char=False),
+                pa_csv.ConvertOptions(column_types=dict.fromkeys(header, pa.string()), include_columns=list(hints)),
+            ) as reader:
+                table = reader.read_all()
+            if table.num_rows != data.count(b"\n") + (not data.endswith(b"\n")):
+                return None  # Lines without anything.
+            columns = {name: self._field(name, hint)(table.column(name)) for name, hint in hints.items()}
+            return ColumnBatch(columns, table.num_rows, self._type)
+        except (pa.ArrowInvalid, msgspec.ValidationError):
+            return None
+
+    def _field(self, name: str, hint: Any) -> _Field:
+        field = self._fields.get(name)
+        if field is None:
+            field = self._fields[name] = _Field(hint)
+        return field
+
+
+class _Field:
+    """Makes the column of one field of its texts."""
+
+    def __init__(self, hint: Any) -> None:
+        self._hint = hint
+        self._entries = GrowingEntries()
+
+    def __call__(self, texts: Any) -> Column:
+        """Raises ValidationError for a text that is none of the hint."""
+        hint = self._hint
+        if hint is int and pc.all(pc.match_substring_regex(texts, _INT)).as_py():
+            return from_arrow(texts.cast(pa.int64()))
+        if hint is float and pc.all(pc.match_substring_regex(texts, _FLOAT)).as_py():
+            return from_arrow(texts.cast(pa.float64()))
+        coded = from_arrow(texts)
+        assert isinstance(coded, CodedColumn), "Arrow codes texts"
+        if hint is str:
+            return self._entries.recoded(coded)
+        nothing = None if allows_none(hint) else ""
+        found = [msgspec.convert(text or nothing, hint, strict=False) for text in coded.entries]
+        return gather(column_of(found), coded.codes)
+
+
+def _is_plain(data: bytes) -> bool:
+    """Whether a line is a record, and all of it is text: also what is in columns that nobody reads."""
+    if not data or b'"' in data or b"\0" in data or data.count(b"\r") != data.count(b"\r\n"):
+        return False
+    try:
+        return data.isascii() or bool(data.decode())
+    except UnicodeDecodeError:
+        return False

@@ -1,0 +1,30 @@
+"""Elements of expressions of their index, as columns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from aioflow.columns.expressions import ColumnSelect, NotOnColumns
+from aioflow.core.column_batch import ColumnBatch, NumberColumn
+from aioflow.core.expression_rows import columns_to_function
+from aioflow.core.expressions import as_expression
+
+__all__ = ["GeneratedColumns"]
+
+
+class GeneratedColumns:
+    """Makes the elements of some indices; as rows where columns cannot tell what is wrong with one."""
+
+    def __init__(self, fields: Mapping[str, Any]) -> None:
+        self._select = ColumnSelect({name: as_expression(e) for name, e in fields.items()})
+        self._row = columns_to_function(fields)
+
+    def __call__(self, indices: range) -> Sequence[Any]:
+        index = NumberColumn(np.arange(indices.start, indices.stop, indices.step, dtype=np.int64))
+        try:
+            return self._select(ColumnBatch({"index": index}, len(indices)))
+        except NotOnColumns:
+            return [self._row({"index": i}) for i in indices]

@@ -1,0 +1,67 @@
+"""Records that a decoder made as a batch of columns: field by field, with the values that the rows would have.
+
+Where the type of the records says what a field is, its values are not looked at again. Records without a type are columns as long as
+they are dicts of the same fields in the same order; a block in which they are not stays a list of rows, which every step takes as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import attrgetter, itemgetter
+from typing import Any
+
+import numpy as np
+
+from aioflow.columns.growing import GrowingEntries
+from aioflow.columns.making import column_of
+from aioflow.core.column_batch import Column, ColumnBatch, NumberColumn, ObjectColumn
+from aioflow.io.shapes import hints_of
+
+__all__ = ["FieldColumns", "RecordColumns"]
+
+_NUMBERS: dict[Any, Any] = {int: np.int64, float: np.float64, bool: np.bool_}
+
+
+class FieldColumns:
+    """The columns of one field, batch after batch. `hint`: what all values are, as far as that is known."""
+
+    def __init__(self, hint: Any = None) -> None:
+        self._dtype = _NUMBERS.get(hint)
+        self._is_text = hint is str
+        self._entries = GrowingEntries()
+
+    def __call__(self, items: list[Any]) -> Column:
+        if self._dtype is not None:
+            try:
+                return NumberColumn(np.array(items, self._dtype))
+            except OverflowError:
+                return ObjectColumn(items)
+        if self._is_text or (items and type(items[0]) is str and list(map(type, items)).count(str) == len(items)):
+            return self._entries.column(items, len(items))
+        return column_of(items)
+
+
+class RecordColumns:
+    """Makes batches of columns of lists of records. `type`: that of the records; None: dicts, if anything."""
+
+    def __init__(self, type: type[Any] | None) -> None:
+        self._type = type
+        hints = {} if type is None else hints_of(type)
+        self._fields = {name: FieldColumns(hint) for name, hint in hints.items()}
+
+    def of_objects(self, records: Sequence[Any]) -> ColumnBatch:
+        """Of instances of the type, or of one with its fields."""
+        columns = {name: make(list(map(attrgetter(name), records))) for name, make in self._fields.items()}
+        return ColumnBatch(columns, len(records), self._type)
+
+    def of_dicts(self, records: list[Any]) -> ColumnBatch | list[Any]:
+        """`records` themselves where they are no dicts of the same fields."""
+        if not records or set(map(type, records)) != {dict}:
+            return records
+        names = tuple(records[0])
+        if not names or list(map(tuple, records)).count(names) < len(records) or not all(type(name) is str for name in names):
+            return records
+        for name in names:
+            if name not in self._fields:
+                self._fields[name] = FieldColumns()
+        return ColumnBatch({name: self._fields[name](list(map(itemgetter(name), records))) for name in names}, len(records))
