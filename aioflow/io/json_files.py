@@ -83,20 +83,20 @@ def jsonl(
 
 
 class JsonDecoder:
-    """Line by line through msgspec. Not `decode_lines`: that takes two values in a line, and one value in two, for good."""
+    """Line by line through msgspec, or all lines at once where that is sure to be the same."""
 
     header: list[str] | None = None
 
     def __init__(self, type: type[Any] | None) -> None:
         self._decode: Callable[[bytes], Any]
-        if type is None:
-            self._decode = msgspec.json.Decoder().decode
-        elif is_namedtuple(type):
+        self._decode_lines: Callable[[bytes], list[Any]] | None = None
+        if type is not None and is_namedtuple(type):
             # msgspec reads NamedTuples from arrays; lines have objects more often.
             read, make = msgspec.json.Decoder().decode, namedtuple_from(type)
             self._decode = lambda line: make(read(line))
         else:
-            self._decode = msgspec.json.Decoder(type).decode
+            decoder: Any = msgspec.json.Decoder() if type is None else msgspec.json.Decoder(type)
+            self._decode, self._decode_lines = decoder.decode, decoder.decode_lines
 
     def decode(self, data: bytes, final: bool) -> Decoded:
         found = split_lines(data)
