@@ -107,9 +107,6 @@ def csv(
             raise GraphError(f"csv({str(path)!r}): {error}") from error
         if not header and columns is None:
             columns = fields
-    return Files(
-        "csv",
-        path,
 
     def column_decoder(names: list[str] | None) -> Decoder:
         from aioflow.io.csv_columns import CsvColumnDecoder  # Here, because a program of rows loads neither numpy nor pyarrow.
@@ -119,11 +116,14 @@ def csv(
 
     # Fields that are called otherwise in files are left to the rows.
     has_columns = (header or columns is not None) if type is None else struct_like(type) is not None and list(hints_of(type)) == fields
+    return Files(
+        "csv",
+        path,
         decoder=lambda names: CsvDecoder(type, delimiter, header, columns, encoding, names),
+        column_decoder=column_decoder if has_columns and is_utf8(encoding) and find_spec("pyarrow") is not None else None,
         encoder=lambda: CsvEncoder(delimiter, header, columns, encoding),
         extension="csv",
         divisible=False,
-        column_decoder=column_decoder if has_columns and is_utf8(encoding) and find_spec("pyarrow") is not None else None,
         follow=follow,
         every=every,
         on_error=on_error,
@@ -132,10 +132,6 @@ def csv(
     )
 
 
-class CsvDecoder:
-    """Rows through the csv module, which alone knows where a record ends."""
-
-    def __init__(
 def is_utf8(encoding: str) -> bool:
     """Whether it is a name of UTF-8."""
     try:
@@ -144,6 +140,10 @@ def is_utf8(encoding: str) -> bool:
         return False
 
 
+class CsvDecoder:
+    """Rows through the csv module, which alone knows where a record ends."""
+
+    def __init__(
         self,
         type: type[Any] | None,
         delimiter: str,

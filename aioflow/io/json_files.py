@@ -70,10 +70,10 @@ def jsonl(
         "jsonl",
         path,
         decoder=lambda header: JsonDecoder(type),
+        column_decoder=(lambda header: JsonColumnDecoder(type)) if _has_columns(type) else None,
         encoder=JsonEncoder,
         extension="jsonl",
         divisible=True,
-        column_decoder=(lambda header: JsonColumnDecoder(type)) if _has_columns(type) else None,
         follow=follow,
         every=every,
         on_error=on_error,
@@ -99,12 +99,12 @@ class JsonDecoder:
             self._decode, self._decode_lines = decoder.decode, decoder.decode_lines
 
     def decode(self, data: bytes, final: bool) -> Decoded:
+        if self._decode_lines is not None and (records := decode_objects(data, self._decode_lines)) is not None:
+            return Decoded(records)
         found = split_lines(data)
         try:
             return Decoded(list(map(self._decode, found)))
         except (msgspec.MsgspecError, UnicodeDecodeError):
-        if self._decode_lines is not None and (records := decode_objects(data, self._decode_lines)) is not None:
-            return Decoded(records)
             return self._decode_each(found)
 
     def _decode_each(self, found: list[bytes]) -> Decoded:
@@ -125,10 +125,6 @@ class JsonDecoder:
         return Decoded(records, starts, bad)
 
 
-class JsonEncoder:
-    """One JSON value a line."""
-
-    head = b""
 def decode_objects(data: bytes, decode_lines: Callable[[bytes], list[Any]]) -> list[Any] | None:
     """What `decode_lines` gives, if each line is one object; None where that is not so, or not known.
 
@@ -174,6 +170,10 @@ class JsonColumnDecoder:
         return decoded
 
 
+class JsonEncoder:
+    """One JSON value a line."""
+
+    head = b""
 
     def __init__(self) -> None:
         self._encode_lines = msgspec.json.Encoder(enc_hook=_encode_other).encode_lines
