@@ -101,10 +101,10 @@ class FileReader:
         on_error: OnError,
         *,
         block_bytes: int = BLOCK_BYTES,
+        columnar: bool = False,
     ) -> None:
         """`make_decoder(header or None)` gives a Decoder for one split; `columnar`: one of columns."""
         self.columnar = columnar
-        columnar: bool = False,
         self._ctx = ctx
         self._host = ctx.host
         self._make_decoder = make_decoder

@@ -84,34 +84,35 @@ def lines(
 class Files(Generic[T]):
     """A `Source` and a `Sink` of files in one format. Made by `lines`, `jsonl` and `csv`."""
 
+    columnar = False
+    """Whether readers give columns."""
+
     def __init__(
         self,
         function: str,
         path: str | os.PathLike[str],
-    columnar = False
-    """Whether readers give columns."""
-
         *,
         decoder: Callable[[list[str] | None], Decoder],
+        column_decoder: Callable[[list[str] | None], Decoder] | None = None,
         encoder: Callable[[], Encoder],
         extension: str,
         divisible: bool,
         follow: bool,
-        column_decoder: Callable[[list[str] | None], Decoder] | None = None,
         every: Duration,
         on_error: OnError,
         split_bytes: int = SPLIT_BYTES,
         roll: RollPolicy | None = None,
         block_bytes: int = BLOCK_BYTES,
     ) -> None:
+        """`column_decoder`: one that gives columns, if the format has any."""
         checked_on_error(on_error, f"{function}({str(path)!r})")
         if split_bytes < 1:
             raise GraphError(f"{function}({str(path)!r}): split_bytes is {split_bytes}, expected at least 1")
         self._function = function
         # A Path means itself; only a text may be a pattern.
-        """`column_decoder`: one that gives columns, if the format has any."""
         self._path: str | PurePath = path if isinstance(path, (str, PurePath)) else os.fspath(path)
         self._decoder = decoder
+        self._column_decoder = column_decoder
         self._encoder = encoder
         self._extension = extension
         self._divisible = divisible
@@ -123,10 +124,19 @@ class Files(Generic[T]):
         self._block_bytes = block_bytes
         self.side_outputs: tuple[OutputTag[Any], ...] = (on_error,) if isinstance(on_error, OutputTag) else ()
         """Where malformed lines go, if not nowhere."""
-        self._column_decoder = column_decoder
 
     def __repr__(self) -> str:
         return f"{self._function}({str(self._path)!r})"
+
+    def with_columns(self) -> Files[T] | None:
+        """The same source giving columns, with the same splits and positions; None if it has none, or is read as its files grow."""
+        if self._column_decoder is None or self._follow or find_spec("numpy") is None:
+            return None
+        source = copy.copy(self)
+        source._decoder = self._column_decoder
+        source._block_bytes = max(self._block_bytes, COLUMN_BLOCK_BYTES)
+        source.columnar = True
+        return source
 
     @property
     def bounded(self) -> bool:
@@ -139,16 +149,6 @@ class Files(Generic[T]):
         async with lent(host) as machine:
             parts = [
                 part
-    def with_columns(self) -> Files[T] | None:
-        """The same source giving columns, with the same splits and positions; None if it has none, or is read as its files grow."""
-        if self._column_decoder is None or self._follow or find_spec("numpy") is None:
-            return None
-        source = copy.copy(self)
-        source._decoder = self._column_decoder
-        source._block_bytes = max(self._block_bytes, COLUMN_BLOCK_BYTES)
-        source.columnar = True
-        return source
-
                 for path in await find_files(machine, self._path)
                 for part in await cut(machine, path, divisible=self._divisible, split_bytes=self._split_bytes)
             ]
