@@ -38,7 +38,6 @@ class DirectoryObjects:
         self._host = host
         self._fs = host.fs
         self._root = os.path.abspath(path)
-        self._real_root: str | None = None
         self._made: set[str] = set()
         """Directories that were there when we looked."""
         self.url = "file://" + quote(self._root)
@@ -47,42 +46,26 @@ class DirectoryObjects:
         target = self._path(name)
         directory = posixpath.dirname(target)
         aside = f"{target}{ASIDE}{self._host.ids.new('file')}"
-        if directory in self._made:
-            await self._check_inside(directory)
-        else:
+        if directory not in self._made:
             await self._make(directory)
-        if await self._fs.exists(target):
-            return False
+        data, last = await _take(chunks)
+        if not last:
+            return await self._create_large(target, aside, data, chunks)
         try:
-            await self._write(aside, chunks)
-            created = await self._fs.rename_new(aside, target)
-        except BaseException:
-            await self._discard(aside)
-            raise
-        if not created:
-            await self._discard(aside)
-            return False
-        await self._fs.fsync_dir(directory)
-        return True
+            return await self._fs.create(target, data, aside=aside, within=self._root)
+        except FileNotFoundError:
+            # Whoever deleted the last object of a directory removed it too. From now on it has one.
+            await self._make(directory)
+            return await self._fs.create(target, data, aside=aside, within=self._root)
 
     async def read(self, name: str) -> bytes:
         path = self._path(name)
-        await self._check_inside(path)
+        await self._fs.check_inside(path, self._root)
         return await self._fs.read(path)
 
     async def delete(self, names: Iterable[str]) -> None:
-        emptied: dict[str, None] = {}
-        for name in names:
-            path = self._path(name)
-            directory = posixpath.dirname(path)
-            if directory not in emptied:
-                await self._check_inside(directory)
-            if await self._fs.delete(path):
-                emptied[directory] = None
-        for directory in emptied:
-            await self._fs.fsync_dir(directory)
-        for directory in emptied:
-            await self._remove_empty(directory)
+        if paths := [self._path(name) for name in names]:
+            await self._fs.remove(paths, within=self._root)
 
     async def names(self, prefix: str = "") -> list[str]:
         return sorted(name for name in await self._walk(prefix.rstrip("/")) if is_name(name))
@@ -116,28 +99,34 @@ class DirectoryObjects:
                 raise NotADirectoryError(what) from error
             for made in reversed(missing):
                 await self._fs.fsync_dir(posixpath.dirname(made))
-        await self._check_inside(directory)
+        await self._fs.check_inside(directory, self._root)
         self._made.add(directory)
 
-    async def _write(self, path: str, chunks: Chunks) -> None:
-        pending: list[bytes] = []
-        size = 0
-        async for chunk in chunks:
-            pending.append(chunk)
-            size += len(chunk)
-            if size >= WRITE_BYTES:
-                await self._append(path, b"".join(pending))
-                pending, size = [], 0
-        # Also when nothing is left: an empty object is a file too.
-        await self._append(path, b"".join(pending), sync=True)
-
-    async def _append(self, path: str, data: bytes, *, sync: bool = False) -> None:
+    async def _create_large(self, target: str, aside: str, data: bytes, chunks: Chunks) -> bool:
+        """`create`, of `data` and what follows it, in parts."""
+        directory = posixpath.dirname(target)
+        await self._fs.check_inside(directory, self._root)
+        if await self._fs.exists(target):
+            return False
         try:
-            await self._fs.append(path, data, sync=sync)
-        except FileNotFoundError:
-            # Whoever deleted the last object of a directory removed it too. From now on it has one.
-            await self._make(posixpath.dirname(path))
-            await self._fs.append(path, data, sync=sync)
+            try:
+                await self._fs.append(aside, data)
+            except FileNotFoundError:
+                await self._make(directory)
+                await self._fs.append(aside, data)
+            last = False
+            while not last:
+                data, last = await _take(chunks)
+                await self._fs.append(aside, data, sync=last)
+            created = await self._fs.rename_new(aside, target)
+        except BaseException:
+            await self._discard(aside)
+            raise
+        if created:
+            await self._fs.fsync_dir(directory)
+        else:
+            await self._discard(aside)
+        return created
 
     async def _walk(self, below: str) -> list[str]:
         """Names of all files at or below a directory, relative to the root."""
@@ -153,30 +142,25 @@ class DirectoryObjects:
             except NotADirectoryError:
                 found.append(directory)
                 continue
-            await self._check_inside(path)
+            await self._fs.check_inside(path, self._root)
             for name, is_dir in entries:
                 (pending if is_dir else found).append(f"{directory}/{name}" if directory else name)
         return found
-
-    async def _check_inside(self, path: str) -> None:
-        """Refuse a path that symbolic links lead out of the root. The root itself may be one."""
-        if self._real_root is None:
-            self._real_root = await self._fs.real_path(self._root)
-        real = await self._fs.real_path(path)
-        if real != self._real_root and not real.startswith(self._real_root.rstrip("/") + "/"):
-            raise PermissionError(f"{path} leads to {real} by a symbolic link, expected a place below {self._real_root}: remove the link")
-
-    async def _remove_empty(self, directory: str) -> None:
-        """Remove directories that hold nothing any more, up to the root, which stays."""
-        while directory != self._root:
-            try:
-                await self._fs.delete(directory)
-            except OSError:
-                return  # Something is in it.
-            directory = posixpath.dirname(directory)
 
     async def _discard(self, path: str) -> None:
         try:
             await self._fs.delete(path)
         except OSError as error:
             logger.debug("%s stays behind: %s", path, error)
+
+
+async def _take(chunks: Chunks) -> tuple[bytes, bool]:
+    """What comes next, `WRITE_BYTES` of it and what is left of a chunk, and whether that was the last."""
+    taken: list[bytes] = []
+    size = 0
+    async for chunk in chunks:
+        taken.append(chunk)
+        size += len(chunk)
+        if size >= WRITE_BYTES:
+            return b"".join(taken), False
+    return b"".join(taken), True

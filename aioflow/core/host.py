@@ -24,7 +24,16 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, BinaryIO, Protocol, TypeVar, TypeVarTuple
 
-from aioflow.core.system_files import delete_path, fsync_path, make_directories, put_file, rename_new
+from aioflow.core.system_files import (
+    check_inside,
+    create_file,
+    delete_path,
+    fsync_path,
+    make_directories,
+    put_file,
+    remove_files,
+    rename_new,
+)
 from aioflow.core.system_processes import SECRET_FD_ENV, ProcessIdentity, SystemProcesses
 
 if TYPE_CHECKING:
@@ -141,6 +150,24 @@ class FileSystem(Protocol):
         """Remove a file or an empty directory, or a whole tree if `recursive`; False if nothing was there."""
         ...
 
+    async def create(self, path: str, data: bytes, *, aside: str, within: str) -> bool:
+        """Make a file that is whole and survives loss of power; False, with nothing changed, if something has its name.
+
+        It is written as `aside`, in the same directory, and moved. After an error it may be there. PermissionError as `check_inside`.
+        """
+        ...
+
+    async def remove(self, paths: Sequence[str], *, within: str) -> None:
+        """Remove files, those that are there, and the directories below `within` that are empty then; it survives loss of power.
+
+        PermissionError as `check_inside`.
+        """
+        ...
+
+    async def check_inside(self, path: str, within: str) -> None:
+        """Raise PermissionError if symbolic links lead `path` out of the directory `within`, which may be one itself."""
+        ...
+
     async def list(self, path: str) -> list[str]:
         """Return the names in a directory, sorted."""
         ...
@@ -159,10 +186,6 @@ class FileSystem(Protocol):
 
     async def mkdirs(self, path: str, *, private: bool = False) -> None:
         """Make a directory and its parents; nothing happens if it exists. `private`: what it makes, only its owner may enter."""
-        ...
-
-    async def real_path(self, path: str) -> str:
-        """Return the absolute path with all symbolic links followed; what does not exist is taken as it is."""
         ...
 
     def open_read(self, path: str) -> BinaryIO:
@@ -478,6 +501,15 @@ class _SystemFileSystem:
     async def delete(self, path: str, *, recursive: bool = False) -> bool:
         return await self._host.blocking(delete_path, path, recursive)
 
+    async def create(self, path: str, data: bytes, *, aside: str, within: str) -> bool:
+        return await self._host.blocking(create_file, path, data, aside, within)
+
+    async def remove(self, paths: Sequence[str], *, within: str) -> None:
+        await self._host.blocking(remove_files, paths, within)
+
+    async def check_inside(self, path: str, within: str) -> None:
+        await self._host.blocking(check_inside, path, within)
+
     async def list(self, path: str) -> list[str]:
         return sorted(await self._host.blocking(os.listdir, path))
 
@@ -500,9 +532,6 @@ class _SystemFileSystem:
 
     async def mkdirs(self, path: str, *, private: bool = False) -> None:
         await self._host.blocking(make_directories, path, 0o700 if private else 0o777)
-
-    async def real_path(self, path: str) -> str:
-        return await self._host.blocking(os.path.realpath, path)
 
     def open_read(self, path: str) -> BinaryIO:
         return open(path, "rb")

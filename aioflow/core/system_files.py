@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 import os
-import shutil
+from collections.abc import Sequence
+from contextlib import suppress
 
-__all__ = ["delete_path", "fsync_path", "make_directories", "put_file", "rename_new"]
+__all__ = [
+    "check_inside",
+    "create_file",
+    "delete_path",
+    "fsync_path",
+    "make_directories",
+    "put_file",
+    "remove_files",
+    "rename_new",
+]
 
 
 def put_file(path: str, mode: str, data: bytes, sync: bool) -> None:
@@ -38,6 +48,51 @@ def rename_new(source: str, target: str) -> bool:
     return True
 
 
+def create_file(path: str, data: bytes, aside: str, within: str) -> bool:
+    """Make a file, whole and durable, by way of `aside`; False if something has its name."""
+    directory = os.path.dirname(path)
+    check_inside(directory, within)
+    if os.path.exists(path):
+        return False
+    try:
+        put_file(aside, "wb", data, True)
+        created = rename_new(aside, path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(aside)
+        raise
+    if created:
+        fsync_path(directory)
+    else:
+        os.unlink(aside)
+    return created
+
+
+def remove_files(paths: Sequence[str], within: str) -> None:
+    """Remove files and the directories that are empty then, durably."""
+    emptied: dict[str, None] = {}
+    for path in paths:
+        directory = os.path.dirname(path)
+        if directory not in emptied:
+            check_inside(directory, within)
+        if delete_path(path, recursive=False):
+            emptied[directory] = None
+    for directory in emptied:
+        fsync_path(directory)
+    for directory in emptied:
+        with suppress(OSError):  # Something is in it.
+            while directory != within:
+                os.rmdir(directory)
+                directory = os.path.dirname(directory)
+
+
+def check_inside(path: str, within: str) -> None:
+    """Refuse a path that symbolic links lead out of a directory."""
+    real, root = os.path.realpath(path), os.path.realpath(within)
+    if real != root and not real.startswith(root.rstrip("/") + "/"):
+        raise PermissionError(f"{path} leads to {real} by a symbolic link, expected a place below {root}: remove the link")
+
+
 def make_directories(path: str, mode: int) -> None:
     """Make a directory and those above it; `mode` is that of each."""
     # Not os.makedirs, whose mode is for the last directory only.
@@ -59,6 +114,8 @@ def delete_path(path: str, recursive: bool) -> bool:
         if not os.path.isdir(path) or os.path.islink(path):
             os.remove(path)
         elif recursive:
+            import shutil  # Here: it loads three compressors.
+
             shutil.rmtree(path)
         else:
             os.rmdir(path)

@@ -9,20 +9,20 @@ __all__ = ["STORE_MUTANTS"]
 STORE_MUTANTS: list[Mutant] = [
     Mutant(
         "an object is not fsynced before it gets its name",
-        "aioflow/checkpoint/directory.py",
-        "await self._append(path, b\"\".join(pending), sync=True)",
-        "await self._append(path, b\"\".join(pending), sync=False)",
+        "aioflow/core/system_files.py",
+        "put_file(aside, \"wb\", data, True)",
+        "put_file(aside, \"wb\", data, False)",
         (
-            "tests/checkpoint_store/test_crashes.py::test_after_a_crash_the_newest_is_whole_and_not_older_than_what_was_acknowledged",
+            "tests/core/test_system_files.py::test_content_is_durable_before_the_name_and_the_name_before_the_answer",
         ),
     ),
     Mutant(
         "the name of an object is not made durable",
-        "aioflow/checkpoint/directory.py",
-        "        await self._fs.fsync_dir(directory)\n        return True\n",
-        "        return True\n",
+        "aioflow/core/system_files.py",
+        "    if created:\n        fsync_path(directory)\n    else:\n",
+        "    if not created:\n",
         (
-            "tests/checkpoint_store/test_crashes.py::test_after_a_crash_the_newest_is_whole_and_not_older_than_what_was_acknowledged",
+            "tests/core/test_system_files.py::test_content_is_durable_before_the_name_and_the_name_before_the_answer",
         ),
     ),
     Mutant(
@@ -38,9 +38,9 @@ STORE_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a symbolic link leads out of the store",
-        "aioflow/checkpoint/directory.py",
-        "        if real != self._real_root and not",
-        "        if real == self._real_root and not",
+        "aioflow/core/system_files.py",
+        "    if real != root and not",
+        "    if real == root and not",
         (
             "tests/checkpoint_store/test_store.py::test_symbolic_links_out_of_the_store_are_not_followed",
         ),

@@ -78,12 +78,45 @@ def test_a_file_takes_a_name_only_if_nothing_has_it(on_host: Runner) -> None:
     on_host(contract)
 
 
+def test_a_file_is_created_whole_if_nothing_has_its_name(on_host: Runner) -> None:
+    async def contract(host: Host, root: str) -> None:
+        fs = host.fs
+        await fs.mkdirs(f"{root}/a")
+        assert await fs.create(f"{root}/a/file", b"first", aside=f"{root}/a/aside", within=root)
+        assert not await fs.create(f"{root}/a/file", b"second", aside=f"{root}/a/aside", within=root)
+        assert await fs.list(f"{root}/a") == ["file"]
+        assert await fs.read(f"{root}/a/file") == b"first"
+        with pytest.raises(FileNotFoundError):
+            await fs.create(f"{root}/b/file", b"", aside=f"{root}/b/aside", within=root)
+
+    on_host(contract)
+
+
+def test_files_are_removed_with_the_directories_that_they_leave_empty(on_host: Runner) -> None:
+    async def contract(host: Host, root: str) -> None:
+        fs = host.fs
+        for directory in ("a/b/c", "a/d"):
+            await fs.mkdirs(f"{root}/{directory}")
+            for name in ("one", "two"):
+                await fs.write(f"{root}/{directory}/{name}", b"")
+        await fs.remove([f"{root}/a/b/c/one", f"{root}/a/b/c/none", f"{root}/a/b/c/two", f"{root}/a/d/one"], within=root)
+        assert await fs.list(f"{root}/a") == ["d"]
+        assert await fs.list(f"{root}/a/d") == ["two"]
+        await fs.remove([f"{root}/a/d/two"], within=root)
+        assert await fs.list(root) == []
+
+    on_host(contract)
+
+
 async def test_links_are_followed_and_private_directories_are_for_their_owner(tmp_path: Path) -> None:
     host = SystemHost()
     await host.fs.mkdirs(f"{tmp_path}/open/private/inner", private=True)
     await host.fs.mkdirs(f"{tmp_path}/open/private/inner", private=True)
     (tmp_path / "link").symlink_to(tmp_path / "open/private")
-    assert await host.fs.real_path(f"{tmp_path}/link/inner/none") == f"{tmp_path}/open/private/inner/none"
+    await host.fs.check_inside(f"{tmp_path}/link/inner/none", f"{tmp_path}/open")
+    await host.fs.check_inside(f"{tmp_path}/open/private", f"{tmp_path}/link")
+    with pytest.raises(PermissionError, match=r"leads to .*/open/private/inner by a symbolic link, expected a place below .*/other"):
+        await host.fs.check_inside(f"{tmp_path}/link/inner", f"{tmp_path}/other")
     assert {path.stat().st_mode & 0o777 for path in (tmp_path / "open").rglob("*")} == {0o700}
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(OSError, match="file"):

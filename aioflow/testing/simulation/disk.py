@@ -25,7 +25,7 @@ from aioflow.testing.simulation.process import SimMachine, SimProcess
 
 if TYPE_CHECKING:
     import builtins
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable, Generator, Sequence
 
 __all__ = ["SimDisk", "SimFileSystem"]
 
@@ -303,24 +303,23 @@ class SimFileSystem:
         await self._write(path, data, sync, empty=False)
 
     async def _write(self, path: str, data: bytes, sync: bool, *, empty: bool) -> None:
-        disk, machine, full = self._disk, self._process.machine, _normal(path)
+        await self._disk.operate(self._put(_normal(path), data, sync, empty=empty))
 
-        def steps() -> Generator[None, None, None]:
-            disk.check("write", full, writes=True)
-            file = disk.open(machine, full, empty=empty)
-            cut = disk.split(data)
-            disk.append(machine, file, data[:cut])
-            if cut < len(data):
-                yield
-                disk.append(machine, file, data[cut:])
-            self._note("write", full, len(data))
-            if sync:
-                yield
-                disk.check("fsync", full)
-                disk.sync(full)
-                self._note("fsync", full)
-
-        await disk.operate(steps())
+    def _put(self, full: str, data: bytes, sync: bool, *, empty: bool) -> Generator[None, None, None]:
+        disk, machine = self._disk, self._process.machine
+        disk.check("write", full, writes=True)
+        file = disk.open(machine, full, empty=empty)
+        cut = disk.split(data)
+        disk.append(machine, file, data[:cut])
+        if cut < len(data):
+            yield
+            disk.append(machine, file, data[cut:])
+        self._note("write", full, len(data))
+        if sync:
+            yield
+            disk.check("fsync", full)
+            disk.sync(full)
+            self._note("fsync", full)
 
     async def fsync(self, path: str) -> None:
         await self._do("fsync", path, self._disk.sync)
@@ -359,8 +358,60 @@ class SimFileSystem:
     async def exists(self, path: str) -> bool:
         return await self._do("exists", path, self._disk.exists)
 
-    async def real_path(self, path: str) -> str:
-        return await self._do("real_path", path, lambda full: full)
+    async def check_inside(self, path: str, within: str) -> None:
+        """There are no links here."""
+
+    async def create(self, path: str, data: bytes, *, aside: str, within: str) -> bool:
+        disk, machine, full, beside = self._disk, self._process.machine, _normal(path), _normal(aside)
+
+        def steps() -> Generator[None, None, bool]:
+            if disk.exists(full):
+                return False
+            try:
+                yield from self._put(beside, data, True, empty=True)
+                yield
+                disk.check("rename_new", full)
+                created = not disk.exists(full)
+                if created:
+                    disk.rename(machine, beside, full)
+            except OSError:
+                if disk.exists(beside):
+                    disk.delete(machine, beside, recursive=False)
+                raise
+            self._note("rename_new", full, created)
+            yield
+            if created:
+                disk.check("fsync_dir", full)
+                disk.sync_dir(posixpath.dirname(full))
+                self._note("fsync_dir", full)
+            else:
+                disk.delete(machine, beside, recursive=False)
+            return created
+
+        return await disk.operate(steps())
+
+    async def remove(self, paths: Sequence[str], *, within: str) -> None:
+        disk, machine, top = self._disk, self._process.machine, _normal(within)
+
+        def steps() -> Generator[None, None, None]:
+            emptied: dict[str, None] = {}
+            for full in map(_normal, paths):
+                disk.check("delete", full)
+                if disk.delete(machine, full, recursive=False):
+                    emptied[posixpath.dirname(full)] = None
+                self._note("delete", full)
+                yield
+            for directory in emptied:
+                disk.check("fsync_dir", directory)
+                disk.sync_dir(directory)
+                self._note("fsync_dir", directory)
+                yield
+            for directory in emptied:
+                while directory != top and not disk.list(directory, missing_ok=True):
+                    disk.delete(machine, directory, recursive=False)
+                    directory = posixpath.dirname(directory)
+
+        await disk.operate(steps())
 
     async def mkdirs(self, path: str, *, private: bool = False) -> None:
         await self._do("mkdirs", path, self._disk.mkdirs)
