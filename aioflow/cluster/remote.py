@@ -18,7 +18,6 @@ from aioflow.cluster.execution_graph import ExecutionGraph, JobStatus
 from aioflow.cluster.fencing import StaleLeader
 from aioflow.cluster.job_history import JobHistory
 from aioflow.cluster.job_session import AttemptKey, JobSession, attempt_key, unpack_error
-from aioflow.cluster.restart import no_restart
 from aioflow.cluster.secret_file import read_secret
 from aioflow.cluster.shipping import local_job
 from aioflow.cluster.submission import ClusterClient, submission_of
@@ -107,9 +106,9 @@ class RemoteCluster:
 class RemoteJobMaster:
     """What this process knows of its JobMaster: its last message. What is asked of it goes to the cluster."""
 
-    def __init__(self, host: Host, job_id: str, graph: JobGraph) -> None:
+    def __init__(self, host: Host, job_id: str, graph: JobGraph, restart: RestartPolicy) -> None:
         self._host = host
-        self.executions = ExecutionGraph(job_id, graph, no_restart())
+        self.executions = ExecutionGraph(job_id, graph, restart)
         self.error: BaseException | None = None
         self.started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.timestamps_ms: dict[JobStatus, int] = {}
@@ -220,7 +219,7 @@ class RemoteRun:
     ) -> None:
         self.host = host
         self.job_id = host.ids.new("job")
-        self.job_master = RemoteJobMaster(host, self.job_id, graph)
+        self.job_master = RemoteJobMaster(host, self.job_id, graph, restart)
         self.job_master.checkpoint_settings = checkpoints
         self.metrics = self
         self.task_executor = self

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from aioflow.cluster.execution_graph import JobStatus
 from aioflow.cluster.job_session import unpack_error
 from aioflow.cluster.remote import RemoteJobMaster
+from aioflow.cluster.restart import no_restart
 from aioflow.cluster.shipping import local_job, ship_job
 from aioflow.core.aio import cancel_and_wait, wait_first
 from aioflow.core.errors import CheckpointError, GraphError, ProtocolError
@@ -114,7 +115,7 @@ class SparkRun:
         """`sources`: what reads DataFrames, by stage."""
         self.host = host
         self.job_id = host.ids.new("job")
-        self.job_master = RemoteJobMaster(host, self.job_id, plan.graph)
+        self.job_master = RemoteJobMaster(host, self.job_id, plan.graph, no_restart())
         self.metrics = self
         self.task_executor = self
         self._plan = plan
