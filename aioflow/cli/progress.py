@@ -53,10 +53,7 @@ def task_rows(graph: JobGraph, metrics: Mapping[str, float]) -> list[TaskRow]:
 
 def _row(vertex: JobVertex, metrics: Mapping[str, float]) -> TaskRow:
     def read(name: str) -> list[float]:
-        subtasks = [f"{vertex.name} ({index + 1}/{vertex.parallelism})" for index in range(vertex.parallelism)]
-        # Of several tasks of one name all but one have their id in it: whoever has not is the one.
-        named = [(f"{subtask} #{vertex.id}.{name}", f"{subtask}.{name}") for subtask in subtasks]
-        found = [metrics.get(with_id, metrics.get(bare)) for with_id, bare in named]
+        found = [metrics.get(f"{vertex.metrics_name(index)}.{name}") for index in range(vertex.parallelism)]
         return [value for value in found if value is not None]
 
     def share(name: str) -> float | None:

@@ -107,4 +107,4 @@ class TaskDeploymentDescriptor:
     @property
     def task_name(self) -> str:
         """As logs and notes spell it."""
-        return f"{self.vertex.name} ({self.attempt.subtask_index + 1}/{self.vertex.parallelism})"
+        return self.vertex.task_name(self.attempt.subtask_index)

@@ -44,10 +44,20 @@ class JobVertex:
     parallelism: int
     max_parallelism: int
     slot_sharing_group: str
+    shares_name: bool = False
+    """Whether a vertex before it has its name already: its metrics have its id too, in whichever process they are counted."""
 
     @property
     def head(self) -> StreamNode:
         return self.nodes[0]
+
+    def task_name(self, index: int) -> str:
+        """Of a subtask, as logs and notes spell it."""
+        return f"{self.name} ({index + 1}/{self.parallelism})"
+
+    def metrics_name(self, index: int) -> str:
+        """What the metrics of a subtask begin with: no other task of the job has it."""
+        return f"{self.task_name(index)} #{self.id}" if self.shares_name else self.task_name(index)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,15 +122,17 @@ def build_job_graph(graph: StreamGraph, *, apart: bool = False) -> JobGraph:
         nodes = (with_columns(graph, graph.nodes[head]), *(graph.nodes[i] for i in chain[1:]))
         for index, node_id in enumerate(chain):
             place[node_id] = (head, index)
+        name = " -> ".join(node.name for node in nodes)
         vertices.append(
             JobVertex(
                 id=head,
-                name=" -> ".join(node.name for node in nodes),
+                name=name,
                 nodes=nodes,
                 uids=tuple(uids[i] for i in chain),
                 parallelism=graph.parallelism_of(nodes[0]),
                 max_parallelism=graph.max_parallelism,
                 slot_sharing_group=nodes[0].slot_sharing_group,
+                shares_name=any(vertex.name == name for vertex in vertices),
             )
         )
     edges: list[JobEdge] = []

@@ -44,7 +44,9 @@ class MetricIndex:
         self.version = 0
         """Another one for other names."""
         self._split: dict[tuple[int, str], OperatorMetric] = {}
-        self._prefixes = _prefixes(graph)
+        self._prefixes = {
+            vertex.metrics_name(index): (vertex.id, index) for vertex in graph.vertices for index in range(vertex.parallelism)
+        }
         self._operators = {vertex.id: unique_names([node.name for node in vertex.nodes]) for vertex in graph.vertices}
 
     def of_subtask(self, vertex_id: int, index: int) -> dict[str, float]:
@@ -110,17 +112,6 @@ class MetricIndex:
                 place = subtask, name[at + 1 :]  # The longest that fits: another task may be called like the beginning of this one.
             at = name.find(".", at + 1)
         return place
-
-
-def _prefixes(graph: JobGraph) -> dict[str, Subtask]:
-    """What the metrics of each subtask begin with: of several vertices of one name all but one add their id."""
-    prefixes: dict[str, Subtask] = {}
-    for vertex in graph.vertices:
-        for index in range(vertex.parallelism):
-            task = f"{vertex.name} ({index + 1}/{vertex.parallelism})"
-            prefixes.setdefault(task, (vertex.id, index))
-            prefixes[f"{task} #{vertex.id}"] = vertex.id, index
-    return prefixes
 
 
 def shown_value(value: float) -> str:

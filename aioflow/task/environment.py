@@ -96,7 +96,5 @@ class TaskEnvironment:
     local_state: LocalState = field(default_factory=LocalState)
     """What this worker's tasks wrote there."""
     responder: CheckpointResponder | None = None
-    vertex_names: dict[str, int] = field(default_factory=dict)
-    """Which vertex has its metrics under its bare name; another one of that name adds its id."""
     checked_edges: set[int] = field(default_factory=set)
     """Edges whose first value was looked at."""

@@ -79,9 +79,7 @@ class StreamTask:
         self.host = environment.host
         self.resources = environment.resources
         self.group = OrderedTaskGroup()
-        vertex = descriptor.vertex
-        first = environment.vertex_names.setdefault(vertex.name, vertex.id) == vertex.id
-        self.metrics = environment.metrics.add_group(self.name if first else f"{self.name} #{vertex.id}")
+        self.metrics = environment.metrics.add_group(descriptor.vertex.metrics_name(descriptor.attempt.subtask_index))
         self._output = create_output(descriptor, environment)
         self._contexts: list[TaskOperatorContext] = []
         self._operators: list[Operator] = []

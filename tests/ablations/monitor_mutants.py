@@ -10,8 +10,16 @@ GUARD = "tests/monitoring/test_guard.py::"
 INSIDE = "tests/monitoring/test_inside.py::"
 REST = "tests/monitoring/test_rest.py::"
 EVENTS = "tests/monitoring/test_events.py::"
+PROCESSES = "tests/integration/test_monitor.py::"
 
 MONITOR_MUTANTS: list[Mutant] = [
+    Mutant(
+        "vertices of one name have metrics of one name",
+        "aioflow/graph/job_graph.py",
+        "shares_name=any(vertex.name == name for vertex in vertices)",
+        "shares_name=False",
+        (f"{PROCESSES}test_tasks_of_one_name_in_two_processes_keep_their_own_metrics",),
+    ),
     Mutant(
         "changing calls are answered without being enabled",
         "aioflow/monitoring/guard.py",

@@ -49,6 +49,18 @@ def test_straight_neighbours_share_a_task() -> None:
     assert job.edges == ()
 
 
+def test_metrics_of_vertices_with_one_name_have_their_ids() -> None:
+    """All but the first have it, whichever process a task is sent to."""
+    flow = Flow()
+    a = flow.node("a")
+    for _ in range(3):
+        flow.node("same", a)
+    first, second, third = flow.build().vertices[1:]
+    assert (first.metrics_name(1), second.metrics_name(0)) == ("same (2/2)", f"same (1/2) #{second.id}")
+    assert third.metrics_name(0) == f"same (1/2) #{third.id}"
+    assert [vertex.task_name(0) for vertex in (first, second, third)] == ["same (1/2)"] * 3
+
+
 def test_an_operator_with_two_consumers_is_the_tail_of_its_chain() -> None:
     flow = Flow()
     b = flow.node("b", flow.node("a"))

@@ -15,7 +15,7 @@ import pytest
 
 import aioflow as af
 from tests.integration.clusters import ROOT, Cluster, until
-from tests.monitoring.watching import CONTROL, TOKEN, check, watched
+from tests.monitoring.watching import CONTROL, TOKEN, Client, check, watched
 
 
 async def test_tasks_in_workers_are_shown_with_their_process() -> None:
@@ -49,6 +49,35 @@ async def test_tasks_in_workers_are_shown_with_their_process() -> None:
         detail = await client.get(f"{client.path}/checkpoints/details/1/subtasks/{counts}")
         check(detail, "CheckpointSubtasks")
         assert [one["status"] for one in detail["subtasks"]] == ["completed", "completed"]
+
+
+def twins(last: Any) -> tuple[af.Flow, Any]:
+    """Two tasks are called "out", each sees another part of the numbers; `last` is the sink of the second, whose slots are its own."""
+    flow = af.Flow("twins")
+    numbers = flow.source(af.io.push(), name="numbers")
+    numbers.filter(lambda n: n < 50, name="half").rebalance().sink(af.io.blackhole(), name="out")
+    numbers.filter(lambda n: n < 10, name="few").slot_sharing_group("apart").rebalance().sink(last, name="out")
+    return flow, numbers
+
+
+async def both_are_told(client: Client, numbers: Any) -> None:
+    """In REST, and to Prometheus."""
+    await client.job.input(numbers).put_many(range(100))
+
+    def seen(job: Any) -> list[int]:
+        return [vertex["metrics"]["read-records"] for vertex in job["vertices"] if vertex["name"] == "out"]
+
+    await client.until(client.path, lambda job: seen(job) == [50, 10])
+    page = await client.get("/metrics")
+    assert sorted(re.findall(r'^flink_taskmanager_job_task_numRecordsIn{.*task_name="out".*} (\d+)$', page, re.M)) == ["10", "50"]
+
+
+async def test_tasks_of_one_name_in_two_processes_keep_their_own_metrics() -> None:
+    """One of the two is in a worker, the other in the process that runs the flow: neither hides the other."""
+    taken: list[int] = []
+    flow, numbers = twins(taken.append)
+    async with watched(flow, workers=2) as client:
+        await both_are_told(client, numbers)
 
 
 @pytest.fixture
@@ -133,6 +162,24 @@ def test_a_jobmanager_shows_its_jobs_also_those_that_are_over(cluster: Cluster, 
     assert body["exceptionHistory"]["entries"][0]["exceptionName"] == "ValueError"
     assert "no 1" in body["root-exception"]
     assert {one["status"] for one in ask(f"{url}/jobs")[1]["jobs"]} == {"CANCELED", "FAILED"}
+
+
+async def test_a_job_on_a_cluster_shows_its_restart_policy_and_tasks_of_one_name_apart(cluster: Cluster) -> None:
+    """In the endpoint of the process that submitted it, each of the two on a TaskManager of its own."""
+    await asyncio.to_thread(cluster.start, workers=2, slots=1)
+    on = af.RemoteCluster(cluster.address, secret=cluster.secret)
+    flow, numbers = twins(af.io.blackhole())
+    async with watched(flow, on=on, restart=af.fixed_delay(3, "5s")) as client:
+        await both_are_told(client, numbers)
+        config = (await client.get(f"{client.path}/config"))["execution-config"]
+        assert config["restart-strategy"] == "fixed delay: 3 restarts, 5 s apart"
+        places = []
+        for vertex in (await client.get(client.path))["vertices"]:
+            if vertex["name"] == "out":  # Where its task is, is told a moment later.
+                place = f"{client.path}/vertices/{vertex['id']}"
+                body = await client.until(place, lambda body: body["subtasks"][0]["taskmanager-id"] != "local")
+                places.append(body["subtasks"][0]["taskmanager-id"])
+        assert len(set(places)) == 2
 
 
 async def test_a_run_from_the_command_line_says_where_its_dashboard_is(tmp_path: Path) -> None:
