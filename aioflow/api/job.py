@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from aioflow.cluster.remote import RemoteRun
     from aioflow.cluster.workers import WorkersCluster
     from aioflow.core.host import Host
+    from aioflow.core.ids import TapPlace
     from aioflow.graph.job_graph import JobGraph
     from aioflow.graph.stream_graph import StreamGraph
     from aioflow.monitoring.view import Monitored
@@ -69,7 +70,7 @@ class Job:
         self._error_seen = False
         self._cancel_asked = False
         self._stop_asked = False
-        self._gathering: dict[tuple[int, ...], Subscription[Any]] = {}
+        self._gathering: dict[tuple[TapPlace, ...], Subscription[Any]] = {}
 
     def __repr__(self) -> str:
         return f"Job({self.name!r}, {self.id[:8]}, {self.status.value})"
@@ -324,13 +325,10 @@ class Job:
             )
         return ids
 
-    def _tapped(self, stream: DataStream[Any]) -> tuple[int, ...]:
-        """As `_node_ids`, for what can be subscribed to."""
-        if any(upstream.side is not None for upstream in stream.upstreams):
-            raise GraphError(
-                f"a side output of {stream!r} cannot be subscribed to by itself: subscribe to an operator after it, like .map(lambda x: x)"
-            )
-        return self._node_ids(stream)
+    def _tapped(self, stream: DataStream[Any]) -> tuple[TapPlace, ...]:
+        """Where what makes `stream` can be seen: as `_node_ids`, side outputs by their tags."""
+        self._node_ids(stream)
+        return tuple(one.node_id if one.side is None else (one.node_id, one.side.name) for one in stream.upstreams)
 
     def _result(self) -> JobResult:
         times = self._cluster.job_master.timestamps_ms

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from aioflow.api.job import Job
     from aioflow.cluster.gateways import TapGateway
     from aioflow.core.elements import RecordBatch
+    from aioflow.core.ids import TapPlace
 
 __all__ = ["Subscription"]
 
@@ -26,11 +27,11 @@ OVERFLOWS = ("drop_oldest", "drop_newest", "error")
 class Subscription(Generic[T]):
     """Rows of a stream from attaching on. `dropped` counts those that the reader was too slow for. Several readers share the rows."""
 
-    def __init__(self, workers: TapGateway, job_id: str, node_ids: tuple[int, ...], *, buffer: int | None, overflow: str) -> None:
+    def __init__(self, workers: TapGateway, job_id: str, places: tuple[TapPlace, ...], *, buffer: int | None, overflow: str) -> None:
         """`buffer` None: everything is kept until `bound`. Attaches at once."""
         self._workers = workers
         self._job_id = job_id
-        self._node_ids = node_ids
+        self._places = places
         self._rows: deque[T] = deque()
         self._owed: deque[T] = deque()  # Gathered before `bound`: none of it may be missed.
         self._buffer = buffer
@@ -43,8 +44,8 @@ class Subscription(Generic[T]):
         self.dropped = 0
         if buffer is not None:
             self.bound(buffer, overflow)
-        for node_id in node_ids:
-            workers.add_tap(job_id, node_id, self._take, None if buffer is None else self._miss)
+        for place in places:
+            workers.add_tap(job_id, place, self._take, None if buffer is None else self._miss)
 
     def bound(self, buffer: int, overflow: str) -> None:
         """From here on at most `buffer` rows wait, besides what was gathered before."""
@@ -70,8 +71,8 @@ class Subscription(Generic[T]):
         """Detach; a reader that waits is freed. Acts at once, awaited or not. Idempotent."""
         if not self._closed:
             self._closed = True
-            for node_id in self._node_ids:
-                self._workers.remove_tap(self._job_id, node_id, self._take)
+            for place in self._places:
+                self._workers.remove_tap(self._job_id, place, self._take)
             if self._job is not None:
                 self._job.detach(self)
             self.wake()

@@ -58,11 +58,11 @@ SUBMITTER = ""
 
 @dataclass(slots=True, eq=False)
 class Submitter:
-    """The process that submitted a job and stays. `location` is empty if it runs no tasks; `taps`: tap id -> (node, may miss rows)."""
+    """The process that submitted a job and stays. `location` is empty if it runs no tasks; `taps`: tap id -> (place, may miss rows)."""
 
     connection: RpcConnection
     location: str = ""
-    taps: dict[int, tuple[int, bool]] = field(default_factory=dict)
+    taps: dict[int, tuple[TapPlace, bool]] = field(default_factory=dict)
     missed: dict[int, int] = field(default_factory=dict)
     """Rows of a subscription that were not sent, because the process does not keep up."""
 
@@ -131,7 +131,7 @@ class ClusterJob:
         self._publishing = False
         self._over = False
         self._metrics: dict[str, dict[str, float]] = {}
-        self._watchers: dict[int, tuple[int, Callable[[RecordBatch], None]]] = {}
+        self._watchers: dict[int, tuple[TapPlace, Callable[[RecordBatch], None]]] = {}
         """Taps of this process: operator and what looks at its records, by a number below 0."""
         self._watched = 0
         self._worker_ids: dict[str, str] = {}
@@ -224,18 +224,18 @@ class ClusterJob:
         for worker_id in self._peers:
             self._ask(worker_id, "notify_checkpoint_aborted", job_id, checkpoint_id, latest_completed)
 
-    def add_tap(self, job_id: str, node_id: int, tap: Callable[[RecordBatch], None], on_missed: object = None) -> None:
+    def add_tap(self, job_id: str, place: TapPlace, tap: Callable[[RecordBatch], None], on_missed: object = None) -> None:
         """For a watcher in this process, who may miss records. Those of the submitter have numbers of its own: see `add_remote_tap`."""
         self._watched += 1
         tap_id = -self._watched
-        self._watchers[tap_id] = node_id, tap
-        self._ask_taskmanagers("add_tap", self.job_id, node_id, tap_id, True)
+        self._watchers[tap_id] = place, tap
+        self._ask_taskmanagers("add_tap", self.job_id, place, tap_id, True)
 
-    def remove_tap(self, job_id: str, node_id: int, tap: Callable[[RecordBatch], None]) -> None:
+    def remove_tap(self, job_id: str, place: TapPlace, tap: Callable[[RecordBatch], None]) -> None:
         """As `add_tap`."""
-        for tap_id in [tap_id for tap_id, entry in self._watchers.items() if entry == (node_id, tap)]:
+        for tap_id in [tap_id for tap_id, entry in self._watchers.items() if entry == (place, tap)]:
             del self._watchers[tap_id]
-            self._ask_taskmanagers("remove_tap", self.job_id, node_id, tap_id)
+            self._ask_taskmanagers("remove_tap", self.job_id, place, tap_id)
 
     def _ask_taskmanagers(self, method: str, *args: Any) -> None:
         for worker_id in self._peers:
@@ -345,10 +345,10 @@ class ClusterJob:
             if self._stop_drains is not None:
                 self._ask(worker_id, "stop_sources", self.job_id, self._stop_drains)
             taps = {} if self._submitter is None else self._submitter.taps
-            for tap_id, (node_id, may_miss) in taps.items():
-                self._ask(worker_id, "add_tap", self.job_id, node_id, tap_id, may_miss)
-            for tap_id, (node_id, _) in self._watchers.items():
-                self._ask(worker_id, "add_tap", self.job_id, node_id, tap_id, True)
+            for tap_id, (place, may_miss) in taps.items():
+                self._ask(worker_id, "add_tap", self.job_id, place, tap_id, may_miss)
+            for tap_id, (place, _) in self._watchers.items():
+                self._ask(worker_id, "add_tap", self.job_id, place, tap_id, True)
         answer, *rest = self._scheduler.offered(worker_id, offers)
         assert isinstance(answer, OfferAnswer)
         self._carry_out(rest)
@@ -458,8 +458,8 @@ class ClusterJob:
             return
         self._submitter = submitter
         self._peers[SUBMITTER] = _Peer(submitter.connection, submitter.location)
-        for tap_id, (node_id, may_miss) in submitter.taps.items():
-            self.add_remote_tap(node_id, tap_id, may_miss)
+        for tap_id, (place, may_miss) in submitter.taps.items():
+            self.add_remote_tap(place, tap_id, may_miss)
         self._publish()
 
     def submitter_lost(self) -> None:
@@ -473,15 +473,15 @@ class ClusterJob:
                 self.job_master.update_task_state(attempt, ExecutionState.FAILED, Broken("the submitting process is gone"))
             self.cancel()
 
-    def add_remote_tap(self, node_id: int, tap_id: int, may_miss: bool) -> None:
+    def add_remote_tap(self, place: TapPlace, tap_id: int, may_miss: bool) -> None:
         if self._submitter is not None:
-            self._submitter.taps[tap_id] = node_id, may_miss
-        self._ask_taskmanagers("add_tap", self.job_id, node_id, tap_id, may_miss)
+            self._submitter.taps[tap_id] = place, may_miss
+        self._ask_taskmanagers("add_tap", self.job_id, place, tap_id, may_miss)
 
-    def remove_remote_tap(self, node_id: int, tap_id: int) -> None:
+    def remove_remote_tap(self, place: TapPlace, tap_id: int) -> None:
         if self._submitter is not None:
             self._submitter.taps.pop(tap_id, None)
-        self._ask_taskmanagers("remove_tap", self.job_id, node_id, tap_id)
+        self._ask_taskmanagers("remove_tap", self.job_id, place, tap_id)
 
     async def query_remote_state(self, key: AttemptKey, node_id: int, query: bytes) -> bytes:
         worker_id = self._placed.get(ExecutionAttemptId(*key))

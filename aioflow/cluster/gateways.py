@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from aioflow.checkpoint.subtask import CheckpointStats, SubtaskState
     from aioflow.core.elements import CheckpointBarrier, RecordBatch
+    from aioflow.core.ids import TapPlace
     from aioflow.graph.deployment import ExecutionAttemptId, ExecutionState, TaskDeploymentDescriptor
 
 __all__ = ["JobMasterGateway", "OnMissed", "TapGateway", "TaskExecutorGateway"]
@@ -19,13 +20,13 @@ OnMissed = Callable[[int, Exception | None], None]
 class TapGateway(Protocol):
     """Where what operators emit can be seen."""
 
-    def add_tap(self, job_id: str, node_id: int, tap: Callable[[RecordBatch], None], on_missed: OnMissed | None = None) -> None:
-        """Let `tap` see what operator `node_id` emits, in every subtask, now and after a restart.
+    def add_tap(self, job_id: str, place: TapPlace, tap: Callable[[RecordBatch], None], on_missed: OnMissed | None = None) -> None:
+        """Let `tap` see what `place` emits, in every subtask, now and after a restart.
 
         With `on_missed` records may go by while the way to `tap` is full.
         """
 
-    def remove_tap(self, job_id: str, node_id: int, tap: Callable[[RecordBatch], None]) -> None: ...
+    def remove_tap(self, job_id: str, place: TapPlace, tap: Callable[[RecordBatch], None]) -> None: ...
 
 
 class TaskExecutorGateway(TapGateway, Protocol):

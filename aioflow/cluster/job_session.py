@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from aioflow.core.elements import CheckpointBarrier, RecordBatch
     from aioflow.core.host import Host
     from aioflow.operators.source import Split
+    from aioflow.core.ids import TapPlace
 
 __all__ = ["AttemptKey", "JobSession", "attempt_key", "pack_error", "unpack_error"]
 
@@ -147,17 +148,17 @@ class JobSession:
     def notify_checkpoint_aborted(self, checkpoint_id: int, latest_completed: int | None) -> None:
         self.executor.notify_checkpoint_aborted(self._job_id, checkpoint_id, latest_completed)
 
-    def add_tap(self, node_id: int, tap_id: int, may_miss: bool) -> None:
-        """Send every batch that node `node_id` emits here as `tapped` from now on."""
+    def add_tap(self, place: TapPlace, tap_id: int, may_miss: bool) -> None:
+        """Send every batch that `place` emits here as `tapped` from now on."""
         if tap_id not in self._taps:
             tap = self._taps[tap_id] = partial(self._send_tapped, tap_id, may_miss)
-            self.executor.add_tap(self._job_id, node_id, tap)
+            self.executor.add_tap(self._job_id, place, tap)
 
-    def remove_tap(self, node_id: int, tap_id: int) -> None:
+    def remove_tap(self, place: TapPlace, tap_id: int) -> None:
         tap = self._taps.pop(tap_id, None)
         self._missed.pop(tap_id, None)
         if tap is not None:
-            self.executor.remove_tap(self._job_id, node_id, tap)
+            self.executor.remove_tap(self._job_id, place, tap)
 
     def _send_tapped(self, tap_id: int, may_miss: bool, batch: RecordBatch) -> None:
         rows = len(batch.values)

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from aioflow.cluster.job_master import JobMaster
     from aioflow.cluster.worker_provider import WorkerProvider
     from aioflow.core.host import Host
+    from aioflow.core.ids import TapPlace
 
 __all__ = ["JobManager", "JobManagerOptions", "check_bind"]
 
@@ -397,7 +398,7 @@ class JobManager:
         config: dict[str, Any],
         attach: bool,
         location: str,
-        taps: dict[int, tuple[int, bool]],
+        taps: dict[int, tuple[TapPlace, bool]],
     ) -> int:
         """Returns the token of the JobMaster. With `attach` the connection is told what becomes of the job."""
         leading = await self._leader()
@@ -415,7 +416,7 @@ class JobManager:
         task.add_done_callback(self._following.pop)
         return leading.token
 
-    async def _attach(self, connection: RpcConnection, job_id: str, location: str, taps: dict[int, tuple[int, bool]]) -> int:
+    async def _attach(self, connection: RpcConnection, job_id: str, location: str, taps: dict[int, tuple[TapPlace, bool]]) -> int:
         """The process that submitted a job has found this leader: it is told what becomes of the job, and runs its part again."""
         leading = await self._leader()
         leading.dispatcher.job(job_id)

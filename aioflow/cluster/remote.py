@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from aioflow.cluster.restart import RestartPolicy
     from aioflow.core.elements import RecordBatch
     from aioflow.core.host import Host
+    from aioflow.core.ids import TapPlace
     from aioflow.graph.job_graph import JobGraph
     from aioflow.task.environment import TaskOptions
 
@@ -198,7 +199,7 @@ class RemoteJobMaster:
 
 @dataclass(frozen=True, slots=True)
 class _Tap:
-    node_id: int
+    place: TapPlace
     take: Callable[[RecordBatch], None]
     on_missed: OnMissed | None
 
@@ -334,8 +335,8 @@ class RemoteRun:
             self._end(JobStatus.FAILED)
             self._client.hang_up(error)
 
-    def _told_taps(self) -> dict[int, tuple[int, bool]]:
-        return {tap_id: (tap.node_id, tap.on_missed is not None) for tap_id, tap in self._taps.items()}
+    def _told_taps(self) -> dict[int, tuple[TapPlace, bool]]:
+        return {tap_id: (tap.place, tap.on_missed is not None) for tap_id, tap in self._taps.items()}
 
     async def _open_session(self) -> str:
         """Become a worker for what stays here. Returns where the others find it, empty if there is nothing."""
@@ -346,7 +347,7 @@ class RemoteRun:
         )
         await session.open(self._bind)
         for tap in self._taps.values():
-            session.executor.add_tap(self.job_id, tap.node_id, tap.take)
+            session.executor.add_tap(self.job_id, tap.place, tap.take)
         self._session = session
         await session.discover_at_home()
         return session.location
@@ -511,21 +512,21 @@ class RemoteRun:
         """What this process says of itself."""
         return {} if self._session is None else self._session.metrics.own_values()
 
-    def add_tap(self, job_id: str, node_id: int, tap: Callable[[RecordBatch], None], on_missed: OnMissed | None = None) -> None:
+    def add_tap(self, job_id: str, place: TapPlace, tap: Callable[[RecordBatch], None], on_missed: OnMissed | None = None) -> None:
         tap_id = next(self._tap_numbers)
-        self._taps[tap_id] = _Tap(node_id, tap, on_missed)
+        self._taps[tap_id] = _Tap(place, tap, on_missed)
         if self._session is not None:
-            self._session.executor.add_tap(job_id, node_id, tap)
+            self._session.executor.add_tap(job_id, place, tap)
         if self._submitted and not self._ended.done():
-            self._tell("add_tap", job_id, node_id, tap_id, on_missed is not None)
+            self._tell("add_tap", job_id, place, tap_id, on_missed is not None)
 
-    def remove_tap(self, job_id: str, node_id: int, tap: Callable[[RecordBatch], None]) -> None:
+    def remove_tap(self, job_id: str, place: TapPlace, tap: Callable[[RecordBatch], None]) -> None:
         if self._session is not None:
-            self._session.executor.remove_tap(job_id, node_id, tap)
-        for tap_id in [i for i, entry in self._taps.items() if (entry.node_id, entry.take) == (node_id, tap)]:
+            self._session.executor.remove_tap(job_id, place, tap)
+        for tap_id in [i for i, entry in self._taps.items() if (entry.place, entry.take) == (place, tap)]:
             del self._taps[tap_id]
             if self._submitted and not self._ended.done():
-                self._tell("remove_tap", job_id, node_id, tap_id)
+                self._tell("remove_tap", job_id, place, tap_id)
 
     async def query_state(self, attempt: ExecutionAttemptId, node_id: int, query: Callable[[Any], Any]) -> Any:
         asked = partial(self._client.connection.call, "query_state", self.job_id, attempt_key(attempt), node_id)

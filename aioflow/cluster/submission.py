@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from aioflow.cluster.checkpoint_settings import CheckpointSettings
     from aioflow.cluster.restart import RestartPolicy
     from aioflow.core.host import Host
+    from aioflow.core.ids import TapPlace
     from aioflow.graph.job_graph import JobGraph
     from aioflow.task.environment import TaskOptions
 
@@ -140,13 +141,19 @@ class ClusterClient:
         return self._connection
 
     async def submit(
-        self, job_id: str, job: Submission, *, attach: bool = False, location: str = "", taps: dict[int, tuple[int, bool]] | None = None
+        self,
+        job_id: str,
+        job: Submission,
+        *,
+        attach: bool = False,
+        location: str = "",
+        taps: dict[int, tuple[TapPlace, bool]] | None = None,
     ) -> int:
         """On return the job is stored, and runs. Returns the token of its JobMaster."""
         answer = self.connection.call("submit", job_id, job.name, job.content, job.config, attach, location, taps or {})
         return int(await answer)
 
-    async def attach(self, job_id: str, *, location: str, taps: dict[int, tuple[int, bool]]) -> int:
+    async def attach(self, job_id: str, *, location: str, taps: dict[int, tuple[TapPlace, bool]]) -> int:
         """Follow a job that was submitted before. Returns the token of its JobMaster; raises UnknownJob."""
         return int(await self.connection.call("attach", job_id, location, taps))
 

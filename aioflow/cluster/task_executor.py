@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from aioflow.cluster.gateways import JobMasterGateway, OnMissed
     from aioflow.core.elements import CheckpointBarrier, RecordBatch
     from aioflow.core.host import Host
+    from aioflow.core.ids import TapPlace
     from aioflow.core.metrics import MetricGroup
     from aioflow.network.gate import InputChannel
     from aioflow.network.links import DataPlane
@@ -135,7 +136,7 @@ class TaskExecutor:
         self._partitions = _Partitions()
         self._resources = ResourceScope()
         self._executions: dict[ExecutionAttemptId, TaskExecution] = {}
-        self._taps: dict[int, list[Callable[[RecordBatch], None]]] = {}
+        self._taps: dict[TapPlace, list[Callable[[RecordBatch], None]]] = {}
         self._stop_drains: bool | None = None
         self._threads_turns = switch_interval(options.slice_ns / TURNS_A_SLICE / 1e9)
         pool = NetworkBufferPool(NETWORK_SEGMENTS)
@@ -194,7 +195,7 @@ class TaskExecutor:
         if descriptor.attempt in self._executions:
             raise AssertionError(f"attempt {descriptor.attempt} was submitted twice")
         self._forget_older(descriptor.attempt)
-        taps = {node_id: tuple(taps) for node_id, taps in self._taps.items()}
+        taps = {place: tuple(taps) for place, taps in self._taps.items()}
         try:
             task = StreamTask(descriptor, self._environment, taps)
         except BaseException:
@@ -243,16 +244,16 @@ class TaskExecutor:
             if execution.attempt.job_id == job_id:
                 execution.task.notify_checkpoint_aborted(checkpoint_id, latest_completed)
 
-    def add_tap(self, job_id: str, node_id: int, tap: Callable[[RecordBatch], None], on_missed: OnMissed | None = None) -> None:
-        self._taps.setdefault(node_id, []).append(tap)
-        self._retap(node_id)
+    def add_tap(self, job_id: str, place: TapPlace, tap: Callable[[RecordBatch], None], on_missed: OnMissed | None = None) -> None:
+        self._taps.setdefault(place, []).append(tap)
+        self._retap(place)
 
-    def remove_tap(self, job_id: str, node_id: int, tap: Callable[[RecordBatch], None]) -> None:
-        if tap in self._taps.get(node_id, []):
-            self._taps[node_id].remove(tap)
-            if not self._taps[node_id]:
-                del self._taps[node_id]
-            self._retap(node_id)
+    def remove_tap(self, job_id: str, place: TapPlace, tap: Callable[[RecordBatch], None]) -> None:
+        if tap in self._taps.get(place, []):
+            self._taps[place].remove(tap)
+            if not self._taps[place]:
+                del self._taps[place]
+            self._retap(place)
 
     async def query_state(self, attempt: ExecutionAttemptId, node_id: int, query: Callable[[Any], Any]) -> Any:
         execution = self._executions.get(attempt)
@@ -260,10 +261,16 @@ class TaskExecutor:
             raise JobNotRunning(f"attempt {attempt} does not run, its state cannot be read now; try again once the job runs")
         return await execution.task.query_state(node_id, query)
 
-    def _retap(self, node_id: int) -> None:
+    async def add_splits(self, attempt: ExecutionAttemptId, splits: Sequence[Split]) -> None:
+        execution = self._executions.get(attempt)
+        if execution is None:
+            raise JobNotRunning(f"attempt {attempt} is not here, it takes no splits")
+        await execution.task.add_splits(splits)
+
+    def _retap(self, place: TapPlace) -> None:
         for execution in self._executions.values():
             if not execution.state.is_terminal:
-                execution.task.set_taps(node_id, tuple(self._taps.get(node_id, ())))
+                execution.task.set_taps(place, tuple(self._taps.get(place, ())))
 
     def _on_state(self, attempt: ExecutionAttemptId, state: ExecutionState, error: BaseException | None) -> None:
         if state in (ExecutionState.FAILED, ExecutionState.CANCELED):

@@ -35,6 +35,7 @@ from aioflow.core.elements import CheckpointBarrier, RecordBatch
 from aioflow.core.errors import AioflowError, Broken, Closed, NotAuthenticated, TypeNotSupported
 from aioflow.core.host import Host, SystemHost
 from aioflow.core.metrics import MetricGroup
+from aioflow.core.ids import TapPlace
 from aioflow.core.serializers import Codec
 from aioflow.graph.deployment import ExecutionAttemptId, ExecutionState
 from aioflow.inspection.process import ProcessInspector
@@ -72,7 +73,7 @@ class Worker:
         self._codec = Codec()
         self._executor: TaskExecutor | None = None
         self._data_plane: DataPlane | None = None
-        self._taps: dict[int, tuple[int, Callable[[RecordBatch], None]]] = {}
+        self._taps: dict[int, tuple[TapPlace, Callable[[RecordBatch], None]]] = {}
         self._missed: dict[int, int] = {}
         self._metrics = MetricGroup(host.clock.monotonic)
         self.inspector = ProcessInspector(host)
@@ -174,8 +175,8 @@ class Worker:
         if self._executor is not None:
             self._executor.notify_checkpoint_aborted(job_id, checkpoint_id, latest_completed)
 
-    def add_tap(self, job_id: str, node_id: int, tap_id: int, may_miss: bool) -> None:
-        """Send every batch that node `node_id` emits here as `tapped` from now on.
+    def add_tap(self, job_id: str, place: TapPlace, tap_id: int, may_miss: bool) -> None:
+        """Send every batch that `place` emits here as `tapped` from now on.
 
         `may_miss`: while the connection is behind, batches are only counted.
         """
@@ -185,14 +186,14 @@ class Worker:
         def tap(batch: RecordBatch) -> None:
             self._send_tapped(tap_id, batch, may_miss)
 
-        self._taps[tap_id] = node_id, tap
-        self._executor.add_tap(job_id, node_id, tap)
+        self._taps[tap_id] = place, tap
+        self._executor.add_tap(job_id, place, tap)
 
-    def remove_tap(self, job_id: str, node_id: int, tap_id: int) -> None:
+    def remove_tap(self, job_id: str, place: TapPlace, tap_id: int) -> None:
         entry = self._taps.pop(tap_id, None)
         self._missed.pop(tap_id, None)
         if entry is not None and self._executor is not None:
-            self._executor.remove_tap(job_id, node_id, entry[1])
+            self._executor.remove_tap(job_id, place, entry[1])
 
     async def query_state(self, attempt: tuple[str, int, int, int], node_id: int, query: bytes) -> bytes:
         """Run the pickled `query` over the state of a node; its result is encoded with the job's types."""

@@ -45,7 +45,9 @@ if TYPE_CHECKING:
     from aioflow.core.elements import CheckpointBarrier, RecordBatch
     from aioflow.core.host import Host
     from aioflow.graph.job_graph import JobGraph, JobVertex
+    from aioflow.core.ids import TapPlace
     from aioflow.task.environment import TaskOptions
+    from aioflow.operators.source import Split
 
 __all__ = ["WorkersCluster"]
 
@@ -65,7 +67,7 @@ Tap = Callable[["RecordBatch"], None]
 
 @dataclass(frozen=True, slots=True)
 class _Tap:
-    node_id: int
+    place: TapPlace
     tap: Tap
     on_missed: OnMissed | None
 
@@ -164,7 +166,7 @@ class WorkersCluster:
         )
         # What was said to the others before.
         for tap_id, one in self._taps.items():
-            worker.tell("add_tap", self.job_id, one.node_id, tap_id, one.on_missed is not None)
+            worker.tell("add_tap", self.job_id, one.place, tap_id, one.on_missed is not None)
         if self._stop_drains is not None:
             worker.tell("stop_sources", self.job_id, self._stop_drains)
         return location
@@ -307,19 +309,19 @@ class WorkersCluster:
         for worker in self.pool.open:
             worker.tell("notify_checkpoint_aborted", job_id, checkpoint_id, latest_completed)
 
-    def add_tap(self, job_id: str, node_id: int, tap: Tap, on_missed: OnMissed | None = None) -> None:
-        self._here.add_tap(job_id, node_id, tap)
+    def add_tap(self, job_id: str, place: TapPlace, tap: Tap, on_missed: OnMissed | None = None) -> None:
+        self._here.add_tap(job_id, place, tap)
         tap_id = next(self._tap_numbers)
-        self._taps[tap_id] = _Tap(node_id, tap, on_missed)
+        self._taps[tap_id] = _Tap(place, tap, on_missed)
         for worker in self.pool.open:
-            worker.tell("add_tap", job_id, node_id, tap_id, on_missed is not None)
+            worker.tell("add_tap", job_id, place, tap_id, on_missed is not None)
 
-    def remove_tap(self, job_id: str, node_id: int, tap: Tap) -> None:
-        self._here.remove_tap(job_id, node_id, tap)
-        for tap_id in [i for i, one in self._taps.items() if (one.node_id, one.tap) == (node_id, tap)]:
+    def remove_tap(self, job_id: str, place: TapPlace, tap: Tap) -> None:
+        self._here.remove_tap(job_id, place, tap)
+        for tap_id in [i for i, one in self._taps.items() if (one.place, one.tap) == (place, tap)]:
             del self._taps[tap_id]
             for worker in self.pool.open:
-                worker.tell("remove_tap", job_id, node_id, tap_id)
+                worker.tell("remove_tap", job_id, place, tap_id)
 
     async def query_state(self, attempt: ExecutionAttemptId, node_id: int, query: Callable[[Any], Any]) -> Any:
         place = self._placed[attempt.vertex_id, attempt.subtask_index]

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["ExecutionAttemptId"]
+__all__ = ["ExecutionAttemptId", "TapPlace"]
+
+TapPlace = int | tuple[int, str]
+"""What can be looked at of a job: what an operator emits, by the id of its node; or one of its side outputs, by that and the tag's name."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from aioflow.checkpoint.assignment import TaskRestore
     from aioflow.core.elements import CheckpointBarrier
     from aioflow.core.functions import OutputTag
+    from aioflow.core.ids import TapPlace
     from aioflow.graph.deployment import TaskDeploymentDescriptor
     from aioflow.operators.operator import Operator
     from aioflow.state.handles import StateInput
@@ -69,8 +70,8 @@ logger = logging.getLogger(__name__)
 class StreamTask:
     """Runs one `TaskDeploymentDescriptor`. `run()` returns when finished, raises what failed, or CancelledError."""
 
-    def __init__(self, descriptor: TaskDeploymentDescriptor, environment: TaskEnvironment, taps: Mapping[int, Sequence[Tap]]) -> None:
-        """`taps` by node id: subscriptions that exist already. Partitions are registered here, before any consumer asks."""
+    def __init__(self, descriptor: TaskDeploymentDescriptor, environment: TaskEnvironment, taps: Mapping[TapPlace, Sequence[Tap]]) -> None:
+        """`taps`: subscriptions that exist already. Partitions are registered here, before any consumer asks."""
         self.descriptor = descriptor
         self.name = descriptor.task_name
         self._environment = environment
@@ -462,7 +463,11 @@ class StreamTask:
         self._resume()
 
     def emit_side(self, operator_index: int, tag: OutputTag[Any], value: Any, timestamp: int | None, watermark: int) -> None:
-        self._output.emit_side(self._node_index(operator_index), tag, value, timestamp, watermark)
+        node_index = self._node_index(operator_index)
+        self._output.emit_side(node_index, tag, value, timestamp, watermark)
+        if self._taps:
+            for tap in self._taps.get((self.descriptor.vertex.nodes[node_index].id, tag.name), ()):
+                tap(RecordBatch([value], None if timestamp is None else [timestamp], None, None, watermark))
 
     def emit_status(self, idle: bool) -> None:
         """Active is told at once. Idle is told behind everything that this task still holds, and not at all if records came first."""
@@ -506,6 +511,23 @@ class StreamTask:
 
     def trigger_checkpoint(self, barrier: CheckpointBarrier) -> None:
         """Begin a checkpoint here, because no task upstream will send its barrier. Declined while the task does not run."""
+    async def add_splits(self, splits: Sequence[Split]) -> None:
+        """Let the source read these too, from between two slices on. Raises JobNotRunning when the task ends before."""
+        over = JobNotRunning(f"task {self.name} ended before it could read what was found; what reads instead of it gets that too")
+        if not self._running or not isinstance(self._input, SourceInput):
+            raise over
+        await answered(self._executor, partial(self._read_too, self._input, splits), over, "add splits")
+
+    async def _read_too(self, source: SourceInput, splits: Sequence[Split]) -> None:
+        try:
+            await source.add_splits(splits)
+        except Exception as error:
+            # Not only told to whoever found them: some may be read by now, others not.
+            note_once(error, f"in open() of {self._source_place}")
+            self.report(error)
+            raise
+        self._resume()
+
         if self._running:
             with suppress(MailboxClosed):
                 # Urgent where it overtakes: the mail in front of it may be as much as what is in flight.
@@ -553,12 +575,12 @@ class StreamTask:
             self._input.barriers.aborted(checkpoint_id)
         self._resume()
 
-    def set_taps(self, node_id: int, taps: Sequence[Tap]) -> None:
-        """Let `taps` see what node `node_id` emits, if it is part of this task; from between two slices on."""
-        self._taps[node_id] = tuple(taps)
+    def set_taps(self, place: TapPlace, taps: Sequence[Tap]) -> None:
+        """Let `taps` see what `place` emits, if it is part of this task: a side output at once, an operator from between two slices on."""
+        self._taps[place] = tuple(taps)
         for index, node in enumerate(self.descriptor.vertex.nodes):
-            if node.id == node_id and self._running:
-                self._retapped[node_id] = index
+            if node.id == place and self._running:
+                self._retapped[node.id] = index
                 self._resume()
 
     async def query_state(self, node_id: int, query: Callable[[Any], Any]) -> Any:

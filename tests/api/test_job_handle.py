@@ -6,6 +6,7 @@ import asyncio
 import gc
 import weakref
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -116,15 +117,52 @@ async def test_a_stream_that_the_job_does_not_run_is_refused(ask: Callable[[Any,
                 ask(job, stream)
 
 
-async def test_a_side_output_is_not_mistaken_for_the_main_one() -> None:
+async def test_a_side_output_can_be_subscribed_to_and_is_not_mistaken_for_the_main_one() -> None:
     flow, tag = af.Flow("side"), af.OutputTag[Any]("bad")
-    numbers = flow.source(["1", "x"]).map(int, on_error=tag)
-    with pytest.raises(af.GraphError, match=r"side output .* cannot be subscribed to by itself: subscribe to an operator after it"):
-        async with flow.run(subscribe=[numbers.side(tag)]):
-            raise AssertionError("it ran")
-    errors = numbers.side(tag).map(lambda failed: failed.value)
-    async with flow.run(subscribe=[errors]) as job, job.subscribe(errors) as rows:
-        assert [row async for row in rows] == ["x"], "the remedy that it names"
+    numbers = flow.source(["1", "x", "2", "y"]).map(int, on_error=tag)
+    side, both = numbers.side(tag), numbers.union(numbers.side(tag))
+    async with flow.run(subscribe=[numbers, side, both, numbers.side(af.OutputTag("other"))]) as job:
+        async with job.subscribe(side) as rows:
+            assert [row.value async for row in rows] == ["x", "y"]
+        async with job.subscribe(numbers) as rows:
+            assert [row async for row in rows] == [1, 2]
+        async with job.subscribe(both) as rows:
+            assert len([row async for row in rows]) == 4
+        async with job.subscribe(numbers.side(af.OutputTag("other"))) as rows:
+            assert [row async for row in rows] == []
+
+
+async def test_late_elements_and_malformed_lines_can_be_subscribed_to(tmp_path: Path) -> None:
+    """Side outputs of a window and of a source, whether or not the flow reads them too."""
+    path = tmp_path / "numbers"
+    path.write_bytes(b"1\n\xff\n30\n2\n")
+    bad = af.OutputTag[Any]("bad")
+    flow = af.Flow("late")
+    strategy: Any = af.WatermarkStrategy.monotonous_timestamps(timestamp=int)
+    lines = flow.source(af.io.lines(path, on_error=bad), watermarks=strategy)
+    windows = lines.key_by(lambda _: 0).window(af.tumbling("10ms")).aggregate(af.count())
+    read: list[Any] = []
+    windows.late.sink(read.append)
+    async with flow.run(subscribe=[windows.late, lines.side(bad)]) as job:
+        async with job.subscribe(windows.late) as rows:
+            assert [row async for row in rows] == ["2"]
+        async with job.subscribe(lines.side(bad)) as rows:
+            assert [row.value async for row in rows] == [b"\xff"]
+    assert read == ["2"]
+
+
+async def test_a_subscription_to_a_side_output_begins_and_ends_while_the_job_runs() -> None:
+    flow, tag = af.Flow("side"), af.OutputTag[Any]("bad")
+    events = flow.source(af.io.push())
+    side = events.map(int, on_error=tag).side(tag)
+    async with flow.run() as job:
+        inlet = job.input(events)
+        for word in ("x", "y"):
+            async with job.subscribe(side) as rows:
+                await inlet.put(word)
+                assert (await anext(aiter(rows))).value == word
+        inlet.close()
+        await job.wait()
 
 
 async def test_a_stream_of_another_flow_is_not_collected() -> None:
