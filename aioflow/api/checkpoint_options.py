@@ -31,10 +31,10 @@ def check_checkpoint_options(given: Mapping[str, Any], options: RunOptions) -> N
         for name in NEED_CHECKPOINTS:
             if name in given:
                 raise ValueError(f"{name}= is about checkpoints, and there are none: give checkpoints=URL too, like \"file:///var/lib/app\"")
-        if given.get("restore") is not None:
-            raise ValueError(
-                f"restore={given['restore']!r} goes on where a job stopped, which has to be kept again: give checkpoints=URL too"
-            )
+        if given.get("restore") == LATEST:
+            raise ValueError("restore='latest' looks into a store, and there is none: give checkpoints=URL too, or a savepoint's path")
+        if given.get("allow_non_restored") and given.get("restore") is None:
+            raise ValueError("allow_non_restored=True is about a savepoint, and there is none: give restore=PATH, or checkpoints=URL")
     if options.fresh and options.restore is not None:
         raise ValueError(f"fresh=True begins without state, restore={options.restore!r} with some: give restore=None with it")
     settings = checkpoint_settings(options)
@@ -52,7 +52,10 @@ def check_checkpoint_options(given: Mapping[str, Any], options: RunOptions) -> N
 def checkpoint_settings(options: RunOptions) -> CheckpointSettings | None:
     """What `options` say about checkpoints. None: none are taken, and nothing is restored."""
     if options.checkpoints is None:
-        return None
+        if options.restore in (None, LATEST):  # The default goes on where there is a store to look into.
+            return None
+        where = store_url(options.restore, "restore")
+        return CheckpointSettings(store=None, restore=where, allow_non_restored=options.allow_non_restored)
     if not isinstance(options.retain, int) or options.retain < 1:
         raise ValueError(f"retain is {options.retain!r}, expected how many completed checkpoints are kept, at least 1")
     if not isinstance(options.max_concurrent, int) or options.max_concurrent < 1:

@@ -60,7 +60,8 @@ class RunOptions:
     tolerable_failures: int | None = None
     """How many checkpoints in a row may fail before the job does. None: any number, each with a warning."""
     restore: str | PathLike[str] | None = "latest"
-    """Where state comes from: "latest" is the flow's newest checkpoint or savepoint in the store; a savepoint's path; None: nowhere."""
+    """Where state comes from: "latest" is the flow's newest checkpoint or savepoint in the store; a savepoint's path, which needs no store;
+    None: nowhere."""
     fresh: bool = False
     """With `restore=None`: begin without state although the store holds that of an unfinished job."""
     allow_non_restored: bool = False
@@ -96,7 +97,7 @@ class RunOptions:
     def task_options(self, flow: str) -> TaskOptions:
         """What each task of `flow` is told. Called on the loop that will run them."""
         settings = self.checkpoint_settings()
-        checkpoints = None if settings is None else CheckpointTaskOptions(store=flow_url(settings.store, flow))
+        checkpoints = None if settings is None or settings.store is None else CheckpointTaskOptions(store=flow_url(settings.store, flow))
         debug = self.tasks.debug or asyncio.get_running_loop().get_debug() if self.debug is None else self.debug
         return replace(
             self.tasks,

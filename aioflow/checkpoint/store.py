@@ -36,12 +36,15 @@ from aioflow.state.handles import StateFile, StateInput, StateOutput
 if TYPE_CHECKING:
     from aioflow.core.host import Host
 
-__all__ = ["METADATA", "FlowStore", "open_store", "read_checkpoint"]
+__all__ = ["METADATA", "RESTORE_ONLY", "FlowStore", "open_store", "read_checkpoint"]
 
 logger = logging.getLogger(__name__)
 
 METADATA = "metadata"
 """The file without which a directory is no checkpoint."""
+
+RESTORE_ONLY = "memory://nothing-is-written"
+"""The store of a job that takes no checkpoints. What it restores is named by URL."""
 
 REMOTE_LEASE = LeaseOptions(lease_s=60.0, renew_s=15.0, stop_s=10.0)
 """Of an object store, where each request costs time and money."""

@@ -14,8 +14,8 @@ LATEST = "latest"
 class CheckpointSettings:
     """Times in ms. URLs are whole: a directory of this machine is `file:///...`."""
 
-    store: str
-    """URL of the store, which holds many flows."""
+    store: str | None
+    """URL of the store, which holds many flows. None: no checkpoints are taken, the job only begins with the savepoint `restore`."""
     every_ms: int = 10_000
     unaligned: bool = False
     """From the start of each checkpoint."""

@@ -32,6 +32,7 @@ from aioflow.cluster.scheduler import (
     SubtasksLost,
 )
 from aioflow.cluster.shipping import load_job
+from aioflow.cluster.split_discovery import pack_splits
 from aioflow.core.aio import OrderedTaskGroup, close_within
 from aioflow.core.batch_codec import decode_batch
 from aioflow.core.errors import AioflowError, Broken, GraphError, JobNotRunning
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
     from aioflow.cluster.rpc import RpcConnection
     from aioflow.core.elements import CheckpointBarrier, RecordBatch
     from aioflow.core.host import Host
+    from aioflow.core.ids import TapPlace
+    from aioflow.operators.source import Split
 
 __all__ = ["ClusterJob", "Submitter", "needs_submitter"]
 
@@ -244,6 +247,12 @@ class ClusterJob:
 
     async def query_state(self, attempt: ExecutionAttemptId, node_id: int, query: Callable[[Any], Any]) -> Any:
         return await self.query_remote_state(attempt_key(attempt), node_id, pickle.dumps(query))
+
+    async def add_splits(self, attempt: ExecutionAttemptId, splits: Sequence[Split]) -> None:
+        peer = self._peers.get(self._placed.get(attempt, ""))
+        if peer is None:
+            raise JobNotRunning(f"attempt {attempt} runs nowhere now, it takes no splits")
+        await peer.connection.call("add_splits", attempt_key(attempt), pack_splits(splits, self._codec))
 
     # Deployment.
 

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from aioflow.core.elements import CheckpointBarrier, RecordBatch
     from aioflow.core.ids import TapPlace
     from aioflow.graph.deployment import ExecutionAttemptId, ExecutionState, TaskDeploymentDescriptor
+    from aioflow.operators.source import Split
 
 __all__ = ["JobMasterGateway", "OnMissed", "TapGateway", "TaskExecutorGateway"]
 
@@ -49,6 +50,9 @@ class TaskExecutorGateway(TapGateway, Protocol):
 
     def stop_sources(self, job_id: str, *, drain: bool) -> None:
         """End the sources of a job where they are; with `drain` event time ends with them."""
+
+    async def add_splits(self, attempt: ExecutionAttemptId, splits: Sequence[Split]) -> None:
+        """More splits for a source that runs; those it has it ignores. Raises when they may not have arrived: then send them again."""
 
     async def query_state(self, attempt: ExecutionAttemptId, node_id: int, query: Callable[[Any], Any]) -> Any:
         """Run `query(keyed backend)` between two slices of the task and return what it gives."""

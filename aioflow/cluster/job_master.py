@@ -21,6 +21,8 @@ from aioflow.cluster.execution_graph import (
 )
 from aioflow.cluster.job_checkpoints import JobCheckpoints
 from aioflow.cluster.job_history import JobHistory
+from aioflow.cluster.restoring import GivenSavepoint
+from aioflow.cluster.split_discovery import SplitDiscovery
 from aioflow.core.errors import CheckpointError, note_once
 from aioflow.core.serializers import Codec
 from aioflow.graph.deployment import ExecutionAttemptId, ExecutionState, TaskDeploymentDescriptor
@@ -72,8 +74,12 @@ class JobMaster:
         self._recovered = recovered
         self._discovered: dict[int, list[Split]] = {}
         self._checkpoints: JobCheckpoints | None = None
-        if checkpoints is not None:
+        self._begins_with: JobCheckpoints | GivenSavepoint | None = None
+        if checkpoints is not None and checkpoints.store is None:
+            self._begins_with = GivenSavepoint(host, graph, checkpoints, codec or Codec())
+        elif checkpoints is not None:
             self._checkpoints = JobCheckpoints(host, job_id, graph, checkpoints, codec or Codec(), self._fail_and_restart, self.fail)
+            self._begins_with = self._checkpoints
         self._ready = ready
         self._workers: TaskExecutorGateway | None = None
         self._stop_drains: bool | None = None
@@ -90,6 +96,7 @@ class JobMaster:
         self.checkpoint_settings = checkpoints
         self._instructions: deque[Instruction] = deque()
         self._carrying_out = False
+        self._discovery = SplitDiscovery(host, self.executions, self._discovered)
         self._note_status(JobStatus.CREATED)
 
     @property
@@ -125,7 +132,8 @@ class JobMaster:
             what = "while the state of the job was dealt out"
             if self._checkpoints is not None:
                 self._checkpoints.run_with(workers)
-                point = await self._checkpoints.restore_point(splits)
+            if self._begins_with is not None:
+                point = await self._begins_with.restore_point(splits)
                 self.executions.restore(point.states, point.splits)
         except (Exception, asyncio.CancelledError) as caught:  # noqa: BLE001  # A source that cannot be read fails the job like a task would.
             error = uncancelled(caught) if isinstance(caught, asyncio.CancelledError) else caught
@@ -134,6 +142,8 @@ class JobMaster:
             return
         if self.status is JobStatus.CREATED:
             self._carry_out(self.executions.start(splits))
+            for vertex in self._discovery.vertices.values():
+                _ = self._group.create_task(self._discovery.watch(vertex, workers), name=f"discover {vertex.name}")
 
     def cancel(self) -> None:
         """End the job without a result."""
@@ -262,6 +272,7 @@ class JobMaster:
             self.update_task_state(attempt, ExecutionState.CANCELED, None)
             return
         self._note_task(attempt, ExecutionState.DEPLOYING)
+        self._discovery.deployed(descriptor)
         try:
             self._workers.submit_task(descriptor, self.fencing_token)
         except Exception as error:  # noqa: BLE001  # What cannot be deployed has failed, like any task.
@@ -277,9 +288,9 @@ class JobMaster:
                 error.__cause__ = self.error
             self.fail(error)
             return
-        if self._checkpoints is not None:
+        if self._begins_with is not None:
             try:
-                point = await self._checkpoints.restore_point(self._discovered)
+                point = await self._begins_with.restore_point(self._discovered)
             except Exception as error:  # noqa: BLE001  # As a rule the store is away for a while.
                 logger.warning("job %s: cannot be restored now: %s", self.executions.job_id, error)
                 now, jitter = self._host.clock.monotonic(), self._host.rng.random()
@@ -287,7 +298,8 @@ class JobMaster:
                 return
             if self.executions.awaits_restart(region, epoch):
                 self.executions.restore(point.states, point.splits)
-                self._checkpoints.restarts(self.executions.subtasks_of(region))
+                if self._checkpoints is not None:
+                    self._checkpoints.restarts(self.executions.subtasks_of(region))
         self._carry_out(self.executions.restart_due(region, epoch))
 
     def _fail_and_restart(self, error: BaseException) -> None:

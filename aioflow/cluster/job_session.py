@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from aioflow.checkpoint.failure import CheckpointFailureReason
 from aioflow.checkpoint.metadata import encode_subtask
+from aioflow.cluster.split_discovery import unpack_splits
 from aioflow.cluster.task_executor import TaskExecutor
 from aioflow.core.batch_codec import encode_batch
 from aioflow.core.errors import AioflowError, Closed, TypeNotSupported
@@ -32,8 +33,8 @@ if TYPE_CHECKING:
     from aioflow.cluster.shipping import ShippedJob
     from aioflow.core.elements import CheckpointBarrier, RecordBatch
     from aioflow.core.host import Host
-    from aioflow.operators.source import Split
     from aioflow.core.ids import TapPlace
+    from aioflow.operators.source import Split
 
 __all__ = ["AttemptKey", "JobSession", "attempt_key", "pack_error", "unpack_error"]
 
@@ -177,6 +178,10 @@ class JobSession:
         """Run the pickled `query` over the state of a node; its result is encoded with the job's types."""
         result = await self.executor.query_state(attempt, node_id, pickle.loads(query))
         return bytes(self._codec.encode(result, owner="queried state"))
+
+    async def add_splits(self, attempt: ExecutionAttemptId, content: bytes) -> None:
+        """Let a source here read these too, as `pack_splits` wrote them."""
+        await self.executor.add_splits(attempt, unpack_splits(content, self._codec))
 
     # JobMasterGateway of the TaskExecutor here.
 

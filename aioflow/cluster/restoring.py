@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from aioflow.checkpoint.assignment import assign_splits, plan_restore
 from aioflow.checkpoint.source_state import decode_source_state
-from aioflow.checkpoint.store import FlowStore, read_checkpoint
+from aioflow.checkpoint.store import RESTORE_ONLY, FlowStore, open_store, read_checkpoint
 from aioflow.cluster.checkpoint_settings import LATEST, CheckpointSettings
 from aioflow.cluster.checkpoint_shape import checkpointed_vertices
 from aioflow.core.errors import RestoreError
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from aioflow.core.serializers import Codec
     from aioflow.graph.job_graph import JobGraph
 
-__all__ = ["RestorePoint", "begin_anew", "found_checkpoint", "restore_point"]
+__all__ = ["GivenSavepoint", "RestorePoint", "begin_anew", "found_checkpoint", "restore_point"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +31,24 @@ class RestorePoint:
 
     states: Mapping[tuple[int, int], TaskRestore] = field(default_factory=dict)
     splits: Mapping[tuple[int, int], Sequence[Split]] = field(default_factory=dict)
+
+
+class GivenSavepoint:
+    """What a job without checkpoints of its own was told to begin with: it begins with that again after each failure."""
+
+    def __init__(self, host: Host, graph: JobGraph, settings: CheckpointSettings, codec: Codec) -> None:
+        self._host = host
+        self._graph = graph
+        self._settings = settings
+        self._codec = codec
+        self._store = open_store(RESTORE_ONLY, host)
+
+    async def restore_point(self, discovered: Mapping[int, Sequence[Split]]) -> RestorePoint:
+        """What tasks that are deployed now begin with. `discovered`: the splits of each source vertex, as they were found."""
+        assert self._settings.restore is not None, "without a store there are settings only for what is restored"
+        found = await read_checkpoint(self._settings.restore, self._host)
+        allow = self._settings.allow_non_restored
+        return await restore_point(found, self._graph, self._store, self._codec, discovered, allow_non_restored=allow)
 
 
 async def found_checkpoint(host: Host, store: FlowStore, settings: CheckpointSettings, recovered: str | None) -> CompletedCheckpoint | None:

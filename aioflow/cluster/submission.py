@@ -78,11 +78,13 @@ def submission_of(
     graph: JobGraph, restart: RestartPolicy, options: TaskOptions, checkpoints: CheckpointSettings | None = None
 ) -> Submission:
     """The job as bytes. Raises GraphError naming the operator that cannot travel, CheckpointError for a store that others cannot reach."""
-    if checkpoints is not None and checkpoints.store.startswith("memory:"):
-        raise CheckpointError(
-            f"{checkpoints.store} is the memory of one process, and a cluster has many: give checkpoints= a directory or an object store "
-            "that all of them reach"
-        )
+    if checkpoints is not None:
+        for option, url in (("checkpoints", checkpoints.store), ("restore", checkpoints.restore)):
+            if url is not None and url.startswith("memory:"):
+                raise CheckpointError(
+                    f"{url} is the memory of one process, and a cluster has many: give {option}= a directory or an object store that all "
+                    "of them reach"
+                )
     with _own_modules_by_value():
         config = {"restart": cloudpickle.dumps(restart), "checkpoints": None if checkpoints is None else asdict(checkpoints)}
         return Submission(graph.name, ship_job(graph, options), config)

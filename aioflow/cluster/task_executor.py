@@ -7,13 +7,13 @@ the JobMaster's business.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from aioflow.checkpoint.failure import CheckpointFailureReason
 from aioflow.checkpoint.local_state import LocalState
-from aioflow.checkpoint.store import open_store
+from aioflow.checkpoint.store import RESTORE_ONLY, open_store
 from aioflow.core.aio import OrderedTaskGroup, close_within
 from aioflow.core.errors import Closed, JobNotRunning
 from aioflow.core.switch_interval import switch_interval
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from aioflow.network.links import DataPlane
     from aioflow.network.partition import ResultPartition
     from aioflow.network.subpartition import PipelinedSubpartition
+    from aioflow.operators.source import Split
 
 __all__ = ["RESOURCES_CLOSE_S", "TaskExecutor"]
 
@@ -55,9 +56,6 @@ NETWORK_MEMORY = (
     "Status.Shuffle.Netty.RequestedMemoryUsage",
 )
 """A segment is the permit for one batch, and so much memory only where that batch travels."""
-
-RESTORE_ONLY = "memory://nothing-is-written"
-"""The store of a job that takes no checkpoints."""
 
 TURNS_A_SLICE = 4
 """How often a thread can get the interpreter while a task runs one slice: checkpoints and leases are written by threads."""

@@ -183,6 +183,7 @@ class TaskManager:
             "add_tap": lambda job_id, node_id, tap_id, may_miss: self._session(job_id).add_tap(node_id, tap_id, may_miss),
             "remove_tap": lambda job_id, node_id, tap_id: self._session(job_id).remove_tap(node_id, tap_id),
             "query_state": self._on_query_state,
+            "add_splits": self._on_add_splits,
             "inspect": self.inspector.ask,
             "release": self._on_release,
         }
@@ -225,6 +226,10 @@ class TaskManager:
     async def _on_query_state(self, key: AttemptKey, node_id: int, query: bytes) -> bytes:
         attempt = ExecutionAttemptId(*key)
         return await self._session(attempt.job_id).query_state(attempt, node_id, query)
+
+    async def _on_add_splits(self, key: AttemptKey, content: bytes) -> None:
+        attempt = ExecutionAttemptId(*key)
+        await self._session(attempt.job_id).add_splits(attempt, content)
 
     def _on_release(self, reason: str) -> None:
         logger.info("taskmanager %s is sent home: %s", self.id[:8], reason)

@@ -28,14 +28,15 @@ from aioflow.cluster.heartbeat import HeartbeatMonitor, HeartbeatOptions, SendHe
 from aioflow.cluster.pulse import Pulse
 from aioflow.cluster.rpc import RpcConnection, connect_rpc
 from aioflow.cluster.shipping import ShippedJob, load_job
+from aioflow.cluster.split_discovery import unpack_splits
 from aioflow.cluster.task_executor import TaskExecutor
 from aioflow.core.aio import cancel_and_wait
 from aioflow.core.batch_codec import encode_batch
 from aioflow.core.elements import CheckpointBarrier, RecordBatch
 from aioflow.core.errors import AioflowError, Broken, Closed, NotAuthenticated, TypeNotSupported
 from aioflow.core.host import Host, SystemHost
-from aioflow.core.metrics import MetricGroup
 from aioflow.core.ids import TapPlace
+from aioflow.core.metrics import MetricGroup
 from aioflow.core.serializers import Codec
 from aioflow.graph.deployment import ExecutionAttemptId, ExecutionState
 from aioflow.inspection.process import ProcessInspector
@@ -99,6 +100,7 @@ class Worker:
             "add_tap": self.add_tap,
             "remove_tap": self.remove_tap,
             "query_state": self.query_state,
+            "add_splits": self.add_splits,
             "inspect": self.inspector.ask,
             "ping": self.ping,
         }
@@ -200,6 +202,10 @@ class Worker:
         executor, _ = self._open_job()
         result = await executor.query_state(ExecutionAttemptId(*attempt), node_id, pickle.loads(query))
         return self._codec.encode(result, owner="queried state")
+
+    async def add_splits(self, attempt: tuple[str, int, int, int], content: bytes) -> None:
+        executor, _ = self._open_job()
+        await executor.add_splits(ExecutionAttemptId(*attempt), unpack_splits(content, self._codec))
 
     def ping(self) -> None:
         self._monitor.received(MASTER, self._host.clock.monotonic())

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ from aioflow.checkpoint.subtask import CheckpointStats
 from aioflow.cluster.execution_graph import JobStatus
 from aioflow.cluster.job_master import CHECKPOINTS_CLOSE_S, JobMaster
 from aioflow.cluster.shipping import local_job, ship_job
+from aioflow.cluster.split_discovery import pack_splits
 from aioflow.cluster.task_executor import RESOURCES_CLOSE_S, TaskExecutor
 from aioflow.cluster.worker_pool import MASTER_SILENCE_FACTOR, WORKER_HEARTBEAT, WorkerPool, WorkerProcess
 from aioflow.core.aio import OrderedTaskGroup, cancel_and_wait, close_within, wait_all
@@ -44,10 +45,10 @@ if TYPE_CHECKING:
     from aioflow.cluster.restart import RestartPolicy
     from aioflow.core.elements import CheckpointBarrier, RecordBatch
     from aioflow.core.host import Host
-    from aioflow.graph.job_graph import JobGraph, JobVertex
     from aioflow.core.ids import TapPlace
-    from aioflow.task.environment import TaskOptions
+    from aioflow.graph.job_graph import JobGraph, JobVertex
     from aioflow.operators.source import Split
+    from aioflow.task.environment import TaskOptions
 
 __all__ = ["WorkersCluster"]
 
@@ -335,6 +336,16 @@ class WorkersCluster:
         except Broken as error:
             raise JobNotRunning(f"{worker} is gone, its state cannot be read now; try again once the job runs") from error
         return self._codec.decode(content)
+
+    async def add_splits(self, attempt: ExecutionAttemptId, splits: Sequence[Split]) -> None:
+        place = self._deployed.get(attempt, HERE)
+        if place == HERE:
+            await self._here.add_splits(attempt, splits)
+            return
+        worker = self.pool[place]
+        if worker.connection is None:
+            raise Broken(f"{worker} has no connection")
+        await worker.connection.call("add_splits", _key(attempt), pack_splits(splits, self._codec))
 
     # What workers tell.
 

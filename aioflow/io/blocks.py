@@ -6,6 +6,7 @@ Invariant: a line belongs to the part in which its first byte lies, so the parts
 from __future__ import annotations
 
 import bz2
+import errno
 import gzip
 import importlib
 import lzma
@@ -146,7 +147,10 @@ class BlockFile:
         except FileNotFoundError:
             if self._offset and not self._skip_first:
                 raise RestoreError(f"{self._gone_on('is not there any more')}: put it back") from None
-            raise
+            if self._tail:
+                raise
+            what = "was found, and is gone before it was read: put it back, or an empty file in its place to go on without it"
+            raise FileNotFoundError(errno.ENOENT, what, path) from None
         self._files.append(raw)
         opened: BinaryIO = raw
         if self._part.member is not None:

@@ -58,6 +58,7 @@ def csv(
     encoding: str = ...,
     follow: bool = ...,
     every: Duration = ...,
+    discover_every: Duration | None = ...,
     on_error: OnError = ...,
     roll: RollPolicy | None = ...,
 ) -> Files[T]: ...
@@ -72,6 +73,7 @@ def csv(
     encoding: str = ...,
     follow: bool = ...,
     every: Duration = ...,
+    discover_every: Duration | None = ...,
     on_error: OnError = ...,
     roll: RollPolicy | None = ...,
 ) -> Files[Any]: ...
@@ -85,6 +87,7 @@ def csv(
     encoding: str = "utf-8",
     follow: bool = False,
     every: Duration = "500ms",
+    discover_every: Duration | None = None,
     on_error: OnError = "fail",
     roll: RollPolicy | None = None,
 ) -> Files[Any]:
@@ -92,7 +95,7 @@ def csv(
 
     Without `type` a row is a dict of texts by column name, or a list of texts if there are no names. With a dataclass, NamedTuple or
     Struct each text is converted by the annotation of its field. `header`: the first row of each file names the columns. `columns`:
-    the names where there is no header, else those to keep. `follow`, `every`, `on_error`, `roll` as in `lines`.
+    the names where there is no header, else those to keep. `follow`, `every`, `discover_every`, `on_error`, `roll` as in `lines`.
 
     As a sink: `part-<subtask>-<n>.csv`, each with a header if the first record has field names (a dict, dataclass, ...).
     """
@@ -126,6 +129,7 @@ def csv(
         divisible=False,
         follow=follow,
         every=every,
+        discover_every=discover_every,
         on_error=on_error,
         roll=roll,
         block_bytes=CSV_BLOCK_BYTES,

@@ -92,7 +92,9 @@ class _Page:
 
 
 class FileReader:
-    """Reads to the end of each split."""
+    """Reads to the end of each split, one after the other."""
+
+    one_at_a_time = True
 
     def __init__(
         self,

@@ -51,14 +51,17 @@ def lines(
     encoding: str = "utf-8",
     follow: bool = False,
     every: Duration = "500ms",
+    discover_every: Duration | None = None,
     on_error: OnError = "fail",
     split_bytes: int = SPLIT_BYTES,
     roll: RollPolicy | None = None,
 ) -> Files[str]:
     """The lines of text files, without line ends.
 
-    `follow`: go on for ever with new files and new lines, looking `every` so often. `on_error`: what happens to a line that is not
-    text of `encoding`. As a sink: `str(value)`, one a line, in `part-<subtask>-<n>.txt`; `roll` says when a part is full.
+    `follow`: go on for ever with new files and new lines, looking `every` so often; one subtask reads them all. `discover_every`: go on
+    for ever with new files, looked for so often and dealt out to all subtasks. Each is read once, to the end that it has then, so it must
+    be complete when it appears: write it under a name that begins with a dot, and move it into place. `on_error`: what happens to a line
+    that is not text of `encoding`. As a sink: `str(value)`, one a line, in `part-<subtask>-<n>.txt`; `roll` says when a part is full.
     """
     try:
         known = codecs.lookup(encoding).name
@@ -75,6 +78,7 @@ def lines(
         divisible=True,
         follow=follow,
         every=every,
+        discover_every=discover_every,
         on_error=on_error,
         split_bytes=split_bytes,
         roll=roll,
@@ -100,6 +104,7 @@ class Files(Generic[T]):
         follow: bool,
         every: Duration,
         on_error: OnError,
+        discover_every: Duration | None = None,
         split_bytes: int = SPLIT_BYTES,
         roll: RollPolicy | None = None,
         block_bytes: int = BLOCK_BYTES,
@@ -109,6 +114,12 @@ class Files(Generic[T]):
         if split_bytes < 1:
             raise GraphError(f"{function}({str(path)!r}): split_bytes is {split_bytes}, expected at least 1")
         self._function = function
+        if discover_every is not None and follow:
+            raise GraphError(f"{function}({str(path)!r}): follow=True finds new files too: leave out discover_every=, or follow=")
+        if discover_every is not None and to_seconds(discover_every, "discover_every") <= 0:
+            raise GraphError(f"{function}({str(path)!r}): discover_every is {discover_every!r}, expected more than nothing")
+        self.discover_every = discover_every
+        """How often the engine looks for new files; None: never again."""
         # A Path means itself; only a text may be a pattern.
         self._path: str | PurePath = path if isinstance(path, (str, PurePath)) else os.fspath(path)
         self._decoder = decoder
@@ -140,16 +151,16 @@ class Files(Generic[T]):
 
     @property
     def bounded(self) -> bool:
-        return not self._follow
+        return not self._follow and self.discover_every is None
 
     async def discover(self, host: Host | None = None) -> list[Split]:
-        """One split a file, several for a large one. Raises FileNotFoundError naming the path."""
+        """One split a file, several for a large one. Raises FileNotFoundError naming the path, if nothing can come there later."""
         if self._follow:
             return [Split(FOLLOWED)]
         async with lent(host) as machine:
             parts = [
                 part
-                for path in await find_files(machine, self._path)
+                for path in await find_files(machine, self._path, may_be_missing=self.discover_every is not None)
                 for part in await cut(machine, path, divisible=self._divisible, split_bytes=self._split_bytes)
             ]
         return [Split(part.id, None, tuple(part)) for part in parts]

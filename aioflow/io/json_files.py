@@ -35,6 +35,7 @@ def jsonl(
     *,
     follow: bool = ...,
     every: Duration = ...,
+    discover_every: Duration | None = ...,
     on_error: OnError = ...,
     split_bytes: int = ...,
     roll: RollPolicy | None = ...,
@@ -46,6 +47,7 @@ def jsonl(
     *,
     follow: bool = ...,
     every: Duration = ...,
+    discover_every: Duration | None = ...,
     on_error: OnError = ...,
     split_bytes: int = ...,
     roll: RollPolicy | None = ...,
@@ -56,6 +58,7 @@ def jsonl(
     *,
     follow: bool = False,
     every: Duration = "500ms",
+    discover_every: Duration | None = None,
     on_error: OnError = "fail",
     split_bytes: int = SPLIT_BYTES,
     roll: RollPolicy | None = None,
@@ -63,8 +66,8 @@ def jsonl(
     """Files with one JSON value a line; blank lines are passed over.
 
     `type`: what a line is decoded into and checked against: a dataclass, NamedTuple, msgspec.Struct, `dict[str, int]` and the like;
-    plain Python values without it. `follow`, `every`, `on_error`, `roll` as in `lines`. As a sink: `part-<subtask>-<n>.jsonl`; a
-    NamedTuple becomes an object with its fields.
+    plain Python values without it. `follow`, `every`, `discover_every`, `on_error`, `roll` as in `lines`. As a sink:
+    `part-<subtask>-<n>.jsonl`; a NamedTuple becomes an object with its fields.
     """
     return Files(
         "jsonl",
@@ -76,6 +79,7 @@ def jsonl(
         divisible=True,
         follow=follow,
         every=every,
+        discover_every=discover_every,
         on_error=on_error,
         split_bytes=split_bytes,
         roll=roll,

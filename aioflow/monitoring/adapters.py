@@ -145,7 +145,7 @@ class MonitoredJob:
         master = self._job.master
         checkpoints = master.checkpoint_settings
         shown = {"job.name": self._job.name, "restart-strategy": str(master.executions.restart)}
-        if checkpoints is not None:
+        if checkpoints is not None and checkpoints.store is not None:
             shown |= {
                 "execution.checkpointing.interval": f"{checkpoints.every_ms} ms",
                 "execution.checkpointing.dir": checkpoints.store,

@@ -116,7 +116,7 @@ def _restored(record: RestoredRecord) -> dict[str, Any]:
 def config(call: Call) -> Any:
     view = call.job
     settings = view.checkpoint_settings
-    if settings is None:
+    if settings is None or settings.store is None:
         raise NotFound(f"job {view.id} has no checkpoints: run it with checkpoints=URL")
     return {
         "mode": "exactly_once",

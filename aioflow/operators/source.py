@@ -62,6 +62,9 @@ class SourceContext(Protocol):
 class SourceReader(Protocol[T_co]):
     """Reads the splits of one subtask. Optional attribute: `timestamps` (of the batch just polled, parallel to it, or None).
 
+    Of several splits: `current_split`, the id of the one that the batch just polled is of; `finished_splits`, the ids of those that were
+    read to their end; `one_at_a_time`, true where splits are read one after the other, so that one that gives nothing is not idle.
+
     Optional: `pending_records`, how many records it knows of that were not read yet: a metric.
 
     Optional: `stop()`, for a reader that has promised to deliver what it accepted: it accepts no more, and is read until `finished`
@@ -84,7 +87,7 @@ class SourceReader(Protocol[T_co]):
 
     @property
     def finished(self) -> bool:
-        """Whether all splits given so far were read to their end."""
+        """Whether all splits given so far were read to their end; false again with the next `open`."""
 
     def position(self, split_id: str) -> Any:
         """Where to go on after the last record that `poll_batch` returned."""
@@ -104,6 +107,7 @@ class Source(Protocol[T_co]):
     async def discover(self) -> list[Split]:
         """The splits there are now. Runs on the coordinator; again every `discover_every` (an optional attribute) if unbounded.
 
+        What was found before and is found again has the same id; what is not found any more is read all the same.
         A `discover(host)` gets the coordinator's host: whoever looks at files or the network does it through that.
         """
 

@@ -79,8 +79,8 @@ class Spark:
         """The run of one job. Raises GraphError for what Spark cannot run, CheckpointError where checkpoints are asked for."""
         if checkpoints is not None:
             raise CheckpointError(
-                f"flow {graph.name!r} cannot take checkpoints on Spark, which runs lost tasks again by itself: leave out checkpoints=, or "
-                "run it here, with workers= or on=af.RemoteCluster(...)"
+                f"flow {graph.name!r} can neither take checkpoints nor restore one on Spark, which runs lost tasks again by itself: leave "
+                "out checkpoints= and restore=, or run it here, with workers= or on=af.RemoteCluster(...)"
             )
         if restart.retries:
             raise GraphError(

@@ -176,6 +176,8 @@ class TaskAssembly:
             clock.wall_ms,
             clock.perf_ns,
             self._options.slice_ns,
+            unbounded=not node.source.bounded,
+            discovers=not node.source.bounded and getattr(node.source, "discover_every", None) is not None,
         )
 
     def _create_context(self, index: int, node: StreamNode, uid: str, metrics: MetricGroup) -> TaskOperatorContext:

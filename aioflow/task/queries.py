@@ -1,4 +1,4 @@
-"""A question about the state of a task, asked from outside and answered between two slices."""
+"""What is asked of a task from outside, and answered between two slices: about its state, or to read more."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 __all__ = ["answered"]
 
 
-async def answered(executor: MailboxExecutor, question: Callable[[], Any], over: JobNotRunning) -> Any:
-    """What `question()` gives as a mail of the task. Raises `over` when the task ends before."""
+async def answered(executor: MailboxExecutor, question: Callable[[], Any], over: JobNotRunning, what: str = "query state") -> Any:
+    """What `question()` gives, or what awaiting that gives, as a mail `what` of the task. Raises `over` when the task ends before."""
     try:
-        future = executor.submit(question, "query state")
+        future = executor.submit(question, what)
     except Closed as closed:
         raise over from closed
     try:

@@ -1,12 +1,14 @@
 """The input of a source task: polls a SourceReader, stamps event time, and turns "nothing now" into availability.
 
-Watermarks are made here, split by split: every split has its own generator, and the task's watermark is the least of theirs; a split that
-was read to its end counts as the end of time. So a reader that takes one file after the other makes nothing late.
-A reader tells which split its last batch came from in `current_split`; without that attribute it reads one stream.
+Watermarks are made here, split by split (`split_watermarks`). A reader tells which split its last batch came from in `current_split`;
+without that attribute it reads one stream.
 
-Idleness counts the time during which the reader was asked and had nothing; it pauses while nobody asks. It is that of the reader, not of a
-split: one that waits for its turn is not silent, and only the reader knows. A poll takes as many records as the slice has time for,
-measured here.
+Idleness counts the time during which the reader was asked and had nothing; it pauses while nobody asks. When all of the reader is silent
+the task is idle. A split that is silent beside others holds nothing back, if the source is unbounded and its reader does not take its
+splits one after the other (`one_at_a_time`): there, those that give nothing wait for their turn. A source that goes on looking for splits
+does not end when it has read them all: it is idle at once, and active again with the next split that it is given.
+
+A poll takes as many records as the slice has time for, measured here.
 """
 
 from __future__ import annotations
@@ -18,14 +20,13 @@ from typing import TYPE_CHECKING, Any
 from aioflow.checkpoint.source_state import SplitState
 from aioflow.core.availability import Availability
 from aioflow.core.column_batch import COLUMN_RECORDS_MAX
-from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK, RecordBatch, empty_batch
-from aioflow.operators.userfunction import describe_record
+from aioflow.core.elements import MIN_WATERMARK, empty_batch
 from aioflow.operators.watermarks import IdlenessTimer
 from aioflow.task.input import InputStatus
+from aioflow.task.split_watermarks import QuietSplits, SplitWatermarks
 
 if TYPE_CHECKING:
     from aioflow.operators.source import SourceReader, Split
-    from aioflow.operators.watermark_generators import WatermarkGenerator
     from aioflow.operators.watermarks import WatermarkStrategy
     from aioflow.task.input import InputConsumer
 
@@ -46,8 +47,14 @@ class SourceInput:
         now_ms: Callable[[], int],
         perf_ns: Callable[[], int],
         slice_ns: int,
+        *,
+        unbounded: bool = False,
+        discovers: bool = False,
     ) -> None:
-        """`schedule(timestamp_ms, callback)` registers a processing-time timer of the task, for idleness."""
+        """`schedule(timestamp_ms, callback)` registers a processing-time timer of the task, for idleness.
+
+        `unbounded`: some splits may be silent for long. `discovers`: more of them may come.
+        """
         self._reader = reader
         self._splits = [split for split in splits if not split.finished]
         self._known_finished = [split for split in splits if split.finished]
@@ -61,8 +68,11 @@ class SourceInput:
         self._slice_ns = slice_ns
         self._columnar = bool(getattr(reader, "columnar", False))
         self._ns_per_record = float(slice_ns)  # Until it is known what one costs, one at a time.
-        self._generators: dict[str, WatermarkGenerator] = {}
-        self._watermark = MIN_WATERMARK
+        self._over: dict[str, None] = {}
+        """Splits that were read to their end when there was nothing else to read, also those of a reader that does not say which."""
+        self._unbounded = unbounded
+        self._discovers = discovers
+        self._times = SplitWatermarks(strategy, reader, now_ms)
         self._owed = MIN_WATERMARK  # Restored, and not told downstream: what was late is late again, from the first record on.
         self._stopped: InputStatus | None = None
         self._drains_reader = False
@@ -70,6 +80,8 @@ class SourceInput:
         idle_after_ms = None if strategy is None else strategy.idle_after_ms
         self._idleness = None if idle_after_ms is None else IdlenessTimer(idle_after_ms)
         self._idle_timer: Any = None
+        self._quiet: QuietSplits | None = None
+        self._quiet_timer: Any = None
         self._idle_since_ms: int | None = None
         self._idle_ms = 0
         self._emitted_ms = now_ms()
@@ -82,16 +94,30 @@ class SourceInput:
     async def open(self) -> None:
         """Open the reader on this subtask's splits, each where it was; event time goes on from where it had been."""
         await self._reader.open(self._splits)
-        if self._strategy is not None:
-            self._generators = {split.id: self._strategy.create(self._now_ms) for split in self._splits}
-            for split in self._splits:
-                if split.watermark != MIN_WATERMARK:
-                    self._generators[split.id].restore(split.watermark)
-            self._watermark = self._owed = min((one.current for one in self._generators.values()), default=MIN_WATERMARK)
+        self._times.open(self._splits, self._known_finished)
+        self._owed = self._times.current
+        idle_after_ms = None if self._strategy is None else self._strategy.idle_after_ms
+        side_by_side = hasattr(self._reader, "current_split") and not getattr(self._reader, "one_at_a_time", False)
+        if idle_after_ms is not None and self._unbounded and side_by_side:
+            self._quiet = QuietSplits(idle_after_ms, [split.id for split in self._splits], self._now_ms())
+
+    async def add_splits(self, splits: Sequence[Split]) -> None:
+        """More of them were found. What is known already is not read twice, and a source that is being stopped reads nothing new."""
+        known = {split.id for split in (*self._splits, *self._known_finished)}
+        new = [split for split in splits if split.id not in known]
+        if not new or self._stopped is not None:
+            return
+        await self._reader.open(new)
+        self._splits += new
+        self._times.add(new)
+        if self._quiet is not None:
+            self._quiet.add([split.id for split in new], self._now_ms())
+        self._leave_idle()
+        self.availability.set_available()
 
     @property
     def current_watermark(self) -> int:
-        return self._watermark
+        return self._times.current
 
     @property
     def timed_splits(self) -> list[str]:
@@ -100,7 +126,7 @@ class SourceInput:
 
     def split_watermark(self, split_id: str) -> int:
         """How far the event time of one of `timed_splits` is; before `open` it has none."""
-        return self._split_watermark(split_id) if split_id in self._generators else MIN_WATERMARK
+        return self._times.shown(split_id)
 
     @property
     def emitted(self) -> tuple[int, int | None]:
@@ -147,12 +173,14 @@ class SourceInput:
             count = len(values)
             self.records_in += count
             values = values if type(values) is list or self._columnar else list(values)
-            try:
-                batch = self._stamp(values)
-            except Exception:
-                self._blame(values)
-                raise
             self._emitted_ms = self._now_ms()
+            if self._quiet is not None:
+                self._note_poll(self._quiet, reader.current_split)  # type: ignore[attr-defined]  # Only with that attribute.
+            try:
+                batch = self._times.stamp(values, () if self._quiet is None else self._quiet.idle)
+            except Exception:
+                self.culprit = self._times.culprit(values)
+                raise
             self._emitted_timestamp = None if batch.timestamps is None else int(batch.timestamps[-1])
             spent = (self._perf_ns() - begun) / count
             old = self._ns_per_record
@@ -161,7 +189,9 @@ class SourceInput:
             self._consumer.on_batch(batch, 0)
             return InputStatus.MORE_AVAILABLE
         if reader.finished:
-            return self._stopped or InputStatus.END_OF_DATA
+            if self._stopped is not None or not self._discovers:
+                return self._stopped or InputStatus.END_OF_DATA
+            return self._wait_for_splits()
         self._wait_for_reader()
         return InputStatus.NOTHING_AVAILABLE
 
@@ -170,12 +200,12 @@ class SourceInput:
         reader = self._reader
         # A reader that ended because the job is stopped has not come to an end of its own: it goes on after a restore.
         ended = reader.finished and self._stopped is None
-        finished = {split.id for split in self._splits} if ended else set(getattr(reader, "finished_splits", ()))
-        state = [SplitState(split.id, split.position, split.payload, split.watermark, True) for split in self._known_finished]
+        finished = {split.id for split in self._splits} if ended else {*self._over, *getattr(reader, "finished_splits", ())}
+        state = [SplitState(split.id, split.position, split.payload, self._times.current, True) for split in self._known_finished]
         for split in self._splits:
-            generator = self._generators.get(split.id)
-            watermark = MIN_WATERMARK if generator is None else generator.current
-            state.append(SplitState(split.id, reader.position(split.id), split.payload, watermark, split.id in finished))
+            is_finished = split.id in finished
+            watermark = self._times.current if is_finished else self._times.of(split.id)
+            state.append(SplitState(split.id, reader.position(split.id), split.payload, watermark, is_finished))
         hook = getattr(reader, "checkpoint", None)
         if hook is not None:
             hook(checkpoint_id)
@@ -190,66 +220,43 @@ class SourceInput:
     def close(self) -> None:
         if self._waiting is not None:
             self._waiting.cancel()
-        self._cancel_idle_timer()
+        self._cancel_timers()
 
     async def close_reader(self) -> None:
         """Release what the reader holds; after `close`."""
         await self._reader.close()
 
-    def _stamp(self, values: Any) -> RecordBatch:
-        timestamps: list[int] | None = getattr(self._reader, "timestamps", None)
-        if self._strategy is None:
-            return RecordBatch(values, timestamps)
-        generators = self._generators
-        if len(generators) == 1:
-            (generator,) = generators.values()
-            timestamps, watermarks, after = generator.apply(values, timestamps)
-            self._watermark = max(self._watermark, after)
-            return RecordBatch(values, timestamps, None, watermarks, after)
-        split_id = self._reader.current_split  # type: ignore[attr-defined]  # Several splits: the reader must tell which.
-        others = min(
-            (self._split_watermark(other) for other in generators if other != split_id),
-            default=MAX_WATERMARK,
-        )
-        timestamps, watermarks, after = generators[split_id].apply(values, timestamps)
-        before = self._watermark
-        combined = max(before, min(after, others))
-        self._watermark = combined
-        if combined == before or watermarks is None:
-            watermarks = None if combined == before else [before] * len(values)
-        elif type(watermarks) is not list:
-            from aioflow.columns.event_time import clamped
-
-            watermarks = clamped(watermarks, before, others)  # type: ignore[assignment, arg-type]  # A column, which reads like a list.
-        else:
-            watermarks = [max(before, min(mark, others)) for mark in watermarks]
-        return RecordBatch(values, timestamps, None, watermarks, combined)
-
-    def _blame(self, values: Sequence[Any]) -> None:
-        for generator in self._generators.values():
-            if generator.failed_at is not None:
-                self.culprit = f", at record {describe_record(values[generator.failed_at])}"
-
-    def _split_watermark(self, split_id: str) -> int:
-        if split_id in getattr(self._reader, "finished_splits", ()):
-            return MAX_WATERMARK
-        return self._generators[split_id].current
+    def _wait_for_splits(self) -> InputStatus:
+        """All that is known was read: nothing of this task can be late for the others."""
+        self._cancel_timers()
+        self._over.update((split.id, None) for split in self._splits)
+        self._times.all_finished()
+        if self._strategy is not None and self._idle_since_ms is None:
+            self._become_idle(self._now_ms())
+            return InputStatus.MORE_AVAILABLE  # The task tells it in its next turn; it is not to sleep before.
+        self.availability.set_unavailable()
+        return InputStatus.NOTHING_AVAILABLE
 
     def _wait_for_reader(self) -> None:
         self.availability.set_unavailable()
         if self._waiting is None:
             self._waiting = self._spawn(self._wait(), "source-wait")
-        idleness = self._idleness
+        idleness, now_ms = self._idleness, self._now_ms()
         if idleness is not None:
-            due = idleness.nothing(self._now_ms())
+            due = idleness.nothing(now_ms)
             if due is not None and self._idle_timer is None:
                 self._idle_timer = self._schedule(due, self._on_idle)
+        if self._quiet is not None:
+            self._note_poll(self._quiet, None)
 
     def pause(self) -> None:
         """Nobody asks for a while: the task waits for room. That is no idleness of the source."""
+        now_ms = self._now_ms()
         if self._idleness is not None:
-            self._idleness.pause(self._now_ms())
-        self._cancel_idle_timer()
+            self._idleness.pause(now_ms)
+        if self._quiet is not None:
+            self._quiet.pause(now_ms)
+        self._cancel_timers()
 
     async def _wait(self) -> None:
         try:
@@ -264,16 +271,47 @@ class SourceInput:
         assert idleness is not None, "the timer is registered for idleness only"
         now_ms = max(timestamp_ms, self._now_ms())
         if idleness.check(now_ms):
-            self._idle_since_ms = now_ms
-            self._consumer.on_status(True)
+            self._become_idle(now_ms)
         elif (due := idleness.nothing(now_ms)) is not None:
             self._idle_timer = self._schedule(due, self._on_idle)
 
+    def _note_poll(self, quiet: QuietSplits, split_id: str | None) -> None:
+        now_ms = self._now_ms()
+        quiet.polled(split_id, now_ms)
+        if self._quiet_timer is None:
+            self._look_for_quiet(quiet, now_ms)
+
+    def _look_for_quiet(self, quiet: QuietSplits, now_ms: int) -> None:
+        due = quiet.check(now_ms)
+        self._quiet_timer = None if due is None else self._schedule(due, self._on_quiet)
+
+    def _on_quiet(self, timestamp_ms: int) -> None:
+        self._quiet_timer = None
+        quiet = self._quiet
+        assert quiet is not None, "the timer is registered for silent splits only"
+        self._look_for_quiet(quiet, max(timestamp_ms, self._now_ms()))
+        if self._times.advance(quiet.idle):
+            self._owed = self._times.current
+            self.availability.set_available()
+
+    def _become_idle(self, now_ms: int) -> None:
+        if self._idle_since_ms is None:
+            self._idle_since_ms = now_ms
+            self._consumer.on_status(True)
+
     def _leave_idle(self) -> None:
         self._cancel_idle_timer()
-        if self._idleness is not None and self._idleness.records():
+        if self._idleness is not None:
+            self._idleness.records()
+        if self._idle_since_ms is not None:
             self._idle_ms, self._idle_since_ms = self.idle_ms, None
             self._consumer.on_status(False)
+
+    def _cancel_timers(self) -> None:
+        self._cancel_idle_timer()
+        timer, self._quiet_timer = self._quiet_timer, None
+        if timer is not None:
+            timer.cancel()
 
     def _cancel_idle_timer(self) -> None:
         timer, self._idle_timer = self._idle_timer, None

@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from aioflow.core.ids import TapPlace
     from aioflow.graph.deployment import TaskDeploymentDescriptor
     from aioflow.operators.operator import Operator
+    from aioflow.operators.source import Split
     from aioflow.state.handles import StateInput
     from aioflow.task.context import TaskOperatorContext
     from aioflow.task.environment import TaskEnvironment
@@ -509,8 +510,6 @@ class StreamTask:
         if self._running and isinstance(self._input, SourceInput):
             self._input.stop(drain=drain)
 
-    def trigger_checkpoint(self, barrier: CheckpointBarrier) -> None:
-        """Begin a checkpoint here, because no task upstream will send its barrier. Declined while the task does not run."""
     async def add_splits(self, splits: Sequence[Split]) -> None:
         """Let the source read these too, from between two slices on. Raises JobNotRunning when the task ends before."""
         over = JobNotRunning(f"task {self.name} ended before it could read what was found; what reads instead of it gets that too")
@@ -529,6 +528,8 @@ class StreamTask:
         self._resume()
 
         if self._running:
+    def trigger_checkpoint(self, barrier: CheckpointBarrier) -> None:
+        """Begin a checkpoint here, because no task upstream will send its barrier. Declined while the task does not run."""
             with suppress(MailboxClosed):
                 # Urgent where it overtakes: the mail in front of it may be as much as what is in flight.
                 executor = self._notices if barrier.unaligned else self._executor

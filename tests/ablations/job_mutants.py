@@ -13,9 +13,16 @@ JOB_MUTANTS: list[Mutant] = [
     Mutant(
         "a restart begins with empty state",
         "aioflow/cluster/job_master.py",
-        "                self.executions.restore(point.states, point.splits)\n                self._checkpoints.restarts(",
-        "                self.executions.restore({}, {})\n                self._checkpoints.restarts(",
+        "                self.executions.restore(point.states, point.splits)\n                if self._checkpoints",
+        "                self.executions.restore({}, {})\n                if self._checkpoints",
         (f"{CHECKPOINTS}test_a_failing_function_restarts_from_the_last_checkpoint_with_exact_state",),
+    ),
+    Mutant(
+        "a job without a store begins without the savepoint that it was told",
+        "aioflow/cluster/job_master.py",
+        "            if self._begins_with is not None:\n                point = await self._begins_with.restore_point(splits)\n",
+        "            if self._checkpoints is not None:\n                point = await self._checkpoints.restore_point(splits)\n",
+        ("tests/api/test_savepoint_alone.py::test_a_job_begins_with_a_savepoint_and_writes_nothing",),
     ),
     Mutant(
         "what a failed attempt gave stays collected",

@@ -32,7 +32,7 @@ MUTANTS: list[Mutant] = [
     # Event time.
     Mutant(
         "per-record watermarks are dropped by the source",
-        "aioflow/task/source_input.py",
+        "aioflow/task/split_watermarks.py",
         "return RecordBatch(values, timestamps, None, watermarks, after)",
         "return RecordBatch(values, timestamps, None, None, after)",
         (
@@ -263,7 +263,7 @@ MUTANTS: list[Mutant] = [
     Mutant(
         "flush is forgotten under a steady trickle",
         "aioflow/task/stream_task.py",
-        "            if now - self._last_flush_ns > self._options.flush_max_age_ns:\n",
+        "            if now - self._last_flush_ns > self._flush_age_ns:\n",
         "            if False:\n",
         (
             "tests/task/test_lifecycle_edges.py::test_a_record_leaves_in_time_though_its_task_never_sleeps",
@@ -605,9 +605,9 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "event time of a split begins anew after a restore",
-        "aioflow/task/source_input.py",
-        "                    self._generators[split.id].restore(split.watermark)\n",
-        "                    pass\n",
+        "aioflow/task/split_watermarks.py",
+        "            generator.restore(watermark)\n",
+        "            pass\n",
         (
             "tests/task/test_exactly_once.py::test_event_time_is_told_before_the_first_record_after_a_restore",
         ),
@@ -620,6 +620,61 @@ MUTANTS: list[Mutant] = [
         (
             "tests/task/test_exactly_once.py::"
             "test_a_split_that_was_read_to_its_end_is_not_read_again_after_the_second_crash_either",
+        ),
+    ),
+    Mutant(
+        "a split that was found later is not in the checkpoint",
+        "aioflow/task/source_input.py",
+        "        self._splits += new\n",
+        "",
+        (
+            "tests/task/test_source_input.py::test_splits_that_were_added_and_those_that_were_read_are_in_the_checkpoint",
+            "tests/io/test_files_discovered.py::test_a_stopped_job_goes_on_with_what_it_has_not_read",
+        ),
+    ),
+    Mutant(
+        "a split that is found again is handed out again",
+        "aioflow/cluster/split_discovery.py",
+        "            if not any(split.id in ids for ids in handed):\n",
+        "            if split.id not in handed[0]:\n",
+        ("tests/cluster/test_split_discovery.py::test_new_splits_go_where_the_fewest_are_each_to_one_subtask",),
+    ),
+    Mutant(
+        "a split whose arrival is in doubt is never sent again",
+        "aioflow/cluster/split_discovery.py",
+        "            logger.info(\"%d splits may not have reached %s",
+        "            self._in_doubt.pop(attempt, None)\n            logger.info(\"%d splits may not have reached %s",
+        ("tests/cluster/test_split_discovery.py::test_what_may_not_have_arrived_is_sent_again_and_to_nobody_else",),
+    ),
+    Mutant(
+        "a new attempt is taken to have what the one before it was handed",
+        "aioflow/cluster/split_discovery.py",
+        "        self._handed[attempt] = dict.fromkeys(split.id for split in descriptor.splits)\n",
+        "        self._handed[attempt] = {split.id: None for known in self._found.values() for split in known}\n",
+        ("tests/cluster/test_split_discovery.py::test_a_restart_forgets_who_had_what",),
+    ),
+    Mutant(
+        "a split that is silent beside others holds event time back",
+        "aioflow/task/split_watermarks.py",
+        "if id_ != but and id_ not in idle)",
+        "if id_ != but)",
+        ("tests/task/test_source_input.py::test_a_split_without_data_for_the_idle_time_holds_nothing_back",),
+    ),
+    Mutant(
+        "a split that waits for its turn is taken for idle",
+        "aioflow/task/source_input.py",
+        " and not getattr(self._reader, \"one_at_a_time\", False)",
+        "",
+        ("tests/task/test_source_input.py::test_a_split_that_waits_for_its_turn_is_not_idle",),
+    ),
+    Mutant(
+        "a subtask that has read all its splits holds event time back",
+        "aioflow/task/source_input.py",
+        "            self._become_idle(self._now_ms())\n            return",
+        "            self._idle_since_ms = self._now_ms()\n            return",
+        (
+            "tests/task/test_source_input.py::test_a_source_that_looks_for_more_does_not_end_and_is_idle_at_once",
+            "tests/io/test_files_discovered.py::test_subtasks_without_a_file_do_not_hold_event_time_back",
         ),
     ),
     Mutant(

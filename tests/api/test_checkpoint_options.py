@@ -60,6 +60,13 @@ def test_a_savepoint_is_a_url_or_a_directory():
     assert settings.restore == "file:///somewhere/savepoint"
 
 
+def test_a_savepoint_needs_no_store():
+    options = parse_options({"restore": "/somewhere/savepoint", "allow_non_restored": True})
+    settings = options.checkpoint_settings()
+    assert (settings.store, settings.restore, settings.allow_non_restored) == (None, "file:///somewhere/savepoint", True)
+    assert not options.restart.retries, "nothing outlives a failure but what it began with"
+
+
 @pytest.mark.parametrize("name", ["every", "timeout", "min_pause"])
 def test_times_of_checkpoints_need_checkpoints(name):
     with pytest.raises(ValueError, match=rf"{name}= is about checkpoints, and there are none: give checkpoints=URL too"):
@@ -69,8 +76,9 @@ def test_times_of_checkpoints_need_checkpoints(name):
 @pytest.mark.parametrize(
     "given, message",
     [
-        ({"restore": "latest"}, r"restore='latest' goes on where a job stopped, .* give checkpoints=URL too"),
-        ({"restore": "/a/savepoint"}, r"restore='/a/savepoint' goes on where a job stopped, .* give checkpoints=URL too"),
+        ({"restore": "latest"}, r"restore='latest' looks into a store, and there is none: give checkpoints=URL too, or a savepoint's path"),
+        ({"allow_non_restored": True}, r"allow_non_restored=True is about a savepoint, and there is none: give restore=PATH"),
+        ({"restore": "/a/savepoint", "every": "1s"}, r"every= is about checkpoints, and there are none"),
         ({"checkpoints": "memory://a", "fresh": True}, r"fresh=True begins without state, restore='latest' with some"),
         ({"checkpoints": "ftp://a/b"}, r"stores have the schemes file://, memory://, s3://, gs://, az://"),
         ({"checkpoints": "file://a/b"}, r"a file URL has three slashes"),

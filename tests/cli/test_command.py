@@ -62,7 +62,7 @@ def test_the_whole_traceback_is_shown_on_demand(folder: Path, capsys: pytest.Cap
         (["fly"], "invalid choice: 'fly'"),
         (["run"], "the following arguments are required: TARGET"),
         (["run", "program.py:doubled", "--replay", "x"], "unrecognized arguments: --replay x"),
-        (["run", "program.py:doubled", "--restore", "x"], "aioflow run: restore='x' goes on where a job stopped"),
+        (["run", "program.py:doubled", "--restore", "latest"], "aioflow run: restore='latest' looks into a store, and there is none"),
         (["run", "program.py:doubled", "--every", "1s"], "aioflow run: every= is about checkpoints, and there are none"),
         (["run", "program.py:doubled", "--checkpoints", "ftp://a"], "aioflow run: checkpoints is 'ftp://a'"),
         (["run", "program.py:doubled", "--checkpoints", "a", "--fresh", "--restore", "b"], "give one of them"),

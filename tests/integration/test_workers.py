@@ -519,6 +519,62 @@ async def test_a_subscription_to_what_cannot_travel_ends_with_the_reason_and_the
         await job.wait()
 
 
+async def test_a_side_output_can_be_subscribed_to_across_processes() -> None:
+    flow, tag = af.Flow("side", parallelism=2), af.OutputTag[Any]("bad")
+    numbers = flow.source(["1", "x", "2", "y"]).map(int, on_error=tag)
+    side = numbers.side(tag)
+    async with flow.run(workers=2, subscribe=[side, numbers]) as job:
+        async with job.subscribe(side) as rows:
+            assert sorted([row.value async for row in rows]) == ["x", "y"]
+        async with job.subscribe(numbers) as rows:
+            assert sorted([row async for row in rows]) == [1, 2]
+
+
+async def test_files_that_are_found_later_are_read_by_the_workers(tmp_path: Path) -> None:
+    """Splits travel to whichever process has the subtask, also behind the loss of one."""
+    inbox, rows = tmp_path / "in", []
+    inbox.mkdir()
+
+    def put(number: int) -> None:
+        (tmp_path / "new").write_text(f"{number}\n")
+        (tmp_path / "new").rename(inbox / f"f{number}")
+
+    flow = af.Flow("inbox", parallelism=2)
+    flow.source(af.io.lines(inbox, discover_every="20ms"), uid="lines").map(int).sink(rows.append)
+    async with flow.run(workers=2, checkpoints=tmp_path / "store", every="50ms", restart=af.fixed_delay(3, "10ms"), heartbeat=QUICK) as job:
+        for number in range(6):
+            put(number)
+        await eventually(lambda: len(set(rows)) == 6)
+        await job.checkpoint()
+        os.kill(pids(job)[0], signal.SIGKILL)
+        for number in range(6, 12):
+            put(number)
+        await eventually(lambda: len(set(rows)) == 12)
+    assert sorted(set(rows)) == list(range(12))
+    assert sorted(row for row in rows if row < 6) == list(range(6)), "a checkpoint covered them"
+
+
+async def test_a_savepoint_alone_is_restored_by_workers(tmp_path: Path) -> None:
+    """`restore=` without `checkpoints=`: the workers read the state by its URL, and write nothing."""
+    first = af.Flow("counted")
+    words = first.source(af.io.push(), uid="words")
+    counts = words.key_by(str.lower).count(uid="count")
+    async with first.run(checkpoints=tmp_path, every="1h", subscribe=[counts]) as job:
+        await job.input(words).put_many(["a", "b", "A"])
+        async with job.subscribe(counts) as rows:
+            arriving = aiter(rows)
+            assert sorted([await anext(arriving) for _ in range(3)]) == [("a", 1), ("a", 2), ("b", 1)]
+        path = await job.stop()
+    flow = af.Flow("counted", parallelism=2)
+    again = flow.source(af.io.push(), uid="words")
+    counted = again.key_by(str.lower).count(uid="count")
+    async with flow.run(workers=2, restore=path, subscribe=[counted]) as job:
+        await job.input(again).put_many(["a", "b"])
+        async with job.subscribe(counted) as rows:
+            arriving = aiter(rows)
+            assert sorted([await anext(arriving) for _ in range(2)]) == [("a", 3), ("b", 2)]
+
+
 async def test_a_slow_reader_of_a_fast_stream_never_holds_the_job_and_hears_what_it_missed(tmp_path: Path) -> None:
     subscribed = tmp_path / "subscribed"
 

@@ -24,6 +24,7 @@ class Reader:
 
     def __init__(self) -> None:
         self.batches: list[tuple[str, list[int]]] = []
+        self.opened: list[str] = []
         self.finished = False
         self.finished_splits: set[str] = set()
         self.current_split = ""
@@ -32,7 +33,9 @@ class Reader:
         self.closed = 0
         self.error: Exception | None = None
 
-    async def open(self, splits: Any) -> None: ...
+    async def open(self, splits: Any) -> None:
+        self.opened += [split.id for split in splits]
+        self.finished = self.finished and not splits
 
     def give(self, values: list[int], split: str = "a") -> None:
         self.batches.append((split, values))
@@ -70,7 +73,9 @@ class Timer:
 class World:
     """A SourceInput and all it tells."""
 
-    def __init__(self, group: OrderedTaskGroup, strategy: WatermarkStrategy[Any] | None = None, splits: str = "a") -> None:
+    def __init__(
+        self, group: OrderedTaskGroup, strategy: WatermarkStrategy[Any] | None = None, splits: str = "a", **options: bool
+    ) -> None:
         self.group = group
         self.reader = Reader()
         self.now_ms = 0
@@ -89,6 +94,7 @@ class World:
             lambda: self.now_ms,
             lambda: self.perf,
             2_000_000,
+            **options,
         )
 
     def spawn(self, coroutine: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
@@ -138,8 +144,8 @@ async def group() -> AsyncIterator[OrderedTaskGroup]:
         group.cancel_children()
 
 
-async def opened(group: OrderedTaskGroup, *args: Any) -> World:
-    world = World(group, *args)
+async def opened(group: OrderedTaskGroup, *args: Any, **options: bool) -> World:
+    world = World(group, *args, **options)
     await world.input.open()
     return world
 
@@ -320,3 +326,184 @@ async def test_close_leaves_no_timer(group: OrderedTaskGroup) -> None:
     world.input.emit_next(10)
     world.input.close()
     assert [timer.cancelled for timer in world.timers] == [True]
+
+
+# Splits that are idle beside others.
+
+
+def watermarks(world: World) -> list[int]:
+    return [entry.watermark for entry in world.got if isinstance(entry, RecordBatch)]
+
+
+async def silent_b(group: OrderedTaskGroup, **options: bool) -> World:
+    """Split "b" gave one record at 10 in event time and nothing since; "a" goes on for 1.2 s."""
+    world = await opened(group, IDLE_AFTER_1S, "ab", **options)
+    world.poll(10, split="b")
+    for at in range(0, 1300, 100):
+        world.advance(at)
+        world.poll(1000 + at, split="a")
+    drain(world)
+    return world
+
+
+def drain(world: World) -> None:
+    """A watermark that went on by itself comes before the records that wait."""
+    while world.reader.batches:
+        assert world.input.emit_next(1024) is InputStatus.MORE_AVAILABLE
+
+
+async def test_a_split_without_data_for_the_idle_time_holds_nothing_back(group: OrderedTaskGroup) -> None:
+    """The split alone: its subtask has data all the time, and is never idle."""
+    world = await silent_b(group, unbounded=True)
+    assert world.input.current_watermark == 2199
+    assert watermarks(world)[-2:] == [2099, 2199]
+    assert True not in world.got, "the stream is not idle"
+    world.input.close()
+
+
+async def test_the_watermark_goes_on_when_a_split_becomes_idle_and_not_with_the_next_record(group: OrderedTaskGroup) -> None:
+    world = await opened(group, IDLE_AFTER_1S, "ab", unbounded=True)
+    world.poll(10, split="b")
+    world.advance(500)
+    world.poll(700, split="a")
+    assert world.input.emit_next(10) is InputStatus.NOTHING_AVAILABLE
+    world.advance(1000)
+    assert world.input.availability.is_available
+    assert world.input.emit_next(10) is InputStatus.MORE_AVAILABLE
+    assert watermarks(world) == [MIN_WATERMARK, 9, 699]
+    world.input.close()
+
+
+async def test_an_idle_split_counts_again_with_its_next_record(group: OrderedTaskGroup) -> None:
+    world = await silent_b(group, unbounded=True)
+    assert world.poll(20, split="b").watermark == 2199, "event time does not go back"
+    assert world.poll(9000, split="a").watermark == 2199, "and waits for the split again"
+    assert world.poll(5000, split="b").watermark == 4999
+    world.input.close()
+
+
+@pytest.mark.parametrize("why", ["bounded", "one after the other"])
+async def test_a_split_that_waits_for_its_turn_is_not_idle(group: OrderedTaskGroup, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Reader, "one_at_a_time", why != "bounded", raising=False)
+    world = await silent_b(group, unbounded=why != "bounded")
+    assert world.input.current_watermark == 9
+    world.input.close()
+
+
+async def test_time_under_back_pressure_makes_no_split_idle(group: OrderedTaskGroup) -> None:
+    world = await opened(group, IDLE_AFTER_1S, "ab", unbounded=True)
+    world.poll(10, split="b")
+    world.poll(2000, split="a")
+    world.input.pause()
+    world.advance(50_000)
+    world.poll(3000, split="a")
+    assert world.input.current_watermark == 9, "nobody asked for b meanwhile"
+    for at in range(50_100, 51_300, 100):
+        world.advance(at)
+        world.poll(at, split="a")
+    drain(world)
+    assert world.input.current_watermark == 51_199
+    world.input.close()
+
+
+async def test_a_split_that_was_not_asked_since_is_not_idle_however_long_the_others_take(group: OrderedTaskGroup) -> None:
+    """Functions behind the source may take their time; what waits in a split meanwhile is not late."""
+    world = await opened(group, IDLE_AFTER_1S, "abc", unbounded=True)
+    world.poll(10, split="b")
+    world.poll(10, split="c")
+    world.poll(5000, split="a")
+    world.advance(60_000)
+    assert world.poll(6000, split="a").watermark == 9
+    assert world.poll(20, split="b").watermark == 9
+    assert world.poll(30, split="c").watermark == 19
+    world.input.close()
+
+
+async def test_all_splits_idle_is_the_stream_idle(group: OrderedTaskGroup) -> None:
+    world = await opened(group, IDLE_AFTER_1S, "ab", unbounded=True)
+    world.poll(10, split="b")
+    world.poll(70, split="a")
+    world.input.emit_next(10)
+    world.advance(1000)
+    world.input.emit_next(10)
+    assert world.got[-1] is True
+    assert watermarks(world) == [MIN_WATERMARK, 9]
+    world.input.close()
+
+
+# Splits that are found later.
+
+
+async def test_a_source_that_looks_for_more_does_not_end_and_is_idle_at_once(group: OrderedTaskGroup) -> None:
+    world = await opened(group, BY_VALUE, "a", unbounded=True, discovers=True)
+    world.poll(100)
+    world.reader.finished = True
+    assert world.input.emit_next(10) is InputStatus.MORE_AVAILABLE, "its task has something to tell"
+    for _ in range(3):
+        assert world.input.emit_next(10) is InputStatus.NOTHING_AVAILABLE
+    assert world.got[1:] == [True], "said once"
+    assert not world.input.availability.is_available
+
+    await world.input.add_splits([Split("b"), Split("a")])
+
+    assert world.reader.opened == ["a", "b"], "what it has is not begun again"
+    assert world.got[2:] == [False]
+    assert world.input.availability.is_available
+    assert world.poll(30, split="b").watermark == 99, "event time does not go back"
+    assert world.poll(200, split="b").watermark == 199
+    world.input.close()
+
+
+async def test_a_stopped_source_takes_no_more_splits(group: OrderedTaskGroup) -> None:
+    world = await opened(group, None, "a", unbounded=True, discovers=True)
+    world.input.stop(drain=False)
+    await world.input.add_splits([Split("b")])
+    assert world.reader.opened == ["a"]
+    assert [split.id for split in world.input.checkpoint(1)] == ["a"]
+
+
+async def test_splits_that_were_added_and_those_that_were_read_are_in_the_checkpoint(group: OrderedTaskGroup) -> None:
+    world = await opened(group, BY_VALUE, "a", unbounded=True, discovers=True)
+    world.poll(100)
+    world.reader.finished_splits.add("a")
+    await world.input.add_splits([Split("b")])
+    world.poll(150, split="b")
+    state = world.input.checkpoint(1)
+    assert [(split.id, split.watermark, split.finished) for split in state] == [("a", 149, True), ("b", 149, False)]
+
+    again = World(group, BY_VALUE, "", unbounded=True, discovers=True)
+    again.input = restored_input(again, state)
+    await again.input.open()
+    assert again.reader.opened == ["b"]
+    assert again.input.current_watermark == 149
+    assert [split.id for split in again.input.checkpoint(2)] == ["a", "b"]
+
+
+async def test_event_time_is_kept_where_all_splits_were_read(group: OrderedTaskGroup) -> None:
+    world = await opened(group, BY_VALUE, "a", unbounded=True, discovers=True)
+    world.poll(100)
+    world.reader.finished_splits.add("a")
+    world.reader.finished = True
+    again = World(group, BY_VALUE, "", unbounded=True, discovers=True)
+    again.input = restored_input(again, world.input.checkpoint(1))
+    await again.input.open()
+    assert again.input.current_watermark == 99
+    await again.input.add_splits([Split("b")])
+    assert again.input.checkpoint(2)[1].watermark == 99, "and stays so for what comes late"
+
+
+def restored_input(world: World, state: Any) -> SourceInput:
+    splits = [Split(one.id, one.position, one.payload, one.watermark, one.finished) for one in state]
+    return SourceInput(
+        world.reader,
+        splits,
+        BY_VALUE,
+        world,
+        world.spawn,
+        world.schedule,
+        lambda: world.now_ms,
+        lambda: world.perf,
+        2_000_000,
+        unbounded=True,
+        discovers=True,
+    )
