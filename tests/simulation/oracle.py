@@ -1,7 +1,8 @@
 """What must hold of the output of the simulated world, at every instant and at the end. It knows the input, and nothing of the engine.
 
 Rows are what the sinks have committed. Of the external store: `("n", key, n, record)` counts the records of a key, `("t", key, time)` is an
-event-time timer that fired, `("p", key)` the one processing-time timer of a key. Of the files: `[key, start, count]`, one a window.
+event-time timer that fired, `("p", key)` the one processing-time timer of a key, `("l", key, record)` a record that came late for its
+window, `("r", key, record, n)` a record that met n rules, all that were told before it. Of the files: `[key, start, count]`, one a window.
 """
 
 from __future__ import annotations
@@ -65,6 +66,10 @@ class Data:
     splits: dict[str, int]
     records: dict[str, int]
     bounded: bool
+    may_be_late: bool = False
+    """Splits that are found later hold records that are late: they are on a side output, and missing in their windows."""
+    rules: int = 0
+    """So many rules are told to every subtask of a part that each record goes through, too; 0: there is none."""
 
     def all(self) -> Iterable[Record]:
         for source, splits in self.splits.items():
@@ -101,7 +106,11 @@ class Oracle:
     all_timers: set[tuple[int, int]] = field(init=False)
     due_windows: set[tuple[int, int]] = field(init=False)
     due_alarms: set[int] = field(init=False)
-    seen_windows: set[tuple[int, int]] = field(default_factory=set)
+    seen_windows: dict[tuple[int, int], int] = field(default_factory=dict)
+    late: dict[tuple[int, int], set[Record]] = field(default_factory=dict)
+    """By window."""
+    ruled: set[Record] = field(default_factory=set)
+    """Records that came through where the rules are."""
 
     def __post_init__(self) -> None:
         end = self.data.final_time
@@ -139,38 +148,62 @@ class Oracle:
                 if timer in self.timers or timer not in self.all_timers:
                     raise Violation(f"timer {timer} is committed " + ("twice" if timer in self.timers else "and was never set"))
                 self.timers.add(timer)
+            elif kind == "l":
+                self._late(key, tuple(rest[0]))
+            elif kind == "r":
+                record = tuple(rest[0])
+                if record in self.ruled or key_of(record) != key or not 0 <= rest[1] <= self.data.rules:
+                    raise Violation(f"record {record} is committed with {rest[1]} rules" + (" again" if record in self.ruled else ""))
+                self.ruled.add(record)
             else:
                 if key in self.alarms or not has_alarm(key):
                     raise Violation(f"the alarm of key {key} is committed " + ("twice" if has_alarm(key) else "and was never set"))
                 self.alarms.add(key)
 
+    def _late(self, key: int, record: Record) -> None:
+        time = time_of(record)
+        late = self.late.setdefault((key, time - time % WINDOW_MS), set())
+        if record in late or key_of(record) != key or not self.data.may_be_late:
+            raise Violation(f"record {record} is committed as late " + ("twice" if record in late else f"for key {key}"))
+        late.add(record)
+
     def visible(self, rows: Iterable[Any]) -> None:
         """All rows of all files that anybody may read now."""
-        seen: set[tuple[int, int]] = set()
+        seen: dict[tuple[int, int], int] = {}
         for key, start, count in rows:
             window = (key, start)
             if window in seen:
                 raise Violation(f"window {window} is in the files twice")
-            if self.windows.get(window) != count:
-                raise Violation(f"window {window} has {count} records in the files, expected {self.windows.get(window)}")
-            seen.add(window)
+            expected = self.windows.get(window, 0)
+            if not (0 < count <= expected if self.data.may_be_late else count == expected):
+                raise Violation(f"window {window} has {count} records in the files, expected {expected}")
+            seen[window] = count
         self.seen_windows = seen
+
+    def _is_over(self, window: tuple[int, int]) -> bool:
+        """Whether all of it is there, in the file or as late."""
+        late = len(self.late.get(window, ()))
+        there = self.seen_windows.get(window, 0) + late
+        if there > self.windows[window]:
+            raise Violation(f"window {window} has {there - late} records in the files, {late} late ones, expected {self.windows[window]}")
+        return there == self.windows[window]
 
     @property
     def complete(self) -> bool:
         """Whether everything that must come has come."""
-        if len(self.records) < self.data.total:
+        if len(self.records) < self.data.total or (self.data.rules and len(self.ruled) < self.data.total):
             return False
         for key, seen in self.counts.items():
             if max(seen) != len(seen):
                 raise Violation(f"key {key}: all records are committed, with the counts {sorted(seen)}")
-        return self.timers >= self.due_timers and self.alarms >= self.due_alarms and self.seen_windows >= self.due_windows
+        return self.timers >= self.due_timers and self.alarms >= self.due_alarms and all(map(self._is_over, self.due_windows))
 
     def missing(self) -> str:
         """What is not there yet, for a message."""
         records = sorted(set(self.data.all()) - self.records)
         timers = sorted(self.due_timers - self.timers)
         alarms = sorted(self.due_alarms - self.alarms)
-        windows = sorted(self.due_windows - self.seen_windows)
-        parts = ((records, "records"), (timers, "timers"), (alarms, "alarms"), (windows, "windows"))
+        windows = sorted(window for window in self.due_windows if not self._is_over(window))
+        ruled = sorted(set(self.data.all()) - self.ruled) if self.data.rules else []
+        parts = ((records, "records"), (ruled, "records with rules"), (timers, "timers"), (alarms, "alarms"), (windows, "windows"))
         return ", ".join(f"{len(part)} {name} {part[:4]}" for part, name in parts)

@@ -141,6 +141,47 @@ def test_spinning_without_end_is_a_livelock() -> None:
         simulate(heartbeat, 1, max_virtual_s=60)
 
 
+@pytest.mark.parametrize("how", ["in a task", "in a callback", "catching every error"])
+def test_a_callback_that_never_comes_back_ends_the_run_with_its_seed_and_stack(how: str) -> None:
+    """Nothing else would: the limits of steps and of virtual time count only between callbacks."""
+
+    def lost_in_here() -> None:
+        while True:
+            try:
+                sum(range(100))
+            except Exception:
+                if how != "catching every error":
+                    raise
+
+    async def main(host: SimulatedHost) -> None:
+        if how == "in a callback":
+            asyncio.get_running_loop().call_soon(lost_in_here)
+        else:
+            host.sim.spawn("victim", victim)
+        await asyncio.sleep(1)
+
+    async def victim(host: SimulatedHost) -> int:
+        lost_in_here()
+        return 0
+
+    told = r"(?s)seed 41: step \d+, of process \w+, is not over after 0\.2 s of .*in lost_in_here"
+    with pytest.raises(SimLivelock, match=told) as caught:
+        simulate(main, 41, max_callback_s=0.2)
+    assert "seed 41 failed at step" in caught.value.__notes__[0]
+
+
+def test_a_long_run_of_short_callbacks_is_not_given_up() -> None:
+    async def main(host: SimulatedHost) -> int:
+        for _ in range(20):
+            until = time.process_time() + 0.02
+            while time.process_time() < until:
+                sum(range(100))
+            await asyncio.sleep(0)
+        return 7
+
+    assert simulate(main, 1, max_callback_s=0.1).value == 7
+
+
 def test_busy_loop_reaches_its_timer_because_callbacks_take_time() -> None:
     async def main(host: SimulatedHost) -> int:
         loop, turns, due = asyncio.get_running_loop(), 0, False

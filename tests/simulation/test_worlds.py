@@ -89,3 +89,22 @@ def test_a_failure_is_printed_with_its_seed_and_commit(capsys: pytest.CaptureFix
     assert "seed 7 at commit" in said
     assert "AssertionError: lost" in said
     assert "--seeds 7:8" in said
+
+
+def test_a_world_in_which_something_never_comes_back_is_a_failure_like_any_other(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not the end of the sweep. Workers of a sweep are fresh processes: a loop in one of them would hold all that follow."""
+
+    def lost_in_here(row: object) -> object:
+        while True:
+            pass
+
+    monkeypatch.setattr("tests.simulation.world.CALLBACK_S", 0.3)
+    monkeypatch.setattr("tests.simulation.workload.window_row", lost_in_here)
+    assert main(["--seeds", "1:2", "--jobs", "1"]) == 1
+    said = capsys.readouterr().out
+    assert "seed 1 at commit" in said
+    assert "is not over after 0.3 s of processor time" in said
+    assert "in lost_in_here" in said
+    assert "1 failed" in said

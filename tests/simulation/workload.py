@@ -38,6 +38,10 @@ class Shared:
     """How long an answer takes at most that a record is enriched with. While some take long, barriers are far apart."""
     rng: Random
     """What functions draw from, so that they disturb no fault."""
+    discovers: bool = False
+    """Whether splits are found one after the other."""
+    found: dict[str, int] = field(default_factory=dict)
+    """How many splits of each source are found by now."""
     fails: set[str] = field(default_factory=set)
     """Where the next call of a function raises: one of `SITES`, or `commit`, a function of the sink."""
 
@@ -70,7 +74,7 @@ def database() -> Database:
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """A source of records that come at a pace, some at a time. Positions are numbers."""
+    """A source of records that come at a pace. Positions are numbers. Where it looks again, each look finds another split."""
 
     name: str
 
@@ -78,11 +82,73 @@ class Numbers:
     def bounded(self) -> bool:
         return shared().data.bounded
 
+    @property
+    def discover_every(self) -> str | None:
+        return "5ms" if shared().discovers else None
+
     async def discover(self) -> list[Split]:
-        return [Split(str(split)) for split in range(shared().data.splits[self.name])]
+        world = shared()
+        count = world.data.splits[self.name]
+        if world.discovers:
+            count = world.found[self.name] = min(count, world.found.get(self.name, 0) + 1)
+        return [Split(str(split)) for split in range(count)]
 
     def reader(self, ctx: Any) -> NumbersReader:
         return NumbersReader(ctx, self.name, shared())
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """A source of a few numbers, of which one comes now and then."""
+
+    count: int
+
+    @property
+    def bounded(self) -> bool:
+        return shared().data.bounded
+
+    async def discover(self) -> list[Split]:
+        return [Split("rules")]
+
+    def reader(self, ctx: Any) -> RulesReader:
+        return RulesReader(ctx, self.count, shared())
+
+
+class RulesReader:
+    """One number, then a while of waiting."""
+
+    def __init__(self, ctx: Any, count: int, world: Shared) -> None:
+        self._rng = ctx.host.rng
+        self._count = count
+        self._world = world
+        self._at = count
+        self._may_go = False
+
+    async def open(self, splits: Sequence[Split]) -> None:
+        self._at = splits[0].position or 0 if splits else self._count
+
+    def poll_batch(self, max_records: int) -> list[int] | None:
+        if not self._may_go or self._at == self._count:
+            return None
+        self._may_go = False
+        self._at += 1
+        return [self._at - 1]
+
+    async def wait(self) -> None:
+        if self._at == self._count and not self._world.data.bounded:
+            await asyncio.get_running_loop().create_future()
+        await asyncio.sleep(min(self._world.pace_s.values()) * self._rng.uniform(0.5, 4.0))
+        self._may_go = True
+
+    @property
+    def finished(self) -> bool:
+        return self._world.data.bounded and self._at == self._count
+
+    def position(self, split_id: str) -> int:
+        return self._at
+
+    async def close(self) -> None:
+        self._may_go = False
 
 
 class NumbersReader:
@@ -93,16 +159,17 @@ class NumbersReader:
         self._source = source
         self._world = world
         self._records = world.data.records[source]
-        self._bounded = world.data.bounded
+        self._ends = world.data.bounded or world.discovers
+        """Whether a split is over when all of it was read."""
         self._at: dict[str, int] = {}
         self._budget = 0
         self.finished_splits: set[str] = set()
         self.current_split = ""
 
     async def open(self, splits: Sequence[Split]) -> None:
-        self._at = {split.id: split.position or 0 for split in splits}
-        for split_id in self._at:
-            self._note_end(split_id)
+        for split in splits:
+            self._at[split.id] = split.position or 0
+            self._note_end(split.id)
 
     def poll_batch(self, max_records: int) -> list[Record] | None:
         self._world.maybe_fail("poll")
@@ -117,19 +184,19 @@ class NumbersReader:
         return None
 
     def _note_end(self, split_id: str) -> None:
-        if self._bounded and self._at[split_id] == self._records:
+        if self._ends and self._at[split_id] == self._records:
             self.finished_splits.add(split_id)
 
     async def wait(self) -> None:
         world = self._world
-        if all(at == self._records for at in self._at.values()) and not self._bounded:
+        if all(at == self._records for at in self._at.values()) and not self._ends:
             await asyncio.get_running_loop().create_future()
         await asyncio.sleep(world.pace_s[self._source] * self._rng.uniform(0.2, 1.8))
         self._budget = self._rng.randrange(1, world.burst + 1)
 
     @property
     def finished(self) -> bool:
-        return self._bounded and all(at == self._records for at in self._at.values())
+        return self._ends and all(at == self._records for at in self._at.values())
 
     def position(self, split_id: str) -> int:
         return self._at[split_id]
@@ -161,7 +228,7 @@ class Counting(af.KeyedProcessFunction[int, Record, Any]):
         else:
             self.recent.clear()
         reached, first = timers.current_watermark, min(self.waiting.keys(), default=None)
-        if reached is not None and first is not None and first <= reached:
+        if reached is not None and first is not None and first <= reached and not shared().discovers:
             raise Violation(f"key {key}: the timer of {first} has not fired, and event time is {reached}")
         if count == 1 and has_alarm(key):
             timers.register_processing_time_timer(timers.current_processing_time + ALARM_MS)
@@ -182,6 +249,31 @@ class Counting(af.KeyedProcessFunction[int, Record, Any]):
         yield "t", ctx.current_key, timestamp
 
 
+RULES = af.MapStateDescriptor[int, int]("rules")
+
+
+class Ruling(af.KeyedBroadcastProcessFunction[int, Record, int, Any]):
+    """Meets each record with the rules that were told so far. They come in their order, none twice, to every subtask."""
+
+    def open(self, ctx: Any) -> None:
+        self.met = ctx.get_state(af.ValueStateDescriptor("met", default=0))
+
+    def process_element(self, value: Record, ctx: Any) -> Iterator[Any]:
+        rules = sorted(ctx.get_broadcast_state(RULES).keys())
+        if rules != list(range(len(rules))):
+            raise Violation(f"the rules that were told are {rules}, expected the first ones without a gap")
+        if len(rules) < self.met.value():
+            raise Violation(f"key {ctx.current_key} has met {self.met.value()} rules, and now there are {len(rules)}")
+        self.met.update(len(rules))
+        yield "r", ctx.current_key, value, len(rules)
+
+    def process_broadcast_element(self, value: int, ctx: Any) -> None:
+        rules = ctx.get_broadcast_state(RULES)
+        if rules.contains(value):
+            raise Violation(f"rule {value} is told twice")
+        rules.put(value, value)
+
+
 async def enrich(record: Record) -> Record:
     """An answer takes its time, and sometimes never comes."""
     world = shared()
@@ -192,6 +284,10 @@ async def enrich(record: Record) -> Record:
 
 def window_row(row: Any) -> list[int]:
     return [row.key, row.start, row.value]
+
+
+def late_row(record: Record) -> tuple[str, int, Record]:
+    return "l", key_of(record), record
 
 
 def world_flow(parallelism: int, *, asked: str, ordered: bool, slow: bool) -> af.Flow:
@@ -210,4 +306,10 @@ def world_flow(parallelism: int, *, asked: str, ordered: bool, slow: bool) -> af
     records.key_by(key_of).process(Counting, uid="count").sink(DatabaseSink(database), uid="database")
     windows = records.key_by(key_of).window(af.tumbling(f"{WINDOW_MS}ms")).aggregate(af.count(), uid="windows")
     windows.map(window_row, uid="rows").sink(af.io.jsonl(OUT), uid="files")
+    if rules := shared().data.rules:
+        told = flow.source(Rules(rules), uid="rules of one split", parallelism=1).broadcast(RULES)
+        ruled = records.key_by(key_of).connect(told).process(Ruling, uid="ruling")
+        ruled.sink(DatabaseSink(database), uid="ruled database")
+    if shared().discovers:
+        windows.late.map(late_row, uid="late").sink(DatabaseSink(database), uid="late database")
     return flow

@@ -63,6 +63,11 @@ BUGS = (TypeError, AttributeError, LookupError, ValueError, NameError, Arithmeti
 CHEAP = {"user": 3, "connection reset": 4}
 """What strikes so many times more often: little has to be done again."""
 
+CALLBACK_S = 20.0
+"""Processor time that one callback may take: a whole world takes a tenth of a second."""
+
+CLOCK_MS = 5000
+
 SHORT_LEASE = LeaseOptions(lease_s=0.6, renew_s=0.1, stop_s=0.15)
 
 
@@ -95,6 +100,12 @@ class Settings:
     ordered: bool
     slow: bool
     """There is always something in flight."""
+    discovers: bool
+    """The splits of a source are found one after the other."""
+    rules: int
+    """So many rules are broadcast to where records are counted a second time; 0: there is no such part."""
+    clock_s: float
+    """The wall clocks of machines are set to and fro after so long each time, on average; 0: they are right."""
 
     @staticmethod
     def drawn(seed: int, *, workers: bool = False) -> Settings:
@@ -110,10 +121,17 @@ class Settings:
         burst = rng.choice((2, 4, 8))
         unaligned = rng.choice((False, False, True, "3ms"))
         inline = rng.choice((0, 64, 16384, 16384, 16384))
+        rates = {kind: share_s * rng.uniform(0.3, 2.0) * CHEAP.get(kind, 1) for kind in kinds}
+        bounded = rng.random() < 0.5
+        # A stream of its own: these came later, and change nothing where they are not chosen.
+        more = Random(f"{seed}/more")
+        discovers = not bounded and more.random() < 0.25
+        rules = more.randrange(3, 12) if more.random() < 0.15 else 0
+        clock_s = duration_s * more.uniform(0.05, 0.5) if more.random() < 0.15 else 0.0
         return Settings(
             kinds=kinds,
-            rates={kind: share_s * rng.uniform(0.3, 2.0) * CHEAP.get(kind, 1) for kind in kinds},
-            data=Data(splits, records, rng.random() < 0.5),
+            rates=rates,
+            data=Data(splits, records, bounded, may_be_late=discovers, rules=rules),
             parallelism=rng.choice(((1, 2), (2,), (2, 3), (3,)) if workers else ((1,), (1,), (1,), (2,), (1, 2), (1, 3), (2, 3))),
             workers=rng.choice((1, 2, 3)) if workers else 0,
             standby=standby,
@@ -134,6 +152,9 @@ class Settings:
             answer_s=rng.choice((2e-3, 6e-3, 2e-2)),
             ordered=rng.random() < 0.5,
             slow=bool(unaligned) and rng.random() < 0.7,
+            discovers=discovers,
+            rules=rules,
+            clock_s=clock_s,
         )
 
 
@@ -174,7 +195,9 @@ class World:
         settings = self.settings
         self.database = Database(self.sim, self._committed, struck=self.done)
         functions = self.sim.loop.stream("functions")
-        self.shared = Shared(self.database, settings.data, settings.pace_s, settings.burst, settings.answer_s, functions)
+        self.shared = Shared(
+            self.database, settings.data, settings.pace_s, settings.burst, settings.answer_s, functions, settings.discovers
+        )
         self.database.before_call = self.shared.maybe_fail
 
     # The service.
@@ -288,6 +311,14 @@ class World:
                 await asyncio.sleep(rng.uniform(0.01, 0.4))
                 database.down = False
 
+    async def set_clocks(self) -> None:
+        """Somebody corrects the time of a machine, by seconds, forward or back. Right again are they only with `heal`."""
+        rng = self.sim.loop.stream("clocks")
+        while self.settings.clock_s:
+            await asyncio.sleep(rng.expovariate(1 / self.settings.clock_s))
+            rng.choice(list(self.sim.loop.machines.values())).clock_ms = rng.randrange(-CLOCK_MS, CLOCK_MS)
+            self.done["clock"] += 1
+
     async def ready(self) -> None:
         """Hold the next fault back until something was committed since the last one, most of the time.
 
@@ -310,6 +341,8 @@ class World:
         self.shared.fails.clear()
         self.database.lost = self.database.repeated = 0.0
         self.database.down = False
+        for machine in self.sim.loop.machines.values():
+            machine.clock_ms = 0
 
     # What is looked at.
 
@@ -391,7 +424,7 @@ def run_world(seed: int, *, workers: bool = False, keep_trace: bool = False, set
         await _live(world)
 
     with _environment(chosen), worker_world.simulated_workers():
-        result = simulate(main, seed, max_steps=100_000, keep_trace=keep_trace)
+        result = simulate(main, seed, max_steps=100_000, max_callback_s=CALLBACK_S, keep_trace=keep_trace)
     (world,) = worlds
     strange = [error for error in result.errors if ": ended with " not in error]
     if strange:
@@ -407,11 +440,13 @@ async def _live(world: World) -> None:
     names = ["alpha", "beta"] if settings.standby else ["alpha"]
     beside = [loop.create_task(world.supervise(name), name=f"supervise {name}") for name in names]
     trouble = loop.create_task(world.trouble(), name="trouble")
+    clocks = loop.create_task(world.set_clocks(), name="clocks")
     await asyncio.sleep(0)
     rates: dict[str, Any] = {kind: settings.rates[kind] for kind in INJECTED if kind in settings.kinds}
     faults = Faults(**rates, outage_s=(0.002, 1.2 if settings.standby else 0.05))
     await inject(sim, faults, names, duration_s=settings.duration_s, check=world.look, done=world.done, ready=world.ready)
     trouble.cancel()
+    clocks.cancel()
     world.heal()
     deadline = loop.time() + LIVENESS_S
     while True:
@@ -426,7 +461,7 @@ async def _live(world: World) -> None:
     for process in list(sim.loop.processes.values()):
         if process is not sim.loop.root:
             sim.kill(process.name)
-    await asyncio.gather(*beside, trouble, return_exceptions=True)
+    await asyncio.gather(*beside, trouble, clocks, return_exceptions=True)
 
 
 @contextmanager

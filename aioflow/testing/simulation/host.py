@@ -17,7 +17,7 @@ from aioflow.core.host import Listener, Process, ProcessIdentity, ProtocolFactor
 from aioflow.testing.simulation.disk import SimDisk, SimFileSystem
 from aioflow.testing.simulation.loop import SimLoop
 from aioflow.testing.simulation.network import SimNetwork
-from aioflow.testing.simulation.process import SimProcess
+from aioflow.testing.simulation.process import SimMachine, SimProcess
 from aioflow.testing.simulation.transport import NetworkOptions
 
 __all__ = ["ProcessMain", "SimulatedHost", "SimulatedProcess", "Simulation"]
@@ -236,7 +236,7 @@ class SimulatedHost:
         self.sim = sim
         self.name = process.name
         self.env = dict(env or {})
-        self.clock = _SimClock(loop)
+        self.clock = _SimClock(loop, process.machine)
         self.rng = loop.stream(f"user/{life}")
         self.ids = _SimIds(loop, life)
         self.fs = SimFileSystem(sim.disk, process)
@@ -272,11 +272,11 @@ class SimulatedHost:
 class _SimClock:
     __slots__ = ("_loop", "_rng", "monotonic", "wall_ms")
 
-    def __init__(self, loop: SimLoop) -> None:
+    def __init__(self, loop: SimLoop, machine: SimMachine) -> None:
         self._loop = loop
         self._rng = loop.perf_rng
         self.monotonic: Callable[[], float] = loop.time
-        self.wall_ms: Callable[[], int] = loop.wall_ms
+        self.wall_ms: Callable[[], int] = lambda: loop.wall_ms() + machine.clock_ms
 
     def perf_ns(self) -> int:
         cost = PERF_COST_S

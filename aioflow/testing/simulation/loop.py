@@ -61,7 +61,7 @@ class SimDeadlock(Exception):
 
 
 class SimLivelock(Exception):
-    """The run passed its limit of steps or of virtual time without ending."""
+    """The run passed its limit of steps or of virtual time without ending, or one callback its limit of processor time."""
 
 
 class SimFenceBroken(Exception):

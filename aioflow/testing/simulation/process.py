@@ -40,11 +40,13 @@ OWNER: ContextVar[tuple[SimProcess, int] | None] = ContextVar("OWNER", default=N
 class SimMachine:
     """A computer: an address, its ports, and the processes that lose power together."""
 
-    __slots__ = ("name", "next_port", "ports", "up")
+    __slots__ = ("clock_ms", "name", "next_port", "ports", "up")
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.up = True
+        self.clock_ms = 0
+        """By so much its wall clock is fast. A fault may set it, forward or back, while everything runs."""
         self.ports: dict[int, Any] = {}  # Any: listeners of `network`, which imports this module.
         self.next_port = 49_152
 

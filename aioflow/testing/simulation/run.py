@@ -14,6 +14,7 @@ from aioflow.testing.simulation.fence import fence as stand_fence
 from aioflow.testing.simulation.host import SimulatedHost, Simulation
 from aioflow.testing.simulation.loop import START_S, SimLoop
 from aioflow.testing.simulation.transport import NetworkOptions
+from aioflow.testing.simulation.watchdog import watchdog
 
 __all__ = ["SimResult", "simulate"]
 
@@ -48,11 +49,13 @@ def simulate(
     network: NetworkOptions | None = None,
     fence: bool = True,
     keep_trace: bool = False,
+    max_callback_s: float = 20.0,
 ) -> SimResult[T]:
     """Run `main(host)` in virtual time under `seed`, and return its result.
 
     `main` is the process that cannot be killed; it starts others with `host.sim.spawn`, which die with it. `perturb`
     lets the seed stall processes and vary slices; `fence` fails the run when simulated code reaches for the machine.
+    `max_callback_s`: processor time that one callback may take.
     Raises what `main` raised, `SimDeadlock`, `SimLivelock`, `SimFenceBroken`, or the first AssertionError of any task;
     a note names the seed.
     """
@@ -61,7 +64,7 @@ def simulate(
     loop = SimLoop(seed, max_steps=max_steps, max_virtual_s=max_virtual_s, perturb=perturb, keep_trace=keep_trace)
     try:
         sim = Simulation(loop, network)
-        with stand_fence(loop) if fence else contextlib.nullcontext():
+        with watchdog(loop, max_callback_s), stand_fence(loop) if fence else contextlib.nullcontext():
             value = loop.run_until_complete(main(sim.root))
             loop.run_until_complete(_clean_up(loop))
         loop.note("END", loop.steps)
