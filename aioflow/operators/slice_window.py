@@ -109,6 +109,13 @@ class SliceWindowOperator(Operator):
         """What it computes."""
         return self._aggregate
 
+    @property
+    def next_due(self) -> int:
+        """The watermark from which on it has something to do, whatever comes; above all of them when it holds nothing."""
+        if not self._starts:
+            return MAX_WATERMARK
+        return max(self._deadline, self._grid.first_end(self._starts[0]) - 1)
+
     def settle_state(self) -> None:
         if self._columns is not None:
             self._columns.settle()

@@ -8,6 +8,8 @@ and windows: the answers are those of the engine (`translate`, `runner_blocks`).
 sinks, what prints) runs here when Spark is through. Sinks that commit do it at the very end: a job that fails shows nothing of it.
 
 There are no checkpoints: a task that is lost, Spark runs again. A job cannot be stopped half way: stopping it cancels it.
+
+With `streaming="experimental"` a flow over streaming queries is a query itself (`stream_run`), which goes on until it is stopped.
 """
 
 from __future__ import annotations
@@ -18,24 +20,28 @@ import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from aioflow.cluster.execution_graph import JobStatus
 from aioflow.cluster.job_session import unpack_error
 from aioflow.cluster.remote import RemoteJobMaster
 from aioflow.cluster.restart import no_restart
 from aioflow.cluster.shipping import local_job, ship_job
-from aioflow.core.aio import cancel_and_wait, wait_first
+from aioflow.core.aio import wait_first
 from aioflow.core.errors import CheckpointError, GraphError, ProtocolError
 from aioflow.core.serializers import Codec
 from aioflow.operators.source import discover_splits
 from aioflow.spark.runner_blocks import COMMITTABLES
-from aioflow.spark.runner_frames import TAKEN_AT_ONCE_BYTES, StageFrames
-from aioflow.spark.runner_home import HomeStage, commit
+from aioflow.spark.runner_home import Feeding, HomeStage, commit
 from aioflow.spark.runner_program import ERROR_MARK, StageProgram
+from aioflow.spark.runner_rdds import TAKEN_AT_ONCE_BYTES, StageRdds
 from aioflow.spark.session import SparkBridge, check_bridge
 from aioflow.spark.settings import check_master
 from aioflow.spark.source import FrameSource
+from aioflow.spark.stream_plan import is_stream, plan_stream
+from aioflow.spark.stream_program import stream_program
+from aioflow.spark.stream_run import StreamRun
+from aioflow.spark.streaming import StreamSource
 from aioflow.spark.translate import plan_flow
 
 if TYPE_CHECKING:
@@ -50,6 +56,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Spark", "SparkRun"]
 
+STREAMING = "experimental"
+
 logger = logging.getLogger(__name__)
 
 
@@ -62,13 +70,14 @@ class Spark:
 
     master: str = "local[*]"
     config: Mapping[str, str] = field(default_factory=dict)
-    streaming: None = None
-    """Flows that never end do not run this way: `af.SparkWorkers` gives them machines of Spark."""
+    streaming: Literal["experimental"] | None = None
+    """Whether a flow over a streaming query of Spark runs as one: exact state, event time by the batch. Without it such a flow is refused;
+    `af.SparkWorkers` gives it machines of Spark."""
     bridge: SparkBridge | None = None
 
     def __post_init__(self) -> None:
-        if self.streaming is not None:
-            raise ValueError(f"streaming is {self.streaming!r}, expected None: a flow that never ends needs on=af.SparkWorkers(...)")
+        if self.streaming not in (None, STREAMING):
+            raise ValueError(f"streaming is {self.streaming!r}, expected {STREAMING!r} or None")
         check_master(self.master)
         if self.bridge is not None:
             check_bridge(self.bridge, "bridge")
@@ -87,15 +96,21 @@ class Spark:
                 f"flow {graph.name!r} has restart=, and on Spark that is Spark's business: set spark.task.maxFailures in config="
             )
         spark = self
-        sources: dict[int, FrameSource[Any]] = {}
+        sources: dict[int, FrameSource[Any] | StreamSource[Any]] = {}
         for vertex in graph.vertices:
             source: object = vertex.head.source  # As mypy sees it, a source that wants the host is none.
-            if isinstance(source, FrameSource):
+            if isinstance(source, FrameSource | StreamSource):
                 sources[vertex.id] = source
                 spark = self._with_bridge_of(source, spark)
-        return SparkRun(host, plan_flow(graph), options, spark, sources)
+            if isinstance(source, StreamSource) and self.streaming is None:
+                raise GraphError(
+                    f"source {vertex.head.name!r} is a streaming query, and a job of Spark ends: let the flow be a query itself with "
+                    f"af.Spark(..., streaming={STREAMING!r}), or run it on machines of Spark with on=af.SparkWorkers(...)"
+                )
+        planner = plan_stream if is_stream(graph) else plan_flow
+        return SparkRun(host, planner(graph), options, spark, sources, planner)
 
-    def _with_bridge_of(self, source: FrameSource[Any], spark: Spark) -> Spark:
+    def _with_bridge_of(self, source: FrameSource[Any] | StreamSource[Any], spark: Spark) -> Spark:
         """A DataFrame can only be read in its own session: the run takes that, unless it has another."""
         bridge = source.bridge
         if spark.bridge is None and bridge.master == self.master:
@@ -111,8 +126,16 @@ class Spark:
 class SparkRun:
     """One job on Spark: the face that a `Job` wants of its cluster."""
 
-    def __init__(self, host: Host, plan: SparkPlan, options: TaskOptions, spark: Spark, sources: Mapping[int, FrameSource[Any]]) -> None:
-        """`sources`: what reads DataFrames, by stage."""
+    def __init__(
+        self,
+        host: Host,
+        plan: SparkPlan,
+        options: TaskOptions,
+        spark: Spark,
+        sources: Mapping[int, FrameSource[Any] | StreamSource[Any]],
+        planner: Callable[[JobGraph], SparkPlan],
+    ) -> None:
+        """`sources`: what reads DataFrames, by stage. `planner` made the plan."""
         self.host = host
         self.job_id = host.ids.new("job")
         self.job_master = RemoteJobMaster(host, self.job_id, plan.graph, no_restart())
@@ -121,6 +144,8 @@ class SparkRun:
         self._plan = plan
         self._spark = spark
         self._sources = sources
+        self._planner = planner
+        self._stream: StreamRun | None = None
         self._shipped = ship_job(plan.graph, options)
         self._job = local_job(plan.graph, replace(options, debug=False))
         self._codec = Codec(self._job.types)
@@ -153,12 +178,34 @@ class SparkRun:
     async def _work(self) -> None:
         logger.info("job %s (%s) on Spark at %s:\n%s", self._plan.graph.name, self.job_id, self._spark.master, self._plan.describe())
         home = [HomeStage(self.host, self._job, stage, self.job_id) for stage in self._plan.stages if stage.at_home]
+        streams = {stage_id: source for stage_id, source in self._sources.items() if isinstance(source, StreamSource)}
+        if streams:
+            assert self._spark.bridge is not None, "a streaming query belongs to a session"
+            await self._flow_on(self._spark.bridge, streams, home)
+            return
         splits = await self._discover()
         if self._spark.bridge is not None:
             await self._on(self._spark.bridge, splits, home)
         else:
             async with SparkBridge(self._spark.master, app=f"aioflow {self._plan.graph.name}", config=self._spark.config) as bridge:
                 await self._on(bridge, splits, home)
+
+    async def _flow_on(self, bridge: SparkBridge, sources: Mapping[int, StreamSource[Any]], home: Sequence[HomeStage]) -> None:
+        """Until the query ends or is stopped."""
+        programs = {
+            stage.id: stream_program(self._shipped, self.job_id, stage, _import_paths()) for stage in self._plan.stages if not stage.at_home
+        }
+        self._stream = StreamRun(bridge, self._plan, programs, sources, home)
+        try:
+            await self._stream.run(self._started)
+        except Exception as error:
+            if (original := original_error(error, self._codec)) is None:
+                raise
+            raise original from original.__cause__
+
+    def _started(self) -> None:
+        self.job_master.set_status(JobStatus.RUNNING)
+        self.job_master.started.set_result(None)
 
     async def _discover(self) -> dict[int, list[list[Split]]]:
         """The splits of each subtask of each source: one each where that makes no difference, otherwise as the engine deals them out."""
@@ -173,38 +220,34 @@ class SparkRun:
 
     async def _on(self, bridge: SparkBridge, splits: Mapping[int, Sequence[Sequence[Split]]], home: Sequence[HomeStage]) -> None:
         programs = {
-            stage.id: StageProgram(
-                self._shipped, self.job_id, stage.id, _import_paths(), splits.get(stage.id), reads_frame=stage.reads_frame
-            )
+            stage.id: StageProgram(self._shipped, self.job_id, stage.id, _import_paths(), splits.get(stage.id))
             for stage in self._plan.stages
             if not stage.at_home
         }
         session = await bridge.session()
-        self.job_master.set_status(JobStatus.RUNNING)
-        self.job_master.started.set_result(None)
+        self._started()
         counts = {stage_id: len(subtasks) for stage_id, subtasks in splits.items()}
         try:
             given = {stage_id: source.what for stage_id, source in self._sources.items()}
-            frames = await bridge.call(StageFrames, session, self._plan, programs, counts, given)
+            rdds = await bridge.call(StageRdds, session, self._plan, programs, counts, given)
             try:
-                size = await bridge.call(frames.compute)
-                committables = await self._bring_home(bridge, frames, size, home)
+                size = await bridge.call(rdds.compute)
+                committables = await self._bring_home(bridge, rdds, size, home)
             finally:
-                await bridge.call(frames.release)
+                await bridge.call(rdds.release)
         except Exception as error:
-            original = original_error(error, self._codec)
-            if original is None:
+            if (original := original_error(error, self._codec)) is None:
                 raise
             raise original from original.__cause__
         for node_id, prepared in committables.items():
             await commit(self.host, self._job, self._plan, node_id, prepared, self.job_id)
 
-    async def _bring_home(self, bridge: SparkBridge, frames: StageFrames, size: int, home: Sequence[HomeStage]) -> dict[int, list[Any]]:
+    async def _bring_home(self, bridge: SparkBridge, rdds: StageRdds, size: int, home: Sequence[HomeStage]) -> dict[int, list[Any]]:
         """Hand what came out to the tasks that stay here. Gives what sinks have prepared, by node."""
         at_once = size <= TAKEN_AT_ONCE_BYTES
-        take: Callable[[], list[BlockRow]] = frames.take if at_once else frames.take_some
+        take: Callable[[], list[BlockRow]] = rdds.take if at_once else rdds.take_some
         committables: dict[int, list[Any]] = {}
-        feeding = _Feeding(home)
+        feeding = Feeding(home)
         async with feeding:
             while rows := await bridge.call(take):
                 for row in rows:
@@ -236,44 +279,20 @@ class SparkRun:
             "through; emit what you want to see, or run the flow with on=af.SparkWorkers(...)"
         )
 
-    def _ask(self, method: str, *_: object) -> None:
-        """Cancel, or stop: half of a bounded job is of no use."""
-        if self._working is not None:
+    def _ask(self, method: str, *args: object) -> None:
+        """Cancel, or stop: half of a bounded job is of no use. A query ends behind its last batch."""
+        if method == "stop" and self._stream is not None:
+            if args[1]:
+                self.job_master.refuse_stop(
+                    GraphError(f"job {self._plan.graph.name!r} is a query of Spark, whose event time has no end: stop it without drain=")
+                )
+                return
+            self._stream.stopping.set()
+        elif self._working is not None:
             self._working.cancel()
 
     async def _refuse(self, method: str, *_: object) -> Any:
         raise CheckpointError(f"job {self._plan.graph.name!r} runs on Spark, where there is no {method}: lost tasks are run again")
-
-
-class _Feeding:
-    """The home stages, each in an asyncio task of its own."""
-
-    def __init__(self, home: Sequence[HomeStage]) -> None:
-        self._home = home
-        self._tasks: list[asyncio.Task[None]] = []
-
-    async def __aenter__(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._tasks = [loop.create_task(stage.run(), name=f"home {stage.name}") for stage in self._home]
-
-    async def give(self, rows: Sequence[BlockRow]) -> None:
-        """Give each stage its rows, and wait until they are through."""
-        for stage, task in zip(self._home, self._tasks, strict=True):
-            through = stage.give(rows)
-            await wait_first([through, task])
-            if task.done():
-                task.result()
-
-    async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        try:
-            if error is None:
-                for stage in self._home:
-                    stage.end()
-                for task in self._tasks:
-                    await wait_first([task])
-                    task.result()
-        finally:
-            await cancel_and_wait(self._tasks)  # The first error wins.
 
 
 def original_error(error: BaseException, codec: Codec) -> Exception | None:

@@ -38,13 +38,10 @@ if TYPE_CHECKING:
     from aioflow.core.serializers import Codec
     from aioflow.task.partitioners import Partitioner
 
-__all__ = ["COMMITTABLES", "MARKER", "SCHEMA", "Block", "BlockRow", "BlockWriter", "Piece", "decode_block", "encode_block", "merged"]
+__all__ = ["COMMITTABLES", "SCHEMA", "Block", "BlockRow", "BlockWriter", "Piece", "cut", "decode_block", "encode_block", "merged"]
 
 SCHEMA = "target int, mark long, edge int, producer int, seq long, payload binary"
 """Of the rows, as Spark spells it."""
-
-MARKER = -1
-"""Edge of a row without records: a subtask that gets none is there all the same."""
 
 COMMITTABLES = -2
 """Edge of what a sink prepared, for the program that commits it. `target` is the sink's node."""
@@ -62,7 +59,6 @@ BLOCK_RECORDS_MAX = 8192
 GATHERED_RECORDS_MAX = 1 << 17
 """What a writer holds for all its targets together."""
 
-_TEXT = frozenset((str,))
 _HEAD = struct.Struct(">I")
 _pack: Callable[[Any], bytes] = msgspec.msgpack.Encoder().encode
 _unpack: Callable[[Any], list[int]] = msgspec.msgpack.Decoder(list[int]).decode
@@ -206,7 +202,7 @@ class BlockWriter:
         block = self._open.pop(target)
         count = len(block.values)
         keys = block.keys
-        if keys == block.values and _TEXT.issuperset(map(type, keys)) and _TEXT.issuperset(map(type, block.values)):
+        if keys and type(keys[0]) is str and keys == block.values and _are_texts(keys) and _are_texts(block.values):
             keys = block.values  # Equal texts are the same in every respect: they are written once.
         batch = RecordBatch(block.values, block.stamps, keys, block.marks, block.marks[-1])
         payload = encode_block(batch, block.arrivals, self._codec, self._owner)
@@ -214,6 +210,10 @@ class BlockWriter:
         self._seq += 1
         self._gathered -= count
         self._limit = max(1, min(BLOCK_RECORDS_MAX, BLOCK_BYTES * count // len(payload)))
+
+
+def _are_texts(values: list[Any]) -> bool:
+    return list(map(type, values)).count(str) == len(values)
 
 
 Place = tuple[int, tuple[int, int, int]]
@@ -256,13 +256,18 @@ def _pieces(block: Block, start: int, stop: int) -> Iterator[Piece]:
         begin, end = max(start, end), end + count
         until = min(stop, end)
         if begin < until:
-            yield Piece(block.edge, _cut(batch, block.marks, begin, until), arrival)
+            yield Piece(block.edge, cut(batch, begin, until), arrival)
         if end >= stop:
             return
 
 
-def _cut(batch: RecordBatch, marks: list[int], start: int, stop: int) -> RecordBatch:
-    """Not `RecordBatch.slice`: that tells the watermark before the next record of this channel, and another one may not be there yet."""
+def cut(batch: RecordBatch, start: int, stop: int) -> RecordBatch:
+    """Records [start, stop), which have watermarks.
+
+    Not `RecordBatch.slice`: that tells the watermark before the next record of this channel, and another one may not be there yet.
+    """
+    marks = batch.watermarks
+    assert marks is not None, "blocks give each record its watermark"
     if start == 0 and stop == len(marks):
         return batch
     return RecordBatch(

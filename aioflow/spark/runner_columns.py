@@ -11,6 +11,7 @@ all the same.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -34,7 +35,10 @@ EXACT_MAX = 2**53
 
 def narrowed(frame: Any, stage: Stage) -> Any:
     """`frame` without rows that the filters at the beginning of `stage` drop anyway. In a call of the bridge."""
-    types = {field.name: field.dataType.simpleString() for field in frame.schema.fields}
+    fields = frame.schema.fields
+    spelled = Counter(field.name.casefold() for field in fields)
+    # Spark takes names that differ in case alone for one, and does not know which.
+    types = {field.name: field.dataType.simpleString() for field in fields if spelled[field.name.casefold()] == 1}
     for expression in _leading_filters(stage):
         predicate, whole = predicate_of(expression, types)
         if predicate is not None:

@@ -1,6 +1,7 @@
 """The ends of a flow that stay in the program: what Spark computed goes through their operators here, in the loop of the job.
 
 They get the records in the order of `runner_blocks` where everything came at once; partition by partition where there is too much of it.
+What they write becomes visible when all of them have written.
 """
 
 from __future__ import annotations
@@ -8,8 +9,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
+from aioflow.core.aio import cancel_and_wait, wait_first
 from aioflow.core.errors import note_once
 from aioflow.core.serializers import Codec
 from aioflow.operators.sink import COMMITTABLES, PREPARED
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
     from aioflow.spark.runner_subtask import Outlet
     from aioflow.spark.translate import SparkPlan
 
-__all__ = ["HomeStage", "commit"]
+__all__ = ["Feeding", "HomeStage", "commit"]
 
 
 class HomeStage:
@@ -38,32 +40,89 @@ class HomeStage:
         self._codec = Codec(job.types)
         self._edges = {edge.id for edge in stage.inputs}
         self._subtask = StageSubtask(host, job, stage, SubtaskId(job_id, 0, 1), _no_outlet)
-        self._given: asyncio.Queue[tuple[Sequence[BlockRow], asyncio.Future[None]] | None] = asyncio.Queue()
+        self._prepared: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._may_commit = asyncio.Event()
+        self._given: asyncio.Queue[tuple[Sequence[BlockRow], int | None, asyncio.Future[None]] | None] = asyncio.Queue()
 
-    def give(self, rows: Sequence[BlockRow]) -> asyncio.Future[None]:
-        """Take those of `rows` that come to this stage. The future is done when they are through."""
+    def give(self, rows: Sequence[BlockRow], commits: int | None = None) -> asyncio.Future[None]:
+        """Take those of `rows` that come to this stage. The future is done when they are through, and with `commits` when sinks have
+        committed them, under that number of a checkpoint."""
         through: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._given.put_nowait(([row for row in rows if row.edge in self._edges], through))
+        self._given.put_nowait(([row for row in rows if row.edge in self._edges], commits, through))
         return through
 
-    def end(self) -> None:
-        """Nothing more comes."""
+    def end(self) -> asyncio.Future[None]:
+        """Nothing more comes. The future is done when all is written, and the sinks wait for `commit`."""
         self._given.put_nowait(None)
+        return self._prepared
+
+    def commit(self) -> None:
+        """Let what was written become visible."""
+        self._may_commit.set()
 
     async def run(self) -> None:
         await self._subtask.run(self._work)
 
     async def _work(self) -> None:
-        subtask, codec = self._subtask, self._codec
+        subtask, codec, last = self._subtask, self._codec, ONLY_CHECKPOINT
         while (given := await self._given.get()) is not None:
-            rows, through = given
+            rows, commits, through = given
             ordered = sorted(rows, key=lambda row: row[1:5])
             for piece in merged(decode_block(row, codec) for row in ordered):
                 await subtask.feed(piece)
                 await asyncio.sleep(0)  # Many pieces must not hold the loop.
+            if commits is not None:
+                await subtask.prepared(commits)
+                await subtask.commit(commits)
+                last = commits + 1
             through.set_result(None)
         await subtask.finish()
-        await subtask.commit()
+        await subtask.prepared(last)
+        self._prepared.set_result(None)
+        await self._may_commit.wait()
+        await subtask.commit(last)
+
+
+class Feeding:
+    """The home stages, each in an asyncio task of its own."""
+
+    def __init__(self, home: Sequence[HomeStage]) -> None:
+        self._home = home
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def tasks(self) -> Sequence[asyncio.Task[None]]:
+        """One of them ends early only by failing."""
+        return self._tasks
+
+    async def __aenter__(self) -> Self:
+        loop = asyncio.get_running_loop()
+        self._tasks = [loop.create_task(stage.run(), name=f"home {stage.name}") for stage in self._home]
+        return self
+
+    async def give(self, rows: Sequence[BlockRow], commits: int | None = None) -> None:
+        """Give each stage its rows, and wait until they are through; and committed, with `commits` as the checkpoint."""
+        for stage, task in zip(self._home, self._tasks, strict=True):
+            through = stage.give(rows, commits)
+            await wait_first([through, task])
+            if task.done():
+                task.result()
+
+    async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        try:
+            if error is None:
+                # All have written before the first commits: one that fails shows nothing of any.
+                for written, task in zip([stage.end() for stage in self._home], self._tasks, strict=True):
+                    await wait_first([written, task])
+                    if task.done():
+                        task.result()
+                for stage in self._home:
+                    stage.commit()
+                for task in self._tasks:
+                    await wait_first([task])
+                    task.result()
+        finally:
+            await cancel_and_wait(self._tasks)  # The first error wins.
 
 
 async def commit(host: Host, job: ShippedJob, plan: SparkPlan, node_id: int, prepared: Sequence[Any], job_id: str) -> None:

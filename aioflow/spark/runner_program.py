@@ -1,6 +1,6 @@
 """What Spark runs for the partitions of a stage: rows of blocks in, rows of blocks out, the subtasks of the flow in between.
 
-The function is a plain generator, as `mapInArrow` wants it, and a subtask lives in an asyncio loop. The loop runs only while Spark waits
+The functions are plain generators, as Spark wants them, and a subtask lives in an asyncio loop. The loop runs only while Spark waits
 for the next rows: the subtask hands over when enough of them wait, and goes on when they were taken. So what it holds is bounded, and
 whoever reads slowly holds it back.
 
@@ -13,8 +13,7 @@ import asyncio
 import base64
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from itertools import groupby
-from operator import attrgetter
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from aioflow.api.runner import new_event_loop
@@ -25,7 +24,7 @@ from aioflow.core.elements import MIN_WATERMARK
 from aioflow.core.host import SystemHost
 from aioflow.core.serializers import Codec
 from aioflow.operators.source import Split
-from aioflow.spark.runner_blocks import COMMITTABLES, MARKER, BlockRow, BlockWriter, decode_block, merged
+from aioflow.spark.runner_blocks import COMMITTABLES, BlockRow, BlockWriter, decode_block, merged
 from aioflow.spark.runner_subtask import StageSubtask, SubtaskId
 from aioflow.spark.runner_time import ReplayedClock
 from aioflow.spark.translate import plan_flow
@@ -35,10 +34,12 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from aioflow.cluster.shipping import ShippedJob
-    from aioflow.graph.job_graph import JobEdge
+    from aioflow.core.host import Host
+    from aioflow.graph.job_graph import JobEdge, JobGraph
+    from aioflow.spark.runner_subtask import Outlet
     from aioflow.spark.translate import SparkPlan, Stage
 
-__all__ = ["ERROR_MARK", "StageProgram", "SubtaskFailed"]
+__all__ = ["ERROR_MARK", "Outlets", "Pair", "StageProgram", "SubtaskFailed", "run_subtask", "told"]
 
 ROWS_BYTES_MAX = 4 << 20
 """What may wait for Spark to take it."""
@@ -50,15 +51,22 @@ _LOADED: dict[str, tuple[ShippedJob, SparkPlan]] = {}
 """The last job of this process. Spark reuses its Python processes for many tasks, and has no other place to keep something there."""
 
 
+Pair = tuple[tuple[int, int, int, int, int], bytes]
+"""A row as RDDs have it, to be sorted: its place, and its payload."""
+
+Outlets = Callable[["JobEdge", str, "Host", Callable[[Any], None]], "Outlet"]
+"""Makes the outlet of an exchange: of the edge, its owner's name in errors, the machine, and where its rows go."""
+
+
 class SubtaskFailed(Exception):
     """Carries the error of a subtask through Spark, as text."""
 
 
 class StageProgram:
-    """The function for `mapInArrow`: the subtasks of one stage that are in a partition.
+    """The functions of one stage that Spark calls in its tasks, and what they need there.
 
-    `job` is the shipped job, `paths` where its modules are imported from. `splits`: of a source, those of each subtask; the rows that
-    come in are the numbers of the subtasks then. With `reads_frame` they are those of a DataFrame, and the partition is the subtask.
+    `job` is the shipped job, `paths` where its modules are imported from. `splits`: of a source, those of each subtask. `planner` makes
+    the stages of the job's graph, as it was made where the flow was submitted.
     """
 
     def __init__(
@@ -67,62 +75,66 @@ class StageProgram:
         job_id: str,
         stage_id: int,
         paths: Sequence[str],
-        splits: Sequence[Sequence[Split]] | None,
+        splits: Sequence[Sequence[Split]] | None = None,
         *,
-        reads_frame: bool = False,
+        planner: Callable[[JobGraph], SparkPlan] = plan_flow,
     ) -> None:
-        self.reads_frame = reads_frame
+        self.job_id = job_id
+        self.stage_id = stage_id
         self._job = job
-        self._job_id = job_id
-        self._stage_id = stage_id
         self._paths = tuple(paths)
         self._splits = splits
+        self._planner = planner
 
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def on_splits(self, number: int, _nothing: Iterable[Any]) -> Iterator[Pair]:
+        """For `mapPartitionsWithIndex` over as many partitions as a source has subtasks."""
+        return _pairs_of(self.read(number, _attempt()))
+
+    def on_rows(self, target: int, pairs: Iterable[Pair]) -> Iterator[Pair]:
+        """For `mapPartitionsWithIndex` over the blocks of an exchange, sorted."""
+        return _pairs_of(self.process(target, (BlockRow(*place, payload) for place, payload in pairs), _attempt()))
+
+    def on_frame(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """For `mapInArrow` over a DataFrame that a source reads: its partitions are the subtasks."""
         from pyspark import TaskContext
 
         context = TaskContext.get()
         assert context is not None, "Spark runs it in a task"
-        attempt = context.attemptNumber()
-        if self._splits is not None:
-            made = self.run(_numbers_of(batches), attempt)
-        elif self.reads_frame:
-            made = self.run_partition(batches, context.partitionId(), attempt)
-        else:
-            made = self.run(_rows_of(batches), attempt)
-        for rows in made:
+        for rows in self.read_partition(batches, context.partitionId(), context.attemptNumber()):
             yield _arrow_of(rows)
 
-    def run_partition(self, batches: Iterator[pa.RecordBatch], number: int, attempt: int = 0) -> Iterator[list[BlockRow]]:
+    def read(self, number: int, attempt: int = 0) -> Iterator[list[BlockRow]]:
+        """The rows that subtask `number` of a source gives."""
+        assert self._splits is not None, "the stage is a source"
+        job, plan = self.load()
+        subtask = SubtaskId(self.job_id, number, len(self._splits), attempt)
+        return run_subtask(job, plan, plan.stage(self.stage_id), subtask, splits=self._splits[number])
+
+    def read_partition(self, batches: Iterator[pa.RecordBatch], number: int, attempt: int = 0) -> Iterator[list[BlockRow]]:
         """The rows that come out, for the rows of partition `number` of a DataFrame."""
-        job, plan = self._load()
-        stage = plan.stage(self._stage_id)
-        subtask = SubtaskId(self._job_id, number, max(number + 1, stage.parallelism), attempt)
-        return _run_subtask(job, plan, stage, subtask, splits=[Split(str(number), payload=batches)])
+        job, plan = self.load()
+        stage = plan.stage(self.stage_id)
+        subtask = SubtaskId(self.job_id, number, max(number + 1, stage.parallelism), attempt)
+        return run_subtask(job, plan, stage, subtask, splits=[Split(str(number), payload=batches)])
 
-    def run(self, given: Iterator[Any], attempt: int = 0) -> Iterator[list[BlockRow]]:
-        """The rows that come out, for `BlockRow`s that come in (sorted), or for numbers of subtasks of a source."""
-        job, plan = self._load()
-        stage = plan.stage(self._stage_id)
-        if self._splits is not None:
-            for number in given:
-                subtask = SubtaskId(self._job_id, number, len(self._splits), attempt)
-                yield from _run_subtask(job, plan, stage, subtask, splits=self._splits[number])
-            return
-        for target, rows in groupby(given, key=attrgetter("target")):
-            yield from _run_subtask(job, plan, stage, SubtaskId(self._job_id, target, stage.parallelism, attempt), rows=rows)
+    def process(self, target: int, rows: Iterable[BlockRow], attempt: int = 0) -> Iterator[list[BlockRow]]:
+        """The rows that come out of subtask `target`, for those of its exchanges, sorted."""
+        job, plan = self.load()
+        stage = plan.stage(self.stage_id)
+        return run_subtask(job, plan, stage, SubtaskId(self.job_id, target, stage.parallelism, attempt), rows=rows)
 
-    def _load(self) -> tuple[ShippedJob, SparkPlan]:
-        found = _LOADED.get(self._job_id)
+    def load(self) -> tuple[ShippedJob, SparkPlan]:
+        """The job and its plan, taken apart once a process."""
+        found = _LOADED.get(self.job_id)
         if found is None:
             sys.path += [path for path in self._paths if path not in sys.path]
             job = load_job(self._job)
             _LOADED.clear()
-            found = _LOADED[self._job_id] = job, plan_flow(job.graph)
+            found = _LOADED[self.job_id] = job, self._planner(job.graph)
         return found
 
 
-def _run_subtask(
+def run_subtask(
     job: ShippedJob,
     plan: SparkPlan,
     stage: Stage,
@@ -130,11 +142,12 @@ def _run_subtask(
     *,
     rows: Iterable[BlockRow] = (),
     splits: Sequence[Split] | None = None,
-) -> Iterator[list[BlockRow]]:
-    """One subtask from its first record to its end, in a loop of its own."""
+    outlets: Outlets | None = None,
+) -> Iterator[list[Any]]:
+    """One subtask from its first record to its end, in a loop of its own. `outlets` make what rows leave by; blocks, if not given."""
     codec = Codec(job.types)
     loop = new_event_loop()
-    turns = _Turns(loop)
+    turns = Turns(loop)
 
     async def live() -> None:
         host = SystemHost()
@@ -143,7 +156,9 @@ def _run_subtask(
             clock = ReplayedClock(host.clock)
             host.clock = clock  # type: ignore[assignment]  # The same readings; it is told the time.
 
-        def outlet(edge: JobEdge, owner: str) -> BlockWriter:
+        def outlet(edge: JobEdge, owner: str) -> Outlet:
+            if outlets is not None:
+                return outlets(edge, owner, host, turns.put)
             partitioner = create_partitioner(
                 edge.partitioning,
                 plan.target_of(edge).parallelism,
@@ -161,7 +176,7 @@ def _run_subtask(
                 if splits is not None:
                     await subtask.read(splits)
                 else:
-                    for piece in merged(decode_block(row, codec) for row in rows if row.edge != MARKER):
+                    for piece in merged(decode_block(row, codec) for row in rows):
                         await subtask.feed(piece)
                 await subtask.finish()
                 for node_id, committables in (await subtask.prepared()).items():
@@ -173,29 +188,38 @@ def _run_subtask(
             await host.close()
 
     try:
-        yield from turns.take_turns(live)
-    except Exception as error:
-        if isinstance(error, SubtaskFailed):
-            raise
-        packed = base64.b64encode(pack_error(error, codec)).decode()
-        raise SubtaskFailed(f"{type(error).__name__}: {error} {ERROR_MARK}{packed}{ERROR_MARK}") from error
+        with told(codec):
+            yield from turns.take_turns(live)
     finally:
         loop.close()
 
 
-class _Turns:
+@contextmanager
+def told(codec: Codec) -> Iterator[None]:
+    """Lets an error of user code go through Spark as a text that it can be made anew from."""
+    try:
+        yield
+    except SubtaskFailed:
+        raise
+    except Exception as error:
+        packed = base64.b64encode(pack_error(error, codec)).decode()
+        raise SubtaskFailed(f"{type(error).__name__}: {error} {ERROR_MARK}{packed}{ERROR_MARK}") from error
+
+
+class Turns:
     """A generator and an asyncio task that run by turns."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._rows: list[BlockRow] = []
+        self._rows: list[Any] = []
         self._bytes = 0
         self._turn: asyncio.Future[None] = loop.create_future()
         self._go_on: asyncio.Future[None] | None = None
 
     # In the task.
 
-    def put(self, row: BlockRow) -> None:
+    def put(self, row: Any) -> None:
+        """Of any kind that has a payload."""
         self._rows.append(row)
         self._bytes += len(row.payload)
 
@@ -208,7 +232,7 @@ class _Turns:
 
     # In the generator.
 
-    def take_turns(self, live: Callable[[], Awaitable[None]]) -> Iterator[list[BlockRow]]:
+    def take_turns(self, live: Callable[[], Awaitable[None]]) -> Iterator[list[Any]]:
         loop = self._loop
         task = loop.create_task(_awaited(live), name="subtask")
         task.add_done_callback(self._hand_over)
@@ -238,14 +262,18 @@ async def _awaited(live: Callable[[], Awaitable[None]]) -> None:
     await live()
 
 
-def _numbers_of(batches: Iterator[pa.RecordBatch]) -> Iterator[int]:
-    for batch in batches:
-        yield from batch.column(0).to_pylist()
+def _attempt() -> int:
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    assert context is not None, "Spark runs it in a task"
+    return context.attemptNumber()
 
 
-def _rows_of(batches: Iterator[pa.RecordBatch]) -> Iterator[BlockRow]:
-    for batch in batches:
-        yield from map(BlockRow, *(column.to_pylist() for column in batch.columns))
+def _pairs_of(made: Iterator[list[BlockRow]]) -> Iterator[Pair]:
+    for rows in made:
+        for row in rows:
+            yield row[:5], row.payload
 
 
 def _arrow_of(rows: list[BlockRow]) -> pa.RecordBatch:

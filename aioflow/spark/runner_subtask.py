@@ -26,6 +26,7 @@ from aioflow.core.serializers import Codec
 from aioflow.mailbox.executor import MailboxError
 from aioflow.mailbox.processor import MailboxProcessor
 from aioflow.operators.sink import COMMITTABLES, SinkOperator
+from aioflow.spark.runner_blocks import cut
 from aioflow.spark.runner_time import ReplayedClock, ReplayedTimers, StageContext
 from aioflow.state.backend import create_keyed_backend
 from aioflow.state.operator_state import HeapOperatorStateBackend
@@ -117,10 +118,12 @@ class StageSubtask:
         make_room: Callable[[], Awaitable[None]] | None = None,
         clock: ReplayedClock | None = None,
         restored: OperatorSnapshot | None = None,
+        restore: Callable[[Sequence[StageContext]], Awaitable[None]] | None = None,
         *,
         shares_loop: bool = True,
     ) -> None:
-        """`restored`: the operator state that a stage of one operator begins with. `shares_loop`: whether others want their turn too."""
+        """`restored`: the operator state that a stage of one operator begins with. `restore` fills keyed state, before it is used.
+        `shares_loop`: whether others want their turn too."""
         self.host = host
         self.resources = ResourceScope()
         self.group = OrderedTaskGroup()
@@ -139,10 +142,13 @@ class StageSubtask:
         self._input_of = {edge.id: edge.input_index for edge in stage.inputs}
         self._tasks = [_Task(vertex) for vertex in stage.vertices]
         self._places: list[tuple[_Task, int]] = []
-        self._contexts: list[StageContext] = []
+        self.contexts: list[StageContext] = []
+        """Of all operators, in their order."""
         self._outlets: list[Outlet] = []
         self._opened = False
+        self._reached = MIN_WATERMARK
         self._restored = restored
+        self._restore = restore
         options = job.options
         self._slice_ns, self._batch_records_max = (options.slice_ns, options.batch_records_max) if shares_loop else ALONE
         for task in self._tasks:
@@ -185,11 +191,11 @@ class StageSubtask:
             )
             context = StageContext(
                 self,
-                len(self._contexts),
+                len(self.contexts),
                 node.name,
                 vertex.uids[place],
                 runtime,
-                self._processor.executor(len(self._contexts)),
+                self._processor.executor(len(self.contexts)),
                 self._scope,
                 has_event_time=node.event_time,
                 checkpointing=True,  # The end of the job is its one checkpoint: it decides what sinks commit.
@@ -197,7 +203,7 @@ class StageSubtask:
             )
             if self._timers is not None:
                 context.replays = self._timers.register
-            self._contexts.append(context)
+            self.contexts.append(context)
             self._places.append((task, place - task.offset))
             task.contexts.append(context)
             if node.factory is not None:
@@ -230,6 +236,11 @@ class StageSubtask:
             else:
                 task.side.setdefault((edge.operator_index - task.offset, edge.side), []).append(outlet)
 
+    @property
+    def root(self) -> Operator:
+        """The operator that the stage begins with; no source."""
+        return self._tasks[0].operators[0]
+
     # The life of a subtask, in one asyncio task.
 
     async def run(self, work: Callable[[], Awaitable[T]]) -> T:
@@ -256,6 +267,8 @@ class StageSubtask:
         self._processor.mailbox.bind_owner()
         self._scope_token = enter_scope(self._scope)
         self._opened = True
+        if self._restore is not None:
+            await self._restore(self.contexts)
         for task in reversed(self._tasks):
             for operator in reversed(task.operators):
                 self._scope.operator_context = operator.ctx
@@ -273,11 +286,16 @@ class StageSubtask:
         if marks[-1] == MAX_WATERMARK and marks[0] != MAX_WATERMARK:
             # The end of time is no step of it: what came before goes first.
             at = marks.index(MAX_WATERMARK)
-            await self._push(_part(batch, 0, at), self._input_of[piece.edge])
-            batch = _part(batch, at, len(marks))
+            await self._push(cut(batch, 0, at), self._input_of[piece.edge])
+            batch = cut(batch, at, len(marks))
         await self._push(batch, self._input_of[piece.edge])
 
     async def _push(self, batch: RecordBatch, input_index: int) -> None:
+        marks = batch.watermarks
+        if marks is not None and marks[0] == marks[-1] == self._reached:
+            # Nothing of it sees time move, as in all of a flow without event time: operators need not look.
+            batch = RecordBatch(batch.values, batch.timestamps, batch.keys, None, batch.watermark)
+        self._reached = max(self._reached, batch.watermark)
         self._tasks[0].chain.push(batch, input_index)
         await self._settle()
 
@@ -285,7 +303,7 @@ class StageSubtask:
         """For a source: read `splits` to their end."""
         head, task = self._stage.root.head, self._tasks[0]
         assert head.source is not None, "only sources are read"
-        context = self._contexts[0]
+        context = self.contexts[0]
         place = f"source {head.name!r}, subtask {self._id.index + 1}/{self._id.parallelism}"
         clock = self.host.clock
         source_input: SourceInput | None = None
@@ -315,6 +333,22 @@ class StageSubtask:
                 source_input.close()
                 await source_input.close_reader()
 
+    async def advance(self, watermark: int) -> None:
+        """Let event time go on to `watermark`."""
+        await self._push(empty_batch(watermark), 0)
+
+    async def pause(self) -> None:
+        """What came in is through, and all state is where it is kept: the subtask may end here, and be gone on with."""
+        await self._settle(idle=True)
+        for task in reversed(self._tasks):
+            for operator in reversed(task.operators):
+                self._scope.operator_context = operator.ctx
+                ongoing = operator.snapshot_state(ONLY_CHECKPOINT)
+                if ongoing is not None:
+                    await ongoing
+        for outlet in self._outlets:
+            outlet.flush()
+
     async def finish(self) -> None:
         """The end of input: event time ends, then each operator finishes, producers first."""
         self._tasks[0].chain.push(empty_batch(MAX_WATERMARK))
@@ -336,32 +370,32 @@ class StageSubtask:
         for outlet in self._outlets:
             outlet.flush()
 
-    async def prepared(self) -> Mapping[int, list[Any]]:
-        """After `finish`: what the sinks have prepared, by node."""
+    async def prepared(self, checkpoint_id: int = ONLY_CHECKPOINT) -> Mapping[int, list[Any]]:
+        """After `finish`, or for now: what the sinks have prepared, by node."""
+        await self._settle(idle=True)
         found: dict[int, list[Any]] = {}
         for task in self._tasks:
             for node, context, operator in zip(
                 task.vertex.nodes[task.offset :], task.contexts[task.offset :], task.operators, strict=True
             ):
                 if isinstance(operator, SinkOperator):
-                    await operator.snapshot_state(ONLY_CHECKPOINT)
+                    await operator.snapshot_state(checkpoint_id)
                     committables = [one for _, one in context.operator_state.get_list_state(COMMITTABLES).get()]
                     if committables:
                         found[node.id] = committables
         return found
 
-    async def commit(self) -> None:
-        """After `finish`, in the program: what the sinks have written becomes visible."""
-        await self.prepared()
+    async def commit(self, checkpoint_id: int = ONLY_CHECKPOINT) -> None:
+        """After `prepared`, in the program: what the sinks have written becomes visible."""
         for task in self._tasks:
             for operator in task.operators:
-                operator.notify_checkpoint_complete(ONLY_CHECKPOINT)
+                operator.notify_checkpoint_complete(checkpoint_id)
         await self._settle(idle=True)
 
     async def _close(self) -> None:
         """Release everything, also after a failure. Raises the first error."""
         first: BaseException | None = None
-        for context in self._contexts:
+        for context in self.contexts:
             context.processing_timers.shutdown()
         if self._opened:
             self._processor.close()
@@ -371,7 +405,7 @@ class StageSubtask:
                     await operator.close()
                 except Exception as error:  # noqa: BLE001  # The others are closed all the same; raised below.
                     first = first or error
-        for context in self._contexts:
+        for context in self.contexts:
             if context.keyed_state is not None:
                 context.keyed_state.close()
         try:
@@ -456,17 +490,6 @@ class StageSubtask:
 
     def on_event(self, event: Event) -> None:
         """Sources send none."""
-
-
-def _part(batch: RecordBatch, start: int, stop: int) -> RecordBatch:
-    assert batch.watermarks is not None
-    return RecordBatch(
-        batch.values[start:stop],
-        None if batch.timestamps is None else batch.timestamps[start:stop],
-        None if batch.keys is None else batch.keys[start:stop],
-        batch.watermarks[start:stop],
-        batch.watermarks[stop - 1],
-    )
 
 
 def _nothing() -> None:

@@ -27,12 +27,13 @@ from aioflow.io.printing import StdoutSink
 from aioflow.operators.sink import SinkOperator
 from aioflow.spark.runner_rows import FrameRows
 from aioflow.spark.source import FrameSource
+from aioflow.spark.streaming import StreamSource
 
 if TYPE_CHECKING:
     from aioflow.graph.job_graph import JobGraph, JobVertex
     from aioflow.graph.stream_graph import StreamNode
 
-__all__ = ["SparkPlan", "Stage", "plan_flow", "with_printing_apart"]
+__all__ = ["BY_RECORD", "SparkPlan", "Stage", "plan_flow", "plan_stages", "with_ends_apart", "with_printing_apart"]
 
 BY_RECORD = frozenset({"map", "filter", "flat_map", "select", "map_batches", "sink", "collect"})
 """Kinds of operators that make the same of a record wherever it is: it does not matter how many of them there are."""
@@ -109,7 +110,12 @@ def plan_flow(graph: JobGraph) -> SparkPlan:
     """The stages of a bounded flow. Raises GraphError for what Spark cannot run."""
     for vertex in graph.vertices:
         _check_source(vertex)
-    graph = _with_frames_there(with_printing_apart(graph))
+    return plan_stages(with_printing_apart(graph))
+
+
+def plan_stages(graph: JobGraph) -> SparkPlan:
+    """The stages of a graph whose ends are apart."""
+    graph = _with_frames_there(graph)
     home = {vertex.id for vertex in graph.vertices if any(node.stays_here for node in vertex.nodes)}
     for edge in graph.edges:
         if edge.source in home:
@@ -157,11 +163,16 @@ def _check_source(vertex: JobVertex) -> None:
 
 def with_printing_apart(graph: JobGraph) -> JobGraph:
     """The graph in which whatever writes to standard output stays in this program."""
+    return with_ends_apart(graph, _prints)
+
+
+def with_ends_apart(graph: JobGraph, stays: Callable[[StreamNode], bool]) -> JobGraph:
+    """The graph in which the ends of streams of which `stays` is true stay in this program."""
     vertices: list[JobVertex] = []
     edges = list(graph.edges)
     for vertex in graph.vertices:
         *others, last = vertex.nodes
-        if not _prints(last):
+        if not stays(last):
             vertices.append(vertex)
             continue
         here = replace(last, stays_here=True)
@@ -179,7 +190,7 @@ def _with_frames_there(graph: JobGraph) -> JobGraph:
     vertices = []
     for vertex in graph.vertices:
         source: object = vertex.head.source  # As mypy sees it, a source that wants the host is none.
-        if isinstance(source, FrameSource):
+        if isinstance(source, FrameSource | StreamSource):
             rows = FrameRows(source.make, batches=source.batches)
             vertex = replace(vertex, nodes=(replace(vertex.head, source=rows, stays_here=False), *vertex.nodes[1:]))
         vertices.append(vertex)

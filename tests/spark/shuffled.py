@@ -5,14 +5,13 @@ What Spark adds to it is that it sorts, moves and keeps rows; every record takes
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import aioflow as af
 from aioflow.api.runner import new_event_loop
 from aioflow.core.host import SystemHost
 from aioflow.spark import runner
-from aioflow.spark.runner_blocks import COMMITTABLES, MARKER, BlockRow
+from aioflow.spark.runner_blocks import COMMITTABLES, BlockRow
 from aioflow.spark.runner_program import StageProgram
 from aioflow.spark.session import SparkBridge
 from aioflow.spark.translate import SparkPlan
@@ -23,8 +22,8 @@ __all__ = ["shuffled"]
 new_event_loop().close()
 
 
-class ShuffledFrames:
-    """Stands for `StageFrames`: computes each stage when it is its turn."""
+class ShuffledRdds:
+    """Stands for `StageRdds`: computes each stage when it is its turn."""
 
     def __init__(
         self, session: Any, plan: SparkPlan, programs: dict[int, StageProgram], subtasks: dict[int, int], given: dict[int, Any]
@@ -39,13 +38,14 @@ class ShuffledFrames:
                 continue
             program = self._programs[stage.id]
             if stage.is_source:
-                given: Iterator[Any] = iter(range(self._subtasks[stage.id]))
+                made = [program.read(number) for number in range(self._subtasks[stage.id])]
             else:
                 edges = {edge.id for edge in stage.inputs}
-                markers = [BlockRow(target, -(2**63), MARKER, 0, 0, b"") for target in range(stage.parallelism)]
-                given = iter(sorted(markers + [row for row in self.blocks if row.edge in edges]))
-            for rows in program.run(given):
-                self.blocks += rows
+                found = sorted(row for row in self.blocks if row.edge in edges)
+                made = [program.process(target, [row for row in found if row.target == target]) for target in range(stage.parallelism)]
+            for subtask in made:
+                for rows in subtask:
+                    self.blocks += rows
             home = {edge.id for edge in stage.outputs if self._plan.target_of(edge).at_home}
             self._rows += [row for row in self.blocks if row.edge in home | {COMMITTABLES} and row not in self._rows]
         return 0
@@ -69,6 +69,9 @@ class Bridge(SparkBridge):
     async def call(self, fn: Any, /, *args: Any, **_: Any) -> Any:
         return await self._host.blocking(fn, *args)
 
+    async def job(self, fn: Any) -> Any:
+        return await self.call(fn)
+
     async def close(self) -> None:
         await self._host.close()
 
@@ -76,7 +79,7 @@ class Bridge(SparkBridge):
 async def shuffled(flow: af.Flow, *streams: Any) -> tuple[list[Any], ...]:
     """What `flow.collect(*streams, on=af.Spark())` gives."""
     bridge = Bridge()
-    real, runner.StageFrames = runner.StageFrames, ShuffledFrames
+    real, runner.StageRdds = runner.StageRdds, ShuffledRdds
     try:
         on = runner.Spark("local[2]", bridge=bridge)
         if streams:
@@ -84,5 +87,5 @@ async def shuffled(flow: af.Flow, *streams: Any) -> tuple[list[Any], ...]:
         await flow.execute(on=on)
         return ()
     finally:
-        runner.StageFrames = real
+        runner.StageRdds = real
         await bridge.close()

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
 
 import aioflow as af
 from aioflow.core.expression_rows import compile_predicate
-from aioflow.spark import runner, runner_frames
+from aioflow.spark import runner, runner_rdds
 from aioflow.spark.runner_columns import predicate_of
 from aioflow.spark.session import SparkBridge
 from tests.spark.answers import ANSWERS, Event
@@ -32,14 +34,28 @@ def counted(rows: tuple[list[Any], ...]) -> list[Counter[str]]:
     return [Counter(map(repr, stream)) for stream in rows]
 
 
-@pytest.mark.parametrize("name", ANSWERS)
-async def test_answers_are_the_same_in_one_process_on_two_workers_and_on_spark(on: af.Spark, name: str) -> None:
-    flow = af.Flow(name)
-    streams = ANSWERS[name](flow, EVENTS)
+GENERATED = st.lists(st.builds(Event, st.sampled_from("abcd"), st.integers(0, 300), st.integers(0, 9)), max_size=60)
 
-    here = counted(await flow.collect(*streams))
-    assert counted(await flow.collect(*streams, workers=2)) == here
-    assert counted(await flow.collect(*streams, on=on)) == here
+
+@settings(max_examples=3, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(events=GENERATED)
+@example(events=EVENTS)
+def test_answers_are_the_same_in_one_process_on_two_workers_and_on_spark(on: af.Spark, events: list[Event]) -> None:
+    """All programs as one flow: a job of Spark costs a second, whatever it does. `test_runner_answers` has each alone, on more data."""
+    flow = af.Flow("answers")
+    streams = {name: program(flow, events) for name, program in ANSWERS.items()}
+    every = [stream for some in streams.values() for stream in some]
+
+    async def answers(**where: Any) -> dict[str, list[Counter[str]]]:
+        rows = iter(counted(await flow.collect(*every, **where)))
+        return {name: [next(rows) for _ in some] for name, some in streams.items()}
+
+    async def everywhere() -> list[dict[str, list[Counter[str]]]]:
+        return [await answers(), await answers(workers=2), await answers(on=on)]
+
+    here, on_workers, there = asyncio.run(everywhere())
+    assert on_workers == here
+    assert there == here
 
 
 async def test_a_stream_is_read_row_by_row(on: af.Spark) -> None:
@@ -53,7 +69,7 @@ async def test_a_stream_is_read_row_by_row(on: af.Spark) -> None:
 
 async def test_much_output_comes_partition_by_partition(on: af.Spark, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "TAKEN_AT_ONCE_BYTES", 0)
-    monkeypatch.setattr(runner_frames, "ROWS_AT_A_TIME", 2)
+    monkeypatch.setattr(runner_rdds, "ROWS_AT_A_TIME", 2)
     flow = af.Flow("much", parallelism=3)
     counts = flow.source(range(3000)).key_by(lambda value: value % 7).count()
 
@@ -216,6 +232,13 @@ async def test_a_dataframe_brings_event_time_along_and_needs_its_own_session(on:
     async with SparkBridge(spark.master) as other:
         with pytest.raises(af.GraphError, match="belongs to a session on"):
             await odd.collect(on=af.Spark(spark.master, bridge=other))
+
+
+async def test_columns_whose_names_differ_in_case_alone_are_left_to_the_filter(on: af.Spark, spark: SparkBridge) -> None:
+    rows = af.Flow("case").source(af.io.spark(spark, "SELECT id AS n, -id AS N, id % 2 AS odd FROM range(0, 10, 1, 1)"))
+    kept = rows.filter((af.col.odd == 1) & (af.col.n > 3) & (af.col.N > -8))
+
+    assert sorted(row["n"] for row in await kept.collect(on=on)) == [5, 7]
 
 
 PREDICATES = [

@@ -117,11 +117,9 @@ async def test_what_cannot_travel_is_named_before_anything_starts() -> None:
         await stream.collect(on=af.Spark("local[2]"))
 
 
-def test_a_wrong_master_and_streaming_are_refused_where_they_are_written() -> None:
+def test_a_wrong_master_is_refused_where_it_is_written() -> None:
     with pytest.raises(af.AioflowError, match="'locl' is no master URL"):
         af.Spark("locl")
-    with pytest.raises(ValueError, match=r"af\.SparkWorkers"):
-        af.Spark(streaming="experimental")  # type: ignore[arg-type]
 
 
 def test_the_command_line_refuses_what_spark_cannot_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,160 @@
+"""The stages of a flow as RDDs of Spark, and their rows. Everything here calls Spark and blocks: it runs in threads of the bridge.
+
+A stage is one pass over its input: a partition a subtask, which gets the number of the subtask for a source, otherwise the blocks of its
+exchanges, sorted by place; Spark sorts beyond memory on disk. What leaves for several stages, or comes to the program, is kept by Spark,
+so that each stage runs once.
+
+Why not DataFrames: Spark has no business with what is in a block, and a query that is planned, compiled and converted for each run costs
+the JVM twice what the shuffle does. A DataFrame that the flow reads is one all the same, up to where its rows become blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import partial
+from itertools import islice
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
+
+from aioflow.spark.reading import frame_of
+from aioflow.spark.runner_blocks import COMMITTABLES, SCHEMA, BlockRow
+from aioflow.spark.runner_columns import narrowed
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from aioflow.spark.runner_program import Pair, StageProgram
+    from aioflow.spark.translate import SparkPlan, Stage
+
+__all__ = ["StageRdds"]
+
+TAKEN_AT_ONCE_BYTES = 128 << 20
+"""What the program gets in one piece; more it takes partition by partition."""
+
+ROWS_AT_A_TIME = 32
+
+
+class StageRdds:
+    """The RDDs of one run. `programs` by stage; `subtasks`: how many a source has; `given`: what `af.io.spark` reads, by stage."""
+
+    def __init__(
+        self,
+        session: Any,
+        plan: SparkPlan,
+        programs: Mapping[int, StageProgram],
+        subtasks: Mapping[int, int],
+        given: Mapping[int, Any],
+    ) -> None:
+        self._context = session.sparkContext
+        self._plan = plan
+        self._kept: list[Any] = []
+        self._rdds: dict[int, Any] = {}
+        self._results: list[Any] = []
+        self._taken: list[BlockRow] = []
+        self._rows: Iterator[BlockRow] | None = None
+        for stage in plan.stages:
+            if not stage.at_home:
+                frame = frame_of(session, given[stage.id]) if stage.reads_frame else None
+                self._rdds[stage.id] = self._rdd(stage, programs[stage.id], subtasks.get(stage.id, 0), frame)
+
+    def compute(self) -> int:
+        """Run the job, as far as Spark is concerned. Gives the bytes that come to this program."""
+        size = 0
+        for stage in self._plan.stages:
+            if stage.at_home:
+                continue
+            wanted = self._wanted(stage)
+            rdd = self._rdds[stage.id]
+            rows = rdd.filter(partial(_is_of, frozenset(wanted)))
+            if wanted == [COMMITTABLES]:
+                self._taken += map(_row_of, rows.collect())  # Names of files and the like: one job is enough.
+            elif wanted:
+                self._results.append(rows)
+                size += rows.map(_size_of).sum()
+            elif rdd.is_cached or not stage.outputs:
+                rdd.foreachPartition(_drain)  # Several read it; or nobody does, and it is run for what its functions do.
+        return size
+
+    def take(self) -> list[BlockRow]:
+        """All rows of `compute` for this program."""
+        for rdd in self._results:
+            self._taken += map(_row_of, rdd.collect())
+        return self._taken
+
+    def take_some(self) -> list[BlockRow]:
+        """The next of these rows, and none at the end."""
+        if self._rows is None:
+            self._rows = self._iterate()
+        return list(islice(self._rows, ROWS_AT_A_TIME))
+
+    def release(self) -> None:
+        """Let Spark forget what it kept."""
+        for rdd in self._kept:
+            rdd.unpersist()
+
+    def _iterate(self) -> Iterator[BlockRow]:
+        yield from self._taken
+        for rdd in self._results:
+            yield from map(_row_of, rdd.toLocalIterator())
+
+    def _wanted(self, stage: Stage) -> list[int]:
+        """Edges of the rows that come to this program."""
+        edges = [edge.id for edge in stage.outputs if self._plan.target_of(edge).at_home]
+        return [*edges, COMMITTABLES] if any(node.sink for node in stage.nodes()) else edges
+
+    def _rdd(self, stage: Stage, program: StageProgram, subtasks: int, frame: Any) -> Any:
+        from pyspark import StorageLevel
+
+        if stage.reads_frame:
+            narrow = narrowed(frame, stage)
+            if not stage.by_split:
+                narrow = narrow.coalesce(1)
+            rdd = narrow.mapInArrow(program.on_frame, SCHEMA).rdd.map(_pair_of)
+        elif stage.is_source:
+            rdd = self._context.parallelize(range(subtasks), subtasks).mapPartitionsWithIndex(program.on_splits)
+        else:
+            rdd = self._exchange(stage).mapPartitionsWithIndex(program.on_rows)
+        readers = {self._plan.target_of(edge).id for edge in stage.outputs if not self._plan.target_of(edge).at_home}
+        wanted = self._wanted(stage)
+        if len(readers) + bool(wanted) > 1 or wanted not in ([], [COMMITTABLES]):
+            rdd = rdd.persist(StorageLevel.MEMORY_AND_DISK)
+            self._kept.append(rdd)
+        return rdd
+
+    def _exchange(self, stage: Stage) -> Any:
+        """The blocks for `stage`, a partition a subtask, in their order."""
+        edges_of: dict[int, list[int]] = {}
+        for edge in stage.inputs:
+            producer = next(one for one in self._plan.stages if edge in one.outputs)
+            edges_of.setdefault(producer.id, []).append(edge.id)
+        parts = []
+        for producer_id, edges in edges_of.items():
+            rows, leaves = self._rdds[producer_id], self._plan.stage(producer_id)
+            # Most stages have one exchange: nothing to look for.
+            whole = len(leaves.outputs) == len(edges) and not any(node.sink for node in leaves.nodes())
+            parts.append(rows if whole else rows.filter(partial(_is_of, frozenset(edges))))
+        every = parts[0] if len(parts) == 1 else self._context.union(parts)
+        return every.repartitionAndSortWithinPartitions(stage.parallelism, itemgetter(0))
+
+
+def _is_of(edges: frozenset[int], pair: Pair) -> bool:
+    return pair[0][2] in edges
+
+
+def _size_of(pair: Pair) -> int:
+    return len(pair[1])
+
+
+def _row_of(pair: Pair) -> BlockRow:
+    return BlockRow(*pair[0], pair[1])
+
+
+def _pair_of(row: Any) -> Pair:
+    """Of a row of a DataFrame with `SCHEMA`."""
+    target, mark, edge, producer, seq, payload = row
+    return (target, mark, edge, producer, seq), bytes(payload)
+
+
+def _drain(pairs: Iterable[Pair]) -> None:
+    for _ in pairs:
+        pass

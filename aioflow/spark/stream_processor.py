@@ -1,0 +1,97 @@
+"""What `transformWithState` calls in a task of Spark: it gives each key its turn (`stream_keys`), with the state and the timer of it.
+
+Spark forgets a timer when the call for it has returned, also one that was set anew for the same time: so what is set there is later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from pyspark import TaskContext
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+from pyspark.sql.types import Row
+
+from aioflow.api.runner import new_event_loop
+from aioflow.core.elements import MIN_WATERMARK
+from aioflow.core.host import SystemHost
+from aioflow.core.serializers import Codec
+from aioflow.spark.runner_program import told
+from aioflow.spark.stream_keys import KeyedStage, timer_of
+
+if TYPE_CHECKING:
+    from aioflow.spark.runner_program import StageProgram
+
+__all__ = ["KeyProcessor"]
+
+
+class KeyProcessor(StatefulProcessor):
+    """In one task of Spark: `init`, then turns of keys, then `close`. On the driver `init` and `close` alone, for what state there is."""
+
+    def __init__(self, program: StageProgram, *, event_time: bool) -> None:
+        self._program = program
+        self._event_time = event_time
+        self._stage: KeyedStage | None = None
+
+    def init(self, handle: Any) -> None:
+        self._handle = handle
+        self._state = handle.getValueState("key", "content binary")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Row]:
+        return self._turn(rows, timerValues, None)
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:
+        return self._turn((), timerValues, expiredTimerInfo.getExpiryTimeInMs())
+
+    def close(self) -> None:
+        if self._stage is not None:
+            self._stage = None
+            try:
+                self._loop.run_until_complete(self._host.close())
+                self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+            finally:
+                self._loop.close()
+
+    def _turn(self, rows: Iterable[Any], times: Any, fired: int | None) -> Iterator[Row]:
+        """`fired`: Spark's timer whose turn it is, which Spark forgets when this is through."""
+        stage = self._stage or self._begin()
+        stored = self._state.get()
+        state = None if stored is None else bytes(stored[0])
+        reached = times.getCurrentWatermarkInMs()
+        # Spark says "before this nothing comes any more", and 0 before there was any; the engine's watermark is the last such time.
+        watermark = reached - 1 if self._event_time and reached > 0 else MIN_WATERMARK
+        with told(self._codec):
+            turn = self._loop.run_until_complete(stage.take_turn(state, rows, watermark, times.getCurrentProcessingTimeInMs()))
+        set_before, wanted = _spelled(timer_of(state)), _spelled(turn.timer_ms)
+        if set_before is not None and set_before not in (wanted, fired):
+            self._handle.deleteTimer(set_before)
+        if wanted is not None and (wanted != set_before or wanted == fired):
+            self._handle.registerTimer(wanted)
+        if turn.state is None:
+            if stored is not None:
+                self._state.clear()
+        elif turn.state != state:
+            self._state.update((turn.state,))
+        for row in turn.rows:
+            yield Row(**row._asdict())
+
+    def _begin(self) -> KeyedStage:
+        context = TaskContext.get()
+        job, plan = self._program.load()
+        self._codec = Codec(job.types)
+        self._loop = new_event_loop()
+        self._host = SystemHost()
+        self._stage = KeyedStage(
+            self._host,
+            job,
+            plan.stage(self._program.stage_id),
+            self._program.job_id,
+            0 if context is None else context.partitionId(),
+            event_time=self._event_time,
+        )
+        return self._stage
+
+
+def _spelled(timer_ms: int | None) -> int | None:
+    """The timer as Spark is given it: due once "before this nothing comes" is past it."""
+    return None if timer_ms is None else max(timer_ms + 1, 1)

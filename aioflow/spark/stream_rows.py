@@ -1,0 +1,124 @@
+"""Records of a flow that never ends, on their way to the state of their keys: rows that Spark groups by the bytes of the key.
+
+    edge       number of the exchange, or `TIME`
+    key        canonical bytes of the key; empty where the exchange has none
+    at         how far event time has come, for Spark's watermark
+    producer   partition that wrote it
+    seq        which row of this producer it is
+    payload    records of this one key, as in `runner_blocks`
+
+A row holds what one Arrow batch of Spark's has of a key, so that a key that comes often costs one row. Within a key the rows of a producer
+keep their order: whoever reads them sorts by producer and seq. *Event time travels in rows of its own* (`TIME`), since a record that a
+filter drops moves it all the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK, RecordBatch
+from aioflow.core.keygroups import canonical_key
+from aioflow.graph.stream_graph import ShipStrategy
+from aioflow.spark.runner_blocks import encode_block
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from aioflow.core.serializers import Codec
+    from aioflow.graph.job_graph import JobEdge
+    from aioflow.task.partitioners import Partitioner
+
+__all__ = ["KEYED_SCHEMA", "TIME", "KeyedRow", "KeyedRows", "arrow_of_keyed"]
+
+KEYED_SCHEMA = "edge int, key binary, at timestamp, producer int, seq long, payload binary"
+"""Of the rows, as Spark spells it."""
+
+TIME = -3
+"""Edge of a row without records: it tells the time."""
+
+
+class KeyedRow(NamedTuple):
+    """One row. `at` in ms."""
+
+    edge: int
+    key: bytes
+    at: int
+    producer: int
+    seq: int
+    payload: bytes
+
+
+class KeyedRows:
+    """The producer's side of one exchange: what `emit` is given leaves through `put`, a row a key."""
+
+    def __init__(
+        self,
+        edge: JobEdge,
+        producer: int,
+        partitioner: Partitioner,
+        codec: Codec,
+        owner: str,
+        delay_ms: int,
+        put: Callable[[KeyedRow], None],
+    ) -> None:
+        """`delay_ms`: of the watermarks that come in, which Spark is told without it."""
+        self._edge = edge.id
+        self._keyed = edge.partitioning.strategy is ShipStrategy.HASH
+        self._producer = producer
+        self._partitioner = partitioner
+        self._codec = codec
+        self._owner = owner
+        self._delay_ms = delay_ms
+        self._put = put
+        self._watermark = MIN_WATERMARK
+        self._seq = 0
+
+    def emit(self, batch: RecordBatch) -> None:
+        """Take the records, all at once or none: a row is not split."""
+        if batch.watermark != MAX_WATERMARK:
+            self._watermark = max(self._watermark, batch.watermark)
+        if not batch.values:
+            return
+        for _, part in self._partitioner.split(batch):
+            values, keys = list(part.values), part.keys
+            if not self._keyed or keys is None:
+                self._write(b"", RecordBatch(values, part.timestamps, None, [MIN_WATERMARK] * len(values)))
+                continue
+            places: dict[Any, list[int]] = {}
+            for place, key in enumerate(keys):
+                places.setdefault(key, []).append(place)
+            for found in places.values():
+                times = part.timestamps
+                self._write(
+                    canonical_key(keys[found[0]]),
+                    RecordBatch(
+                        [values[place] for place in found],
+                        None if times is None else [times[place] for place in found],
+                        [keys[place] for place in found],
+                        [MIN_WATERMARK] * len(found),
+                    ),
+                )
+
+    def flush(self) -> None:
+        """The end of what Spark gave at a time: tell how far event time is."""
+        if self._watermark != MIN_WATERMARK:
+            self._put(KeyedRow(TIME, b"", self._at(), self._producer, self._seq, b""))
+
+    def _write(self, key: bytes, batch: RecordBatch) -> None:
+        payload = encode_block(batch, [0, len(batch.values)], self._codec, self._owner)
+        self._put(KeyedRow(self._edge, key, self._at(), self._producer, self._seq, payload))
+        self._seq += 1
+
+    def _at(self) -> int:
+        return 0 if self._watermark == MIN_WATERMARK else self._watermark + self._delay_ms + 1
+
+
+def arrow_of_keyed(rows: list[KeyedRow]) -> pa.RecordBatch:
+    """The rows with exactly the types of the schema: Spark casts nothing."""
+    import pyarrow as pa
+
+    types = (pa.int32(), pa.binary(), pa.timestamp("ms", "UTC"), pa.int32(), pa.int64(), pa.binary())
+    columns = [pa.array(column, kind) for column, kind in zip(zip(*rows, strict=True), types, strict=True)]
+    columns[2] = columns[2].cast(pa.timestamp("us", "UTC"))
+    return pa.RecordBatch.from_arrays(columns, names=list(KeyedRow._fields))

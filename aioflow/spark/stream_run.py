@@ -1,0 +1,123 @@
+"""A flow that never ends as a query of Spark, in the program that runs it: starts the query, and hands each batch to the sinks.
+
+    batch n of Spark   its rows go through the sinks       they commit, as at a checkpoint       only now Spark goes on to batch n + 1
+
+A batch that Spark had not noted as done when the program ended comes again, so sinks see rows at least once. The state of keys is exact
+all the same: Spark keeps it with the batch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import posixpath
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from aioflow.core.aio import cancel_and_wait, wait_first
+from aioflow.core.errors import Closed
+from aioflow.spark.runner_home import Feeding
+
+if TYPE_CHECKING:
+    from aioflow.spark.runner_blocks import BlockRow
+    from aioflow.spark.runner_home import HomeStage
+    from aioflow.spark.runner_program import StageProgram
+    from aioflow.spark.session import SparkBridge
+    from aioflow.spark.streaming import StreamSource
+    from aioflow.spark.translate import SparkPlan
+
+__all__ = ["StreamRun"]
+
+STOP_TIMEOUT = "20s"
+
+
+class StreamRun:
+    """One run of the query. `home` are the stages of this program."""
+
+    def __init__(
+        self,
+        bridge: SparkBridge,
+        plan: SparkPlan,
+        programs: Mapping[int, StageProgram],
+        sources: Mapping[int, StreamSource[Any]],
+        home: Sequence[HomeStage],
+    ) -> None:
+        self._bridge = bridge
+        self._plan = plan
+        self._programs = programs
+        self._sources = sources
+        self._feeding = Feeding(home)
+        self._loop = asyncio.get_running_loop()
+        self._asked: set[asyncio.Task[Any]] = set()
+        self._error: BaseException | None = None
+        self._closing = False
+        self._query: Any = None
+        self.stopping = asyncio.Event()
+
+    async def run(self, on_started: Callable[[], None]) -> None:
+        """Until the query ends, or `stopping` is set. Raises what it, or a sink, failed with."""
+        try:
+            async with self._feeding as feeding:
+                try:
+                    await self._start()
+                    on_started()
+                    await self._watch(feeding)
+                finally:
+                    await self._close()
+        except Exception:
+            if self._error is None:
+                raise
+            raise self._error from None  # What a sink failed with, and not what Spark says of it.
+
+    async def _watch(self, feeding: Feeding) -> None:
+        watching = self._loop.create_task(self._bridge.job(self._query.awaitTermination), name="spark query")
+        stopping = self._loop.create_task(self.stopping.wait(), name="spark query stop")
+        try:
+            await wait_first([watching, stopping, *feeding.tasks])
+            for task in feeding.tasks:
+                if task.done():
+                    task.result()
+            if not watching.done():
+                await self._bridge.call(self._query.stop, timeout=STOP_TIMEOUT)
+            await wait_first([watching])
+            watching.result()
+        finally:
+            await cancel_and_wait([stopping, watching])
+
+    async def _start(self) -> None:
+        from aioflow.spark.stream_frames import rows_of, start_query
+
+        session = await self._bridge.session()
+        source = next(iter(self._sources.values()))
+        directory = posixpath.join(source.checkpoint, "flow")
+
+        def on_batch(frame: Any, number: int) -> None:
+            """In a thread of Py4J."""
+            rows = rows_of(frame)
+            if self._closing:
+                raise Closed("the flow that takes this query's rows is over")
+            asyncio.run_coroutine_threadsafe(self._noted(rows, number), self._loop).result()
+
+        self._query = await self._bridge.call(start_query, session, self._plan, self._programs, self._sources, directory, on_batch)
+
+    async def _noted(self, rows: Sequence[BlockRow], number: int) -> None:
+        """So that `_close` can end what a thread waits for."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._asked.add(task)
+        try:
+            if self._closing:
+                raise Closed("the flow that takes this query's rows is over")
+            await self._feeding.give(rows, commits=number + 1)
+        except Exception as error:
+            self._error = self._error or error
+            raise
+        finally:
+            self._asked.discard(task)
+
+    async def _close(self) -> None:
+        """A batch under way comes again."""
+        self._closing = True
+        await cancel_and_wait(list(self._asked))
+        query, self._query = self._query, None
+        if query is not None:
+            await self._bridge.call(query.stop, timeout=STOP_TIMEOUT)

@@ -1,0 +1,126 @@
+"""A flow as a query of Spark without Java: the programs of its stages, batch by batch, with the state of keys in a dict between them.
+
+What Spark adds is that it groups rows by key, keeps bytes and timers, and tells how far event time is: `Query` does that as Spark does,
+with a watermark that moves behind a batch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK
+from aioflow.core.host import SystemHost
+from aioflow.spark import stream_frames
+from aioflow.spark.runner import Spark
+from aioflow.spark.runner_blocks import BlockRow
+from aioflow.spark.runner_program import StageProgram
+from aioflow.spark.stream_keys import KeyedStage, timer_of
+from aioflow.spark.stream_plan import delay_ms_of
+from aioflow.spark.stream_program import SourceProgram
+from aioflow.spark.stream_rows import TIME, KeyedRow
+from aioflow.spark.streaming import ONCE, StreamSource
+from aioflow.spark.translate import SparkPlan
+from tests.spark.shuffled import Bridge
+
+__all__ = ["Given", "streamed"]
+
+Given = Sequence[Sequence[Mapping[str, Any]]]
+"""Batches of Spark, of rows."""
+
+
+class Query:
+    """Stands for a StreamingQuery. At its end event time ends too, so that an answer is whole: Spark would go on another day."""
+
+    def __init__(self, plan: SparkPlan, programs: Mapping[int, StageProgram], given: Given, on_batch: Callable[[Any, int], None]) -> None:
+        self._plan, self._programs, self._given, self._on_batch = plan, programs, given, on_batch
+        self._states: dict[int, dict[bytes, bytes | None]] = {stage.id: {} for stage in plan.stages}
+        (source,) = (stage for stage in plan.stages if stage.is_source)
+        self._source = source
+        self._reached = 0
+        self._stopped = threading.Event()
+
+    def awaitTermination(self) -> None:
+        now_ms = 1_000
+        for number, rows in enumerate([*self._given, []]):  # The last: what the watermark made due.
+            if self._stopped.is_set():
+                return
+            now_ms += 1_000
+            self._on_batch(self._batch(rows, self._reached, now_ms), number)
+        self._on_batch(self._batch([], MAX_WATERMARK, now_ms), len(self._given) + 1)
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def _batch(self, rows: Sequence[Mapping[str, Any]], reached: int, now_ms: int) -> list[BlockRow]:
+        program = self._programs[self._source.id]
+        assert isinstance(program, SourceProgram)
+        given = [pa.RecordBatch.from_pylist(list(rows))] if rows else []
+        made: list[KeyedRow] = [row for some in program.keyed_rows(iter(given), 0) for row in some]
+        home = {edge.id for edge in self._source.outputs if self._plan.target_of(edge).at_home}
+        out = [BlockRow(0, MIN_WATERMARK, row.edge, row.producer, row.seq, row.payload) for row in made if row.edge in home]
+        for stage in self._plan.stages:
+            if not stage.at_home and not stage.is_source:
+                out += asyncio.run(self._turns(stage, made, reached, now_ms))
+        delay_ms = delay_ms_of(self._source)
+        if delay_ms is not None:
+            self._reached = max([self._reached, *(row.at - delay_ms for row in made if row.edge == TIME)])
+        return out
+
+    async def _turns(self, stage: Any, made: Sequence[KeyedRow], reached: int, now_ms: int) -> list[BlockRow]:
+        edges = {edge.id for edge in stage.inputs}
+        groups: dict[bytes, list[KeyedRow]] = {}
+        for row in made:
+            if row.edge in edges:
+                groups.setdefault(row.key, []).append(row)
+        states = self._states[stage.id]
+        event_time = delay_ms_of(self._source) is not None
+        watermark = MIN_WATERMARK if not event_time or reached <= 0 else MAX_WATERMARK if reached == MAX_WATERMARK else reached - 1
+        host = SystemHost()
+        job, _ = self._programs[stage.id].load()
+        keyed = KeyedStage(host, job, stage, "job", 0, event_time=event_time)
+        out: list[BlockRow] = []
+        try:
+            for key in sorted(groups):
+                out += await self._turn(keyed, states, key, groups[key], watermark, now_ms)
+            for key in sorted(states):
+                timer = timer_of(states[key])
+                due = timer is not None and (timer <= watermark if event_time else timer < now_ms)
+                if due or reached == MAX_WATERMARK:
+                    out += await self._turn(keyed, states, key, [], watermark, now_ms)
+        finally:
+            await host.close()
+        return out
+
+    async def _turn(
+        self, keyed: KeyedStage, states: dict[bytes, bytes | None], key: bytes, rows: list[KeyedRow], watermark: int, now_ms: int
+    ) -> list[BlockRow]:
+        turn = await keyed.take_turn(states.get(key), rows, watermark, now_ms)
+        if turn.state is None:
+            states.pop(key, None)
+        else:
+            states[key] = turn.state
+        return turn.rows
+
+
+async def streamed(directory: Path, given: Given, make: Any, build: Callable[[Any], tuple[Any, ...]]) -> tuple[list[Any], ...]:
+    """What `build(source)` gives as streams of a flow over a query that hands over `given`."""
+    bridge = Bridge()
+    real = stream_frames.start_query, stream_frames.rows_of
+
+    def start(session: Any, plan: SparkPlan, programs: Any, sources: Any, where: str, on_batch: Callable[[Any, int], None]) -> Query:
+        return Query(plan, programs, given, on_batch)
+
+    stream_frames.start_query, stream_frames.rows_of = start, list
+    try:
+        source = StreamSource(bridge, given, make, batches=False, checkpoint=str(directory), trigger=ONCE)
+        streams = build(source)
+        return await streams[0].flow.collect(*streams, on=Spark("local[2]", bridge=bridge, streaming="experimental"))
+    finally:
+        stream_frames.start_query, stream_frames.rows_of = real
+        await bridge.close()
