@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice, repeat
+from itertools import filterfalse, islice, repeat
 from typing import Any
 
 from aioflow.core.elements import MIN_WATERMARK
@@ -161,11 +161,22 @@ class HeapSnapshot:
             if small >= SMALL_FILES_MAX:
                 kept -= small
         replaced = archive[kept:]
-        sources: list[Iterable[tuple[Space, Iterable[Any]]]] = [written.parts() for written in replaced]
+        sources: list[Iterable[tuple[Space, Iterable[Any]]]] = [self._untouched(written) for written in replaced]
         for generation in generations:
             sources += [generation.touched.items(), generation.saved.items()]
         void = [*(written.drops for written in replaced), *(generation.drops for generation in generations)]
         return archive[:kept], sources, {place: None for places in void for place in places}
+
+    def _untouched(self, written: WrittenFile) -> Iterator[Part]:
+        """The keys of a file that no generation speaks of as well. Where order counts, all: the first place of a key is its place."""
+        for space, keys in written.parts():
+            left = keys
+            if not space.keeps_order:
+                for generation in self.plan.generations:
+                    if touched := generation.touched.get(space):
+                        left = list(filterfalse(touched.__contains__, left))
+            if left:
+                yield space, left
 
     async def _gather(self, sources: list[Iterable[tuple[Space, Iterable[Any]]]]) -> GatheredKeys:
         """The keys of all `sources`, and all keys of what was not noted."""
