@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import random
 import secrets
 import ssl as ssl_module
@@ -21,19 +20,10 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, BinaryIO, Protocol, TypeVar, TypeVarTuple
 
-from aioflow.core.system_files import (
-    check_inside,
-    create_file,
-    delete_path,
-    fsync_path,
-    make_directories,
-    put_file,
-    remove_files,
-    rename_new,
-)
+from aioflow.core.system_files import FileStat, SystemFileSystem
+from aioflow.core.system_network import SystemNetwork
 from aioflow.core.system_processes import SECRET_FD_ENV, ProcessIdentity, SystemProcesses
 
 if TYPE_CHECKING:
@@ -55,9 +45,6 @@ logger = logging.getLogger(__name__)
 
 MAX_WORKERS = 8
 """Threads of the shared pool: enough to overlap disk waits, few enough to stay cheap beside one busy loop."""
-
-TLS_HANDSHAKE_TIMEOUT_S = 10.0
-"""How long a peer may take for TLS, before its protocol is even made; the loops' own minute is long for who knocks in vain."""
 
 CLOSE_TIMEOUT_S = 10.0
 """How long `close` waits for threads whose work has not ended before it gives them up."""
@@ -101,15 +88,6 @@ class Ids(Protocol):
     def new(self, kind: str) -> str:
         """Return 32 lower-case hexadecimal digits; `kind` ("job", "attempt") names the purpose, for traces only."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class FileStat:
-    """What `FileSystem.stat` tells about a path."""
-
-    size: int
-    modified_ms: int
-    is_dir: bool
 
 
 class FileSystem(Protocol):
@@ -350,8 +328,8 @@ class SystemHost:
         self.clock = _SystemClock()
         self.rng = random.Random(seed)
         self.ids = _SystemIds()
-        self.fs = _SystemFileSystem(self)
-        self.net = _SystemNetwork()
+        self.fs = SystemFileSystem(self)
+        self.net = SystemNetwork()
         self.procs = SystemProcesses()
 
     def blocking(
@@ -462,127 +440,3 @@ class _SystemIds:
 
     def new(self, kind: str) -> str:
         return secrets.token_hex(16)
-
-
-class _SystemFileSystem:
-    """Files of the operating system; every call but the two handles runs on the host's pool."""
-
-    __slots__ = ("_host",)
-
-    def __init__(self, host: SystemHost) -> None:
-        self._host = host
-
-    async def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
-        def call() -> bytes:
-            with open(path, "rb") as file:
-                file.seek(offset)
-                return file.read(-1 if length is None else length)
-
-        return await self._host.blocking(call)
-
-    async def write(self, path: str, data: bytes, *, sync: bool = False) -> None:
-        await self._host.blocking(put_file, path, "wb", data, sync)
-
-    async def append(self, path: str, data: bytes, *, sync: bool = False) -> None:
-        await self._host.blocking(put_file, path, "ab", data, sync)
-
-    async def fsync(self, path: str) -> None:
-        await self._host.blocking(fsync_path, path)
-
-    async def fsync_dir(self, path: str) -> None:
-        await self._host.blocking(fsync_path, path)
-
-    async def rename(self, source: str, target: str) -> None:
-        await self._host.blocking(os.replace, source, target)
-
-    async def rename_new(self, source: str, target: str) -> bool:
-        return await self._host.blocking(rename_new, source, target)
-
-    async def delete(self, path: str, *, recursive: bool = False) -> bool:
-        return await self._host.blocking(delete_path, path, recursive)
-
-    async def create(self, path: str, data: bytes, *, aside: str, within: str) -> bool:
-        return await self._host.blocking(create_file, path, data, aside, within)
-
-    async def remove(self, paths: Sequence[str], *, within: str) -> None:
-        await self._host.blocking(remove_files, paths, within)
-
-    async def check_inside(self, path: str, within: str) -> None:
-        await self._host.blocking(check_inside, path, within)
-
-    async def list(self, path: str) -> list[str]:
-        return sorted(await self._host.blocking(os.listdir, path))
-
-    async def scan(self, path: str) -> builtins.list[tuple[str, bool]]:
-        def call() -> builtins.list[tuple[str, bool]]:
-            with os.scandir(path) as entries:
-                return sorted((entry.name, entry.is_dir()) for entry in entries)
-
-        return await self._host.blocking(call)
-
-    async def stat(self, path: str) -> FileStat:
-        def call() -> FileStat:
-            status = os.stat(path)
-            return FileStat(status.st_size, status.st_mtime_ns // 1_000_000, os.path.isdir(path))
-
-        return await self._host.blocking(call)
-
-    async def exists(self, path: str) -> bool:
-        return await self._host.blocking(os.path.exists, path)
-
-    async def mkdirs(self, path: str, *, private: bool = False) -> None:
-        await self._host.blocking(make_directories, path, 0o700 if private else 0o777)
-
-    def open_read(self, path: str) -> BinaryIO:
-        return open(path, "rb")
-
-    def open_write(self, path: str, *, append: bool = False) -> BinaryIO:
-        return open(path, "ab" if append else "wb")
-
-
-class _SystemListener:
-    __slots__ = ("_server", "port")
-
-    def __init__(self, server: asyncio.Server) -> None:
-        self._server = server
-        self.port: int = server.sockets[0].getsockname()[1]
-
-    def close(self) -> None:
-        self._server.close()
-
-
-class _SystemNetwork:
-    """Sockets of the operating system, through whichever event loop runs."""
-
-    __slots__ = ()
-
-    async def connect(
-        self,
-        protocol_factory: ProtocolFactory[ProtocolT],
-        host: str,
-        port: int,
-        *,
-        ssl: ssl_module.SSLContext | None = None,
-        server_hostname: str | None = None,
-    ) -> tuple[asyncio.Transport, ProtocolT]:
-        # Both asyncio and uvloop switch Nagle's algorithm off themselves.
-        return await asyncio.get_running_loop().create_connection(
-            protocol_factory,
-            host,
-            port,
-            ssl=ssl,
-            server_hostname=server_hostname,
-            ssl_handshake_timeout=None if ssl is None else TLS_HANDSHAKE_TIMEOUT_S,
-        )
-
-    async def listen(
-        self,
-        protocol_factory: Callable[[], asyncio.BaseProtocol],
-        host: str,
-        port: int,
-        *,
-        ssl: ssl_module.SSLContext | None = None,
-    ) -> Listener:
-        loop = asyncio.get_running_loop()
-        timeout_s = None if ssl is None else TLS_HANDSHAKE_TIMEOUT_S
-        return _SystemListener(await loop.create_server(protocol_factory, host, port, ssl=ssl, ssl_handshake_timeout=timeout_s))

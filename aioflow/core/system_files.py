@@ -1,12 +1,21 @@
-"""Calls on files of the operating system that take more than one function of `os`. Each blocks: the host runs them on its pool."""
+"""Files of the operating system. Part of `SystemHost`, on whose pool every call runs but the two that give a handle."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, BinaryIO
+
+if TYPE_CHECKING:
+    import builtins
+
+    from aioflow.core.host import Host
 
 __all__ = [
+    "FileStat",
+    "SystemFileSystem",
     "check_inside",
     "create_file",
     "delete_path",
@@ -16,6 +25,94 @@ __all__ = [
     "remove_files",
     "rename_new",
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class FileStat:
+    """What `FileSystem.stat` tells about a path."""
+
+    size: int
+    modified_ms: int
+    is_dir: bool
+
+
+class SystemFileSystem:
+    """The `FileSystem` of the machine."""
+
+    __slots__ = ("_host",)
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+
+    async def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
+        def call() -> bytes:
+            with open(path, "rb") as file:
+                file.seek(offset)
+                return file.read(-1 if length is None else length)
+
+        return await self._host.blocking(call)
+
+    async def write(self, path: str, data: bytes, *, sync: bool = False) -> None:
+        await self._host.blocking(put_file, path, "wb", data, sync)
+
+    async def append(self, path: str, data: bytes, *, sync: bool = False) -> None:
+        await self._host.blocking(put_file, path, "ab", data, sync)
+
+    async def fsync(self, path: str) -> None:
+        await self._host.blocking(fsync_path, path)
+
+    async def fsync_dir(self, path: str) -> None:
+        await self._host.blocking(fsync_path, path)
+
+    async def rename(self, source: str, target: str) -> None:
+        await self._host.blocking(os.replace, source, target)
+
+    async def rename_new(self, source: str, target: str) -> bool:
+        return await self._host.blocking(rename_new, source, target)
+
+    async def delete(self, path: str, *, recursive: bool = False) -> bool:
+        return await self._host.blocking(delete_path, path, recursive)
+
+    async def create(self, path: str, data: bytes, *, aside: str, within: str) -> bool:
+        return await self._host.blocking(create_file, path, data, aside, within)
+
+    async def remove(self, paths: Sequence[str], *, within: str) -> None:
+        await self._host.blocking(remove_files, paths, within)
+
+    async def check_inside(self, path: str, within: str) -> None:
+        await self._host.blocking(check_inside, path, within)
+
+    async def list(self, path: str) -> list[str]:
+        return sorted(await self._host.blocking(os.listdir, path))
+
+    async def scan(self, path: str) -> builtins.list[tuple[str, bool]]:
+        def call() -> builtins.list[tuple[str, bool]]:
+            with os.scandir(path) as entries:
+                return sorted((entry.name, entry.is_dir()) for entry in entries)
+
+        return await self._host.blocking(call)
+
+    async def stat(self, path: str) -> FileStat:
+        def call() -> FileStat:
+            status = os.stat(path)
+            return FileStat(status.st_size, status.st_mtime_ns // 1_000_000, os.path.isdir(path))
+
+        return await self._host.blocking(call)
+
+    async def exists(self, path: str) -> bool:
+        return await self._host.blocking(os.path.exists, path)
+
+    async def mkdirs(self, path: str, *, private: bool = False) -> None:
+        await self._host.blocking(make_directories, path, 0o700 if private else 0o777)
+
+    def open_read(self, path: str) -> BinaryIO:
+        return open(path, "rb")
+
+    def open_write(self, path: str, *, append: bool = False) -> BinaryIO:
+        return open(path, "ab" if append else "wb")
+
+
+# What takes more than one call of the system. Each of these blocks.
 
 
 def put_file(path: str, mode: str, data: bytes, sync: bool) -> None:

@@ -1,0 +1,64 @@
+"""Sockets of the operating system, through whichever event loop runs. Part of `SystemHost`."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl as ssl_module
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from aioflow.core.host import Listener, ProtocolFactory, ProtocolT
+
+__all__ = ["SystemNetwork"]
+
+TLS_HANDSHAKE_TIMEOUT_S = 10.0
+"""How long a peer may take for TLS, before its protocol is even made; the loops' own minute is long for who knocks in vain."""
+
+
+class SystemNetwork:
+    """The `Network` of the machine."""
+
+    __slots__ = ()
+
+    async def connect(
+        self,
+        protocol_factory: ProtocolFactory[ProtocolT],
+        host: str,
+        port: int,
+        *,
+        ssl: ssl_module.SSLContext | None = None,
+        server_hostname: str | None = None,
+    ) -> tuple[asyncio.Transport, ProtocolT]:
+        # Both asyncio and uvloop switch Nagle's algorithm off themselves.
+        return await asyncio.get_running_loop().create_connection(
+            protocol_factory,
+            host,
+            port,
+            ssl=ssl,
+            server_hostname=server_hostname,
+            ssl_handshake_timeout=None if ssl is None else TLS_HANDSHAKE_TIMEOUT_S,
+        )
+
+    async def listen(
+        self,
+        protocol_factory: Callable[[], asyncio.BaseProtocol],
+        host: str,
+        port: int,
+        *,
+        ssl: ssl_module.SSLContext | None = None,
+    ) -> Listener:
+        loop = asyncio.get_running_loop()
+        timeout_s = None if ssl is None else TLS_HANDSHAKE_TIMEOUT_S
+        return _SystemListener(await loop.create_server(protocol_factory, host, port, ssl=ssl, ssl_handshake_timeout=timeout_s))
+
+
+class _SystemListener:
+    __slots__ = ("_server", "port")
+
+    def __init__(self, server: asyncio.Server) -> None:
+        self._server = server
+        self.port: int = server.sockets[0].getsockname()[1]
+
+    def close(self) -> None:
+        self._server.close()
