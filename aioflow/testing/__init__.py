@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from aioflow.testing.fault_proxy import FaultProxy
     from aioflow.testing.harness import HarnessSnapshot, ManualClock, OperatorHarness, Timer
     from aioflow.testing.simulated import SimulatedRun, run_simulated
+    from aioflow.testing.simulation.errors import SimDeadlock, SimFenceBroken, SimLivelock
     from aioflow.testing.simulation.faults import Faults
     from aioflow.testing.simulation.host import SimulatedHost
-    from aioflow.testing.simulation.loop import SimDeadlock, SimFenceBroken, SimLivelock
     from aioflow.testing.simulation.run import SimResult, simulate
     from aioflow.testing.simulation.transport import NetworkOptions
 
@@ -52,9 +52,9 @@ _MODULES = {
     "SimulatedHost": "aioflow.testing.simulation.host",
     "Faults": "aioflow.testing.simulation.faults",
     "NetworkOptions": "aioflow.testing.simulation.transport",
-    "SimDeadlock": "aioflow.testing.simulation.loop",
-    "SimFenceBroken": "aioflow.testing.simulation.loop",
-    "SimLivelock": "aioflow.testing.simulation.loop",
+    "SimDeadlock": "aioflow.testing.simulation.errors",
+    "SimFenceBroken": "aioflow.testing.simulation.errors",
+    "SimLivelock": "aioflow.testing.simulation.errors",
 }
 
 

@@ -18,6 +18,7 @@ from contextvars import Context
 from typing import Any, TypeVar, TypeVarTuple
 
 from aioflow.core.host import SystemHost
+from aioflow.testing.inline import settle
 
 __all__ = ["VirtualHost", "VirtualLoop", "outside_of_loops"]
 
@@ -94,20 +95,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     ) -> asyncio.Future[T]:
         """Call `func` inline, in the next turn."""
         future: asyncio.Future[T] = self.create_future()
-
-        def call() -> None:
-            if future.done():
-                return
-            try:
-                future.set_result(func(*args))
-            except StopIteration as error:
-                wrapped = RuntimeError("blocking call raised StopIteration")
-                wrapped.__cause__ = error
-                future.set_exception(wrapped)
-            except BaseException as error:  # noqa: BLE001  # Carried to whoever awaits the call.
-                future.set_exception(error)
-
-        self.call_soon(call)
+        self.call_soon(settle, future, func, args)
         return future
 
     def _write_to_self(self) -> None:

@@ -10,9 +10,10 @@ One seed gives one history. The engine runs unchanged: it sees asyncio, and a `H
 """
 
 from aioflow.testing.simulation.disk import SimDisk
+from aioflow.testing.simulation.errors import SimDeadlock, SimFenceBroken, SimLivelock
 from aioflow.testing.simulation.faults import Faults, inject
 from aioflow.testing.simulation.host import SimulatedHost, SimulatedProcess, Simulation
-from aioflow.testing.simulation.loop import SimDeadlock, SimFenceBroken, SimLivelock, SimLoop
+from aioflow.testing.simulation.loop import SimLoop
 from aioflow.testing.simulation.network import SimNetwork
 from aioflow.testing.simulation.run import SimResult, simulate
 from aioflow.testing.simulation.transport import NetworkOptions

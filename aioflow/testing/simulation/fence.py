@@ -15,7 +15,8 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
-from aioflow.testing.simulation.loop import SimFenceBroken, SimLoop
+from aioflow.testing.simulation.errors import SimFenceBroken
+from aioflow.testing.simulation.loop import SimLoop
 
 __all__ = ["fence"]
 

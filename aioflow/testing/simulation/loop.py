@@ -13,19 +13,20 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-import inspect
 import random  # noqa: TID251  # Every stream is seeded: this is where simulated chance comes from.
 import struct
 import zlib
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextvars import Context
-from types import CoroutineType
 from typing import Any, Protocol, TypeVar, TypeVarTuple
 from weakref import WeakKeyDictionary
 
+from aioflow.testing.inline import settle
+from aioflow.testing.simulation.errors import SimDeadlock, SimFenceBroken, SimLivelock
+from aioflow.testing.simulation.leftovers import close_chain, end_generator
 from aioflow.testing.simulation.process import OWNER, Life, SimHandle, SimMachine, SimProcess
 
-__all__ = ["SimDeadlock", "SimFenceBroken", "SimLivelock", "SimLoop"]
+__all__ = ["SimLoop"]
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -50,22 +51,7 @@ BLOCKING_S = (1e-5, 5e-3)
 SLICE_MAX = 8
 """Callbacks a process may run before another one gets its turn."""
 
-CLOSES_MAX = 8
-"""How many awaits of one coroutine's cleanup are cut short before it is left alone."""
-
 _TURN = struct.Struct("<IId")
-
-
-class SimDeadlock(Exception):
-    """Nothing can ever run again: no callback is ready and no timer is set. Names the tasks that wait."""
-
-
-class SimLivelock(Exception):
-    """The run passed its limit of steps or of virtual time without ending, or one callback its limit of processor time."""
-
-
-class SimFenceBroken(Exception):
-    """Code under simulation reached for the real machine: a file, a socket, a process, a thread or a sleep."""
 
 
 class Switchboard(Protocol):
@@ -373,21 +359,8 @@ class SimLoop(asyncio.BaseEventLoop):
     ) -> asyncio.Future[T]:
         """Call `func` inline after a seeded delay."""
         future: asyncio.Future[T] = self.create_future()
-
-        def call() -> None:
-            if future.done():
-                return
-            try:
-                future.set_result(func(*args))
-            except StopIteration as error:
-                wrapped = RuntimeError("blocking call raised StopIteration")
-                wrapped.__cause__ = error
-                future.set_exception(wrapped)
-            except BaseException as error:  # noqa: BLE001  # Carried to whoever awaits the call.
-                future.set_exception(error)
-
         low, high = BLOCKING_S
-        self.call_later(self.sched_rng.uniform(low, high) if self.perturb else low, call)
+        self.call_later(self.sched_rng.uniform(low, high) if self.perturb else low, settle, future, func, args)
         return future
 
     # Network: the real streams and protocols land here.
@@ -485,12 +458,7 @@ class SimLoop(asyncio.BaseEventLoop):
         if not self.finished:
             self.call_soon(self.create_task, agen.aclose())
             return
-        # Nothing runs any more: take the generator one step, which ends it unless it awaits in its `finally`.
-        try:
-            agen.aclose().send(None)
-        except BaseException:  # noqa: BLE001  # StopIteration, or whatever its cleanup finds missing.
-            return
-        _close_all(agen.ag_await)  # type: ignore[attr-defined]  # Generators have it, the abstract class does not.
+        end_generator(agen)
 
     def finish(self) -> None:
         """Close what is left of every process without letting it do anything, then the loop itself.
@@ -516,31 +484,10 @@ class SimLoop(asyncio.BaseEventLoop):
         try:
             # Closing a coroutine that awaits an async generator does not reach into the generator: these come first.
             for agen in list(self._asyncgens):  # type: ignore[attr-defined]  # asyncio's own record of them.
-                _close_all(agen.ag_await)
+                close_chain(agen.ag_await)
             for task in self._graveyard:
-                _close_all(task.get_coro())
+                close_chain(task.get_coro())
         finally:
             asyncio._set_running_loop(None)
         self._graveyard.clear()
         self.close()
-
-
-def _close_all(awaited: Any) -> None:
-    """Close a coroutine and all that it waits for, the innermost first, each as often as its cleanup awaits."""
-    chain = []
-    while isinstance(awaited, CoroutineType):
-        chain.append(awaited)
-        awaited = awaited.cr_await
-    frame = chain[0].cr_frame if chain and inspect.getcoroutinestate(chain[0]) == inspect.CORO_CREATED else None
-    if frame is not None:
-        # A task that never took its first step may have been given what it was to await.
-        chain += [value for value in frame.f_locals.values() if isinstance(value, CoroutineType)]
-    for coro in reversed(chain):
-        for _ in range(CLOSES_MAX):
-            try:
-                coro.close()
-                break
-            except RuntimeError:
-                continue  # It awaited again: the world is gone, so that await ends as well.
-            except BaseException:  # noqa: BLE001  # Whatever its cleanup finds missing.
-                break

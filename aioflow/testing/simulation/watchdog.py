@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from aioflow.testing.simulation.loop import SimLivelock, SimLoop
+from aioflow.testing.simulation.errors import SimLivelock
+from aioflow.testing.simulation.loop import SimLoop
 
 __all__ = ["watchdog"]
 
