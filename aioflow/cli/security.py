@@ -38,7 +38,7 @@ def secured_host(arguments: argparse.Namespace) -> Host:
     allow_plaintext = getattr(arguments, "allow_plaintext", False)
     if files is None and not allow_plaintext:
         return SystemHost()
-    return SecuredHost(SystemHost(), Security(tls=None if files is None else files.load(), allow_plaintext=allow_plaintext))
+    return SecuredHost(SystemHost(), Security.of(files, allow_plaintext=allow_plaintext))
 
 
 def _given(arguments: argparse.Namespace) -> tuple[Path | None, Path | None, Path | None]:

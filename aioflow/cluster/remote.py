@@ -94,8 +94,7 @@ class RemoteCluster:
     ) -> RemoteRun:
         """The run of one job. Raises GraphError if the flow cannot travel, CheckpointError for a store that others cannot reach."""
         if self.tls is not None or self.allow_plaintext:
-            tls = None if self.tls is None else self.tls.load()
-            host = SecuredHost(host, Security(tls=tls, allow_plaintext=self.allow_plaintext))
+            host = SecuredHost(host, Security.of(self.tls, allow_plaintext=self.allow_plaintext))
         secret = self.secret
         if isinstance(secret, Path):
             secret = read_secret(str(secret))

@@ -31,6 +31,7 @@ from aioflow.core.errors import Broken, JobNotRunning, RemoteError, TypeNotSuppo
 from aioflow.core.metrics import MetricGroup
 from aioflow.core.serializers import Codec
 from aioflow.graph.deployment import ExecutionAttemptId, ExecutionState, TaskDeploymentDescriptor
+from aioflow.network.connection import fresh_secret
 from aioflow.network.links import DataPlane
 from aioflow.protocol.errors import rebuild_error
 from aioflow.protocol.framing import FrameType
@@ -94,7 +95,7 @@ class WorkersCluster:
         self._job = local_job(graph, options)
         self._codec = Codec(self._job.types)
         self._count = count
-        secret = bytes.fromhex(host.ids.new("secret") + host.ids.new("secret"))
+        secret = fresh_secret(host)
         self._metrics = MetricGroup(host.clock.monotonic)
         self.metrics = _AllMetrics(self)
         self.job_master = JobMaster(host, self.job_id, graph, restart, self._group, self._ready, checkpoints, self._codec)

@@ -9,42 +9,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol, cast
 
 from aioflow.core.aio import wait_all
 from aioflow.core.errors import NotAuthenticated, ProtocolError
 from aioflow.network.security import is_loopback
+from aioflow.network.transports import peer_of, tune
 from aioflow.protocol.framing import Frame, FrameDecoder, FrameEncoder, FrameType
 from aioflow.protocol.handshake import ClientHandshake, Handshaken, ServerHandshake, Side, direction_key
 
 if TYPE_CHECKING:
     from aioflow.core.host import Host
+    from aioflow.network.waiting_room import WaitingRoom
 
-__all__ = [
-    "HANDSHAKE_TIMEOUT_S",
-    "WAITING_MAX",
-    "AuthenticatedConnection",
-    "ConnectionOwner",
-    "WaitingRoom",
-    "close_all",
-    "fresh_nonce",
-]
+__all__ = ["HANDSHAKE_TIMEOUT_S", "AuthenticatedConnection", "ConnectionOwner", "close_all", "fresh_nonce", "fresh_secret"]
 
 logger = logging.getLogger(__name__)
 
 HANDSHAKE_TIMEOUT_S = 5.0
 """How long a peer may take to prove itself; a busy machine needs a second, a port scanner gets no more than this."""
-
-WAITING_MAX = 64
-"""Connections to one listener that have not proved themselves yet."""
-
-WRITE_BUFFER_BYTES = 1 << 20
-"""Bytes that may wait in the transport before the owner is asked to pause."""
-
-SILENCE_MS = 10_000
-"""TCP gives up on a peer that acknowledges nothing for so long."""
 
 CLOSE_TIMEOUT_S = 2.0
 """How long what was written may take to go out when connections are closed."""
@@ -62,56 +46,6 @@ class ConnectionOwner(Protocol):
         """Also called, once, when the connection ended before `on_connected`."""
 
 
-class WaitingRoom:
-    """Accepted connections that have not said their first frame. If there are too many, the one that waits longest has to go.
-
-    It is that one because an honest peer is through in milliseconds: who fills the places keeps nobody out for longer.
-    """
-
-    __slots__ = ("_is_closed", "_waiting", "rejected")
-
-    def __init__(self) -> None:
-        self._waiting: dict[AuthenticatedConnection, None] = {}
-        self._is_closed = False
-        self.rejected = 0
-        """Connections that were not let in so far."""
-
-    def __len__(self) -> int:
-        return len(self._waiting)
-
-    def enter(self, connection: AuthenticatedConnection) -> None:
-        self._waiting[connection] = None
-        if self._is_closed:
-            connection.abort(NotAuthenticated("the listener was closed"))
-        elif len(self._waiting) > WAITING_MAX:
-            oldest = next(iter(self._waiting))
-            # It leaves now: its end comes with the next turn of the loop, and more may have come until then.
-            self.reject(oldest, NotAuthenticated(f"it had to make room: {WAITING_MAX} newer connections were waiting"))
-            oldest.abort()
-
-    def leave(self, connection: AuthenticatedConnection) -> None:
-        """It has proved itself and spoken."""
-        self._waiting.pop(connection, None)
-
-    def reject(self, connection: AuthenticatedConnection, error: Exception | None) -> None:
-        """It ended before it was let in. Nothing if it is not here."""
-        if connection in self._waiting:
-            del self._waiting[connection]
-            self.rejected += 1
-            # Whoever floods the port must not flood the log: the 1st, the 10th, the 100th.
-            if self.rejected == 10 ** (len(str(self.rejected)) - 1) and not self._is_closed:
-                reason = error or "it ended before it had proved itself"
-                logger.warning("connection %d that was not let in, from %s: %s", self.rejected, connection.peer, reason)
-
-    def close(self) -> list[AuthenticatedConnection]:
-        """Turn out all, and whoever is still on the way. Returns who was there."""
-        self._is_closed = True
-        waiting = list(self._waiting)
-        for connection in waiting:
-            connection.abort()
-        return waiting
-
-
 class AuthenticatedConnection(asyncio.Protocol):
     """`accepted` are the frame types of its plane. `handshake` decides which side this is; who accepts has a `room`."""
 
@@ -120,7 +54,7 @@ class AuthenticatedConnection(asyncio.Protocol):
         handshake: ClientHandshake | ServerHandshake,
         accepted: frozenset[FrameType],
         owner: ConnectionOwner,
-        room: WaitingRoom | None = None,
+        room: WaitingRoom[AuthenticatedConnection] | None = None,
     ) -> None:
         self._handshake = handshake
         self._accepted = accepted
@@ -142,8 +76,7 @@ class AuthenticatedConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         transport = self._transport = cast("asyncio.Transport", transport)  # uvloop's are none by class.
-        transport.set_write_buffer_limits(WRITE_BUFFER_BYTES)
-        _tune(transport)
+        tune(transport)
         self._timer = asyncio.get_running_loop().call_later(HANDSHAKE_TIMEOUT_S, self._on_late)
         if isinstance(self._handshake, ClientHandshake):
             self._send(self._handshake.start())
@@ -196,8 +129,7 @@ class AuthenticatedConnection(asyncio.Protocol):
     @property
     def peer(self) -> str:
         """Address of the other side, for messages."""
-        name = None if self._transport is None else self._transport.get_extra_info("peername")
-        return "unknown" if name is None else f"{name[0]}:{name[1]}"
+        return peer_of(self._transport)
 
     @property
     def _is_protected(self) -> bool:
@@ -281,18 +213,6 @@ def fresh_nonce(host: Host) -> bytes:
     return bytes.fromhex(host.ids.new("nonce") + host.ids.new("nonce"))
 
 
-def _tune(transport: asyncio.Transport) -> None:
-    """No Nagle, and what was sent over a network is acknowledged in time or the connection ends. A simulated transport has no socket.
-
-    On one machine nothing is lost on the way: what waits there waits for a program that does not read now, and a dead one ends its sockets.
-    """
-    sock = transport.get_extra_info("socket")
-    if sock is None:
-        return
-    try:
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        if hasattr(socket, "TCP_USER_TIMEOUT") and sock.getsockname()[0] != sock.getpeername()[0]:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENCE_MS)
-    except OSError as error:  # The peer is gone already; its end is told like any other.
-        logger.debug("options of a new connection cannot be set: %s", error)
+def fresh_secret(host: Host) -> bytes:
+    """As `fresh_nonce`, for processes that are started together and share it."""
+    return bytes.fromhex(host.ids.new("secret") + host.ids.new("secret"))

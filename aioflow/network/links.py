@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 
 from aioflow.core.aio import cancel_and_wait
 from aioflow.core.errors import Broken, RemoteProtocolError
-from aioflow.network.connection import HANDSHAKE_TIMEOUT_S, AuthenticatedConnection, WaitingRoom, close_all, fresh_nonce
+from aioflow.network.connection import HANDSHAKE_TIMEOUT_S, AuthenticatedConnection, close_all, fresh_nonce
 from aioflow.network.link import Link, PartitionLookup
 from aioflow.network.security import check_listen, security_of
+from aioflow.network.waiting_room import WaitingRoom
 from aioflow.protocol.framing import DATA_PLANE, NO_CHANNEL, Frame, FrameType
 from aioflow.protocol.handshake import ClientHandshake, PeerRole, ServerHandshake
 
@@ -49,7 +50,7 @@ class DataPlane:
         self.codec = codec
         self._partitions = partitions
         self._listener: Listener | None = None
-        self.waiting = WaitingRoom()
+        self.waiting: WaitingRoom[AuthenticatedConnection] = WaitingRoom()
         """Connections that have not said yet which link they are."""
         self._dialled: dict[tuple[str, int], Link] = {}
         self._accepted: dict[str, Link] = {}

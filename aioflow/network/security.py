@@ -83,6 +83,11 @@ class Security:
     allow_plaintext: bool = False
     """Whether to listen off loopback without TLS."""
 
+    @staticmethod
+    def of(files: TlsFiles | None, *, allow_plaintext: bool) -> Security:
+        """As a user gives it. Reads the files: raises NotAuthenticated, which says which of them is wrong."""
+        return Security(tls=None if files is None else files.load(), allow_plaintext=allow_plaintext)
+
 
 class SecuredHost:
     """`host`, with what its cluster connections need. A Host itself."""

@@ -7,15 +7,15 @@ straight into the memory that Arrow will read: nothing is copied on the loop. Wh
 from __future__ import annotations
 
 import asyncio
-import logging
-import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol, cast
 
 from aioflow.core.aio import wait_all
 from aioflow.core.errors import Closed, NotAuthenticated, ProtocolError, RemoteProtocolError
-from aioflow.network.connection import HANDSHAKE_TIMEOUT_S, WAITING_MAX, fresh_nonce
+from aioflow.network.connection import HANDSHAKE_TIMEOUT_S, fresh_nonce, fresh_secret
 from aioflow.network.security import is_loopback
+from aioflow.network.transports import peer_of, tune
+from aioflow.network.waiting_room import WaitingRoom
 from aioflow.protocol.handshake import PeerRole, ServerHandshake, Side, direction_key
 from aioflow.spark.executor import ServiceAddress
 from aioflow.spark.frames import HEADER_BYTES, FrameKind, Hello, Sealer, encode_words, parse_header, parse_hello
@@ -25,11 +25,6 @@ if TYPE_CHECKING:
     from aioflow.spark.settings import Reach
 
 __all__ = ["Channel", "ChannelListener", "ChannelStream"]
-
-logger = logging.getLogger(__name__)
-
-WRITE_BUFFER_BYTES = 1 << 20
-"""Bytes that may wait in the transport before a stream is asked to pause."""
 
 CLOSE_TIMEOUT_S = 2.0
 
@@ -57,13 +52,16 @@ class ChannelListener:
     def __init__(self, host: Host, reach: Reach) -> None:
         self._host = host
         self._reach = reach
-        self._secret = bytes.fromhex(host.ids.new("spark secret") + host.ids.new("spark secret"))
+        self._secret = fresh_secret(host)
         self._streams: dict[str, ChannelStream] = {}
         self._channels: dict[Channel, None] = {}
-        self._strangers: dict[Channel, None] = {}
+        self._strangers: WaitingRoom[Channel] = WaitingRoom()
         self._listener: Listener | None = None
-        self.rejected = 0
+
+    @property
+    def rejected(self) -> int:
         """Connections that did not prove themselves, or wanted what there is not."""
+        return self._strangers.rejected
 
     async def open(self) -> None:
         """Raises NotAuthenticated if others could read along and nobody has allowed that, and for certificates that are none."""
@@ -97,8 +95,8 @@ class ChannelListener:
         if self._listener is not None:
             self._listener.close()
             self._listener = None
-        channels = [*self._channels, *self._strangers]
-        for channel in channels:
+        channels = [*self._channels, *self._strangers.close()]
+        for channel in self._channels:
             channel.abort()
         if channels:
             await wait_all([channel.closed for channel in channels], timeout_s=CLOSE_TIMEOUT_S)
@@ -109,23 +107,19 @@ class ChannelListener:
         return ServerHandshake(self._secret, fresh_nonce(self._host), frozenset((PeerRole.EXECUTOR,)))
 
     def entered(self, channel: Channel) -> None:
-        self._strangers[channel] = None
-        if self._listener is None or len(self._strangers) > WAITING_MAX:
-            next(iter(self._strangers)).abort()
+        self._strangers.enter(channel)
 
     def find(self, channel: Channel, hello: Hello) -> ChannelStream | None:
         stream = self._streams.get(hello.stream)
         if stream is not None and stream.op != hello.op:
             raise RemoteProtocolError(f"a task wants to {hello.op} at a stream of those that {stream.op}")
-        self._strangers.pop(channel, None)
+        self._strangers.leave(channel)
         self._channels[channel] = None
         return stream
 
     def left(self, channel: Channel, error: Exception | None) -> None:
         self._channels.pop(channel, None)
-        if self._strangers.pop(channel, False) is None:
-            self.rejected += 1
-            logger.debug("a connection to the channels for Spark was not let in: %s", error)
+        self._strangers.reject(channel, error)
 
 
 class Channel(asyncio.BufferedProtocol):
@@ -155,11 +149,7 @@ class Channel(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         transport = self._transport = cast("asyncio.Transport", transport)
-        transport.set_write_buffer_limits(WRITE_BUFFER_BYTES)
-        sock = transport.get_extra_info("socket")
-        if sock is not None:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        tune(transport)
         self._timer = asyncio.get_running_loop().call_later(HANDSHAKE_TIMEOUT_S, self._on_late)
         self._buffer = bytearray(256)
         self._listener.entered(self)
@@ -200,6 +190,11 @@ class Channel(asyncio.BufferedProtocol):
         stream, self.stream = self.stream, None
         if stream is not None:
             stream.on_lost(self, error)
+
+    @property
+    def peer(self) -> str:
+        """Address of the task, for messages."""
+        return peer_of(self._transport)
 
     # For the stream.
 

@@ -23,6 +23,7 @@ from aioflow.cluster.submission import ClusterClient
 from aioflow.cluster.whereabouts import Whereabouts
 from aioflow.core.aio import cancel_and_wait, wait_first
 from aioflow.core.errors import GraphError, note_once
+from aioflow.network.connection import fresh_secret
 from aioflow.network.security import SecuredHost, Security, TlsFiles
 from aioflow.spark.failures import SparkError
 from aioflow.spark.headquarters import Headquarters
@@ -91,7 +92,7 @@ class SparkWorkers:
         if owned:
             check_secrecy(bridge.address, config, has_tls=self.tls is not None, allow_plaintext=self.allow_plaintext)
         check_cores(self.master, config if owned else {}, self.workers, shared=not owned)
-        security = Security(tls=None if self.tls is None else self.tls.load(), allow_plaintext=self.allow_plaintext)
+        security = Security.of(self.tls, allow_plaintext=self.allow_plaintext)
         return SparkWorkersRun(
             SecuredHost(host, security), graph, restart, options, checkpoints, self, bridge, security, address=bridge.address, owned=owned
         )
@@ -147,7 +148,7 @@ class SparkWorkersRun(RemoteRun):
         owned: bool,
     ) -> None:
         self._slots = place.slots_for(graph)  # First of all: it may refuse.
-        secret = bytes.fromhex(host.ids.new("secret") + host.ids.new("secret"))
+        secret = fresh_secret(host)
         super().__init__(host, graph, restart, options, checkpoints, Whereabouts(), secret, address)
         self._place = place
         self._bridge = bridge

@@ -15,14 +15,14 @@ from aioflow.core.errors import Broken, NotAuthenticated
 from aioflow.core.host import SystemHost
 from aioflow.network.connection import (
     HANDSHAKE_TIMEOUT_S,
-    SILENCE_MS,
-    WAITING_MAX,
     AuthenticatedConnection,
     ConnectionOwner,
     close_all,
     fresh_nonce,
 )
 from aioflow.network.security import is_loopback
+from aioflow.network.transports import SILENCE_MS
+from aioflow.network.waiting_room import WAITING_MAX
 from aioflow.protocol.framing import CONTROL_PLANE, DATA_PLANE, Frame, FrameEncoder, FrameType
 from aioflow.protocol.handshake import ClientHandshake, PeerRole, ServerHandshake
 from aioflow.testing import simulate
