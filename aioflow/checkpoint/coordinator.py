@@ -16,7 +16,7 @@ commit nothing on it. After Flink's CheckpointCoordinator, CheckpointRequestDeci
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from aioflow.checkpoint.completed import CheckpointKind, CheckpointRetention, CompletedCheckpoint, Discard
 from aioflow.checkpoint.failure import CheckpointFailureReason, FailureCounter
@@ -32,6 +32,7 @@ from aioflow.checkpoint.instructions import (
     Trigger,
     WakeAt,
 )
+from aioflow.checkpoint.pending import PendingCheckpoint
 from aioflow.checkpoint.plan import CheckpointedVertex, CheckpointPlan, CheckpointRefused, SubtaskTable
 from aioflow.checkpoint.requests import Request, RequestQueue
 from aioflow.checkpoint.statistics import CheckpointStatistics
@@ -55,21 +56,6 @@ _ENDED_BADLY_MAX = 1000
 """So many failed checkpoints are remembered; what is acknowledged for older ones is left to the sweep of orphans."""
 
 
-@dataclass(slots=True, kw_only=True)
-class _Pending:
-    barrier: CheckpointBarrier
-    request: Request
-    plan: CheckpointPlan
-    expires_s: float
-    waiting: dict[ExecutionAttemptId, None]
-    states: dict[tuple[str, int], SubtaskState] = field(default_factory=dict)
-    storing: CompletedCheckpoint | None = None
-
-    @property
-    def id(self) -> int:
-        return self.barrier.checkpoint_id
-
-
 class CheckpointCoordinator:
     """`first_id` is above every id that the flow's store has seen. `vertices` stand in topological order."""
 
@@ -88,7 +74,7 @@ class CheckpointCoordinator:
         self._retention = CheckpointRetention(options.retain)
         self._requests = RequestQueue()
         self._failures = FailureCounter(options.tolerable_failures)
-        self._pending: dict[int, _Pending] = {}
+        self._pending: dict[int, PendingCheckpoint] = {}
         """In the order of their ids, with those that are being stored."""
         self._doomed: dict[int, CompletedCheckpoint] = {}
         """Aborted while they were being stored: whether that worked is not known yet."""
@@ -171,7 +157,8 @@ class CheckpointCoordinator:
         instructions: list[Instruction] = []
         for pending in list(self._pending.values()):
             if now.s >= pending.expires_s and pending.id in self._pending:
-                instructions += self._abort(pending, CheckpointFailureReason.EXPIRED, self._missing(pending), now)
+                detail = pending.missing(self.options.timeout_ms, self._subtasks.name_of)
+                instructions += self._abort(pending, CheckpointFailureReason.EXPIRED, detail, now)
         if self._awaits_the_end and now.s >= self._final_at_s and self.latest is not None:
             self._final_at_s = now.s + FINAL_REPEAT_S
             instructions.append(NotifyComplete(self.latest.checkpoint_id))
@@ -248,17 +235,7 @@ class CheckpointCoordinator:
         self.statistics.acknowledged(checkpoint_id, attempt.vertex_id, attempt.subtask_index, stats, now.ms)
         if pending.waiting:
             return []
-        pending.storing = checkpoint = CompletedCheckpoint(
-            checkpoint_id=checkpoint_id,
-            kind=pending.request.kind,
-            flow=self._flow,
-            job_id=self._job_id,
-            triggered_ms=pending.barrier.timestamp_ms,
-            completed_ms=now.ms,
-            operators=self._operators,
-            subtasks={subtask: pending.states[subtask] for subtask in self._order},
-            directory=pending.request.directory,
-        )
+        checkpoint = pending.complete(self._flow, self._job_id, self._operators, self._order, now.ms)
         return [Store(checkpoint)]
 
     def decline(
@@ -430,7 +407,7 @@ class CheckpointCoordinator:
         )
         self._next_id += 1
         finished = {subtask: self._finished_state(subtask) for subtask in self._finished}
-        self._pending[barrier.checkpoint_id] = _Pending(
+        self._pending[barrier.checkpoint_id] = PendingCheckpoint(
             barrier=barrier,
             request=request,
             plan=plan,
@@ -457,7 +434,7 @@ class CheckpointCoordinator:
 
     def _abort(
         self,
-        pending: _Pending,
+        pending: PendingCheckpoint,
         reason: CheckpointFailureReason,
         detail: str,
         now: Moment,
@@ -470,7 +447,7 @@ class CheckpointCoordinator:
         self._ended_badly[pending.id] = None
         if len(self._ended_badly) > _ENDED_BADLY_MAX:
             del self._ended_badly[min(self._ended_badly)]
-        error = _failed(f"{'savepoint' if pending.request.kind.is_savepoint else 'checkpoint'} {pending.id}", reason, detail)
+        error = _failed(str(pending), reason, detail)
         error.__cause__ = cause
         self.statistics.failed(pending.id, reason, str(error), now.ms)
         latest = 0 if self.latest is None else self.latest.checkpoint_id
@@ -483,7 +460,7 @@ class CheckpointCoordinator:
         return instructions
 
     def _consequences(
-        self, pending: _Pending, reason: CheckpointFailureReason, error: CheckpointError, now: Moment
+        self, pending: PendingCheckpoint, reason: CheckpointFailureReason, error: CheckpointError, now: Moment
     ) -> list[Instruction]:
         request = pending.request
         if request.final:
@@ -531,14 +508,6 @@ class CheckpointCoordinator:
         for checkpoint in discard.checkpoints:
             self.statistics.discarded(checkpoint.checkpoint_id)
         return [discard] if discard else []
-
-    def _missing(self, pending: _Pending) -> str:
-        """Whom an expired checkpoint waited for."""
-        if pending.storing is not None:
-            return f"{self.options.timeout_ms} ms have passed, and it is still being stored"
-        first = self._subtasks.name_of(next(iter(pending.waiting)))
-        rest = len(pending.waiting) - 1
-        return f"{self.options.timeout_ms} ms have passed without a word of {first}" + (f" and {rest} more" if rest else "")
 
 
 def _failed(what: str, reason: CheckpointFailureReason, detail: str) -> CheckpointError:

@@ -1,0 +1,60 @@
+"""One checkpoint that is under way: who has still to acknowledge it, and what the others have written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from aioflow.checkpoint.completed import CheckpointedOperator, CompletedCheckpoint
+from aioflow.checkpoint.plan import CheckpointPlan
+from aioflow.checkpoint.requests import Request
+from aioflow.checkpoint.subtask import SubtaskState
+from aioflow.core.elements import CheckpointBarrier
+from aioflow.core.ids import ExecutionAttemptId
+
+__all__ = ["PendingCheckpoint"]
+
+
+@dataclass(slots=True, kw_only=True)
+class PendingCheckpoint:
+    """`states` by uid of the vertex and index; of subtasks that have finished they are there from the beginning."""
+
+    barrier: CheckpointBarrier
+    request: Request
+    plan: CheckpointPlan
+    expires_s: float
+    waiting: dict[ExecutionAttemptId, None]
+    states: dict[tuple[str, int], SubtaskState] = field(default_factory=dict)
+    storing: CompletedCheckpoint | None = None
+    """Once all have acknowledged it."""
+
+    @property
+    def id(self) -> int:
+        return self.barrier.checkpoint_id
+
+    def __str__(self) -> str:
+        return f"{'savepoint' if self.request.kind.is_savepoint else 'checkpoint'} {self.id}"
+
+    def complete(
+        self, flow: str, job_id: str, operators: tuple[CheckpointedOperator, ...], order: Iterable[tuple[str, int]], now_ms: int
+    ) -> CompletedCheckpoint:
+        """What is to be stored: nobody is waited for any more. `order` is that of its subtasks."""
+        self.storing = CompletedCheckpoint(
+            checkpoint_id=self.id,
+            kind=self.request.kind,
+            flow=flow,
+            job_id=job_id,
+            triggered_ms=self.barrier.timestamp_ms,
+            completed_ms=now_ms,
+            operators=operators,
+            subtasks={subtask: self.states[subtask] for subtask in order},
+            directory=self.request.directory,
+        )
+        return self.storing
+
+    def missing(self, timeout_ms: int, name_of: Callable[[ExecutionAttemptId], str]) -> str:
+        """Whom it waited for when its time was over."""
+        if self.storing is not None:
+            return f"{timeout_ms} ms have passed, and it is still being stored"
+        rest = len(self.waiting) - 1
+        return f"{timeout_ms} ms have passed without a word of {name_of(next(iter(self.waiting)))}" + (f" and {rest} more" if rest else "")
