@@ -16,7 +16,7 @@ from aioflow.state.operator_state import HeapOperatorStateBackend
 from aioflow.task.chain import OperatorChain
 from aioflow.task.context import SourceServices, SourceTaskContext, SubtaskRuntimeContext, TaskOperatorContext
 from aioflow.task.input import InputConsumer
-from aioflow.task.metrics import unique_names
+from aioflow.task.metrics import TaskMetrics, unique_names
 from aioflow.task.network_input import InputEdge, NetworkInput
 from aioflow.task.output import RecordWriter, TaskOutput, TravelCheck
 from aioflow.task.partitioners import create_partitioner
@@ -99,13 +99,9 @@ class TaskAssembly:
         self._owner = owner
         self._processor = processor
         self._scope = scope
+        self._metrics = metrics
         nodes = descriptor.vertex.nodes
         self._groups = [metrics.add_group(name) for name in unique_names([node.name for node in nodes])]
-
-    @property
-    def operator_groups(self) -> list[MetricGroup]:
-        """The metric groups of the operators: a source node has none."""
-        return self._groups if self._descriptor.vertex.head.source is None else self._groups[1:]
 
     def create_operators(self) -> Iterator[tuple[TaskOperatorContext, Operator | None]]:
         """Context and operator of each node, head first; a source node has no operator. Keep each at once: the next may fail."""
@@ -179,6 +175,26 @@ class TaskAssembly:
             unbounded=not node.source.bounded,
             discovers=not node.source.bounded and getattr(node.source, "discover_every", None) is not None,
         )
+
+    def create_metrics(
+        self,
+        chain: OperatorChain,
+        task_input: NetworkInput | SourceInput,
+        output: TaskOutput,
+        parked_for: Callable[[], str | None],
+        timers_fired: Callable[[], int],
+    ) -> TaskMetrics:
+        """What the task says about itself: `parked_for()` is the reason for which it is suspended now."""
+        groups = self._groups if self._descriptor.vertex.head.source is None else self._groups[1:]  # A source node has no operator.
+        processor = self._processor
+        metrics = TaskMetrics(
+            self._metrics, groups, processor.now, processor.metrics, chain, task_input, output, parked_for, timers_fired
+        )
+        if isinstance(task_input, SourceInput):
+            metrics.register_source(task_input, self._environment.host.clock.wall_ms, task_input.pending)
+        else:
+            metrics.register_gates(task_input)
+        return metrics
 
     def _create_context(self, index: int, node: StreamNode, uid: str, metrics: MetricGroup) -> TaskOperatorContext:
         descriptor, options = self._descriptor, self._options

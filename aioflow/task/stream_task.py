@@ -18,18 +18,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from aioflow.checkpoint.failure import CheckpointFailureReason
 from aioflow.core.aio import OrderedTaskGroup, close_within
 from aioflow.core.availability import Availability
 from aioflow.core.elements import MAX_WATERMARK, Event, RecordBatch, WatermarkStatus, empty_batch
-from aioflow.core.errors import JobNotRunning, MailboxClosed, ProducerFailed, note_once
+from aioflow.core.errors import JobNotRunning, ProducerFailed, note_once
 from aioflow.core.keygroups import range_for_subtask
 from aioflow.core.scope import Scope, enter_scope, leave_scope
-from aioflow.mailbox.mailbox import MAX_PRIORITY
 from aioflow.mailbox.metrics import SlowActions
 from aioflow.mailbox.processor import MailboxProcessor, Suspension
 from aioflow.mailbox.timers import ProcessingTimeService
@@ -39,11 +36,12 @@ from aioflow.state.backend import require_keyed
 from aioflow.task.assembly import TaskAssembly, create_output
 from aioflow.task.blame import naming, uncancelled
 from aioflow.task.chain import ChainStatus, OperatorChain, Tap
+from aioflow.task.checkpoint_mail import CheckpointMail
 from aioflow.task.checkpointing import SubtaskCheckpoints
 from aioflow.task.closing import CLEANUP_TIMEOUT_S, close_user_code
 from aioflow.task.inflight import CHAIN, read_in_flight, waiting_in_chain
 from aioflow.task.input import InputStatus
-from aioflow.task.metrics import HARD, IDLE, SOFT, TaskMetrics
+from aioflow.task.metrics import HARD, IDLE, SOFT
 from aioflow.task.network_input import NetworkInput
 from aioflow.task.queries import answered
 from aioflow.task.restoring import forget_finished, mark_finished, restore_state, was_finished
@@ -96,7 +94,7 @@ class StreamTask:
         self._idle_told = False
         self._retapped: dict[int, int] = {}  # Index of node, by its id: where taps changed that the chain does not have yet.
         self._stop: InputStatus | None = None
-        self._running = self._ended = False
+        self._running = False
         self._finishing = False  # Operators are half-way between their last element and the end: no checkpoint now.
         self._lingers = False
         self._finished_before = False  # In the checkpoint that it was restored from: its operators finish again only behind new input.
@@ -108,11 +106,11 @@ class StreamTask:
         )
         self._log_slow = SlowActions(self._processor.now)
         self._executor = self._processor.executor(-1)
-        self._notices = self._processor.executor(MAX_PRIORITY)
         self._task_timers = ProcessingTimeService(self.host.clock.wall_ms, self._executor)
         self._checkpoints = SubtaskCheckpoints(
             descriptor.attempt, environment, self._output, self.group, self._scope, self._resume, self._task_timers.register_timer
         )
+        self._mail = CheckpointMail(self._checkpoints, self._processor, self._resume)
 
     # The life of the task.
 
@@ -140,6 +138,7 @@ class StreamTask:
                 await self._restore()
                 on_running()
                 self._running = True
+                self._mail.open(self._input if isinstance(self._input, NetworkInput) else None)
                 await self._processor.run_loop()
                 await self._after_loop()
             except asyncio.CancelledError as cancel:
@@ -147,7 +146,8 @@ class StreamTask:
             except BaseException as error:  # noqa: BLE001  # Whatever it is: SystemExit too comes out where the job is awaited.
                 failure = error
             finally:
-                self._running, self._ended = False, True
+                self._running = False
+                self._mail.close()
             self.failure = failure
             self.group.cancel_children()
         return failure
@@ -212,14 +212,10 @@ class StreamTask:
         self._chain = assembly.create_chain(self._operators, self._output)
         self._makes_watermarks = any(isinstance(operator, TimestampsAndWatermarksOperator) for operator in self._operators)
         if self.descriptor.vertex.head.source is None:
-            self._input = assembly.create_network_input(self._operators[0], self._checkpoints, self._task_timers, self._urgently)
+            self._input = assembly.create_network_input(self._operators[0], self._checkpoints, self._task_timers, self._mail.urgently)
         else:
             self._input = assembly.create_source_input(self._contexts[0])
-        self._metrics = TaskMetrics(
-            self.metrics,
-            assembly.operator_groups,
-            self._processor.now,
-            self._processor.metrics,
+        self._metrics = assembly.create_metrics(
             self._chain,
             self._input,
             self._output,
@@ -227,10 +223,6 @@ class StreamTask:
             lambda: sum(service.fired for context in self._contexts for service in context.timer_services),
         )
         self._metrics.register_checkpoints(self._checkpoints)
-        if isinstance(self._input, SourceInput):
-            self._metrics.register_source(self._input, self.host.clock.wall_ms, self._input.pending)
-        else:
-            self._metrics.register_gates(self._input)
 
     async def _after_loop(self) -> None:
         """The input ended. Let everything that is still to come come, then close the stream behind it."""
@@ -527,54 +519,17 @@ class StreamTask:
             raise
         self._resume()
 
-        if self._running:
     def trigger_checkpoint(self, barrier: CheckpointBarrier) -> None:
         """Begin a checkpoint here, because no task upstream will send its barrier. Declined while the task does not run."""
-            with suppress(MailboxClosed):
-                # Urgent where it overtakes: the mail in front of it may be as much as what is in flight.
-                executor = self._notices if barrier.unaligned else self._executor
-                trigger = partial(self._on_trigger, barrier)
-                executor.execute(trigger, "checkpoint %d", barrier.checkpoint_id, urgent=barrier.unaligned)
-                return
-        has_begun = self._running or self._ended
-        reason = CheckpointFailureReason.TASK_CLOSING if has_begun else CheckpointFailureReason.TASK_NOT_READY
-        self._checkpoints.refuse(barrier.checkpoint_id, reason)
-
-    def _on_trigger(self, barrier: CheckpointBarrier) -> None:
-        if isinstance(self._input, NetworkInput):
-            self._input.barriers.trigger(barrier)
-        else:
-            self._checkpoints.trigger(barrier)
+        self._mail.trigger(barrier)
 
     def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
         """It is durable, and so is everything before it."""
-        self._notice(partial(self._on_completed, checkpoint_id), "checkpoint %d complete", checkpoint_id)
+        self._mail.completed(checkpoint_id)
 
     def notify_checkpoint_aborted(self, checkpoint_id: int, latest_completed: int | None) -> None:
         """It will not complete; `latest_completed` did."""
-        if not self._running:
-            self._checkpoints.forgo(checkpoint_id)
-        self._notice(partial(self._on_aborted, checkpoint_id, latest_completed), "checkpoint %d aborted", checkpoint_id)
-
-    def _notice(self, action: Callable[[], None], description: str, checkpoint_id: int) -> None:
-        """Overtakes all other mail, and reaches operators that wait inside their own action."""
-        if self._running:
-            with suppress(MailboxClosed):  # Nobody is left who could hear of it.
-                self._notices.execute(action, description, checkpoint_id, urgent=True)
-
-    def _urgently(self, action: Callable[[], None], description: str) -> None:
-        with suppress(MailboxClosed):  # The task ends: nothing is to be overtaken any more.
-            self._notices.execute(action, description, urgent=True)
-
-    def _on_completed(self, checkpoint_id: int) -> None:
-        self._checkpoints.completed(checkpoint_id)
-        self._resume()
-
-    def _on_aborted(self, checkpoint_id: int, latest_completed: int | None) -> None:
-        self._checkpoints.aborted(checkpoint_id, latest_completed)
-        if isinstance(self._input, NetworkInput):
-            self._input.barriers.aborted(checkpoint_id)
-        self._resume()
+        self._mail.aborted(checkpoint_id, latest_completed)
 
     def set_taps(self, place: TapPlace, taps: Sequence[Tap]) -> None:
         """Let `taps` see what `place` emits, if it is part of this task: a side output at once, an operator from between two slices on."""
