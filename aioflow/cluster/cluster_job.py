@@ -12,14 +12,15 @@ import dataclasses
 import logging
 import pickle
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from aioflow.checkpoint.metadata import decode_subtask
 from aioflow.checkpoint.subtask import CheckpointStats
 from aioflow.cluster.checkpoint_settings import CheckpointSettings
 from aioflow.cluster.job_master import CHECKPOINTS_CLOSE_S, JobMaster
+from aioflow.cluster.job_peers import SUBMITTER, JobPeers
 from aioflow.cluster.job_session import AttemptKey, attempt_key, pack_error, unpack_error
+from aioflow.cluster.job_taps import JobTaps, Submitter
 from aioflow.cluster.scheduler import (
     DeclareRequirement,
     FreeSlot,
@@ -34,8 +35,7 @@ from aioflow.cluster.scheduler import (
 from aioflow.cluster.shipping import load_job
 from aioflow.cluster.split_discovery import pack_splits
 from aioflow.core.aio import OrderedTaskGroup, close_within
-from aioflow.core.batch_codec import decode_batch
-from aioflow.core.errors import AioflowError, Broken, GraphError, JobNotRunning
+from aioflow.core.errors import Broken, GraphError, JobNotRunning
 from aioflow.core.serializers import Codec
 from aioflow.graph.deployment import ExecutionAttemptId, ExecutionState, TaskDeploymentDescriptor
 
@@ -48,32 +48,12 @@ if TYPE_CHECKING:
     from aioflow.core.ids import TapPlace
     from aioflow.operators.source import Split
 
-__all__ = ["ClusterJob", "Submitter", "needs_submitter"]
+__all__ = ["ClusterJob", "needs_submitter"]
 
 logger = logging.getLogger(__name__)
 
 SUSPEND_S = 5.0
 """How long a JobMaster whose job another leader takes over may take to let go of its checkpoints."""
-
-SUBMITTER = ""
-"""Stands for the submitting process where a worker id is expected."""
-
-
-@dataclass(slots=True, eq=False)
-class Submitter:
-    """The process that submitted a job and stays. `location` is empty if it runs no tasks; `taps`: tap id -> (place, may miss rows)."""
-
-    connection: RpcConnection
-    location: str = ""
-    taps: dict[int, tuple[TapPlace, bool]] = field(default_factory=dict)
-    missed: dict[int, int] = field(default_factory=dict)
-    """Rows of a subscription that were not sent, because the process does not keep up."""
-
-
-@dataclass(slots=True)
-class _Peer:
-    connection: RpcConnection
-    location: str
 
 
 class ClusterJob:
@@ -96,7 +76,6 @@ class ClusterJob:
         self.token = token
         self.content = job.graph
         self._declare = declare
-        self._submitter = submitter
         self._on_over = on_over
         self._shipped = load_job(job.graph)
         graph = self._shipped.graph
@@ -120,10 +99,10 @@ class ClusterJob:
             recovered=recovered,
         )
         self._scheduler = SlotScheduler(job.job_id, graph)
-        self._peers: dict[str, _Peer] = {}
-        """TaskManagers that have opened the job. The submitter is one of them."""
+        self._peers = JobPeers()
         if submitter is not None:
-            self._peers[SUBMITTER] = _Peer(submitter.connection, submitter.location)
+            self._peers.joined(SUBMITTER, submitter.connection, submitter.location)
+        self._taps = JobTaps(job.job_id, self._peers, self._codec, submitter)
         self._waiting: list[TaskDeploymentDescriptor] = []
         self._requests: dict[int, list[TaskDeploymentDescriptor]] = {}
         self._placed: dict[ExecutionAttemptId, str] = {}
@@ -134,11 +113,6 @@ class ClusterJob:
         self._publishing = False
         self._over = False
         self._metrics: dict[str, dict[str, float]] = {}
-        self._watchers: dict[int, tuple[TapPlace, Callable[[RecordBatch], None]]] = {}
-        """Taps of this process: operator and what looks at its records, by a number below 0."""
-        self._watched = 0
-        self._worker_ids: dict[str, str] = {}
-        """By location, whoever was there."""
 
     # JobRunner.
 
@@ -157,13 +131,12 @@ class ClusterJob:
                 status = await asyncio.shield(self.job_master.terminated)
                 self._group.cancel_children()
                 await close_within(self.job_master.close(), CHECKPOINTS_CLOSE_S, what=f"the checkpoints of job {self.job_id}")
-                if self._submitter is not None and self.stop_error is not None:
-                    self._submitter.connection.notify("stop_failed", pack_error(self.stop_error, self._codec))
+                if self._taps.submitter is not None and self.stop_error is not None:
+                    self._taps.submitter.connection.notify("stop_failed", pack_error(self.stop_error, self._codec))
                 return status
             finally:
                 self._over = True
-                for worker_id in self._peers:
-                    self._ask(worker_id, "job_over", self.job_id, self.token)
+                self._peers.ask_all("job_over", self.job_id, self.token)
                 self._publish_now()
                 self._carry_out(self._scheduler.close())
                 self._group.cancel_children()
@@ -199,7 +172,7 @@ class ClusterJob:
     def cancel_task(self, attempt: ExecutionAttemptId) -> None:
         worker_id = self._placed.get(attempt)
         if worker_id is not None:
-            self._ask(worker_id, "cancel_task", attempt_key(attempt))
+            self._peers.ask(worker_id, "cancel_task", attempt_key(attempt))
             return
         # It still waits for a slot: it never ran.
         self.job_master.update_task_state(attempt, ExecutionState.CANCELED, None)
@@ -211,39 +184,26 @@ class ClusterJob:
 
     def stop_sources(self, job_id: str, *, drain: bool) -> None:
         self._stop_drains = drain
-        for worker_id in self._peers:
-            self._ask(worker_id, "stop_sources", job_id, drain)
+        self._peers.ask_all("stop_sources", job_id, drain)
 
     def trigger_checkpoint(self, attempt: ExecutionAttemptId, barrier: CheckpointBarrier) -> None:
         worker_id = self._placed.get(attempt)
         if worker_id is not None:
-            self._ask(worker_id, "trigger_checkpoint", attempt_key(attempt), barrier)
+            self._peers.ask(worker_id, "trigger_checkpoint", attempt_key(attempt), barrier)
 
     def notify_checkpoint_complete(self, job_id: str, checkpoint_id: int) -> None:
-        for worker_id in self._peers:
-            self._ask(worker_id, "notify_checkpoint_complete", job_id, checkpoint_id)
+        self._peers.ask_all("notify_checkpoint_complete", job_id, checkpoint_id)
 
     def notify_checkpoint_aborted(self, job_id: str, checkpoint_id: int, latest_completed: int | None) -> None:
-        for worker_id in self._peers:
-            self._ask(worker_id, "notify_checkpoint_aborted", job_id, checkpoint_id, latest_completed)
+        self._peers.ask_all("notify_checkpoint_aborted", job_id, checkpoint_id, latest_completed)
 
     def add_tap(self, job_id: str, place: TapPlace, tap: Callable[[RecordBatch], None], on_missed: object = None) -> None:
         """For a watcher in this process, who may miss records. Those of the submitter have numbers of its own: see `add_remote_tap`."""
-        self._watched += 1
-        tap_id = -self._watched
-        self._watchers[tap_id] = place, tap
-        self._ask_taskmanagers("add_tap", self.job_id, place, tap_id, True)
+        self._taps.watch(place, tap)
 
     def remove_tap(self, job_id: str, place: TapPlace, tap: Callable[[RecordBatch], None]) -> None:
         """As `add_tap`."""
-        for tap_id in [tap_id for tap_id, entry in self._watchers.items() if entry == (place, tap)]:
-            del self._watchers[tap_id]
-            self._ask_taskmanagers("remove_tap", self.job_id, place, tap_id)
-
-    def _ask_taskmanagers(self, method: str, *args: Any) -> None:
-        for worker_id in self._peers:
-            if worker_id != SUBMITTER:
-                self._ask(worker_id, method, *args)
+        self._taps.unwatch(place, tap)
 
     async def query_state(self, attempt: ExecutionAttemptId, node_id: int, query: Callable[[Any], Any]) -> Any:
         return await self.query_remote_state(attempt_key(attempt), node_id, pickle.dumps(query))
@@ -283,7 +243,7 @@ class ClusterJob:
                         self.job_master.update_task_state(descriptor.attempt, ExecutionState.FAILED, error)
                     self._publish()
                 case FreeSlot(worker_id, allocation_id):
-                    self._ask(worker_id, "free_slot", allocation_id, self.token, f"job {self.job_id} needs it no more")
+                    self._peers.ask(worker_id, "free_slot", allocation_id, self.token, f"job {self.job_id} needs it no more")
                 case SubtasksLost(worker_id, subtasks):
                     lost = Broken(f"a slot of taskmanager {worker_id} is gone, and the tasks in it with it")
                     for subtask in subtasks:
@@ -333,31 +293,16 @@ class ClusterJob:
             self.job_master.update_task_state(attempt, ExecutionState.FAILED, error)
             self._publish()
 
-    def _ask(self, worker_id: str, method: str, *args: Any) -> None:
-        """Ask behind what was asked before. Its failure is seen elsewhere: by the end of the connection, or of the task."""
-        peer = self._peers.get(worker_id)
-        if peer is not None and peer.connection.is_open:
-            task = asyncio.get_running_loop().create_task(_quietly(peer.connection, method, args), name=method)
-            _ASKING[task] = None
-            task.add_done_callback(_ASKING.pop)
-
     # What TaskManagers say.
 
     def offered(self, worker_id: str, connection: RpcConnection, location: str, offers: Sequence[SlotOffer]) -> tuple[Any, Any]:
         """A TaskManager has opened the job at `location` and offers slots. Returns what is accepted and what is not."""
         if self._over:
             return (), tuple(offer.allocation_id for offer in offers)
-        known = self._peers.get(worker_id)
-        if known is None or known.location != location or known.connection is not connection:
-            self._peers[worker_id] = _Peer(connection, location)
-            self._worker_ids[location] = worker_id
+        if self._peers.joined(worker_id, connection, location):
             if self._stop_drains is not None:
-                self._ask(worker_id, "stop_sources", self.job_id, self._stop_drains)
-            taps = {} if self._submitter is None else self._submitter.taps
-            for tap_id, (place, may_miss) in taps.items():
-                self._ask(worker_id, "add_tap", self.job_id, place, tap_id, may_miss)
-            for tap_id, (place, _) in self._watchers.items():
-                self._ask(worker_id, "add_tap", self.job_id, place, tap_id, True)
+                self._peers.ask(worker_id, "stop_sources", self.job_id, self._stop_drains)
+            self._taps.tell(worker_id)
         answer, *rest = self._scheduler.offered(worker_id, offers)
         assert isinstance(answer, OfferAnswer)
         self._carry_out(rest)
@@ -404,7 +349,7 @@ class ClusterJob:
 
     def worker_lost(self, worker_id: str) -> None:
         """A TaskManager, or its connection, is gone. It ends its tasks by itself."""
-        if self._peers.pop(worker_id, None) is not None:
+        if self._peers.left(worker_id):
             self._metrics.pop(worker_id, None)
             self._carry_out(self._scheduler.worker_lost(worker_id))
 
@@ -413,23 +358,12 @@ class ClusterJob:
 
     def report(self, worker_id: str, metrics: dict[str, float]) -> None:
         self._metrics[worker_id] = metrics
-        if self._submitter is not None:
-            self._submitter.connection.notify("metrics", self.all_metrics())
+        if self._taps.submitter is not None:
+            self._taps.submitter.connection.notify("metrics", self.all_metrics())
 
     def tapped(self, tap_id: int, content: bytes, rows: int, missed: int, refused: str) -> None:
         """A batch of a subscription, or why there is none. Where one may miss rows, a slow reader's are only counted here."""
-        if tap_id in self._watchers:
-            if content:
-                self._watchers[tap_id][1](decode_batch(content, self._codec, "a tap"))
-            return
-        submitter = self._submitter
-        if submitter is None or tap_id not in submitter.taps:
-            return
-        missed += submitter.missed.pop(tap_id, 0)
-        if submitter.taps[tap_id][1] and not submitter.connection.is_writable:
-            submitter.missed[tap_id] = missed + rows
-        else:
-            submitter.connection.notify("tapped", tap_id, content, missed, refused)
+        self._taps.tapped(tap_id, content, rows, missed, refused)
 
     # For whoever watches.
 
@@ -448,12 +382,11 @@ class ClusterJob:
 
     def worker_at(self, location: str) -> str:
         """The TaskManager whose tasks of this job are found there; also one that is gone. Empty: nobody was."""
-        return self._worker_ids.get(location, "")
+        return self._peers.worker_at(location)
 
     def location_of(self, worker_id: str) -> str:
         """Where the tasks of this job are found on a TaskManager; empty if it has none."""
-        peer = self._peers.get(worker_id)
-        return "" if peer is None else peer.location
+        return self._peers.location_of(worker_id)
 
     async def read_state(self, attempt: ExecutionAttemptId, node_id: int, query: Callable[[Any], Any]) -> Any:
         """As `query_state`, for a reader in this process."""
@@ -465,16 +398,16 @@ class ClusterJob:
         """The process that submitted the job has connected again. One that runs a part of it is too late: the job is being cancelled."""
         if submitter.location or self._over:
             return
-        self._submitter = submitter
-        self._peers[SUBMITTER] = _Peer(submitter.connection, submitter.location)
+        self._taps.submitter = submitter
+        self._peers.joined(SUBMITTER, submitter.connection, submitter.location)
         for tap_id, (place, may_miss) in submitter.taps.items():
             self.add_remote_tap(place, tap_id, may_miss)
         self._publish()
 
     def submitter_lost(self) -> None:
         """With tasks there the job has nobody to run them, nor to hear of its results: it ends. Otherwise it goes on."""
-        submitter, self._submitter = self._submitter, None
-        self._peers.pop(SUBMITTER, None)
+        submitter, self._taps.submitter = self._taps.submitter, None
+        self._peers.left(SUBMITTER)
         if submitter is not None and submitter.location and not self._over:
             logger.warning("job %s is cancelled: the process that submitted it is gone, and runs a part of it", self.job_id)
             for attempt in [a for a, worker_id in self._placed.items() if worker_id == SUBMITTER]:
@@ -483,18 +416,14 @@ class ClusterJob:
             self.cancel()
 
     def add_remote_tap(self, place: TapPlace, tap_id: int, may_miss: bool) -> None:
-        if self._submitter is not None:
-            self._submitter.taps[tap_id] = place, may_miss
-        self._ask_taskmanagers("add_tap", self.job_id, place, tap_id, may_miss)
+        self._taps.add(place, tap_id, may_miss)
 
     def remove_remote_tap(self, place: TapPlace, tap_id: int) -> None:
-        if self._submitter is not None:
-            self._submitter.taps.pop(tap_id, None)
-        self._ask_taskmanagers("remove_tap", self.job_id, place, tap_id)
+        self._taps.remove(place, tap_id)
 
     async def query_remote_state(self, key: AttemptKey, node_id: int, query: bytes) -> bytes:
         worker_id = self._placed.get(ExecutionAttemptId(*key))
-        peer = None if worker_id is None else self._peers.get(worker_id)
+        peer = self._peers.get(worker_id)
         if peer is None:
             raise JobNotRunning(f"attempt {ExecutionAttemptId(*key)} runs nowhere now; try again once the job runs")
         return bytes(await peer.connection.call("query_state", key, node_id, query))
@@ -503,29 +432,18 @@ class ClusterJob:
 
     def _publish(self) -> None:
         """Soon, so that many changes are one message."""
-        if not self._publishing and self._submitter is not None:
+        if not self._publishing and self._taps.submitter is not None:
             self._publishing = True
             asyncio.get_running_loop().call_soon(self._publish_now)
 
     def _publish_now(self) -> None:
         self._publishing = False
-        if self._submitter is not None:
+        if self._taps.submitter is not None:
             graph = self.job_master.executions
             states = [(*attempt_key(e.attempt)[1:], e.state.value) for e in graph.executions.values()]
             error = pack_error(self.error, self._codec)
             started = self.job_master.started.done()
-            self._submitter.connection.notify("status", self.status.value, started, graph.restarts, error, states)
-
-
-_ASKING: dict[asyncio.Task[None], None] = {}
-"""Keeps them from being collected."""
-
-
-async def _quietly(connection: RpcConnection, method: str, args: tuple[Any, ...]) -> None:
-    try:
-        await connection.call(method, *args)
-    except AioflowError as error:
-        logger.debug("%s was not done: %s", method, error)
+            self._taps.submitter.connection.notify("status", self.status.value, started, graph.restarts, error, states)
 
 
 def _subtask(descriptor: TaskDeploymentDescriptor) -> tuple[int, int]:

@@ -17,12 +17,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from aioflow.checkpoint.lease import LeaseOptions, current_holder
-from aioflow.cluster.cluster_job import ClusterJob, Submitter, needs_submitter
+from aioflow.cluster.cluster_job import ClusterJob, needs_submitter
 from aioflow.cluster.dispatcher import Dispatcher, JobView, UnknownJob
 from aioflow.cluster.fencing import StaleLeader
 from aioflow.cluster.heartbeat import HeartbeatOptions
 from aioflow.cluster.job_session import AttemptKey, pack_error
 from aioflow.cluster.job_store import JobStore, PersistedJob
+from aioflow.cluster.job_taps import Submitter
 from aioflow.cluster.leadership import DirectoryLeases, LeaderElection, Leadership
 from aioflow.cluster.resource_driver import ResourceManager
 from aioflow.cluster.resource_manager import SlotManagerOptions

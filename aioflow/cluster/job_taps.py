@@ -1,0 +1,95 @@
+"""Who looks at the records of one job on a cluster: subscriptions of the process that submitted it, and watchers in the JobManager.
+
+A tap has a number: those of the submitter are its own, from 1; those of watchers here lie below 0. Every TaskManager is told of every tap,
+those that come later too. Rows that a slow submitter does not take in time are only counted, where its subscription may miss some.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from aioflow.cluster.job_peers import JobPeers
+from aioflow.core.batch_codec import decode_batch
+
+if TYPE_CHECKING:
+    from aioflow.cluster.rpc import RpcConnection
+    from aioflow.core.elements import RecordBatch
+    from aioflow.core.ids import TapPlace
+    from aioflow.core.serializers import Codec
+
+__all__ = ["JobTaps", "Submitter"]
+
+Watcher = Callable[["RecordBatch"], None]
+
+
+@dataclass(slots=True, eq=False)
+class Submitter:
+    """The process that submitted a job and stays. `location` is empty if it runs no tasks; `taps`: tap id -> (place, may miss rows)."""
+
+    connection: RpcConnection
+    location: str = ""
+    taps: dict[int, tuple[TapPlace, bool]] = field(default_factory=dict)
+    missed: dict[int, int] = field(default_factory=dict)
+    """Rows of a subscription that were not sent, because the process does not keep up."""
+
+
+class JobTaps:
+    """`submitter` is there while it is connected."""
+
+    def __init__(self, job_id: str, peers: JobPeers, codec: Codec, submitter: Submitter | None) -> None:
+        self.submitter = submitter
+        self._job_id = job_id
+        self._peers = peers
+        self._codec = codec
+        self._watchers: dict[int, tuple[TapPlace, Watcher]] = {}
+        """Place and what looks at its records."""
+        self._watched = 0
+
+    def tell(self, worker_id: str) -> None:
+        """A TaskManager has opened the job."""
+        taps = {} if self.submitter is None else self.submitter.taps
+        for tap_id, (place, may_miss) in taps.items():
+            self._peers.ask(worker_id, "add_tap", self._job_id, place, tap_id, may_miss)
+        for tap_id, (place, _) in self._watchers.items():
+            self._peers.ask(worker_id, "add_tap", self._job_id, place, tap_id, True)
+
+    def watch(self, place: TapPlace, watcher: Watcher) -> None:
+        """Somebody in this process, who may miss records."""
+        self._watched += 1
+        self._watchers[-self._watched] = place, watcher
+        self._peers.ask_taskmanagers("add_tap", self._job_id, place, -self._watched, True)
+
+    def unwatch(self, place: TapPlace, watcher: Watcher) -> None:
+        """As `watch`."""
+        for tap_id in [tap_id for tap_id, entry in self._watchers.items() if entry == (place, watcher)]:
+            del self._watchers[tap_id]
+            self._peers.ask_taskmanagers("remove_tap", self._job_id, place, tap_id)
+
+    def add(self, place: TapPlace, tap_id: int, may_miss: bool) -> None:
+        """A subscription of the submitter."""
+        if self.submitter is not None:
+            self.submitter.taps[tap_id] = place, may_miss
+        self._peers.ask_taskmanagers("add_tap", self._job_id, place, tap_id, may_miss)
+
+    def remove(self, place: TapPlace, tap_id: int) -> None:
+        """As `add`."""
+        if self.submitter is not None:
+            self.submitter.taps.pop(tap_id, None)
+        self._peers.ask_taskmanagers("remove_tap", self._job_id, place, tap_id)
+
+    def tapped(self, tap_id: int, content: bytes, rows: int, missed: int, refused: str) -> None:
+        """A batch, or why there is none."""
+        if tap_id in self._watchers:
+            if content:
+                self._watchers[tap_id][1](decode_batch(content, self._codec, "a tap"))
+            return
+        submitter = self.submitter
+        if submitter is None or tap_id not in submitter.taps:
+            return
+        missed += submitter.missed.pop(tap_id, 0)
+        if submitter.taps[tap_id][1] and not submitter.connection.is_writable:
+            submitter.missed[tap_id] = missed + rows
+        else:
+            submitter.connection.notify("tapped", tap_id, content, missed, refused)
