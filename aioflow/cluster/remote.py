@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -14,24 +13,21 @@ from typing import TYPE_CHECKING, Any
 import cloudpickle
 
 from aioflow.cluster.dispatcher import UnknownJob
-from aioflow.cluster.execution_graph import ExecutionGraph, JobStatus
+from aioflow.cluster.execution_graph import JobStatus
 from aioflow.cluster.fencing import StaleLeader
-from aioflow.cluster.job_history import JobHistory
-from aioflow.cluster.job_session import AttemptKey, JobSession, attempt_key, unpack_error
+from aioflow.cluster.job_session import attempt_key, unpack_error
+from aioflow.cluster.remote_home import RemoteHome
+from aioflow.cluster.remote_master import RemoteJobMaster
 from aioflow.cluster.secret_file import read_secret
-from aioflow.cluster.shipping import local_job
 from aioflow.cluster.submission import ClusterClient, submission_of
 from aioflow.cluster.told import ToldWorker, decode_told, statistics_of
 from aioflow.cluster.whereabouts import NobodyLeads, Whereabouts, parse_addresses
 from aioflow.core.aio import cancel_and_wait, wait_first
-from aioflow.core.batch_codec import decode_batch
-from aioflow.core.errors import AioflowError, Broken, Closed, JobNotRunning, TypeNotSupported
-from aioflow.core.serializers import Codec
+from aioflow.core.errors import AioflowError, Broken, Closed
 from aioflow.graph.deployment import ExecutionAttemptId, ExecutionState
 from aioflow.network.security import SecuredHost, Security, TlsFiles
 
 if TYPE_CHECKING:
-    from aioflow.checkpoint.statistics import CheckpointStatistics
     from aioflow.cluster.checkpoint_settings import CheckpointSettings
     from aioflow.cluster.gateways import OnMissed
     from aioflow.cluster.restart import RestartPolicy
@@ -103,106 +99,6 @@ class RemoteCluster:
         return RemoteRun(host, graph, restart, options, checkpoints, self.where, secret, self.bind)
 
 
-class RemoteJobMaster:
-    """What this process knows of its JobMaster: its last message. What is asked of it goes to the cluster."""
-
-    def __init__(self, host: Host, job_id: str, graph: JobGraph, restart: RestartPolicy) -> None:
-        self._host = host
-        self.executions = ExecutionGraph(job_id, graph, restart)
-        self.error: BaseException | None = None
-        self.started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.timestamps_ms: dict[JobStatus, int] = {}
-        self.history = JobHistory()
-        """What is known here of the tasks: their states as they are told."""
-        self.checkpoint_settings: CheckpointSettings | None = None
-        self.checkpoint_statistics: CheckpointStatistics | None = None
-        """Kept where the JobMaster is."""
-        self.ask: Callable[..., None] | None = None
-        """Sends a request, once the job is submitted."""
-        self.call: Callable[..., Awaitable[Any]] | None = None
-        """Sends one whose answer is awaited, likewise."""
-        self.cancel_asked = False
-        self.on_cancel: Callable[[], None] = lambda: None
-        self._stop: tuple[bool, bool, str | None] | None = None
-        self.stopped_with: str | None = None
-        """URL of the savepoint that the job ended with."""
-        self.stop_error: BaseException | None = None
-        self.stop_refused: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Fails if the cluster does not take up the last stop; the job goes on then."""
-        self.set_status(JobStatus.CREATED)
-
-    @property
-    def status(self) -> JobStatus:
-        return self.executions.status
-
-    def cancel(self) -> None:
-        """End the job without a result. One that is over stays as it is."""
-        self.cancel_asked = True
-        if not self.status.is_terminal:
-            self.on_cancel()
-            if self.ask is not None:
-                self.ask("cancel", self.executions.job_id)
-
-    def stop(self, *, drain: bool = False, savepoint: bool = True, directory: str | None = None) -> None:
-        """End the sources of the job."""
-        self._stop = drain, savepoint, directory
-        if self.stop_refused.done():
-            self.stop_refused = asyncio.get_running_loop().create_future()
-        if self.ask is not None:
-            self.ask("stop", self.executions.job_id, *self._stop)
-
-    def refuse_stop(self, error: Exception) -> None:
-        """The cluster cannot stop the job that way."""
-        self._stop = None
-        if not self.stop_refused.done():
-            self.stop_refused.set_exception(error)
-            self.stop_refused.exception()  # Whoever stops it has the error; nobody may.
-
-    async def savepoint(self, directory: str | None = None) -> str:
-        """Make a savepoint under the store, or at the URL `directory`. Returns its URL."""
-        return str(await self._called("savepoint", directory))
-
-    async def savepoints(self) -> list[str]:
-        """URLs of the savepoints under the store."""
-        return list(await self._called("savepoints"))
-
-    async def checkpoint(self) -> int:
-        """Take a checkpoint now. Returns its number once it is completed."""
-        return int(await self._called("checkpoint"))
-
-    async def _called(self, method: str, *args: Any) -> Any:
-        if self.call is None:
-            raise JobNotRunning(f"job {self.executions.job_id} is not submitted yet, it cannot be asked for a {method}")
-        return await self.call(method, self.executions.job_id, *args)
-
-    def submitted(self, ask: Callable[..., None], call: Callable[..., Awaitable[Any]]) -> None:
-        """From now on there is somebody to ask."""
-        self.ask, self.call = ask, call
-        if self.cancel_asked:
-            self.cancel()
-        elif self._stop is not None:
-            ask("stop", self.executions.job_id, *self._stop)
-
-    def note_task(self, attempt: ExecutionAttemptId, state: ExecutionState) -> None:
-        """A task is in this state, or still is."""
-        self.history.task(attempt, state, self._host.clock.wall_ms(), "")
-
-    def set_status(self, status: JobStatus) -> None:
-        self.executions.status = status
-        now_ms = self._host.clock.wall_ms()
-        if self.history.status(status.value, now_ms):
-            self.timestamps_ms[status] = now_ms
-        if status.is_terminal and not self.started.done():
-            self.started.set_result(None)
-
-
-@dataclass(frozen=True, slots=True)
-class _Tap:
-    place: TapPlace
-    take: Callable[[RecordBatch], None]
-    on_missed: OnMissed | None
-
-
 class RemoteRun:
     """One job on a cluster. The same face as `LocalCluster`, and the `TaskExecutorGateway` of its subscriptions and queries."""
 
@@ -224,13 +120,13 @@ class RemoteRun:
         self.metrics = self
         self.task_executor = self
         self._submission = submission_of(graph, restart, options, checkpoints)
-        self._job = local_job(graph, options)
-        self._codec = Codec(self._job.types)
         self._secret = secret
         self._bind = bind
         self._where = str(where)
+        self._home = RemoteHome(
+            host, secret, self.job_id, graph, options, bind, self._tell, lambda: self._client.connection.is_writable
+        )
         self._client = ClusterClient(host, where, secret, self._handlers())
-        self._session: JobSession | None = None
         self._ended: asyncio.Future[JobStatus] = asyncio.get_running_loop().create_future()
         self._lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when the connection to the leader ends before the job does."""
@@ -238,8 +134,6 @@ class RemoteRun:
         self._giving_up: asyncio.TimerHandle | None = None
         """Set when the job is cancelled: a cluster that does not say that it has ended is not waited for forever."""
         self.job_master.on_cancel = self._on_cancel
-        self._taps: dict[int, _Tap] = {}
-        self._tap_numbers = itertools.count(1)
         self._asking: dict[asyncio.Task[None], None] = {}
         self._submitted = False
         self._metrics: dict[str, float] = {}
@@ -252,11 +146,11 @@ class RemoteRun:
         async with self._client:
             asking = asyncio.get_running_loop().create_task(self._ask_who_leads(), name=f"leader of job {self.job_id[:8]}")
             try:
-                location = await self._open_session()
+                location = await self._home.open()
                 if self.job_master.cancel_asked:
                     self._end(JobStatus.CANCELED)
                     return JobStatus.CANCELED
-                await self._client.submit(self.job_id, self._submission, attach=True, location=location, taps=self._told_taps())
+                await self._client.submit(self.job_id, self._submission, attach=True, location=location, taps=self._home.told_taps())
                 self._submitted = True
                 self.job_master.submitted(self._ask, self._call)
                 logger.info("job %s (%s) is submitted to %s", self._submission.name, self.job_id, self._where)
@@ -269,7 +163,7 @@ class RemoteRun:
                 if self._giving_up is not None:
                     self._giving_up.cancel()
                 await cancel_and_wait([asking])
-                await self._close_session()
+                await self._home.close()
 
     async def _follow(self) -> JobStatus:
         """To the end of the job, under whichever leader."""
@@ -286,21 +180,21 @@ class RemoteRun:
         """Find the leader of now, and the job there. Raises OSError or AioflowError if one of them is gone."""
         logger.warning("the connection to the cluster at %s ended; job %s is looked for under its next leader", self._where, self.job_id)
         self.job_master.set_status(JobStatus.RESTARTING)
-        await self._close_session()  # What ran here belonged to the leader that is gone.
+        await self._home.close()  # What ran here belonged to the leader that is gone.
         self._has_returned = True
         deadline = self.host.clock.monotonic() + RETURN_TIMEOUT_S
         while True:
             await self._client.connect_again(deadline - self.host.clock.monotonic())
             self._lost = asyncio.get_running_loop().create_future()
             try:
-                location = await self._open_session()
-                await self._client.attach(self.job_id, location=location, taps=self._told_taps())
+                location = await self._home.open()
+                await self._client.attach(self.job_id, location=location, taps=self._home.told_taps())
                 break
             except (Broken, StaleLeader, NobodyLeads):  # It led no more when it was asked.
                 if self.host.clock.monotonic() >= deadline or self._ended.done():
                     raise
                 self._client.hang_up(Closed("this jobmanager leads no more"))
-                await self._close_session()
+                await self._home.close()
         logger.info("job %s goes on under the jobmanager at %s:%d", self.job_id, *self._client.address)
         # What was asked meanwhile was heard by nobody.
         self.job_master.submitted(self._ask, self._call)
@@ -334,28 +228,6 @@ class RemoteRun:
             self._end(JobStatus.FAILED)
             self._client.hang_up(error)
 
-    def _told_taps(self) -> dict[int, tuple[TapPlace, bool]]:
-        return {tap_id: (tap.place, tap.on_missed is not None) for tap_id, tap in self._taps.items()}
-
-    async def _open_session(self) -> str:
-        """Become a worker for what stays here. Returns where the others find it, empty if there is nothing."""
-        if not any(node.stays_here for vertex in self._job.graph.vertices for node in vertex.nodes):
-            return ""
-        session = JobSession(
-            self.host, self._secret, self.job_id, self._job, 0, self._tell, lambda: self._client.connection.is_writable, lambda _: None
-        )
-        await session.open(self._bind)
-        for tap in self._taps.values():
-            session.executor.add_tap(self.job_id, tap.place, tap.take)
-        self._session = session
-        await session.discover_at_home()
-        return session.location
-
-    async def _close_session(self) -> None:
-        session, self._session = self._session, None
-        if session is not None:
-            await session.close()
-
     def _tell(self, method: str, *args: Any) -> None:
         self._client.connection.notify(method, *args)
 
@@ -388,15 +260,7 @@ class RemoteRun:
             "stop_failed": self._on_stop_failed,
             "ended": self._on_ended,
             "metrics": self._on_metrics,
-            "tapped": self._on_tapped,
-            "submit_task": self._on_submit_task,
-            "cancel_task": self._on_cancel_task,
-            "stop_sources": self._on_stop_sources,
-            "trigger_checkpoint": lambda key, barrier: self._open().trigger_checkpoint(ExecutionAttemptId(*key), barrier),
-            "notify_checkpoint_complete": self._on_checkpoint_complete,
-            "notify_checkpoint_aborted": self._on_checkpoint_aborted,
-            "job_over": self._on_job_over,
-            "query_state": self._on_query_state,
+            **self._home.handlers(),
         }
 
     def _on_status(self, status: str, started: bool, restarts: int, error: bytes, states: list[tuple[int, int, int, str]]) -> None:
@@ -404,7 +268,7 @@ class RemoteRun:
             return
         graph = self.job_master.executions
         graph.restarts = restarts
-        self.job_master.error = unpack_error(error, self._codec) or self.job_master.error
+        self.job_master.error = unpack_error(error, self._home.codec) or self.job_master.error
         for vertex_id, subtask, attempt, state in states:
             execution = graph.executions[vertex_id, subtask]
             execution.attempt = ExecutionAttemptId(self.job_id, vertex_id, subtask, attempt)
@@ -417,12 +281,12 @@ class RemoteRun:
             self.job_master.started.set_result(None)
 
     def _on_stop_failed(self, error: bytes) -> None:
-        self.job_master.stop_error = unpack_error(error, self._codec)
+        self.job_master.stop_error = unpack_error(error, self._home.codec)
 
     def _on_ended(self, status: str, error: bytes, savepoint: str) -> None:
         self.job_master.stopped_with = savepoint or None
         if JobStatus(status) is JobStatus.FAILED:
-            self.job_master.error = self.job_master.error or unpack_error(error, self._codec)
+            self.job_master.error = self.job_master.error or unpack_error(error, self._home.codec)
         if self._has_returned and JobStatus(status) is JobStatus.CANCELED and not self.job_master.cancel_asked:
             self.job_master.error = Broken(
                 f"the connection to the cluster at {self._where} ended, and job {self.job_id} with it: this process runs a part of the job"
@@ -442,47 +306,6 @@ class RemoteRun:
 
     def _on_metrics(self, metrics: dict[str, float]) -> None:
         self._metrics = metrics
-
-    def _on_tapped(self, tap_id: int, content: bytes, missed: int, refused: str) -> None:
-        tap = self._taps.get(tap_id)
-        if tap is None:
-            return
-        if tap.on_missed is not None and (missed or refused):
-            tap.on_missed(missed, TypeNotSupported(refused) if refused else None)
-        if content:
-            tap.take(decode_batch(content, self._codec, "a subscription"))
-
-    def _open(self) -> JobSession:
-        if self._session is None:
-            raise Broken(f"nothing of job {self.job_id} runs in the process that submitted it")
-        return self._session
-
-    def _on_submit_task(self, job_id: str, token: int, key: AttemptKey, allocation_id: str, content: bytes) -> None:
-        session = self._open()
-        session.token = token
-        session.submit_task(content)
-
-    def _on_cancel_task(self, key: AttemptKey) -> None:
-        self._open().cancel_task(ExecutionAttemptId(*key))
-
-    def _on_stop_sources(self, job_id: str, drain: bool) -> None:
-        if self._session is not None:
-            self._session.stop_sources(drain)
-
-    def _on_checkpoint_complete(self, job_id: str, checkpoint_id: int) -> None:
-        if self._session is not None:
-            self._session.notify_checkpoint_complete(checkpoint_id)
-
-    def _on_checkpoint_aborted(self, job_id: str, checkpoint_id: int, latest_completed: int | None) -> None:
-        if self._session is not None:
-            self._session.notify_checkpoint_aborted(checkpoint_id, latest_completed)
-
-    def _on_job_over(self, job_id: str, token: int) -> None:
-        if self._session is not None:
-            self._session.executor.cancel_all()
-
-    async def _on_query_state(self, key: AttemptKey, node_id: int, query: bytes) -> bytes:
-        return await self._open().query_state(ExecutionAttemptId(*key), node_id, query)
 
     # For whoever shows the job to others.
 
@@ -504,32 +327,25 @@ class RemoteRun:
 
     def snapshot(self) -> dict[str, float]:
         """The metrics of all processes, as they were last told."""
-        own = {} if self._session is None else self._session.metrics.snapshot()
-        return {**self._metrics, **own}
+        return {**self._metrics, **self._home.snapshot()}
 
     def own_values(self) -> dict[str, float]:
         """What this process says of itself."""
-        return {} if self._session is None else self._session.metrics.own_values()
+        return self._home.own_values()
 
     def add_tap(self, job_id: str, place: TapPlace, tap: Callable[[RecordBatch], None], on_missed: OnMissed | None = None) -> None:
-        tap_id = next(self._tap_numbers)
-        self._taps[tap_id] = _Tap(place, tap, on_missed)
-        if self._session is not None:
-            self._session.executor.add_tap(job_id, place, tap)
+        tap_id = self._home.add_tap(place, tap, on_missed)
         if self._submitted and not self._ended.done():
             self._tell("add_tap", job_id, place, tap_id, on_missed is not None)
 
     def remove_tap(self, job_id: str, place: TapPlace, tap: Callable[[RecordBatch], None]) -> None:
-        if self._session is not None:
-            self._session.executor.remove_tap(job_id, place, tap)
-        for tap_id in [i for i, entry in self._taps.items() if (entry.place, entry.take) == (place, tap)]:
-            del self._taps[tap_id]
+        for tap_id in self._home.remove_tap(place, tap):
             if self._submitted and not self._ended.done():
                 self._tell("remove_tap", job_id, place, tap_id)
 
     async def query_state(self, attempt: ExecutionAttemptId, node_id: int, query: Callable[[Any], Any]) -> Any:
         asked = partial(self._client.connection.call, "query_state", self.job_id, attempt_key(attempt), node_id)
-        return self._codec.decode(await asked(cloudpickle.dumps(query)))
+        return self._home.codec.decode(await asked(cloudpickle.dumps(query)))
 
     def submit_task(self, descriptor: Any, fencing_token: str) -> None:
         """Tasks are deployed by the cluster's JobMaster, never by this process."""

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from aioflow.cluster.execution_graph import JobStatus
 from aioflow.cluster.job_session import unpack_error
-from aioflow.cluster.remote import RemoteJobMaster
+from aioflow.cluster.remote_master import RemoteJobMaster
 from aioflow.cluster.restart import no_restart
 from aioflow.cluster.shipping import local_job, ship_job
 from aioflow.core.aio import wait_first

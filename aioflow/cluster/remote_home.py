@@ -1,0 +1,168 @@
+"""The part of a job on a cluster that stays in the process that submitted it, and what this process wants to see of the rest.
+
+What it collects, pushes and calls cannot leave it: it is a worker for that, from the moment it submits to the end of the connection, and
+again under the next leader. Its subscriptions outlive both.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from aioflow.cluster.job_session import AttemptKey, JobSession
+from aioflow.cluster.shipping import local_job
+from aioflow.core.batch_codec import decode_batch
+from aioflow.core.errors import Broken, TypeNotSupported
+from aioflow.core.serializers import Codec
+from aioflow.graph.deployment import ExecutionAttemptId
+
+if TYPE_CHECKING:
+    from aioflow.cluster.gateways import OnMissed
+    from aioflow.core.elements import RecordBatch
+    from aioflow.core.host import Host
+    from aioflow.core.ids import TapPlace
+    from aioflow.graph.job_graph import JobGraph
+    from aioflow.task.environment import TaskOptions
+
+__all__ = ["RemoteHome"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Tap:
+    place: TapPlace
+    take: Callable[[RecordBatch], None]
+    on_missed: OnMissed | None
+
+
+class RemoteHome:
+    """`tell` goes to the JobManager; while not `is_writable()`, what subscribers may miss is only counted."""
+
+    def __init__(
+        self,
+        host: Host,
+        secret: bytes,
+        job_id: str,
+        graph: JobGraph,
+        options: TaskOptions,
+        bind: str,
+        tell: Callable[..., None],
+        is_writable: Callable[[], bool],
+    ) -> None:
+        self._host = host
+        self._secret = secret
+        self._job_id = job_id
+        self._job = local_job(graph, options)
+        self.codec = Codec(self._job.types)
+        self._bind = bind
+        self._tell = tell
+        self._is_writable = is_writable
+        self._session: JobSession | None = None
+        self._taps: dict[int, _Tap] = {}
+        self._tap_numbers = itertools.count(1)
+
+    async def open(self) -> str:
+        """Become a worker for what stays here. Returns where the others find it, empty if there is nothing."""
+        if not any(node.stays_here for vertex in self._job.graph.vertices for node in vertex.nodes):
+            return ""
+        session = JobSession(self._host, self._secret, self._job_id, self._job, 0, self._tell, self._is_writable, lambda _: None)
+        await session.open(self._bind)
+        for tap in self._taps.values():
+            session.executor.add_tap(self._job_id, tap.place, tap.take)
+        self._session = session
+        await session.discover_at_home()
+        return session.location
+
+    async def close(self) -> None:
+        """End what runs here."""
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    # Metrics and subscriptions.
+
+    def snapshot(self) -> dict[str, float]:
+        """The metrics of what runs here."""
+        return {} if self._session is None else self._session.metrics.snapshot()
+
+    def own_values(self) -> dict[str, float]:
+        """What this process says of itself."""
+        return {} if self._session is None else self._session.metrics.own_values()
+
+    def told_taps(self) -> dict[int, tuple[TapPlace, bool]]:
+        """Of each subscription, by number: its place, and whether it may miss rows."""
+        return {tap_id: (tap.place, tap.on_missed is not None) for tap_id, tap in self._taps.items()}
+
+    def add_tap(self, place: TapPlace, tap: Callable[[RecordBatch], None], on_missed: OnMissed | None) -> int:
+        """Returns the number under which the cluster is to be told of it."""
+        tap_id = next(self._tap_numbers)
+        self._taps[tap_id] = _Tap(place, tap, on_missed)
+        if self._session is not None:
+            self._session.executor.add_tap(self._job_id, place, tap)
+        return tap_id
+
+    def remove_tap(self, place: TapPlace, tap: Callable[[RecordBatch], None]) -> list[int]:
+        """Returns the numbers that the cluster is to forget."""
+        if self._session is not None:
+            self._session.executor.remove_tap(self._job_id, place, tap)
+        removed = [tap_id for tap_id, entry in self._taps.items() if (entry.place, entry.take) == (place, tap)]
+        for tap_id in removed:
+            del self._taps[tap_id]
+        return removed
+
+    # What the JobManager says.
+
+    def handlers(self) -> dict[str, Callable[..., Any]]:
+        return {
+            "tapped": self._on_tapped,
+            "submit_task": self._on_submit_task,
+            "cancel_task": self._on_cancel_task,
+            "stop_sources": self._on_stop_sources,
+            "trigger_checkpoint": lambda key, barrier: self._open().trigger_checkpoint(ExecutionAttemptId(*key), barrier),
+            "notify_checkpoint_complete": self._on_checkpoint_complete,
+            "notify_checkpoint_aborted": self._on_checkpoint_aborted,
+            "job_over": self._on_job_over,
+            "query_state": self._on_query_state,
+        }
+
+    def _on_tapped(self, tap_id: int, content: bytes, missed: int, refused: str) -> None:
+        tap = self._taps.get(tap_id)
+        if tap is None:
+            return
+        if tap.on_missed is not None and (missed or refused):
+            tap.on_missed(missed, TypeNotSupported(refused) if refused else None)
+        if content:
+            tap.take(decode_batch(content, self.codec, "a subscription"))
+
+    def _open(self) -> JobSession:
+        if self._session is None:
+            raise Broken(f"nothing of job {self._job_id} runs in the process that submitted it")
+        return self._session
+
+    def _on_submit_task(self, job_id: str, token: int, key: AttemptKey, allocation_id: str, content: bytes) -> None:
+        session = self._open()
+        session.token = token
+        session.submit_task(content)
+
+    def _on_cancel_task(self, key: AttemptKey) -> None:
+        self._open().cancel_task(ExecutionAttemptId(*key))
+
+    def _on_stop_sources(self, job_id: str, drain: bool) -> None:
+        if self._session is not None:
+            self._session.stop_sources(drain)
+
+    def _on_checkpoint_complete(self, job_id: str, checkpoint_id: int) -> None:
+        if self._session is not None:
+            self._session.notify_checkpoint_complete(checkpoint_id)
+
+    def _on_checkpoint_aborted(self, job_id: str, checkpoint_id: int, latest_completed: int | None) -> None:
+        if self._session is not None:
+            self._session.notify_checkpoint_aborted(checkpoint_id, latest_completed)
+
+    def _on_job_over(self, job_id: str, token: int) -> None:
+        if self._session is not None:
+            self._session.executor.cancel_all()
+
+    async def _on_query_state(self, key: AttemptKey, node_id: int, query: bytes) -> bytes:
+        return await self._open().query_state(ExecutionAttemptId(*key), node_id, query)

@@ -1,0 +1,114 @@
+"""What a process knows of a JobMaster that is elsewhere: what it was last told. What is asked of it goes there."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+from aioflow.cluster.execution_graph import ExecutionGraph, JobStatus
+from aioflow.cluster.job_history import JobHistory
+from aioflow.core.errors import JobNotRunning
+
+if TYPE_CHECKING:
+    from aioflow.checkpoint.statistics import CheckpointStatistics
+    from aioflow.cluster.checkpoint_settings import CheckpointSettings
+    from aioflow.cluster.restart import RestartPolicy
+    from aioflow.core.host import Host
+    from aioflow.graph.deployment import ExecutionAttemptId, ExecutionState
+    from aioflow.graph.job_graph import JobGraph
+
+__all__ = ["RemoteJobMaster"]
+
+
+class RemoteJobMaster:
+    """`restart` is the policy that it was given; what becomes of it, it tells."""
+
+    def __init__(self, host: Host, job_id: str, graph: JobGraph, restart: RestartPolicy) -> None:
+        self._host = host
+        self.executions = ExecutionGraph(job_id, graph, restart)
+        self.error: BaseException | None = None
+        self.started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.timestamps_ms: dict[JobStatus, int] = {}
+        self.history = JobHistory()
+        """What is known here of the tasks: their states as they are told."""
+        self.checkpoint_settings: CheckpointSettings | None = None
+        self.checkpoint_statistics: CheckpointStatistics | None = None
+        """Kept where the JobMaster is."""
+        self.ask: Callable[..., None] | None = None
+        """Sends a request, once the job is submitted."""
+        self.call: Callable[..., Awaitable[Any]] | None = None
+        """Sends one whose answer is awaited, likewise."""
+        self.cancel_asked = False
+        self.on_cancel: Callable[[], None] = lambda: None
+        self._stop: tuple[bool, bool, str | None] | None = None
+        self.stopped_with: str | None = None
+        """URL of the savepoint that the job ended with."""
+        self.stop_error: BaseException | None = None
+        self.stop_refused: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Fails if the cluster does not take up the last stop; the job goes on then."""
+        self.set_status(JobStatus.CREATED)
+
+    @property
+    def status(self) -> JobStatus:
+        return self.executions.status
+
+    def cancel(self) -> None:
+        """End the job without a result. One that is over stays as it is."""
+        self.cancel_asked = True
+        if not self.status.is_terminal:
+            self.on_cancel()
+            if self.ask is not None:
+                self.ask("cancel", self.executions.job_id)
+
+    def stop(self, *, drain: bool = False, savepoint: bool = True, directory: str | None = None) -> None:
+        """End the sources of the job."""
+        self._stop = drain, savepoint, directory
+        if self.stop_refused.done():
+            self.stop_refused = asyncio.get_running_loop().create_future()
+        if self.ask is not None:
+            self.ask("stop", self.executions.job_id, *self._stop)
+
+    def refuse_stop(self, error: Exception) -> None:
+        """The cluster cannot stop the job that way."""
+        self._stop = None
+        if not self.stop_refused.done():
+            self.stop_refused.set_exception(error)
+            self.stop_refused.exception()  # Whoever stops it has the error; nobody may.
+
+    async def savepoint(self, directory: str | None = None) -> str:
+        """Make a savepoint under the store, or at the URL `directory`. Returns its URL."""
+        return str(await self._called("savepoint", directory))
+
+    async def savepoints(self) -> list[str]:
+        """URLs of the savepoints under the store."""
+        return list(await self._called("savepoints"))
+
+    async def checkpoint(self) -> int:
+        """Take a checkpoint now. Returns its number once it is completed."""
+        return int(await self._called("checkpoint"))
+
+    async def _called(self, method: str, *args: Any) -> Any:
+        if self.call is None:
+            raise JobNotRunning(f"job {self.executions.job_id} is not submitted yet, it cannot be asked for a {method}")
+        return await self.call(method, self.executions.job_id, *args)
+
+    def submitted(self, ask: Callable[..., None], call: Callable[..., Awaitable[Any]]) -> None:
+        """From now on there is somebody to ask."""
+        self.ask, self.call = ask, call
+        if self.cancel_asked:
+            self.cancel()
+        elif self._stop is not None:
+            ask("stop", self.executions.job_id, *self._stop)
+
+    def note_task(self, attempt: ExecutionAttemptId, state: ExecutionState) -> None:
+        """A task is in this state, or still is."""
+        self.history.task(attempt, state, self._host.clock.wall_ms(), "")
+
+    def set_status(self, status: JobStatus) -> None:
+        self.executions.status = status
+        now_ms = self._host.clock.wall_ms()
+        if self.history.status(status.value, now_ms):
+            self.timestamps_ms[status] = now_ms
+        if status.is_terminal and not self.started.done():
+            self.started.set_result(None)
