@@ -1,4 +1,7 @@
-"""The commands and their options. `main` gives the exit code: 0 finished, 1 the job failed, 2 wrong usage, 130 ended by Ctrl-C."""
+"""The commands and their options. `main` gives the exit code: 0 finished, 1 the job failed, 2 wrong usage, 130 ended by Ctrl-C.
+
+A command that runs a flow loads nothing of the others: a service that was killed is back so much earlier.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import aioflow
-from aioflow.cli import cluster, graph_text, jobs, state
 from aioflow.cli.checkpoints import add_checkpoint_options, checkpoint_options
 from aioflow.cli.failure import describe
 from aioflow.cli.monitor import add_monitor_options, monitor_options
 from aioflow.cli.running import Watcher, run_flow, watcher_for
-from aioflow.cli.svg import svg
 from aioflow.cli.target import UsageError, load_flow
-from aioflow.cli.top import add_top
 from aioflow.core.errors import GraphError
 
 __all__ = ["main"]
@@ -31,8 +31,9 @@ TARGET_HELP = "MODULE:FLOW or PATH.py:FLOW, where FLOW is a Flow or a function t
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Carry out a command line; by default that of this process."""
+    argv = sys.argv[1:] if argv is None else argv
     try:
-        arguments = _parser().parse_args(argv)
+        arguments = _parser(argv[0] if argv else "").parse_args(argv)
     except SystemExit as stop:  # argparse has said what was wrong, or shown the help.
         return stop.code if isinstance(stop.code, int) else FINISHED
     try:
@@ -48,7 +49,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return FAILED
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(command: str) -> argparse.ArgumentParser:
+    """A parser that knows `command`, and every other one too unless that is one of those here."""
     parser = argparse.ArgumentParser(prog="aioflow", description="A stateful stream processor for asyncio.")
     parser.add_argument("--version", action="version", version=f"aioflow {aioflow.__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
@@ -73,10 +75,14 @@ def _parser() -> argparse.ArgumentParser:
     _add_run_options(demo)
     demo.set_defaults(carry_out=_demo)
 
-    cluster.add_commands(commands)
-    jobs.add_commands(commands)
-    state.add_commands(commands)
-    add_top(commands)
+    if command not in commands.choices:
+        from aioflow.cli import cluster, jobs, state
+        from aioflow.cli.top import add_top
+
+        cluster.add_commands(commands)
+        jobs.add_commands(commands)
+        state.add_commands(commands)
+        add_top(commands)
     return parser
 
 
@@ -125,6 +131,9 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _graph(arguments: argparse.Namespace) -> int:
+    from aioflow.cli import graph_text
+    from aioflow.cli.svg import svg
+
     flow = load_flow(arguments.target)
     try:
         graph = flow.job_graph()

@@ -69,6 +69,18 @@ def test_the_whole_traceback_is_shown_on_demand(folder: Path, capsys: pytest.Cap
         (["stop", "a", "--savepoint", "ftp://b"], "aioflow stop: the directory is 'ftp://b'"),
         (["jobmanager", "--bind", "127.0.0.1:9000"], "expected an address without a port, got '127.0.0.1:9000'"),
         (["taskmanager", "--bind", "no such host"], "'no such host' is no address of this machine"),
+        (["taskmanager", "--slots", "two"], "argument --slots: expected a number of at least 1, got 'two'"),
+        (["jobmanager", "--port", "99999"], "argument --port: expected a number from 0 to 65535, got '99999'"),
+        (["jobmanager", "--request-timeout", "soon"], "argument --request-timeout: it is 'soon', expected"),
+        (["cluster", "start", "--request-timeout", "0s"], "argument --request-timeout: expected a time above 0, got '0s'"),
+        (["cluster", "start", "--workers", "-1"], "argument --workers: expected a number of at least 0, got '-1'"),
+        (["cluster", "start", "--data", "program.py"], "program.py cannot be used: Not a directory; --data names a directory"),
+        (["cluster", "status", "--data", "nowhere"], "aioflow cluster: no cluster was started with nowhere"),
+        (["submit", "program.py:doubled", "--restarts", "-1"], "argument --restarts: expected a number of at least 0, got '-1'"),
+        (["cancel", ""], "argument JOB: expected the id of a job, or its beginning, got nothing"),
+        (["list", "--secret-file", "nowhere"], "aioflow list: there is no secret file nowhere"),
+        (["run", "program.py:doubled", "--workers", "two"], "argument -w/--workers: expected a number of at least 0, got 'two'"),
+        (["top", "--every", "0s"], "argument --every: expected a time above 0, got '0s'"),
         (["run", "program.py:missing"], "aioflow run: program.py has no flow 'missing'"),
         (["run", "empty.py:flow"], "aioflow run: empty.py has no flow 'flow'"),
         (["graph", "missing:flow"], "aioflow graph: there is no module 'missing'"),
@@ -80,6 +92,17 @@ def test_wrong_usage_is_exit_code_2(folder: Path, capsys: pytest.CaptureFixture[
     out, err = capsys.readouterr()
     assert told in err
     assert out == ""
+
+
+def test_a_command_that_runs_a_flow_loads_nothing_of_the_others(folder: Path) -> None:
+    """A service that was killed is back so much earlier."""
+    program = (
+        "import sys; from aioflow.cli.command import main; main(['run', '-q', 'program.py:doubled']); "
+        "print([name for name in sys.modules if name in ('aioflow.cluster.jobmanager', 'aioflow.cli.top', 'urllib.request')])"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run([sys.executable, "-c", program], cwd=folder, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
 
 
 def test_help_and_version_are_exit_code_0(capsys: pytest.CaptureFixture[str]) -> None:
