@@ -15,7 +15,7 @@ from typing import Any
 from aioflow.api.runner import new_event_loop
 from aioflow.cli.security import secured_host
 from aioflow.cluster.secret_file import read_secret
-from aioflow.cluster.submission import ClusterClient
+from aioflow.cluster.submission import ClusterClient, NoJobManager
 from aioflow.cluster.whereabouts import Whereabouts, parse_address, parse_addresses
 from aioflow.core.errors import AioflowError, GraphError, NotAuthenticated
 from aioflow.core.host import Host
@@ -82,8 +82,8 @@ def run_on_host(arguments: argparse.Namespace, body: Callable[[Host], Coroutine[
 def _failed(arguments: argparse.Namespace, error: Exception) -> int:
     if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
         text = f"port {arguments.port} is in use: another jobmanager may run there; choose another with --port"
-    elif isinstance(error, ConnectionError):
-        text = f"no jobmanager listens at {arguments.at}: {_remedy(arguments)}"
+    elif isinstance(error, NoJobManager):
+        text = f"{error.what}: {_remedy(arguments)}"
     else:
         text = str(error)
     print(f"aioflow {arguments.command}: {text}", file=sys.stderr)

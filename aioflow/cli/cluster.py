@@ -6,11 +6,11 @@ import argparse
 import asyncio
 import os
 import signal
-import socket
 import subprocess
 import sys
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from aioflow.cli.jobs import print_jobs
 from aioflow.cli.monitor import add_monitor_options, monitor_arguments, served
 from aioflow.cli.security import add_tls_options, secured_host, tls_arguments
 from aioflow.cli.target import UsageError
+from aioflow.cli.values import bind_address, count, duration, port, positive
 from aioflow.cluster.jobmanager import JobManager, JobManagerOptions, check_bind
 from aioflow.cluster.secret_file import create_secret
 from aioflow.cluster.submission import ClusterClient
@@ -38,20 +39,19 @@ STOP_TIMEOUT_S = 15.0
 def add_commands(commands: Any) -> None:
     """Add the commands to an argparse subparsers object."""
     jobmanager = commands.add_parser("jobmanager", help="run a JobManager", description="Take jobs and hand out the slots of TaskManagers.")
-    jobmanager.add_argument("--port", type=int, default=PORT, help=f"where to listen ({PORT}); 0: any free port")
-    jobmanager.add_argument("--bind", type=_bind, default="127.0.0.1", metavar="ADDRESS", help="address to listen at (127.0.0.1)")
+    jobmanager.add_argument("--port", type=port, default=PORT, help=f"where to listen ({PORT}); 0: any free port")
+    jobmanager.add_argument("--bind", type=bind_address, default="127.0.0.1", metavar="ADDRESS", help="address to listen at (127.0.0.1)")
     jobmanager.add_argument("--data", type=Path, default=DATA, metavar="DIR", help=f"jobs and lease are kept there ({DATA})")
     jobmanager.add_argument("--secret-file", type=Path, metavar="FILE", help="the shared secret (DIR/secret, made when absent)")
-    jobmanager.add_argument("--request-timeout", default="30s", metavar="TIME", help="a job that gets no slots for so long fails (30s)")
     add_monitor_options(jobmanager)
     jobmanager.set_defaults(carry_out=_jobmanager)
 
     taskmanager = commands.add_parser("taskmanager", help="run a TaskManager", description="Lend slots to a cluster and run tasks in them.")
     taskmanager.add_argument("--jobmanager", type=addresses, metavar="HOST:PORT[,...]", help=f"whom to register at (127.0.0.1:{PORT})")
     taskmanager.add_argument("--data", type=Path, metavar="DIR", help="of the JobManagers: the lease in it says which of them leads")
-    taskmanager.add_argument("--slots", type=_positive, default=1, help="how many (1)")
+    taskmanager.add_argument("--slots", type=positive, default=1, help="how many (1)")
     reached = "address at which others reach it (127.0.0.1)"
-    taskmanager.add_argument("--bind", type=_bind, default="127.0.0.1", metavar="ADDRESS", help=reached)
+    taskmanager.add_argument("--bind", type=bind_address, default="127.0.0.1", metavar="ADDRESS", help=reached)
     taskmanager.add_argument("--secret-file", type=Path, default=DATA / "secret", metavar="FILE", help=f"the shared secret ({DATA}/secret)")
     taskmanager.set_defaults(carry_out=_taskmanager)
 
@@ -61,39 +61,22 @@ def add_commands(commands: Any) -> None:
     cluster = commands.add_parser("cluster", help="start, stop or show a cluster on this machine")
     actions = cluster.add_subparsers(dest="action", metavar="ACTION", required=True)
     start = actions.add_parser("start", help="start a JobManager and TaskManagers in the background")
-    start.add_argument("--workers", type=int, default=1, metavar="N", help="how many TaskManagers (1)")
-    start.add_argument("--slots", type=_positive, default=os.cpu_count() or 1, help="slots of each (one a processor)")
-    start.add_argument("--port", type=int, default=PORT, help=f"of the JobManager ({PORT}); 0: any free port")
-    start.add_argument("--request-timeout", default="30s", metavar="TIME", help="a job that gets no slots for so long fails (30s)")
+    start.add_argument("--workers", type=count, default=1, metavar="N", help="how many TaskManagers (1)")
+    start.add_argument("--slots", type=positive, default=os.cpu_count() or 1, help="slots of each (one a processor)")
+    start.add_argument("--port", type=port, default=PORT, help=f"of the JobManager ({PORT}); 0: any free port")
     add_monitor_options(start)
-    start.set_defaults(carry_out=_start)
+    start.set_defaults(carry_out=partial(_in_directory, _start))
     status = actions.add_parser("status", help="show its processes, slots and jobs")
-    status.set_defaults(carry_out=_status)
+    status.set_defaults(carry_out=partial(_in_directory, _status))
     stop = actions.add_parser("stop", help="end all its processes; jobs that run are taken up again at the next start")
-    stop.set_defaults(carry_out=_stop_cluster)
+    stop.set_defaults(carry_out=partial(_in_directory, _stop_cluster))
+    for command in (jobmanager, start):
+        short = "a job that gets no slots for so long fails (30s)"
+        command.add_argument("--request-timeout", type=duration, default="30s", metavar="TIME", help=short)
     for action in (start, status, stop):
         action.add_argument("--data", type=Path, default=DATA, metavar="DIR", help=f"everything about it is there ({DATA})")
     for command in (jobmanager, taskmanager, start, status, stop):
         add_tls_options(command)
-
-
-def _bind(text: str) -> str:
-    """An address of this machine to listen at, without a port."""
-    host, colon, port = text.rpartition(":")
-    if colon and port.isdecimal() and ":" not in host:
-        raise argparse.ArgumentTypeError(f"expected an address without a port, got {text!r}: the port of a jobmanager goes into --port")
-    try:
-        socket.getaddrinfo(text, None)
-    except OSError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is no address of this machine: {error.strerror}") from None
-    return text
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"expected at least 1, got {number}")
-    return number
 
 
 # Processes of a cluster.
@@ -109,11 +92,11 @@ def _jobmanager(arguments: argparse.Namespace) -> int:
             data=str(arguments.data), bind=arguments.bind, port=arguments.port, request_timeout_s=to_seconds(arguments.request_timeout)
         )
 
-        def on_listening(address: str, port: int) -> None:
+        def on_listening(address: str, number: int) -> None:
             whole = arguments.data / f"address.{os.getpid()}"  # Whoever waits for the file must not find it empty.
-            whole.write_text(f"{address}:{port}\n", encoding="utf-8")
+            whole.write_text(f"{address}:{number}\n", encoding="utf-8")
             whole.replace(arguments.data / "address")
-            print(f"jobmanager listens at {address}:{port}", flush=True)
+            print(f"jobmanager listens at {address}:{number}", flush=True)
 
         manager = JobManager(host, secret, options, on_listening)
         with _stopped_by_signals(manager.stop):
@@ -158,6 +141,14 @@ def _new_secret(host: Host) -> bytes:
 # A cluster on this machine.
 
 
+def _in_directory(action: Callable[[argparse.Namespace], int], arguments: argparse.Namespace) -> int:
+    """Carry out what begins with the files of a cluster. Raises UsageError for a directory that cannot be used."""
+    try:
+        return action(arguments)
+    except (FileExistsError, NotADirectoryError, PermissionError) as error:
+        raise UsageError(f"{arguments.data} cannot be used: {error.strerror}; --data names a directory") from error
+
+
 def _start(arguments: argparse.Namespace) -> int:
     data = arguments.data
     alive = processes_of(data)
@@ -167,33 +158,60 @@ def _start(arguments: argparse.Namespace) -> int:
     data.mkdir(mode=0o700, parents=True, exist_ok=True)
     (data / "address").unlink(missing_ok=True)
     (data / "pids").unlink(missing_ok=True)
-    tls = tls_arguments(arguments)
-    port = ["--port", str(arguments.port), "--request-timeout", arguments.request_timeout]
-    jobmanager = _spawn(data, "jobmanager", ["jobmanager", "--data", str(data), *port, *tls, *monitoring])
+    started: list[subprocess.Popen[bytes]] = []
+    try:
+        return _bring_up(arguments, started, tls_arguments(arguments), monitoring)
+    except KeyboardInterrupt:
+        for process in started:
+            process.kill()
+        for process in started:
+            process.wait()
+        (data / "pids").unlink(missing_ok=True)
+        (data / "address").unlink(missing_ok=True)
+        raise
+
+
+def _bring_up(arguments: argparse.Namespace, started: list[subprocess.Popen[bytes]], tls: list[str], monitoring: list[str]) -> int:
+    """Start all processes, which go into `started`, and wait until the JobManager knows them."""
+    data = arguments.data
+    options = ["--port", str(arguments.port), "--request-timeout", arguments.request_timeout]
+    jobmanager = _spawn(data, "jobmanager", ["jobmanager", "--data", str(data), *options, *tls, *monitoring])
+    started.append(jobmanager)
     listens = _wait_until(lambda: (data / "address").exists() or jobmanager.poll() is not None, START_TIMEOUT_S)
     if not listens or jobmanager.poll() is not None:
         jobmanager.kill()
         jobmanager.wait()
-        lines = (data / "jobmanager.log").read_text(encoding="utf-8").splitlines()
-        raise UsageError(f"the jobmanager did not start: {lines[-1] if lines else 'it said nothing'}")
+        raise UsageError(f"the jobmanager did not start: {_last_words(data, 'jobmanager')}")
     address = (data / "address").read_text(encoding="utf-8").strip()
-    for number in range(arguments.workers):
+    for number in range(1, arguments.workers + 1):
         options = ["--jobmanager", address, "--data", str(data), "--slots", str(arguments.slots), "--secret-file", str(data / "secret")]
-        _spawn(data, f"taskmanager-{number + 1}", ["taskmanager", *options, *tls])
+        started.append(_spawn(data, f"taskmanager-{number}", ["taskmanager", *options, *tls]))
     arguments.at, arguments.secret_file = whereabouts_of(data), data / "secret"
+    return asking(arguments, partial(_all_registered, arguments=arguments, taskmanagers=started[1:], address=address))
 
-    async def all_registered(client: ClusterClient) -> int:
-        deadline = asyncio.get_running_loop().time() + START_TIMEOUT_S
-        while True:
-            found = await client.taskmanagers()
-            if len(found) >= arguments.workers or asyncio.get_running_loop().time() > deadline:
-                break
-            await asyncio.sleep(POLL_S)
-        slots = sum(line[1] for line in found)
-        print(f"cluster at {address}: {len(found)} taskmanagers with {slots} slots; logs in {data}")
-        return FINISHED if len(found) == arguments.workers else FAILED
 
-    return asking(arguments, all_registered)
+async def _all_registered(
+    client: ClusterClient, arguments: argparse.Namespace, taskmanagers: Sequence[subprocess.Popen[bytes]], address: str
+) -> int:
+    deadline = asyncio.get_running_loop().time() + START_TIMEOUT_S
+    while True:
+        found = await client.taskmanagers()
+        ended = [number for number, process in enumerate(taskmanagers, 1) if process.poll() is not None]
+        if len(found) + len(ended) >= len(taskmanagers) or asyncio.get_running_loop().time() > deadline:
+            break
+        await asyncio.sleep(POLL_S)
+    slots = sum(line[1] for line in found)
+    print(f"cluster at {address}: {len(found)} taskmanagers with {slots} slots; logs in {arguments.data}")
+    for number in ended:
+        said = _last_words(arguments.data, f"taskmanager-{number}")
+        print(f"aioflow cluster: taskmanager {number} did not start: {said}", file=sys.stderr)
+    return FINISHED if len(found) == len(taskmanagers) else FAILED
+
+
+def _last_words(data: Path, name: str) -> str:
+    """Of a process that has ended."""
+    lines = (data / f"{name}.log").read_text(encoding="utf-8").splitlines()
+    return lines[-1] if lines else "it said nothing"
 
 
 def _spawn(data: Path, name: str, argv: list[str]) -> subprocess.Popen[bytes]:

@@ -21,6 +21,7 @@ from aioflow.cli.failure import describe
 from aioflow.cli.monitor import add_monitor_options, monitor_options
 from aioflow.cli.running import Watcher, run_flow, watcher_for
 from aioflow.cli.target import UsageError, load_flow
+from aioflow.cli.values import count
 from aioflow.core.errors import GraphError
 
 __all__ = ["main"]
@@ -88,17 +89,11 @@ def _parser(command: str) -> argparse.ArgumentParser:
 
 def _add_run_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "-w", "--workers", type=_count, default=0, metavar="N", help="run over N worker processes (0: everything in this one)"
+        "-w", "--workers", type=count, default=0, metavar="N", help="run over N worker processes (0: everything in this one)"
     )
     add_monitor_options(parser)
     parser.add_argument("-q", "--quiet", action="store_true", help="show no progress")
     parser.add_argument("--traceback", action="store_true", help="show the whole traceback of an error")
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"expected a number of processes, 0 for none, got {text!r}")
-    return int(text)
 
 
 def _place(text: str) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -16,6 +17,7 @@ from aioflow.cli.asking import DATA, FAILED, FINISHED, PORT, addresses, asking, 
 from aioflow.cli.checkpoints import add_checkpoint_options, checkpoint_options
 from aioflow.cli.security import add_tls_options, tls_files
 from aioflow.cli.target import UsageError, load_flow
+from aioflow.cli.values import count, id_beginning
 from aioflow.cluster.execution_graph import JobStatus
 from aioflow.cluster.remote import RETURN_TIMEOUT_S, RemoteCluster
 from aioflow.cluster.restart import fixed_delay, no_restart
@@ -32,7 +34,7 @@ def add_commands(commands: Any) -> None:
     submit = commands.add_parser("submit", help="run a flow on a cluster", description="Run a flow on a cluster and wait for its end.")
     submit.add_argument("target", metavar="TARGET", help="MODULE:FLOW or PATH.py:FLOW, where FLOW is a Flow or a function that returns one")
     submit.add_argument("-d", "--detach", action="store_true", help="do not wait: print the job's id")
-    submit.add_argument("--restarts", type=int, metavar="N", help="try again so often when a task fails (0; with --checkpoints always)")
+    submit.add_argument("--restarts", type=count, metavar="N", help="try again so often when a task fails (0; with --checkpoints always)")
     add_checkpoint_options(submit)
     submit.set_defaults(carry_out=_submit)
     listing = commands.add_parser("list", help="list the jobs of a cluster")
@@ -48,7 +50,7 @@ def add_commands(commands: Any) -> None:
     savepoint = commands.add_parser("savepoint", help="write the state of a job, which goes on, where it stays until you delete it")
     savepoint.set_defaults(carry_out=_savepoint)
     for command in (cancel, stop_job, savepoint):
-        command.add_argument("job", metavar="JOB", help="id of the job, or its beginning")
+        command.add_argument("job", type=id_beginning, metavar="JOB", help="id of the job, or its beginning")
     savepoint.add_argument("directory", metavar="DIR", nargs="?", help="where it goes (the store of the job's checkpoints)")
     for command in (submit, listing, cancel, stop_job, savepoint):
         add_tls_options(command)
@@ -87,7 +89,13 @@ async def _submit_and_wait(client: ClusterClient, job: Any, detach: bool) -> int
     job_id = SystemHost().ids.new("job")
     await client.submit(job_id, job)
     print(job_id, flush=True)
-    return FINISHED if detach else await _followed(client, job_id)
+    if detach:
+        return FINISHED
+    try:
+        return await _followed(client, job_id)
+    except asyncio.CancelledError:
+        print(f"aioflow submit: job {job_id} goes on; aioflow cancel {job_id[:8]} ends it", file=sys.stderr)
+        raise
 
 
 async def _followed(client: ClusterClient, job_id: str, ask: Callable[[], Awaitable[None]] | None = None) -> int:

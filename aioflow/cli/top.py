@@ -13,9 +13,9 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from aioflow.api.runner import new_event_loop
-from aioflow.cli.target import UsageError
 from aioflow.cli.terminal import LiveBlock, is_live, uses_color
 from aioflow.cli.top_text import METRICS, JobLines, job_lines, screen
+from aioflow.cli.values import duration
 from aioflow.cluster.whereabouts import parse_address
 from aioflow.core.errors import Broken
 from aioflow.core.timeunits import to_seconds
@@ -40,7 +40,7 @@ def add_top(commands: Any) -> None:
     """Add the command to an argparse subparsers object."""
     top = commands.add_parser("top", help="show live what the jobs of a process do", description="Ask a monitoring endpoint, and show it.")
     top.add_argument("--at", type=_address, default=("127.0.0.1", PORT), metavar="HOST:PORT", help=f"the endpoint (127.0.0.1:{PORT})")
-    top.add_argument("--every", default="1s", metavar="TIME", help="between two looks (1s)")
+    top.add_argument("--every", type=duration, default="1s", metavar="TIME", help="between two looks (1s)")
     top.add_argument("--once", action="store_true", help="look once, print it and end: for a pipe")
     top.epilog = f"An endpoint that guards reading wants its token in {TOKEN_VARIABLE}."
     top.set_defaults(carry_out=_top)
@@ -54,14 +54,10 @@ def _address(text: str) -> tuple[str, int]:
 
 
 def _top(arguments: argparse.Namespace) -> int:
-    try:
-        every_s = to_seconds(arguments.every, "every")
-    except ValueError as error:
-        raise UsageError(str(error)) from error
     once = arguments.once or not is_live(sys.stdout)
     try:
         with asyncio.Runner(loop_factory=new_event_loop) as runner:
-            runner.run(_look_once(arguments.at) if once else _follow(arguments.at, every_s))
+            runner.run(_look_once(arguments.at) if once else _follow(arguments.at, to_seconds(arguments.every)))
     except Broken as error:
         print(f"aioflow top: {error}", file=sys.stderr)
         return FAILED

@@ -33,7 +33,7 @@ from aioflow.cluster.slots import SlotStatus
 from aioflow.cluster.told import ToldWorker, tell
 from aioflow.cluster.whereabouts import LEASE_DIRECTORY, NobodyLeads
 from aioflow.core.aio import wait_first
-from aioflow.core.errors import AioflowError, NotAuthenticated
+from aioflow.core.errors import AioflowError, JobNotRunning, NotAuthenticated
 from aioflow.core.serializers import Codec
 from aioflow.network.security import is_loopback
 from aioflow.protocol.handshake import PeerRole
@@ -464,7 +464,9 @@ class JobManager:
         return await (await self._running(job_id)).checkpoint()
 
     async def _running(self, job_id: str) -> JobMaster:
-        (await self._leader()).dispatcher.job(job_id)
+        view = (await self._leader()).dispatcher.job(job_id)
+        if view.status.is_terminal:
+            raise JobNotRunning(f"job {job_id} has ended as {view.status.value}, its state can be saved no more; see its last checkpoint")
         return self._job(job_id).job_master
 
     async def _overview(self) -> dict[str, Any]:

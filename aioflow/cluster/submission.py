@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from aioflow.graph.job_graph import JobGraph
     from aioflow.task.environment import TaskOptions
 
-__all__ = ["ClusterClient", "JobLine", "Submission", "submission_of"]
+__all__ = ["ClusterClient", "JobLine", "NoJobManager", "Submission", "submission_of"]
 
 logger = logging.getLogger(__name__)
 
@@ -90,8 +90,17 @@ def submission_of(
         return Submission(graph.name, ship_job(graph, options), config)
 
 
+class NoJobManager(ConnectionError):
+    """Nobody answers where the JobManagers should be. `what` is that without the remedy."""
+
+    def __init__(self, where: Whereabouts, reason: OSError) -> None:
+        is_plain = isinstance(reason, ConnectionRefusedError)
+        self.what = f"no jobmanager listens at {where}" if is_plain else f"no jobmanager can be reached at {where} ({reason})"
+        super().__init__(f"{self.what}: start a cluster with aioflow cluster start, or give the address of one that runs")
+
+
 class ClusterClient:
-    """A connection to the JobManager that leads, as `async with`. Raises OSError if none listens, NotAuthenticated for a wrong secret."""
+    """A connection to the JobManager that leads, as `async with`. Raises NoJobManager, or NotAuthenticated for a wrong secret."""
 
     def __init__(self, host: Host, where: Whereabouts, secret: bytes, handlers: dict[str, Callable[..., Any]] | None = None) -> None:
         self._host = host
@@ -108,6 +117,10 @@ class ClusterClient:
             await self._connect((NobodyLeads, TimeoutError), LEADER_TIMEOUT_S)
         except Broken as error:
             raise NotAuthenticated(f"the jobmanager at {self._where} does not know this secret, or is none ({error})") from error
+        except (TimeoutError, FileNotFoundError):
+            raise  # They say what is wrong, and where.
+        except OSError as error:
+            raise NoJobManager(self._where, error) from error
         return self
 
     async def connect_again(self, timeout_s: float) -> None:

@@ -1,0 +1,190 @@
+"""What users of a cluster get wrong, and what the world does to it: each is said with its remedy, nothing hangs, nothing stays behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import aioflow as af
+from tests.integration.clusters import FLOWS, ROOT, Cluster, aioflow, until
+from tests.integration.processes import alive
+
+pytestmark = [pytest.mark.timeout(300)]
+
+JOB_ID = re.compile(r"^[0-9a-f]{32}$", re.MULTILINE)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    made = Cluster(tmp_path / "cluster")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def nobody() -> str:
+    """An address of this machine at which nothing listens."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return f"127.0.0.1:{server.getsockname()[1]}"
+
+
+def secret_file(folder: Path, text: str = "a secret of good length, that nobody else knows") -> Path:
+    path = folder / "other-secret"
+    path.write_text(text)
+    path.chmod(0o600)
+    return path
+
+
+def numbers() -> af.Flow:
+    flow = af.Flow("numbers")
+    flow.source([1, 2, 3]).sink(af.io.blackhole())
+    return flow
+
+
+# Nobody there, or somebody else.
+
+
+@pytest.mark.parametrize("command", [["list"], ["cancel", "a"], ["stop", "a"], ["savepoint", "a"], ["submit", f"{FLOWS}:ending"]])
+def test_a_command_that_finds_nobody_says_where_it_looked_and_what_to_do(command: list[str], nobody: str, tmp_path: Path) -> None:
+    done = aioflow(*command, "--at", nobody, "--secret-file", secret_file(tmp_path))
+    assert done.returncode == 2
+    said = f"aioflow {command[0]}: no jobmanager listens at {nobody}: start a cluster with aioflow cluster start, or name one with --at\n"
+    assert done.stderr == said
+
+
+def test_a_name_that_is_no_machine_is_named(tmp_path: Path) -> None:
+    done = aioflow("list", "--at", "no-such-machine.invalid:6123", "--secret-file", secret_file(tmp_path))
+    assert done.returncode == 2
+    assert "no jobmanager can be reached at no-such-machine.invalid:6123 (" in done.stderr
+    assert "start a cluster with aioflow cluster start" in done.stderr
+
+
+async def test_a_program_that_finds_nobody_is_told_the_address_and_the_remedy(nobody: str) -> None:
+    on = af.RemoteCluster(nobody, secret="a secret of good length, that nobody else knows")
+    async with asyncio.timeout(60):
+        with pytest.raises(ConnectionError, match=f"no jobmanager listens at {nobody}: start a cluster with aioflow cluster start, or"):
+            await numbers().execute(on=on)
+
+
+async def test_a_program_whose_secret_is_wrong_is_told_so(cluster: Cluster) -> None:
+    await asyncio.to_thread(cluster.start, workers=0)
+    on = af.RemoteCluster(cluster.address, secret="a secret of good length, that nobody else knows")
+    async with asyncio.timeout(60):
+        with pytest.raises(af.AioflowError, match="does not know this secret"):
+            await numbers().execute(on=on)
+
+
+def test_a_server_of_another_kind_is_not_taken_for_a_jobmanager(tmp_path: Path) -> None:
+    command = [sys.executable, "-u", "-m", "http.server", "0", "--bind", "127.0.0.1"]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    try:
+        assert server.stdout is not None
+        found = re.search(r"port (\d+)", server.stdout.readline())
+        assert found is not None
+        done = aioflow("list", "--at", f"127.0.0.1:{found[1]}", "--secret-file", secret_file(tmp_path))
+    finally:
+        server.kill()
+        server.communicate()
+    assert done.returncode == 2
+    assert f"the jobmanager at 127.0.0.1:{found[1]} does not know this secret, or is none" in done.stderr
+
+
+# Starting.
+
+
+def test_a_cluster_whose_port_or_dashboard_is_taken_says_so_and_leaves_no_process(cluster: Cluster) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = str(other.getsockname()[1])
+        taken = aioflow("cluster", "start", "--data", cluster.data, "--port", port)
+        assert (taken.returncode, f"port {port} is in use: another jobmanager may run there" in taken.stderr) == (2, True), taken.stderr
+        shown = aioflow("cluster", "start", "--data", cluster.data, "--port", "0", "--monitor", f"127.0.0.1:{port}")
+        assert (shown.returncode, f"monitor='127.0.0.1:{port}' cannot be listened at" in shown.stderr) == (2, True), shown.stderr
+    assert not any(map(alive, cluster.pids()))
+    assert "1 slots" in cluster.start(workers=1, slots=1)
+
+
+def test_a_second_start_in_the_same_directory_is_refused(cluster: Cluster) -> None:
+    cluster.start(workers=0)
+    again = aioflow("cluster", "start", "--data", cluster.data, "--port", "0")
+    assert again.returncode == 2
+    assert f"a cluster runs with {cluster.data} already (processes {cluster.pids()[0]}); stop it first" in again.stderr
+
+
+def test_ctrl_c_while_a_cluster_starts_leaves_nothing(cluster: Cluster) -> None:
+    """Whenever it comes: before the JobManager listens, and while TaskManagers are on their way."""
+    for moment in ("jobmanager.log", "taskmanager-1.log"):
+        (cluster.data / moment).unlink(missing_ok=True)
+        command = [sys.executable, "-m", "aioflow", "cluster", "start", "--data", str(cluster.data), "--port", "0", "--workers", "2"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT) as process:
+            until((cluster.data / moment).exists, f"{moment} is there")
+            pids = cluster.pids()
+            process.send_signal(signal.SIGINT)
+            assert (process.wait(100), process.communicate()) == (130, ("", ""))
+        until(lambda pids=pids: not any(map(alive, pids)), "all are gone")  # type: ignore[misc]
+        assert not (cluster.data / "pids").exists()
+
+
+# Jobs.
+
+
+def test_ctrl_c_of_a_submission_leaves_the_job_running_and_says_how_to_end_it(cluster: Cluster) -> None:
+    cluster.start(workers=1, slots=1)
+    command = [sys.executable, "-m", "aioflow", "submit", f"{FLOWS}:endless", "--at", cluster.address, "--secret-file", str(cluster.secret)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        assert process.stdout is not None
+        job = process.stdout.readline().strip()
+        until(lambda: cluster.job(job) == "RUNNING", "it runs")
+        process.send_signal(signal.SIGINT)
+        code, (_, err) = process.wait(100), process.communicate()
+    assert (code, err) == (130, f"aioflow submit: job {job} goes on; aioflow cancel {job[:8]} ends it\n")
+    assert cluster.job(job) == "RUNNING"
+
+
+def test_what_is_asked_of_a_job_that_is_over_is_answered(cluster: Cluster) -> None:
+    cluster.start(workers=1, slots=1)
+    job = cluster.submit("failing")
+    until(lambda: cluster.job(job) == "FAILED", "it has failed")
+    for command, code in (("cancel", 0), ("stop", 1), ("savepoint", 1)):
+        done = cluster.ask(command, job)
+        assert (done.returncode, "FAILED" in done.stdout + done.stderr) == (code, True), (command, done.stdout, done.stderr)
+        assert "Traceback" not in done.stderr
+
+
+def test_a_savepoint_of_a_job_without_checkpoints_is_refused_with_the_remedy(cluster: Cluster) -> None:
+    cluster.start(workers=1, slots=1)
+    job = cluster.submit("endless")
+    until(lambda: cluster.job(job) == "RUNNING", "it runs")
+    done = cluster.ask("savepoint", job)
+    assert done.returncode == 1
+    assert "checkpoints" in done.stderr
+    assert cluster.job(job) == "RUNNING"
+
+
+def test_two_jobs_of_one_flow_do_not_share_its_state(cluster: Cluster, tmp_path: Path) -> None:
+    """The second fails at once, and says who has the flow; the first goes on."""
+    cluster.start(workers=2, slots=1)
+    store = str(tmp_path / "store")
+    first = cluster.submit("endless", "--checkpoints", store)
+    until(lambda: cluster.job(first) == "RUNNING", "the first runs")
+    second = cluster.ask("submit", f"{FLOWS}:endless", "--checkpoints", store)
+    assert second.returncode == 1
+    assert "Stop that job first, or give this one another store or flow name" in second.stderr
+    assert cluster.job(first) == "RUNNING"
+
+
+def test_a_taskmanager_that_dies_while_a_job_comes_is_made_up_for(cluster: Cluster) -> None:
+    """Of two, one is killed at the moment of the submission: the job gets its slots when another one comes."""
+    cluster.start(workers=1, slots=1, request_timeout="10m")
+    os.kill(cluster.pids()[1], signal.SIGKILL)
+    job = cluster.submit("ending", "--restarts", "100")
+    cluster.spawn("taskmanager", "--jobmanager", cluster.address, "--slots", "1", "--secret-file", str(cluster.secret))
+    until(lambda: cluster.job(job) == "FINISHED", "the job ends")
