@@ -40,6 +40,12 @@ FLUSH_MAX_AGE_NS = 1_000_000
 percentile. A consumer that is behind gets no smaller batches by it, since a flush leaves open what could not be read yet.
 """
 
+FLUSH_FREE_CHANNELS = 8
+FLUSH_CHANNEL_NS = 125_000
+"""A flush makes a batch for each channel, and wakes whoever reads it: more than so many channels get as much more time each. It is that of
+a task that is busy all the while; before it sleeps it flushes whatever there is.
+"""
+
 
 class TravelCheck:
     """Looks at the first value that crosses an edge inside this process: could it have gone to another one?
@@ -178,6 +184,11 @@ class TaskOutput:
     @property
     def writers(self) -> Sequence[RecordWriter]:
         return self._all
+
+    def flush_age_ns(self, flush_max_age_ns: int) -> int:
+        """How old what was gathered may get while the task is busy, where it is `flush_max_age_ns` for a few channels."""
+        channels = sum(len(writer.partition.subpartitions) for writer in self._all)
+        return flush_max_age_ns + max(0, channels - FLUSH_FREE_CHANNELS) * FLUSH_CHANNEL_NS
 
     def emit(self, batch: RecordBatch) -> None:
         """A batch of the last operator, to every main edge."""

@@ -88,6 +88,7 @@ class StreamTask:
         self._suspension: Suspension | None = None
         self._watched: list[Availability] = []
         self._last_flush_ns = 0
+        self._flush_age_ns = self._output.flush_age_ns(self._options.flush_max_age_ns)
         self._ending: InputStatus | None = None
         self._ended_inputs: list[int] = []
         self._idle_due = False  # Downstream is to be told that this stream is idle, once all that it still holds has left.
@@ -424,7 +425,7 @@ class StreamTask:
     def _flush_if_old(self) -> None:
         if self._output.has_gathered:
             now = self.host.clock.perf_ns()
-            if now - self._last_flush_ns > self._options.flush_max_age_ns:
+            if now - self._last_flush_ns > self._flush_age_ns:
                 self._output.flush()
                 self._last_flush_ns = now
 

@@ -204,6 +204,13 @@ def test_readers_of_a_failed_task_see_their_producer_fail() -> None:
         one.partition.subpartitions[0].poll()
 
 
+@pytest.mark.parametrize(("edges", "age_ns"), [((), 1_000), ((2,), 1_000), ((8,), 1_000), ((64,), 7_001_000), ((6, 6), 501_000)])
+def test_a_task_of_many_channels_gathers_for_longer(edges: tuple[int, ...], age_ns: int) -> None:
+    """Each flush wakes all of their readers."""
+    outputs = [writer(channels=channels, permits=channels) for channels in edges]
+    assert task_output(*outputs).flush_age_ns(1_000) == age_ns
+
+
 def test_a_task_without_edges_always_has_room() -> None:
     output = TaskOutput()
     output.emit(RecordBatch([1]))
