@@ -5,7 +5,6 @@ Building a flow opens nothing and binds no loop; the same object can be run many
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -43,6 +42,8 @@ class Flow:
 
     def __init__(self, name: str, *, parallelism: int = 1, max_parallelism: int = 128, **unknown: Never) -> None:
         for option in unknown:
+            import difflib  # Here: a program without mistakes does not load it.
+
             near = difflib.get_close_matches(option, ("parallelism", "max_parallelism"), 1) or ["parallelism= or max_parallelism"]
             raise TypeError(f"flow {name!r}: option {option}= is not known; did you mean {near[0]}=?")
         if not isinstance(name, str) or not name:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
@@ -118,6 +117,8 @@ def parse_options(given: Mapping[str, Any]) -> RunOptions:
     known = [f.name for f in fields(RunOptions)]
     for name in given:
         if name not in known:
+            import difflib  # Here: a program without mistakes does not load it.
+
             near = difflib.get_close_matches(name, known, 1)
             hint = f"; did you mean {near[0]}=?" if near else f"; expected some of {', '.join(known)}"
             raise TypeError(f"run option {name}= is not known{hint}")

@@ -15,7 +15,6 @@ from datetime import UTC, date, datetime, time, timedelta, timezone, tzinfo
 from decimal import Decimal
 from typing import Any, Final
 from uuid import UUID
-from zoneinfo import ZoneInfo
 
 from aioflow.core import numpy_values
 from aioflow.core.errors import TypeNotSupported
@@ -203,6 +202,8 @@ def _tag_zone(tagger: Tagger, zone: tzinfo | None, depth: int) -> Any:
     kind = type(zone)
     if zone is None or zone is UTC:
         return None if zone is None else 0
+    from zoneinfo import ZoneInfo  # Here: most programs have no such zone.
+
     if kind is ZoneInfo and zone.key is not None:  # type: ignore[attr-defined]  # mypy cannot narrow by `kind`.
         return zone.key  # type: ignore[attr-defined]
     if kind is timezone:
@@ -295,6 +296,8 @@ def _untag_zone(untagger: Untagger, tree: Any, depth: int) -> tzinfo | None:
     if tree == 0:
         return UTC
     if type(tree) is str:
+        from zoneinfo import ZoneInfo
+
         return ZoneInfo(tree)
     return timezone(*untagger.untag(tree, depth))
 
