@@ -1,10 +1,11 @@
 """How long a record takes from the source to the sink, over a keyed exchange and a running count, at a steady rate.
 
-    python benchmarks/bench_latency.py [--rates 10000 50000] [--seconds 5] [--loops uvloop asyncio]
+    python benchmarks/bench_latency.py [--rates 10000 50000] [--seconds 5] [--loops uvloop asyncio] [--keys 1000000]
 
 A record is the time at which it was made; the sink subtracts that. No setting is changed from one rate to the other. Timers of both loops
 tick in milliseconds, so records are made in bursts of (rate / 1000), as they come from a socket too; a record counts from when it was made.
-Absolute times, so the machine should be idle; "one turn" is what a loop takes to run a callback, as calibration.
+The same again with a checkpoint each second of a state of --keys keys, of which each record changes one; the first, which writes all of
+them, is not counted. Absolute times, so the machine should be idle; "one turn" is what a loop takes to run a callback, as calibration.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import argparse
 import asyncio
 import json
 import sys
+import tempfile
+from pathlib import Path
 from time import perf_counter_ns
 from typing import Any
 
@@ -37,6 +40,39 @@ async def measure(rate: int, count: int) -> list[int]:
     )
     await flow.execute()
     return latencies
+
+
+async def measure_with_checkpoints(rate: int, seconds: float, keys: int) -> list[int]:
+    """The same while a checkpoint of `keys` keys is taken each second, after the first one, which writes all of them."""
+    latencies: list[int] = []
+    filled, all_there, enough = 0, asyncio.Event(), asyncio.Event()
+    flow = af.Flow("latency")
+    there: Any = flow.source(af.io.datagen(lambda i: (i, 0), count=keys))
+    coming: Any = flow.source(af.io.datagen(lambda i: (i * 2_654_435_761 % keys, perf_counter_ns()), rate=rate))
+
+    def arrived(row: Any) -> None:
+        nonlocal filled
+        if row[1]["made"]:
+            latencies.append(perf_counter_ns() - row[1]["made"])
+            if len(latencies) >= rate * seconds:
+                enough.set()
+        else:
+            filled += 1
+            if filled == keys:
+                all_there.set()
+
+    made = there.union(coming).key_by(lambda record: record[0])
+    made.aggregate(af.agg(n=af.count(), made=af.last(lambda record: record[1]))).sink(arrived)
+    with tempfile.TemporaryDirectory() as directory:
+        async with flow.run(checkpoints=Path(directory, "store").as_uri(), every="1s", stop_timeout="60s") as job:
+            await all_there.wait()
+            await job.checkpoint()
+            latencies.clear()
+            enough.clear()
+            await enough.wait()
+            counted = latencies[:]
+            await job.stop(savepoint=False)
+    return counted
 
 
 async def one_turn(times: int = 2000) -> list[int]:
@@ -64,6 +100,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--rates", type=int, nargs="+", default=[10_000, 50_000], help="records a second")
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--loops", nargs="+", default=["uvloop", "asyncio"], choices=["uvloop", "asyncio"])
+    parser.add_argument("--keys", type=int, default=1_000_000, help="in the state of the runs with checkpoints; 0: none of these")
     options = parser.parse_args(arguments)
     rows = []
     for loop in options.loops:
@@ -75,6 +112,9 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
                 assert len(latencies) == count, f"{len(latencies)} of {count} records arrived"
                 counted = latencies[int(count * WARM_UP) :]
                 rows.append({"what": "source to sink", "loop": loop, "rate": rate, "records": len(counted), **summary(counted)})
+            for rate in options.rates if options.keys else ():
+                counted = runner.run(measure_with_checkpoints(rate, options.seconds, options.keys))
+                rows.append({"what": "with checkpoints", "loop": loop, "rate": rate, "records": len(counted), **summary(counted)})
     report = {**environment(), "unit": "ms, records per second", "latency": rows}
     print_rows(rows, ["what", "loop", "rate", "records", "p50_ms", "p90_ms", "p99_ms", "max_ms"])
     print(json.dumps(report))

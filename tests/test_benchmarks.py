@@ -128,10 +128,14 @@ def test_a_fresh_process_reports_what_it_costs(capsys: pytest.CaptureFixture[str
 
 
 def test_the_latency_of_every_record_at_each_rate_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
-    report = bench_latency.main(["--rates", "20000", "40000", "--seconds", "0.01", "--loops", "asyncio"])
+    report = bench_latency.main(["--rates", "20000", "40000", "--seconds", "0.01", "--loops", "asyncio", "--keys", "100"])
     calibration, *rows = report["latency"]
     assert calibration["what"] == "one turn"
-    assert [(row["rate"], row["records"]) for row in rows] == [(20_000, 160), (40_000, 320)]
+    assert [(row["what"], row["rate"]) for row in rows] == [
+        (what, rate) for what in ("source to sink", "with checkpoints") for rate in (20_000, 40_000)
+    ]
+    assert [row["records"] for row in rows[:2]] == [160, 320]
+    assert all(row["records"] >= row["rate"] * 0.01 for row in rows[2:])
     assert all(0 < row["p50_ms"] <= row["p90_ms"] <= row["p99_ms"] <= row["max_ms"] for row in rows)
     assert json.loads(capsys.readouterr().out.splitlines()[-1]) == report
 
