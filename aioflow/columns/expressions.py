@@ -25,6 +25,10 @@ from aioflow.core.expression_rows import compile_rows
 __all__ = ["ColumnExpression", "ColumnSelect", "NotOnColumns"]
 
 
+LISTS_MAX = 64
+"""Lists of entries of which the values are kept: each channel of an input has its own, and they come in turns."""
+
+
 class NotOnColumns(Exception):
     """This batch has to be computed as rows. Says why."""
 
@@ -35,7 +39,7 @@ class ColumnExpression:
     def __init__(self, expression: ex.Expr[Any]) -> None:
         self.expression = expression
         self._compiled: dict[int, Callable[[list[Any]], list[Any]]] = {}
-        self._entries: dict[int, tuple[list[Any], int, Column]] = {}
+        self._entries: dict[tuple[int, int], tuple[list[Any], int, Column]] = {}
 
     def __call__(self, batch: ColumnBatch) -> Column:
         """The value for each row. Raises NotOnColumns."""
@@ -167,8 +171,9 @@ class ColumnExpression:
 
     def _by_entry(self, e: ex.Expr[Any], column: CodedColumn, compute: Callable[[list[Any]], list[Any]]) -> Column:
         entries = column.entries
-        known = self._entries.get(id(e))
-        if known is not None and known[0] is entries and known[1] == len(entries):
+        place = id(e), id(entries)
+        known = self._entries.get(place)
+        if known is not None and known[1] == len(entries):
             return gather(known[2], column.codes)
         count = len(entries)
         if count <= len(column):
@@ -177,7 +182,9 @@ class ColumnExpression:
             except Exception:  # noqa: BLE001  # Perhaps of an entry that no row has: of the others it comes again.
                 found = None
             if found is not None:
-                self._entries[id(e)] = (entries, count, found)
+                self._entries[place] = (entries, count, found)
+                if len(self._entries) > LISTS_MAX:
+                    del self._entries[next(iter(self._entries))]
                 return gather(found, column.codes)
         used = np.unique(column.codes[column.codes >= 0])
         found = column_of(compute([(entries[code],) for code in used.tolist()]))

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from aioflow.core.column_batch import CodedColumn, ColumnBatch
+from aioflow.core.entry_tables import GrowingList
 
 __all__ = ["ENTRIES_MAX", "GrowingColumns", "GrowingEntries"]
 
@@ -30,7 +31,7 @@ class GrowingEntries(dict[Any, int]):
     def _begin(self) -> None:
         self.clear()
         self[None] = -1
-        self.entries: list[Any] = []
+        self.entries = GrowingList()
 
     def __missing__(self, text: Any) -> int:
         code = self[text] = len(self.entries)

@@ -14,6 +14,7 @@ from aioflow.columns.event_time import taken
 from aioflow.columns.expressions import ColumnExpression, NotOnColumns
 from aioflow.core.column_batch import CodedColumn, Column, ColumnBatch, NumberColumn
 from aioflow.core.elements import RecordBatch
+from aioflow.core.entry_tables import GrowingList
 from aioflow.core.keygroups import SubtaskCache
 
 __all__ = ["KeyEncoder", "KeyRouter", "distinct"]
@@ -24,21 +25,25 @@ TABLE_SPAN_MAX = 1 << 22
 KEYS_MAX = 1_000_000
 """A router that has seen so many keys begins anew, as `SubtaskCache` does."""
 
+LISTS_MAX = 64
+"""Lists of entries that are remembered: each channel of an input has its own, and they come in turns."""
 
 _TEXT = frozenset((str, bytes))
+_NONE: tuple[list[Any], np.ndarray] = ([], np.empty(0, np.int32))
 
 
 class KeyEncoder:
     """Gives each distinct key the next code, in no order that means anything. `entries[code]` is the key as it was first spelled."""
 
     def __init__(self) -> None:
-        self.entries: list[Any] = []
+        self.entries = GrowingList()
         self._index: dict[Any, int] = {}
         self._kinds: set[type] = set()
         self._ints = np.empty(0, np.int64)  # The entries, as long as they are ints.
         self._table = np.empty(0, np.int32)  # Code of the int `_low + i`, -1: none yet.
         self._low = 0
-        self._known: tuple[list[Any] | None, np.ndarray] = (None, np.empty(0, np.int32))
+        self._known: dict[int, tuple[list[Any], np.ndarray]] = {}
+        """Lists of entries by their identity, and the code of each entry."""
 
     def __len__(self) -> int:
         return len(self.entries)
@@ -50,8 +55,7 @@ class KeyEncoder:
         if not isinstance(keys, CodedColumn):
             return None
         entries = keys.entries
-        known = self._known[1] if self._known[0] is entries else ()
-        new = entries[len(known) :]
+        new = entries[len(self._known.get(id(entries), _NONE)[1]) :]
         if not _TEXT.issuperset(map(type, new)) or int(keys.codes.min(initial=0)) < 0:
             return None
         return self.encode(keys)
@@ -89,12 +93,12 @@ class KeyEncoder:
 
     def _of_entries(self, entries: list[Any]) -> np.ndarray:
         """Code of each entry of a coded column. Batches cut from one share the list, which may have grown at its end."""
-        known, codes = self._known
-        if known is not entries:
-            codes = np.empty(0, np.int32)
+        codes = self._known.get(id(entries), _NONE)[1]
         if len(codes) < len(entries):
             codes = np.concatenate([codes, self._of_list(entries[len(codes) :]).astype(np.int32)])
-            self._known = (entries, codes)
+            self._known[id(entries)] = entries, codes
+            if len(self._known) > LISTS_MAX:
+                del self._known[next(iter(self._known))]
         return codes
 
     def _of_ints(self, values: np.ndarray) -> np.ndarray:
@@ -141,8 +145,10 @@ def distinct(codes: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
 class KeyRouter:
     """Splits batches of columns by key."""
 
-    def __init__(self, expression: Any, consumers: int, max_parallelism: int) -> None:
+    def __init__(self, expression: Any, consumers: int, max_parallelism: int, fields: tuple[str | int, ...] | None = None) -> None:
+        """`fields` of the records go into the parts; None: all."""
         self._compute = ColumnExpression(expression)
+        self._fields = fields
         self._consumers = consumers
         self._max_parallelism = max_parallelism
         self._begin()
@@ -158,6 +164,8 @@ class KeyRouter:
         if not isinstance(values, ColumnBatch):
             raise NotOnColumns("the values are no records of columns")
         keys = self._compute(values)
+        if self._fields is not None and not values.has_positions and set(self._fields) <= values.columns.keys():
+            values = ColumnBatch({name: values.columns[name] for name in self._fields}, len(values))
         subtasks = self._route(keys)
         if self._consumers == 1:
             return [(0, RecordBatch(values, batch.timestamps, keys, batch.watermarks, batch.watermark))]  # type: ignore[arg-type]
@@ -169,7 +177,7 @@ class KeyRouter:
                 own = next((rows.columns[name] for name, column in values.columns.items() if column is keys), None)
                 own_keys: Any = keys.take(chosen) if own is None else own  # A field of the values is not sent twice.
                 parts.append(
-                    (consumer, RecordBatch(rows, taken(batch.timestamps, chosen), own_keys, taken(batch.watermarks, chosen)))  # type: ignore[arg-type]
+                    (consumer, RecordBatch(rows, taken(batch.timestamps, chosen), own_keys, taken(batch.watermarks, chosen)))
                 )
         return parts
 

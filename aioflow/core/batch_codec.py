@@ -6,7 +6,8 @@ them, are not written twice; keys that are only equal are, since 1 and True are 
 
     batch   1 version | 1 flags | 8 watermark | for each column that is there: 4 length, msgpack or codec bytes | values
             (the column of keys may be the msgpack index or name of a field of the values)
-            with flag 64 each of them is a column of `core.column_codec`: times, watermarks, keys (or the name of a field), values
+            with flag 64 each of them is a column of `core.column_codec`: times, watermarks, keys (or the name of a field), values;
+            with flag 128 as well some of them refer to the tables of a channel (`core.entry_tables`)
     event   msgpack array [kind, field, ...]
 
 The `watermarks` of a batch never decrease and seldom differ, so they are written as runs where that is shorter.
@@ -19,7 +20,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from dataclasses import fields
 from operator import attrgetter, is_, itemgetter
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import msgspec
 
@@ -36,17 +37,26 @@ from aioflow.core.elements import (
     Watermark,
     WatermarkStatus,
 )
+from aioflow.core.entry_tables import EntryTables
 from aioflow.core.errors import TypeNotSupported
 from aioflow.core.serializers import Codec, DecodeError
 from aioflow.core.tagging import SCALARS
 
-__all__ = ["BATCH_FORMAT_VERSION", "decode_batch", "decode_event", "encode_batch", "encode_event"]
+__all__ = [
+    "BATCH_FORMAT_VERSION",
+    "TabledBytes",
+    "decode_batch",
+    "decode_event",
+    "encode_batch",
+    "encode_event",
+    "standing_alone",
+]
 
 BATCH_FORMAT_VERSION = 1
 """The first byte of every encoded batch. Another one is refused: both ends of an edge run the same release."""
 
-_TIMESTAMPS, _KEYS, _KEYS_ARE_VALUES, _WATERMARKS, _WATERMARK_RUNS, _KEYS_ARE_FIELD, _COLUMNS = 1, 2, 4, 8, 16, 32, 64
-_ALL_FLAGS: Final = 127
+_TIMESTAMPS, _KEYS, _KEYS_ARE_VALUES, _WATERMARKS, _WATERMARK_RUNS, _KEYS_ARE_FIELD, _COLUMNS, _TABLES = 1, 2, 4, 8, 16, 32, 64, 128
+_ALL_FLAGS: Final = 255
 _KEY_FLAGS: Final = (0, _KEYS, _KEYS_ARE_VALUES, _KEYS_ARE_FIELD)
 _HEAD: Final = struct.Struct(">BBq")
 _LENGTH: Final = struct.Struct(">I")
@@ -55,8 +65,8 @@ _EVENT_BYTES_MAX = 4096
 """The largest event is a latency marker with the name of its source."""
 
 
-def encode_batch(batch: RecordBatch, codec: Codec, owner: str) -> bytes:
-    """Returns the bytes of `batch`, which is neither changed nor kept.
+def encode_batch(batch: RecordBatch, codec: Codec, owner: str, tables: EntryTables | None = None) -> bytes:
+    """Returns the bytes of `batch`, which is neither changed nor kept. With the `tables` of a channel they mean something there alone.
 
     Raises TypeNotSupported naming `owner`, the operator that emits it, for a value or key that cannot travel.
     """
@@ -67,7 +77,7 @@ def encode_batch(batch: RecordBatch, codec: Codec, owner: str) -> bytes:
         or (keys is not None and type(keys) is not list)
         or (watermarks is not None and type(watermarks) is not list)
     ):
-        return _encode_columns(batch, codec, owner)
+        return _encode_columns(batch, codec, owner, tables)
     flags = 0
     parts = [b""]
     try:
@@ -94,17 +104,41 @@ def encode_batch(batch: RecordBatch, codec: Codec, owner: str) -> bytes:
     return b"".join(parts)
 
 
-def decode_batch(content: bytes | bytearray | memoryview, codec: Codec, where: str) -> RecordBatch:
+class TabledBytes(bytes):
+    """An encoded batch that refers to the tables of its channel."""
+
+    def __new__(cls, content: bytes, codec: Codec, owner: str, tables: EntryTables) -> Self:
+        made = super().__new__(cls, content)
+        made._meant = codec, owner, tables
+        return made
+
+    _meant: tuple[Codec, str, EntryTables]
+
+    def standing_alone(self) -> bytes:
+        """The bytes of the same batch that mean the same everywhere."""
+        return standing_alone(self, *self._meant)
+
+
+def standing_alone(content: bytes, codec: Codec, where: str, tables: EntryTables) -> bytes:
+    """The bytes of the same batch that mean the same everywhere. `tables` are those of the channel, at either end."""
+    if not content[1] & _TABLES:
+        return content
+    return encode_batch(decode_batch(content, codec, where, tables), codec, where)
+
+
+def decode_batch(
+    content: bytes | bytearray | memoryview, codec: Codec, where: str, tables: EntryTables | None = None
+) -> RecordBatch:
     """Returns the batch of `encode_batch`; `content` is not kept. Raises DecodeError naming `where`, the channel it came by."""
     try:
-        return _decode_batch(memoryview(content), codec)
+        return _decode_batch(memoryview(content), codec, tables)
     except DecodeError as error:
         raise DecodeError(f"{where}: {error}") from error
     except (ValueError, struct.error, msgspec.MsgspecError) as error:
         raise DecodeError(f"{where}: cannot decode a batch of {len(content)} bytes: {error}") from error
 
 
-def _decode_batch(view: memoryview, codec: Codec) -> RecordBatch:
+def _decode_batch(view: memoryview, codec: Codec, tables: EntryTables | None) -> RecordBatch:
     version, flags, watermark = _HEAD.unpack_from(view)
     if version != BATCH_FORMAT_VERSION:
         raise ValueError(f"its format version is {version}, expected {BATCH_FORMAT_VERSION}; run the same release on both sides")
@@ -112,7 +146,9 @@ def _decode_batch(view: memoryview, codec: Codec) -> RecordBatch:
         raise ValueError(f"flags {flags:#x} are not part of the format")
     at = _HEAD.size
     if flags & _COLUMNS:
-        return _decode_columns(view, flags, watermark, codec)
+        return _decode_columns(view, flags, watermark, codec, tables if flags & _TABLES else None)
+    if flags & _TABLES:
+        raise ValueError(f"flags {flags:#x} are not part of the format")
     timestamps = keys = watermarks = field = None
     if flags & _TIMESTAMPS:
         section, at = _column(view, at)
@@ -140,8 +176,10 @@ def _decode_batch(view: memoryview, codec: Codec) -> RecordBatch:
     return RecordBatch(values, timestamps, keys, watermarks, watermark)
 
 
-def _encode_columns(batch: RecordBatch, codec: Codec, owner: str) -> bytes:
+def _encode_columns(batch: RecordBatch, codec: Codec, owner: str, tables: EntryTables | None) -> bytes:
     """A batch of columns: every part of it is a column, the values last. Keys that are a field of the values are its name."""
+    if tables is not None:
+        tables.forget()  # What a batch before could not take along.
     values: Any = batch.values
     flags = _COLUMNS
     parts = [b""]
@@ -155,10 +193,15 @@ def _encode_columns(batch: RecordBatch, codec: Codec, owner: str) -> bytes:
             _add_column(parts, _pack(names[0]))
             continue
         flags |= flag
-        _add_column(parts, encode_column(_as_column(column), codec, owner))
-    parts[0] = _HEAD.pack(BATCH_FORMAT_VERSION, flags, batch.watermark)
-    parts.append(encode_column(_as_column(values), codec, owner))
-    return b"".join(parts)
+        _add_column(parts, encode_column(_as_column(column), codec, owner, tables))
+    parts.append(encode_column(_as_column(values), codec, owner, tables))
+    tabled = tables is not None and tables.are_used
+    parts[0] = _HEAD.pack(BATCH_FORMAT_VERSION, flags | _TABLES if tabled else flags, batch.watermark)
+    content = b"".join(parts)
+    if tables is None or not tabled:
+        return content
+    tables.commit()
+    return TabledBytes(content, codec, owner, tables)
 
 
 def _as_column(items: Any) -> Column:
@@ -170,7 +213,7 @@ def _as_items(column: Column) -> Any:
     return column.to_list() if isinstance(column, ObjectColumn) else column
 
 
-def _decode_columns(view: memoryview, flags: int, watermark: int, codec: Codec) -> RecordBatch:
+def _decode_columns(view: memoryview, flags: int, watermark: int, codec: Codec, tables: EntryTables | None) -> RecordBatch:
     if flags & (_KEYS_ARE_VALUES | _WATERMARK_RUNS):
         raise ValueError(f"flags {flags:#x} are not part of the format")
     at = _HEAD.size
@@ -178,14 +221,14 @@ def _decode_columns(view: memoryview, flags: int, watermark: int, codec: Codec) 
     for flag in (_TIMESTAMPS, _WATERMARKS, _KEYS):
         if flags & flag:
             section, at = _column(view, at)
-            column = decode_column(section, codec)
+            column = decode_column(section, codec, tables)
             if flag != _KEYS and not _are_ints(column):
                 raise ValueError("its timestamps or watermarks are no ints")
             found[flag] = _as_items(column)
     if flags & _KEYS_ARE_FIELD:
         section, at = _column(view, at)
         field = _unpack_field(section)
-    values = decode_column(view[at:], codec)
+    values = decode_column(view[at:], codec, tables)
     if flags & _KEYS_ARE_FIELD:
         if isinstance(values, ObjectColumn):
             found[_KEYS] = _keys_of_field(values.to_list(), field, codec)  # Of a class that has changed since.

@@ -1,11 +1,13 @@
 """A batch of columns as bytes: msgpack of the shape of its columns, in which arrays of numbers are their bytes.
 
-    [kind, ...]   0 numbers: dtype, values, bytes of validity or nil     1 coded: codes (int32), entries as a batch of the codec
-                  2 objects: a batch of the codec                        3 records: length, names, columns, and of what kind
+    [kind, ...]   0 numbers: dtype, values, bytes of validity or nil     1 coded: codes as unsigned ints, 0 for None, and entries as a
+                  2 objects: a batch of the codec                          batch of the codec
+                  3 records: length, names, columns, of what kind        4 ints: dtype, the least, how much each is above it, validity
+                  5 coded: number of a table of the channel, how many entries it has, those that come to it, codes
 
-The kind of records is False for dicts and tuples, True for window results, and else the name of their class, if that is no more than its
-fields; others go as objects. What is decoded is checked like every frame: lengths must agree, codes must have entries, and only the three
-dtypes are known.
+Ints that are close together take as many bytes as their distance does: each byte is hashed and checked at both ends. The kind of records
+is False for dicts and tuples, True for window results, and else the name of their class, if that is no more than its fields; others go
+as objects. What is decoded is checked like every frame: lengths must agree, codes must have entries, only the known dtypes are taken.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from aioflow.core.column_batch import CodedColumn, Column, ColumnBatch, NumberColumn, ObjectColumn
+from aioflow.core.entry_tables import EntryTables
 from aioflow.core.functions import WindowResult
 from aioflow.core.record_types import is_made_by_position
 
@@ -23,9 +26,12 @@ if TYPE_CHECKING:
 
 __all__ = ["decode_column", "encode_column"]
 
-_NUMBERS, _CODED, _OBJECTS, _RECORDS = range(4)
+_NUMBERS, _CODED, _OBJECTS, _RECORDS, _INTS, _TABLED = range(6)
 _DTYPES = {"|b1": 1, "<i8": 8, "<f8": 8}
+_UNSIGNED = {"|u1": 1, "<u2": 2, "<u4": 4}
 _DEPTH_MAX = 16
+_LIMIT = 2**63
+_LEAST_MAX = _LIMIT - (1 << 32)
 _BARE_MAX = 1 << 20
 """Records without a column, which cost the sender no byte."""
 
@@ -33,28 +39,40 @@ _pack = msgspec.msgpack.Encoder().encode
 _unpack = msgspec.msgpack.Decoder(list).decode
 
 
-def encode_column(column: Column, codec: Codec, owner: str) -> bytes:
-    """Returns the bytes of `column`. Raises TypeNotSupported naming `owner` for a value that cannot travel."""
-    return _pack(_shape(column, codec, owner))
+def encode_column(column: Column, codec: Codec, owner: str, tables: EntryTables | None = None) -> bytes:
+    """Returns the bytes of `column`; `tables` are those of the channel. Raises TypeNotSupported naming `owner` for a value that cannot
+    travel."""
+    return _pack(_shape(column, codec, owner, tables))
 
 
-def decode_column(content: bytes | memoryview, codec: Codec) -> Column:
-    """Returns the column of `encode_column`. Raises ValueError or DecodeError."""
+def decode_column(content: bytes | memoryview, codec: Codec, tables: EntryTables | None = None) -> Column:
+    """Returns the column of `encode_column`; `tables` are those of the channel. Raises ValueError or DecodeError."""
     try:
         shape = _unpack(content)
     except RecursionError:
         raise ValueError("columns are nested too deeply") from None
-    return _column(shape, codec, 0)
+    return _column(shape, codec, 0, tables)
 
 
-def _shape(column: Column, codec: Codec, owner: str) -> list[Any]:
+def _shape(column: Column, codec: Codec, owner: str, tables: EntryTables | None) -> list[Any]:
     import numpy as np
 
     if isinstance(column, NumberColumn):
         values = column.values.astype(column.values.dtype.newbyteorder("<"), copy=False)
-        return [_NUMBERS, values.dtype.str, values.tobytes(), None if column.valid is None else column.valid.tobytes()]
+        valid = None if column.valid is None else column.valid.tobytes()
+        if values.dtype.kind == "i" and len(values):
+            least = int(values.min())
+            dtype = _smallest(int(values.max()) - least)
+            if dtype is not None and least < _LEAST_MAX:
+                return [_INTS, dtype, least, (values - least).astype(dtype).tobytes(), valid]
+        return [_NUMBERS, values.dtype.str, values.tobytes(), valid]
     if isinstance(column, CodedColumn):
-        codes, entries = column.codes.astype("<i4", copy=False), column.entries
+        codes, entries = column.codes, column.entries
+        if tables is not None and (table := tables.place(entries, len(codes))) is not None:
+            number, base = table
+            new = codec.encode_batch(entries[base:], owner=owner) if len(entries) > base else b""
+            dtype = _smallest(len(entries)) or "<u4"
+            return [_TABLED, number, base, new, dtype, (codes + 1).astype(dtype).tobytes()]
         if len(entries) > len(codes) // 2:
             # Only what is used: a part of a batch shares the entries of the whole.
             used = np.zeros(len(entries) + 1, np.bool_)
@@ -62,14 +80,22 @@ def _shape(column: Column, codec: Codec, owner: str) -> list[Any]:
             used[-1] = False  # Where -1 has put its mark.
             kept = np.flatnonzero(used)
             if len(kept) < len(entries):
-                place = np.full(len(entries) + 1, -1, "<i4")
+                place = np.full(len(entries) + 1, -1, np.int32)
                 place[kept] = np.arange(len(kept))
                 codes, entries = place[codes], [entries[code] for code in kept.tolist()]
-        return [_CODED, codes.tobytes(), codec.encode_batch(entries, owner=owner)]
+        dtype = _smallest(len(entries)) or "<u4"
+        return [_CODED, dtype, (codes + 1).astype(dtype).tobytes(), codec.encode_batch(entries[:], owner=owner)]
     if isinstance(column, ColumnBatch) and (kind := _kind(column, codec)) is not None:
-        shapes = [_shape(one, codec, owner) for one in column.columns.values()]
+        shapes = [_shape(one, codec, owner, tables) for one in column.columns.values()]
         return [_RECORDS, len(column), list(column.columns), shapes, kind]
     return [_OBJECTS, codec.encode_batch(column.to_list(), owner=owner)]
+
+
+def _smallest(greatest: int) -> str | None:
+    """The type of unsigned ints up to `greatest`; None if they need all bytes."""
+    if greatest < 1 << 16:
+        return "|u1" if greatest < 1 << 8 else "<u2"
+    return "<u4" if greatest < 1 << 32 else None
 
 
 def _kind(batch: ColumnBatch, codec: Codec) -> bool | str | None:
@@ -83,33 +109,31 @@ def _kind(batch: ColumnBatch, codec: Codec) -> bool | str | None:
     return None
 
 
-def _column(shape: Any, codec: Codec, depth: int) -> Column:
+def _column(shape: Any, codec: Codec, depth: int, tables: EntryTables | None) -> Column:
     import numpy as np
 
     if depth > _DEPTH_MAX:
         raise ValueError("columns are nested too deeply")
     match shape:
         case [0, str(dtype), bytes(values), None | bytes() as valid] if dtype in _DTYPES:
-            count, rest = divmod(len(values), _DTYPES[dtype])
-            if rest or (valid is not None and len(valid) != count):
-                raise ValueError("an array of a column is cut off")
-            flags = None if valid is None else np.frombuffer(valid, np.uint8) != 0
+            flags = _flags(valid, len(values), _DTYPES[dtype])
             numbers = np.frombuffer(values, np.uint8) != 0 if dtype == "|b1" else np.frombuffer(values, dtype).astype(dtype[1:], copy=False)
             return NumberColumn(numbers, flags)
-        case [1, bytes(content), bytes(packed)]:
-            if len(content) % 4:
-                raise ValueError("the codes of a column are cut off")
-            codes = np.frombuffer(content, "<i4").astype(np.int32, copy=False)
-            entries = list(codec.decode_batch(packed))
-            if len(codes) and not (int(codes.min()) >= -1 and int(codes.max()) < len(entries)):
-                raise ValueError("a column has codes without an entry")
-            return CodedColumn(codes, entries)
+        case [4, str(dtype), int(least), bytes(values), None | bytes() as valid] if dtype in _UNSIGNED:
+            flags = _flags(valid, len(values), _UNSIGNED[dtype])
+            if not -_LIMIT <= least < _LEAST_MAX:
+                raise ValueError("ints of a column are beyond 64 bits")
+            return NumberColumn(np.frombuffer(values, dtype).astype(np.int64) + least, flags)
+        case [1, str(dtype), bytes(content), bytes(packed)] if dtype in _UNSIGNED:
+            return _coded(content, dtype, codec.decode_batch(packed))
+        case [5, int(number), int(base), bytes(packed), str(dtype), bytes(content)] if dtype in _UNSIGNED and tables is not None:
+            return _coded(content, dtype, tables.filled(number, base, codec.decode_batch(packed) if packed else []))
         case [2, bytes(packed)]:
             return ObjectColumn(list(codec.decode_batch(packed)))
         case [3, int(length), list(names), list(shapes), bool() | str() as kind] if length >= 0 and len(names) == len(shapes):
             if not all(type(name) is str or type(name) is int for name in names) or len(set(names)) < len(names):
                 raise ValueError("the columns of a batch have no names of their own")
-            columns = {name: _column(one, codec, depth + 1) for name, one in zip(names, shapes, strict=True)}
+            columns = {name: _column(one, codec, depth + 1, tables) for name, one in zip(names, shapes, strict=True)}
             if not columns and length > _BARE_MAX:
                 raise ValueError(f"{length} records without a column")
             if any(len(column) != length for column in columns.values()):
@@ -120,6 +144,27 @@ def _column(shape: Any, codec: Codec, depth: int) -> Column:
                 return _records(kind, columns, length, codec)
             return ColumnBatch(columns, length, WindowResult if kind else None)
     raise ValueError("a column of this kind is not part of the format")
+
+
+def _coded(content: bytes, dtype: str, entries: list[Any]) -> CodedColumn:
+    import numpy as np
+
+    if len(content) % _UNSIGNED[dtype]:
+        raise ValueError("the codes of a column are cut off")
+    codes = np.frombuffer(content, dtype).astype(np.int64) - 1
+    if len(codes) and int(codes.max()) >= len(entries):
+        raise ValueError("a column has codes without an entry")
+    return CodedColumn(codes.astype(np.int32), entries)
+
+
+def _flags(valid: bytes | None, size: int, of_each: int) -> Any:
+    """Where there is a value, None for everywhere. Raises ValueError if an array of `size` bytes is not one flag for each."""
+    import numpy as np
+
+    count, rest = divmod(size, of_each)
+    if rest or (valid is not None and len(valid) != count):
+        raise ValueError("an array of a column is cut off")
+    return None if valid is None else np.frombuffer(valid, np.uint8) != 0
 
 
 def _records(kind: str, columns: dict[Any, Column], length: int, codec: Codec) -> Column:

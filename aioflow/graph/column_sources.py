@@ -1,4 +1,4 @@
-"""Which sources of a flow give columns: those that can, where what follows has use for them.
+"""Which sources of a flow give columns: those that can, where what follows has use for them. And which columns travel.
 
 Some sources are columnar by themselves. Others, as files of JSON lines, decode into either, and the program does not say which: it says
 what it does with the records. Columns are made where they stay columns up to where they are put to use, by an aggregate, a window or a
@@ -11,11 +11,14 @@ from dataclasses import replace
 
 from aioflow.core.expressions import is_expression
 from aioflow.graph.stream_graph import Partitioning, ShipStrategy, StreamEdge, StreamGraph, StreamNode
+from aioflow.operators.column_aggregates import fields_read
+from aioflow.operators.folding import FoldingAggregate
+from aioflow.operators.running import RunningAggregateOperator
 from aioflow.operators.sink import SinkOperator
 from aioflow.operators.stateless import StatelessOperator
 from aioflow.operators.watermarks import TimestampsAndWatermarksOperator, WatermarkKind, WatermarkStrategy
 
-__all__ = ["with_columns"]
+__all__ = ["with_columns", "with_fields"]
 
 _BY_EXPRESSION = (WatermarkKind.BOUNDED, WatermarkKind.NONE)
 """Strategies that read columns, if the timestamp is an expression."""
@@ -28,6 +31,21 @@ def with_columns(graph: StreamGraph, node: StreamNode) -> StreamNode:
         return node
     source = offer()
     return node if source is None else replace(node, source=source)
+
+
+def with_fields(graph: StreamGraph, edge: StreamEdge, partitioning: Partitioning) -> Partitioning:
+    """`partitioning`, with the fields that the consumer reads where it is known, and nothing else of a record comes out of it.
+
+    A running aggregate is one: a window may give late elements out, whole.
+    """
+    factory = graph.nodes[edge.target].factory
+    if partitioning.strategy is not ShipStrategy.HASH or not is_expression(partitioning.function) or factory is None:
+        return partitioning
+    operator = factory()
+    if not isinstance(operator, RunningAggregateOperator) or not operator.reads_columns:
+        return partitioning
+    assert isinstance(operator.aggregate, FoldingAggregate), "others read rows"
+    return replace(partitioning, fields=fields_read(operator.aggregate))
 
 
 def _keeps_columns(partitioning: Partitioning) -> bool:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from aioflow.core.errors import GraphError
-from aioflow.graph.column_sources import with_columns
+from aioflow.graph.column_sources import with_columns, with_fields
 from aioflow.graph.stream_graph import Chaining, Partitioning, ShipStrategy, StreamEdge, StreamGraph, StreamNode
 
 if TYPE_CHECKING:
@@ -140,7 +140,8 @@ def build_job_graph(graph: StreamGraph, *, apart: bool = False) -> JobGraph:
         if chained_into.get(edge.source) == edge.target and edge.side is None:
             continue
         (source, operator_index), (target, _) = place[edge.source], place[edge.target]
-        edges.append(JobEdge(len(edges), source, target, edge.input_index, _resolve(graph, edge), operator_index, edge.side))
+        partitioning = with_fields(graph, edge, _resolve(graph, edge))
+        edges.append(JobEdge(len(edges), source, target, edge.input_index, partitioning, operator_index, edge.side))
     return JobGraph(graph.name, tuple(vertices), tuple(edges))
 
 

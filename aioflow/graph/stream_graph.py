@@ -63,6 +63,8 @@ class Partitioning:
 
     strategy: ShipStrategy
     function: Any = None
+    fields: tuple[str | int, ...] | None = None
+    """Those that the consumer reads of records of columns: others need not travel. None: all."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from aioflow.core.batch_codec import encode_batch
+from aioflow.core.entry_tables import EntryTables
 from aioflow.core.errors import AioflowError, Broken, ProtocolError, RemoteProtocolError
 from aioflow.protocol.exchange import Exchange
 from aioflow.protocol.framing import Frame, FrameType
@@ -232,11 +233,11 @@ class Link:
             producer.refuse(channel, RemoteProtocolError(f"{request.partition_id} has no subpartition {request.subpartition_index}"))
             return
         view = partition.subpartitions[request.subpartition_index]
-        encode = partial(self._encode, partition)
+        encode = partial(self._encode, partition, EntryTables())
         producer.on_partition_request(channel, request, view, encode, partition.pool)
 
-    def _encode(self, partition: ResultPartition, batch: RecordBatch) -> bytes:
-        content = encode_batch(batch, self._codec, partition.owner)
+    def _encode(self, partition: ResultPartition, tables: EntryTables, batch: RecordBatch) -> bytes:
+        content = encode_batch(batch, self._codec, partition.owner, tables)
         partition.bytes_encoded += len(content)
         return content
 

@@ -11,8 +11,9 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Protocol
 
-from aioflow.core.batch_codec import decode_batch
+from aioflow.core.batch_codec import decode_batch, standing_alone
 from aioflow.core.elements import CheckpointBarrier, Event
+from aioflow.core.entry_tables import EntryTables
 from aioflow.core.serializers import Codec
 from aioflow.network.gate import ChannelTraffic
 from aioflow.network.subpartition import Polled
@@ -48,6 +49,7 @@ class RemoteInputChannel:
         self._subpartition_index = subpartition_index
         self._link = link
         self._codec = codec
+        self._tables = EntryTables()
         self._number: int | None = None
         self._received: deque[bytes | Event | None] = deque()
         """In the order in which it came; None holds the place of an event that overtook what is in front of it."""
@@ -96,7 +98,7 @@ class RemoteInputChannel:
             self._batches -= 1
             self._batches_taken += 1
             self._bytes_taken += len(content)
-            return decode_batch(content, self._codec, str(self)), self._batches, more, number
+            return decode_batch(content, self._codec, str(self), self._tables), self._batches, more, number
         return content, self._batches, more, number  # type: ignore[return-value]  # By exclusion an Event.
 
     def _poll_priority(self) -> Polled:
@@ -122,7 +124,10 @@ class RemoteInputChannel:
 
     def overtaken(self) -> list[bytes | Event]:
         overtaken, self._overtaken = self._overtaken, []
-        return overtaken
+        return [
+            standing_alone(element, self._codec, str(self), self._tables) if isinstance(element, bytes) else element
+            for element in overtaken
+        ]
 
     def hurry(self, checkpoint_id: int) -> None:
         for place, element in enumerate(self._received):

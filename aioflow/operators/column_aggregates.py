@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from aioflow.core.expression_trees import column_names
 from aioflow.core.expressions import is_expression
 from aioflow.operators.aggregates import Agg, BuiltIn, Count, Max, Mean, Min, Sum
 
@@ -11,7 +12,7 @@ if TYPE_CHECKING:
     from aioflow.columns.plans import Plan
     from aioflow.operators.folding import FoldingAggregate
 
-__all__ = ["plan_columns", "why_rows"]
+__all__ = ["fields_read", "plan_columns", "why_rows"]
 
 _KINDS: dict[type, str] = {Count: "count", Sum: "sum", Mean: "mean", Min: "min", Max: "max"}
 
@@ -39,6 +40,12 @@ def plan_columns(aggregate: FoldingAggregate) -> Plan:
         fn, where = part.fn, part.where
         leaves.append(LeafSpec(LeafKind(_KINDS[type(part)]), fn if is_expression(fn) else None, where if is_expression(where) else None))
     return Plan(leaves, list(aggregate.parts) if isinstance(aggregate, Agg) else None)
+
+
+def fields_read(aggregate: FoldingAggregate) -> tuple[str | int, ...]:
+    """The fields of an element that it reads; `why_rows` has given None."""
+    parts = [part for part in _parts(aggregate) if isinstance(part, BuiltIn)]
+    return column_names(*(one for part in parts for one in (part.fn, part.where) if is_expression(one)))
 
 
 def _parts(aggregate: FoldingAggregate) -> list[FoldingAggregate]:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from aioflow.checkpoint.subtask import ChannelStateHandle
-from aioflow.core.batch_codec import decode_batch, decode_event, encode_batch, encode_event
+from aioflow.core.batch_codec import TabledBytes, decode_batch, decode_event, encode_batch, encode_event
 from aioflow.core.elements import MIN_WATERMARK, Event, RecordBatch, Watermark, WatermarkStatus
 from aioflow.core.errors import RestoreError
 from aioflow.core.keygroups import key_group
@@ -67,7 +67,7 @@ class InFlightLog:
         if isinstance(element, RecordBatch):
             content = encode_batch(element, self._codec, self._owner)
         elif isinstance(element, bytes):
-            content = element
+            content = element.standing_alone() if isinstance(element, TabledBytes) else element
         elif isinstance(element, Watermark | WatermarkStatus):
             content = encode_event(element)
             self._parts += (_ELEMENT.pack(_EVENT, input_index, len(content)), content)

@@ -46,8 +46,8 @@ def create_partitioner(
         key = UserFunction(partitioning.function, "key_by").call
         expression = partitioning.function if is_expression(partitioning.function) else None
         if consumers == 1:
-            return _SingleKeyed(key, max_parallelism, place, expression)
-        return _Hash(key, consumers, max_parallelism, place, expression)
+            return _SingleKeyed(key, max_parallelism, place, expression, partitioning.fields)
+        return _Hash(key, consumers, max_parallelism, place, expression, partitioning.fields)
     if strategy is ShipStrategy.CUSTOM:
         return _Custom(UserFunction(partitioning.function, "partition_custom").call, consumers, place)
     if consumers == 1 or strategy is ShipStrategy.GLOBAL:
@@ -139,15 +139,22 @@ class _Keyed:
     """What both keyed partitioners share: the key function, the cache, and who is to blame for a bad key."""
 
     def __init__(
-        self, key: Callable[[Any], Any], consumers: int, max_parallelism: int, place: str, expression: Expr[Any] | None
+        self,
+        key: Callable[[Any], Any],
+        consumers: int,
+        max_parallelism: int,
+        place: str,
+        expression: Expr[Any] | None,
+        fields: tuple[str | int, ...] | None,
     ) -> None:
-        """`expression` is what `key` was made from, for batches of columns; None: they are split as rows."""
+        """`expression` is what `key` was made from, for batches of columns; None: they are split as rows. `fields`: those that travel."""
         self._key = key
         self._body = body = body_of(key)
         self._keys_are_values = body is not None and body.is_argument
         self._place = place
         self._cache = SubtaskCache(consumers, max_parallelism)
         self._expression = expression
+        self._fields = fields
         self._spread = (consumers, max_parallelism)
         self._router: KeyRouter | None = None
 
@@ -160,7 +167,7 @@ class _Keyed:
         if self._router is None:
             from aioflow.columns.keys import KeyRouter
 
-            self._router = KeyRouter(self._expression, *self._spread)
+            self._router = KeyRouter(self._expression, *self._spread, self._fields)
         try:
             return self._router.split(batch)
         except NotOnColumns:
@@ -182,8 +189,15 @@ class _Keyed:
 class _SingleKeyed(_Keyed):
     """One consumer: nothing to route, but keys are computed and checked here all the same."""
 
-    def __init__(self, key: Callable[[Any], Any], max_parallelism: int, place: str, expression: Expr[Any] | None = None) -> None:
-        super().__init__(key, 1, max_parallelism, place, expression)
+    def __init__(
+        self,
+        key: Callable[[Any], Any],
+        max_parallelism: int,
+        place: str,
+        expression: Expr[Any] | None = None,
+        fields: tuple[str | int, ...] | None = None,
+    ) -> None:
+        super().__init__(key, 1, max_parallelism, place, expression, fields)
         self._getter = as_getter(key)
 
     def split(self, batch: RecordBatch) -> list[tuple[int, RecordBatch]]:
@@ -211,9 +225,15 @@ class _Hash(_Keyed):
     """Key -> key group -> subtask, through a cache: one dict look-up a record. The loop is generated for what the batch carries."""
 
     def __init__(
-        self, key: Callable[[Any], Any], consumers: int, max_parallelism: int, place: str, expression: Expr[Any] | None = None
+        self,
+        key: Callable[[Any], Any],
+        consumers: int,
+        max_parallelism: int,
+        place: str,
+        expression: Expr[Any] | None = None,
+        fields: tuple[str | int, ...] | None = None,
     ) -> None:
-        super().__init__(key, consumers, max_parallelism, place, expression)
+        super().__init__(key, consumers, max_parallelism, place, expression, fields)
         self._consumers = consumers
         self._loops = {
             (times, marks): _generate_loop(consumers, self._body, times=times, marks=marks)

@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -18,8 +19,9 @@ from aioflow.columns.expressions import NotOnColumns
 from aioflow.columns.keys import KeyEncoder, KeyRouter, distinct
 from aioflow.columns.making import column_of
 from aioflow.columns.running import KEYS_MAX, RunningColumns
-from aioflow.core.column_batch import ColumnBatch
+from aioflow.core.column_batch import CodedColumn, ColumnBatch
 from aioflow.core.elements import RecordBatch
+from aioflow.core.entry_tables import GrowingList
 from aioflow.core.keygroups import SubtaskCache
 from aioflow.operators.aggregates import resolve_aggregate
 from aioflow.operators.column_aggregates import plan_columns, why_rows
@@ -195,6 +197,24 @@ def test_what_has_to_see_rows_is_named() -> None:
     for aggregate, reason in cases.items():
         assert reason in (why_rows(resolve_aggregate(aggregate)) or "")
     assert all(why_rows(resolve_aggregate(aggregate)) is None for aggregate in AGGREGATES.values())
+
+
+def test_lists_of_entries_that_come_in_turns_are_looked_up_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each channel of an input brings its own."""
+    looked_up: list[Any] = []
+    of_list = KeyEncoder._of_list
+    monkeypatch.setattr(KeyEncoder, "_of_list", lambda self, keys: looked_up.extend(keys) or of_list(self, keys))
+    encoder = KeyEncoder()
+    one, two = GrowingList(["a", "b"]), GrowingList(["b", "c"])
+    for _ in range(3):
+        for entries in (one, two):
+            column = CodedColumn(np.array([1, 0], np.int32), entries)
+            codes = encoder.encode_plain(column)
+            assert codes is not None
+            assert [encoder.entries[code] for code in codes] == [entries[1], entries[0]]
+    one.append("d")
+    assert encoder.encode_plain(CodedColumn(np.array([2], np.int32), one)) is not None
+    assert looked_up == ["a", "b", "b", "c", "d"]
 
 
 @given(st.lists(st.integers(0, 20), min_size=1), st.sampled_from([21, 10_000]))

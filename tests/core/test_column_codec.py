@@ -55,7 +55,7 @@ def test_keys_that_are_a_field_are_not_sent_twice() -> None:
     values: Any = ColumnBatch({"k": key, "v": column_of([1.5] * 1_000)}, 1_000)
     apart = len(encode_batch(RecordBatch(values, None, ints(*range(1_000))), Codec(), "source"))
     together = RecordBatch(values, None, key)
-    assert apart - len(encode_batch(together, Codec(), "source")) >= 8_000
+    assert apart - len(encode_batch(together, Codec(), "source")) >= 2_000
     found = through(together)
     assert found.keys is found.values.columns["k"]  # type: ignore[attr-defined]
 

@@ -265,6 +265,13 @@ def test_whatever_csv_holds_columns_give_the_rows(rows: list[tuple[str, ...]], e
         assert whole(by_columns.decode(data, True)) == whole(by_rows.decode(data, True))
 
 
+def test_lines_that_hold_two_objects_or_half_of_one_are_refused() -> None:
+    """As many values as lines are not one in each."""
+    data = b'{"user":1,"price":\n2.5}\n{"user":3,"price":2.5}{"user":4,"price":2.5}\n'
+    for decoder in (JsonDecoder(None), JsonColumnDecoder(None), JsonDecoder(Bid), JsonColumnDecoder(Bid)):
+        assert len(decoder.decode(data, True).bad) == 3
+
+
 def test_plain_lines_come_as_columns() -> None:
     """Else all of the above would hold of rows alone."""
     for content in ("plain", "no line end at the end", "line ends of Windows", "both line ends", "letters"):
