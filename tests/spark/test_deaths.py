@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.integration.clusters import ROOT
+
 KILLED_JAVA = """
 import asyncio, os, signal
 from aioflow.core.errors import Broken
@@ -130,3 +132,23 @@ def test_python_processes_of_spark_that_are_killed_lose_no_row_and_double_none(t
     done = subprocess.run(command, capture_output=True, text=True, timeout=800, check=False)
 
     assert done.stdout.splitlines() == ["in: True killed: True", "out: True killed: True"], done.stderr
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.usefixtures("java")
+def test_a_streaming_query_fills_a_table_once_whatever_is_killed(tmp_path: Path) -> None:
+    """Tasks in the middle of a batch, Java between our note of a batch and Spark's, and at last the program: the next one goes on."""
+    command = [sys.executable, "-m", "tests.spark.stream_program", str(tmp_path), "8"]
+    with (tmp_path / "log").open("w") as log:
+        first = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, cwd=ROOT)
+        assert first.stdout is not None
+        with first, first.stdout:
+            said = first.stdout.readline()
+            first.kill()
+    assert said == "killed tasks, killed Java\n", (tmp_path / "log").read_text()
+
+    done = subprocess.run(command, capture_output=True, text=True, timeout=800, check=False, cwd=ROOT)
+
+    assert done.stdout.splitlines() == ["each once: True 24000"], done.stderr
