@@ -46,6 +46,9 @@ ROLL_ROWS = 1_000_000
 PARTITIONS_MAX = 8
 """Tasks, and so files, of one batch."""
 
+TASK_BYTES = 8 << 20
+"""What a task writes at least, if there is so much: in the spool. Beginning and ending one costs as much CPU as writing 2 MiB of it."""
+
 
 class FrameSink:
     """A `Sink`. It stays in the process that has the bridge."""
@@ -213,7 +216,7 @@ class FrameCommitter:
         session = await sink.bridge.session()
         listener = ChannelListener(self._host, sink.bridge.reach)
         # By the batch alone, not by the cores of today: a commit that is repeated must make the same files.
-        partitions = min(len(staged.lengths), PARTITIONS_MAX)
+        partitions = min(len(staged.lengths), PARTITIONS_MAX, -(-sum(staged.lengths) // TASK_BYTES))
         stream = OutboundStream(partial(reader.batches, partitions=partitions))
         await listener.open()
         try:
