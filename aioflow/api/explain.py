@@ -50,13 +50,28 @@ def explain_graph(graph: JobGraph) -> str:
         )
         before = "the exchange" if any(gives_columns[edge.source] and not _keeps(edge) for edge in inputs) else "the step"
         previous: StreamNode | None = None
+        in_spark = False
         for node in vertex.nodes:
             rows = f"{before} before gives rows" if of_columns else None
             how, columns = _how(node, previous, columns, keyed_by_function, rows)
-            lines.append(f"  {node.name}: {how}")
+            in_spark = _is_in_spark(node, previous, in_spark)
+            lines.append(f"  {node.name}: {how}{IN_SPARK if in_spark and node.source is None else ''}")
             previous, before = node, "the step"
         gives_columns[vertex.id] = columns
     return "\n".join(lines)
+
+
+IN_SPARK = ", as far as both mean the same by Spark itself with on=af.Spark(...)"
+
+
+def _is_in_spark(node: StreamNode, previous: StreamNode | None, in_spark: bool) -> bool:
+    """Whether Spark may do it where it reads a DataFrame; `in_spark`: whether it may do the one before."""
+    if node.source is not None:
+        return bool(getattr(node.source, "in_spark", False)) and node.watermarks is None
+    if not in_spark or node.factory is None or (previous is not None and previous.kind == "select"):
+        return False
+    operator = node.factory()
+    return isinstance(operator, StatelessOperator) and operator.reads_columns
 
 
 def _keeps(edge: JobEdge) -> bool:

@@ -1,4 +1,5 @@
-"""Expressions right behind a DataFrame, as columns of Spark: rows that a filter drops need not leave the JVM.
+"""Expressions right behind a DataFrame, as columns of Spark: rows that a filter drops need not leave the JVM, nor columns that a `select`
+behind it does not look at.
 
 The operators of the flow stay as they are, and decide. What is made of an expression here only narrows what comes to them, so it may keep
 a row that they drop, and never drops one that they keep. That is why a part of an expression will do, and why what Spark sees otherwise
@@ -11,14 +12,16 @@ all the same.
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from aioflow.core import expressions as ex
+from aioflow.core.errors import GraphError
+from aioflow.core.expression_trees import walk
 from aioflow.core.expressions import is_expression
 from aioflow.operators.stateless import StatelessKind
+from aioflow.spark.runner_rows import FrameRows
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,33 +37,60 @@ EXACT_MAX = 2**53
 
 
 def narrowed(frame: Any, stage: Stage) -> Any:
-    """`frame` without rows that the filters at the beginning of `stage` drop anyway. In a call of the bridge."""
-    fields = frame.schema.fields
-    spelled = Counter(field.name.casefold() for field in fields)
-    # Spark takes names that differ in case alone for one, and does not know which.
-    types = {field.name: field.dataType.simpleString() for field in fields if spelled[field.name.casefold()] == 1}
-    for expression in _leading_filters(stage):
+    """`frame` without rows that the filters at the beginning of `stage` drop anyway, and without columns that it never reads. In a call.
+
+    Raises GraphError for columns of one name.
+    """
+    _check_names(frame)
+    types = {field.name: field.dataType.simpleString() for field in frame.schema.fields}
+    filters, selected = _leading(stage)
+    for expression in filters:
         predicate, whole = predicate_of(expression, types)
         if predicate is not None:
             frame = frame.where(predicate)
         if not whole:
             break  # What stands behind it must see the same rows: one of them may fail there.
+    if selected is not None and isinstance(stage.root.head.source, FrameRows) and stage.root.head.source.gives_dicts:
+        read = {part._name for one in (*filters, *selected) for part in walk(one) if isinstance(part, ex.Column)}
+        if read and read <= types.keys():
+            frame = frame.select(*[_quoted(name) for name in types if name in read])
     return frame
 
 
-def _leading_filters(stage: Stage) -> Iterator[ex.Expr[Any]]:
-    """The expressions of the filters that every row meets first."""
+def _check_names(frame: Any) -> None:
+    """Raises GraphError for columns that Spark cannot tell from each other, and so not hand over."""
+    exact = frame.sparkSession.conf.get("spark.sql.caseSensitive") == "true"
+    spelled: dict[str, str] = {}
+    for name in frame.columns:
+        as_one = name if exact else name.lower()
+        if as_one in spelled:
+            raise GraphError(
+                f"a DataFrame that the flow reads has columns {spelled[as_one]!r} and {name!r}, which Spark takes for one: give one of "
+                "them another name in the query (AS)"
+            )
+        spelled[as_one] = name
+
+
+def _leading(stage: Stage) -> tuple[list[ex.Expr[Any]], Sequence[ex.Expr[Any]] | None]:
+    """The expressions of the filters that every row meets first, and those of the `select` right behind them; None if there is none."""
+    filters: list[ex.Expr[Any]] = []
     if stage.root.head.watermarks is not None or len(stage.root.nodes) > 1:
-        return
+        return filters, None
     following = [edge for edge in (*stage.inner, *stage.outputs) if edge.source == stage.id]
     if len(following) != 1 or following[0] not in stage.inner or following[0].side is not None:
-        return
+        return filters, None
     vertex = next(vertex for vertex in stage.vertices if vertex.id == following[0].target)
     for node in vertex.nodes:
         arguments = node.factory.args if isinstance(node.factory, partial) else ()
-        if node.kind != "filter" or len(arguments) != 2 or arguments[0] is not StatelessKind.FILTER or not is_expression(arguments[1]):
-            return
-        yield arguments[1]
+        if len(arguments) != 2:
+            break
+        kind, function = arguments
+        if kind is StatelessKind.MAP and (fields := getattr(function, "__columns__", None)) is not None:
+            return filters, list(fields.values())
+        if node.kind != "filter" or kind is not StatelessKind.FILTER or not is_expression(function):
+            break
+        filters.append(function)
+    return filters, None
 
 
 def predicate_of(expression: ex.Expr[Any], types: Mapping[str, str]) -> tuple[Any, bool]:
@@ -122,4 +152,8 @@ def _fits(type_: str, value: Any) -> bool:
 def _column(expression: Any) -> Any:
     from pyspark.sql import functions as f
 
-    return f.col("`" + str(expression._name).replace("`", "``") + "`")
+    return f.col(_quoted(str(expression._name)))
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"

@@ -27,6 +27,11 @@ class FrameRows:
         self._make = make
         self._batches = batches
 
+    @property
+    def gives_dicts(self) -> bool:
+        """Whether an element is a dict of the columns, as they are."""
+        return self._make is None and not self._batches
+
     async def discover(self) -> list[Split]:
         """Spark knows the partitions, and each task its own."""
         return []

@@ -38,6 +38,8 @@ class FrameSource(Generic[T]):
     bounded = True
     parallelism_max = 1
     stays_here = True
+    in_spark = True
+    """Whether Spark takes filters and fields behind it for columns of its own, in a job of Spark."""
 
     def __init__(self, bridge: SparkBridge, what: Any, make: Callable[[dict[str, Any]], T] | None, *, batches: bool) -> None:
         """`make` turns a row into an element; None leaves dicts. With `batches` the elements are Arrow's record batches."""

@@ -53,6 +53,7 @@ class StreamSource(Generic[T]):
 
     parallelism_max = 1
     stays_here = True
+    in_spark = True
 
     def __init__(
         self, bridge: SparkBridge, what: Any, make: Callable[[dict[str, Any]], T] | None, *, batches: bool, checkpoint: str, trigger: str

@@ -15,9 +15,11 @@ from hypothesis import strategies as st
 
 import aioflow as af
 from aioflow.core.expression_rows import compile_predicate
+from aioflow.graph.job_graph import build_job_graph
 from aioflow.spark import runner, runner_rdds
-from aioflow.spark.runner_columns import predicate_of
+from aioflow.spark.runner_columns import narrowed, predicate_of
 from aioflow.spark.session import SparkBridge
+from aioflow.spark.translate import plan_flow
 from tests.spark.answers import ANSWERS, Event
 
 pytestmark = pytest.mark.timeout(900)  # The first job of a Java process on a busy machine takes minutes.
@@ -37,7 +39,7 @@ def counted(rows: tuple[list[Any], ...]) -> list[Counter[str]]:
 GENERATED = st.lists(st.builds(Event, st.sampled_from("abcd"), st.integers(0, 300), st.integers(0, 9)), max_size=60)
 
 
-@settings(max_examples=3, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=2, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(events=GENERATED)
 @example(events=EVENTS)
 def test_answers_are_the_same_in_one_process_on_two_workers_and_on_spark(on: af.Spark, events: list[Event]) -> None:
@@ -234,11 +236,22 @@ async def test_a_dataframe_brings_event_time_along_and_needs_its_own_session(on:
             await odd.collect(on=af.Spark(spark.master, bridge=other))
 
 
-async def test_columns_whose_names_differ_in_case_alone_are_left_to_the_filter(on: af.Spark, spark: SparkBridge) -> None:
-    rows = af.Flow("case").source(af.io.spark(spark, "SELECT id AS n, -id AS N, id % 2 AS odd FROM range(0, 10, 1, 1)"))
-    kept = rows.filter((af.col.odd == 1) & (af.col.n > 3) & (af.col.N > -8))
+async def test_columns_that_a_select_does_not_read_stay_in_spark(on: af.Spark, spark: SparkBridge) -> None:
+    flow = af.Flow("columns")
+    rows = flow.source(af.io.spark(spark, ROWS)).filter(af.col.n >= 190).select(k=af.col.k, twice=af.col.n * 2)
+    rows.sink(af.io.blackhole())
+    stage = plan_flow(build_job_graph(flow.graph, apart=True)).stages[0]
+    session = await spark.session()
 
-    assert sorted(row["n"] for row in await kept.collect(on=on)) == [5, 7]
+    assert await spark.call(lambda: narrowed(session.sql(ROWS), stage).columns) == ["n", "k"]
+    assert sorted(map(repr, await rows.collect(on=on))) == sorted(map(repr, await rows.collect()))
+
+
+async def test_columns_whose_names_differ_in_case_alone_are_refused_with_the_remedy(on: af.Spark, spark: SparkBridge) -> None:
+    rows = af.Flow("case").source(af.io.spark(spark, "SELECT id AS n, -id AS N FROM range(0, 10, 1, 1)"))
+
+    with pytest.raises(af.GraphError, match=r"has columns 'n' and 'N', which Spark takes for one: give one of them another name"):
+        await rows.filter(af.col.n > 3).collect(on=on)
 
 
 PREDICATES = [

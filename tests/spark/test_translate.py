@@ -12,6 +12,7 @@ import aioflow as af
 from aioflow.cli.command import main
 from aioflow.core.errors import CheckpointError
 from aioflow.graph.job_graph import build_job_graph
+from aioflow.spark.session import SparkBridge
 from aioflow.spark.translate import SparkPlan, plan_flow
 from tests.spark.shuffled import shuffled
 
@@ -115,6 +116,13 @@ async def test_what_cannot_travel_is_named_before_anything_starts() -> None:
 
     with pytest.raises(af.GraphError, match="operator 'locked' cannot travel"):
         await stream.collect(on=af.Spark("local[2]"))
+
+
+def test_explain_tells_what_spark_may_do_itself() -> None:
+    rows = af.Flow("frame").source(af.io.spark(SparkBridge("local[2]"), "SELECT 1 AS n"))
+    told = rows.filter(af.col.n > 1).select(m=af.col.n * 2).filter(af.col.m > 3).explain().splitlines()
+
+    assert ["by Spark itself" in line for line in told if line.startswith(("  filter", "  select"))] == [True, True, False]
 
 
 def test_a_wrong_master_is_refused_where_it_is_written() -> None:
