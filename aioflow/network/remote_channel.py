@@ -53,7 +53,8 @@ class RemoteInputChannel:
         self._number: int | None = None
         self._received: deque[bytes | Event | None] = deque()
         """In the order in which it came; None holds the place of an event that overtook what is in front of it."""
-        self._priority: deque[Event] = deque()
+        self._priority: deque[tuple[Event, list[bytes | Event]]] = deque()
+        """Each with all that it has overtaken here: a second barrier that waits has overtaken what the first one has, too."""
         self._overtaken: list[bytes | Event] = []
         self._on_announced: Callable[[CheckpointBarrier], None] | None = None
         self._error: Exception | None = None
@@ -102,7 +103,7 @@ class RemoteInputChannel:
         return content, self._batches, more, number  # type: ignore[return-value]  # By exclusion an Event.
 
     def _poll_priority(self) -> Polled:
-        event = self._priority.popleft()
+        event, self._overtaken = self._priority.popleft()
         number, self._sequence_number = self._sequence_number, self._sequence_number + 1
         return event, self._batches, bool(self._received or self._priority), number
 
@@ -144,8 +145,7 @@ class RemoteInputChannel:
 
     def _put_first(self, event: Event, place: int) -> None:
         """`event`, whose place in the order is `place`, comes out next. Taken over it is in its turn: nothing is told out of order."""
-        self._overtaken = [element for element in islice(self._received, place) if element is not None]
-        self._priority.append(event)
+        self._priority.append((event, [element for element in islice(self._received, place) if element is not None]))
         self._take_over_places()
         if self._notify is not None:
             self._notify(True)

@@ -128,9 +128,10 @@ class NetworkInput:
         self._capture_id = -1
         self._capturing: dict[int, InFlightLog] = {}
         """Channels whose barrier was overtaken and has not come: what they bring is kept with the checkpoint."""
-        self._left_behind: dict[int, list[bytes | Event]] = {}
-        """By channel: what a barrier that came ahead of its turn has overtaken on this side, for the checkpoint that is due."""
-        self._left_behind_id = -1
+        self._left_behind: dict[int, dict[int, list[bytes | Event]]] = {}
+        """By checkpoint and channel: what its barrier, that came ahead of its turn, has overtaken on this side. They are several if the task
+        was held up meanwhile: the first begins when barriers of the others have come.
+        """
         self.records_in = 0
 
     def align(
@@ -252,10 +253,10 @@ class NetworkInput:
                 capture.add(capture.log(one.part.edge_id, RESTORED, number, watermark, idle=idle), one.elements)
             else:
                 capture.add(capture.log(one.part.edge_id, INPUT, one.index), one.elements)
-        left_behind, self._left_behind = self._left_behind, {}
-        if self._left_behind_id == checkpoint_id:
-            for channel, elements in left_behind.items():
-                capture.add(self._log_of(capture, channel), elements)
+        for channel, elements in self._left_behind.pop(checkpoint_id, {}).items():
+            capture.add(self._log_of(capture, channel), elements)
+        # Older ones do not begin any more.
+        self._left_behind = {later: channels for later, channels in self._left_behind.items() if later > checkpoint_id}
         self._capture, self._capture_id = capture, checkpoint_id
         self._capturing = {channel: self._log_of(capture, channel) for channel in overtaken}
         for channel in overtaken:
@@ -339,14 +340,12 @@ class NetworkInput:
 
     def _on_barrier(self, part: GateInput, channel: int, barrier: CheckpointBarrier) -> None:
         overtaken = part.gate.overtaken(channel - part.first_channel)
-        log = self._capturing.get(channel)
+        # While the task was held up, barriers of several checkpoints may have come: what one overtook is of that checkpoint.
+        log = self._capturing.get(channel) if barrier.checkpoint_id == self._capture_id else None
         if overtaken and self._capture is not None and log is not None:
             self._capture.add(log, overtaken)
         elif overtaken:
-            if barrier.checkpoint_id > self._left_behind_id:
-                self._left_behind, self._left_behind_id = {}, barrier.checkpoint_id
-            if barrier.checkpoint_id == self._left_behind_id:
-                self._left_behind[channel] = overtaken
+            self._left_behind.setdefault(barrier.checkpoint_id, {})[channel] = overtaken
         self.barriers.barrier(channel, barrier)
 
     def _wanted(self) -> int | None:

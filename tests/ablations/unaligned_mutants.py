@@ -11,7 +11,33 @@ CLOSED_GATE = f"{HERE}test_a_checkpoint_behind_a_closed_gate_completes_and_keeps
 CONNECTION = f"{HERE}test_barriers_overtake_what_waits_on_both_sides_of_a_connection"
 RESCALED = f"{HERE}test_data_in_flight_is_dealt_out_anew_when_the_job_is_rescaled"
 
+HELD_UP = f"{HERE}test_a_task_held_up_by_one_checkpoint_keeps_what_was_in_flight_at_those_that_came_meanwhile"
+
 UNALIGNED_MUTANTS: list[Mutant] = [
+    Mutant(
+        "the first of several barriers that wait in a channel takes what all have overtaken",
+        "aioflow/network/remote_channel.py",
+        "        event, self._overtaken = self._priority.popleft()\n",
+        "        event, self._overtaken = self._priority.popleft()\n        for _, later in self._priority:\n            later.clear()\n",
+        (
+            HELD_UP,
+            "tests/network/test_remote_channel.py::test_each_of_two_barriers_that_wait_has_overtaken_all_that_waits",
+        ),
+    ),
+    Mutant(
+        "what a barrier has overtaken is kept with an older checkpoint whose barrier is awaited",
+        "aioflow/task/network_input.py",
+        "        log = self._capturing.get(channel) if barrier.checkpoint_id == self._capture_id else None\n",
+        "        log = self._capturing.get(channel)\n",
+        (HELD_UP,),
+    ),
+    Mutant(
+        "a checkpoint that begins late drops what later barriers have overtaken",
+        "aioflow/task/network_input.py",
+        "for later, channels in self._left_behind.items() if later > checkpoint_id}",
+        "for later, channels in self._left_behind.items() if later < 0}",
+        (HELD_UP,),
+    ),
     Mutant(
         "what a barrier overtakes in the output is not kept",
         "aioflow/task/inflight.py",

@@ -7,7 +7,8 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from aioflow.core.elements import EndOfPartition, LatencyMarker, RecordBatch
+from aioflow.core.batch_codec import decode_batch
+from aioflow.core.elements import CheckpointBarrier, EndOfPartition, LatencyMarker, RecordBatch
 from aioflow.core.errors import ProducerFailed, RemoteProtocolError, TypeNotSupported
 from aioflow.core.host import SystemHost
 from aioflow.core.serializers import DecodeError
@@ -198,6 +199,35 @@ def test_a_batch_that_cannot_be_decoded_fails_the_poll_and_holds_no_permit() -> 
         assert isinstance(reader.error, DecodeError)
         assert "channel 0 (subpartition 0 of p)" in str(reader.error)
         reader.channel.release()
+
+    on_sockets(main)
+
+
+def test_each_of_two_barriers_that_wait_has_overtaken_all_that_waits() -> None:
+    """F6: a task that is held up finds several; the first may be of a checkpoint that is given up by then."""
+
+    async def main(planes: Planes) -> None:
+        partition = planes.partition()
+        channel = planes.channel()
+        reader = Reader(channel)
+        reader.paused = True
+        partition.add_batch(0, RecordBatch([1]))
+        await planes.settle()
+        first, second = CheckpointBarrier(1, 0), CheckpointBarrier(2, 0)
+        partition.subpartitions[0].overtake(first)
+        await planes.settle()
+        partition.add_batch(0, RecordBatch([2]))
+        await planes.settle()
+        partition.subpartitions[0].overtake(second)
+        await planes.settle()
+        for barrier, overtaken in ((first, [[1]]), (second, [[1], [2]])):
+            polled = channel.poll()
+            assert polled is not None
+            assert polled[0] == barrier
+            assert [decode_batch(content, planes.codec, "a test").values for content in channel.overtaken()] == overtaken
+        reader.read()
+        assert reader.records == [1, 2]
+        channel.release()
 
     on_sockets(main)
 

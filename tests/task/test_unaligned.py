@@ -356,6 +356,73 @@ async def test_barriers_overtake_what_waits_on_both_sides_of_a_connection(
     assert Counter(map(repr, ledger.rows)) == expected
 
 
+class Slow(Ledger):
+    """Does not answer to the first checkpoint, in its first subtask, before it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_asked = asyncio.Event()
+        self.is_open = asyncio.Event()
+
+    def writer(self, ctx: Any) -> Any:
+        writer = super().writer(ctx)
+        if ctx.runtime.subtask_index == 0:
+            prepare = writer.prepare
+
+            async def prepared(checkpoint_id: int) -> list[Any]:
+                if checkpoint_id == 1:
+                    self.is_asked.set()
+                    await self.is_open.wait()
+                return await prepare(checkpoint_id)
+
+            writer.prepare = prepared  # type: ignore[method-assign]
+        return writer
+
+
+@pytest.mark.parametrize("awaited", [False, True], ids=["all barriers are there", "one is awaited"])
+async def test_a_task_held_up_by_one_checkpoint_keeps_what_was_in_flight_at_those_that_came_meanwhile(awaited: bool) -> None:
+    """F6: their barriers wait behind each other in one channel; each has overtaken what came before it, and only the last one counts."""
+    expected = await reference(counts, WORDS)
+    feed, ledger = Feed(*WORDS, bounded=False), Slow()
+
+    def flow() -> af.Flow:
+        made = af.Flow("slow", parallelism=2)
+        made.source(feed).key_by(lambda word: word).count().sink(ledger)
+        return made
+
+    async with Execution(flow(), remote=True, batch_records_max=2) as run:
+        feed.allow(10)
+        await settled(run)
+        second = [task for task in run.tasks.values() if not task.descriptor.inputs][1]
+        later: list[Any] = []
+        told = second.trigger_checkpoint
+        if awaited:
+            second.trigger_checkpoint = later.append  # type: ignore[method-assign]
+        first = run.trigger(unaligned=True)
+        async with asyncio.timeout(40):
+            await ledger.is_asked.wait()
+        for allowed in (20, 30):
+            feed.allow(allowed)
+            await settled(run)
+            last = run.trigger(unaligned=True)
+            await settled(run)
+        for barrier in later:
+            told(barrier)
+        await settled(run)
+        ledger.is_open.set()
+        while not last.done():
+            run._raise_failures()
+            await asyncio.sleep(0)
+        cut = Cut(last.result(), run.vertices)
+        assert cut.in_flight["input"]
+        assert first.done() != awaited, "the barrier of a later one gives up a checkpoint that still waits"
+    feed.bounded = True
+    async with Execution(flow(), cut, remote=True, batch_records_max=2) as run:
+        feed.allow_all()
+        await run.finished()
+    assert Counter(map(repr, ledger.rows)) == expected
+
+
 @pytest.mark.parametrize("timeout_ms", [None, 30], ids=["at once", "in time"])
 async def test_a_batch_of_several_frames_that_waits_for_credit_is_overtaken_whole(timeout_ms: int | None) -> None:
     """F6: its first frames are at the consumer, the others wait: the producer keeps it, and it is processed once all the same."""
