@@ -29,6 +29,7 @@ from aioflow.state.heap_keys import KEYS_A_SLICE
 from aioflow.state.heap_restore import ReadFile, ReadState, read_handle
 from aioflow.state.heap_snapshot import HEAP_FORMAT, HeapSnapshot, SnapshotPlan, WrittenFile
 from aioflow.state.heap_table import RAW, HeapStateTable
+from aioflow.state.retired import Retired
 from aioflow.state.snapshot import TableMeta, check_max_parallelism
 from aioflow.state.timers import InternalTimerService, TimerQueue
 
@@ -81,6 +82,7 @@ class HeapKeyedStateBackend:
         self._archive: tuple[WrittenFile, ...] = ()
         self._must_be_full = False
         self._snapshots: dict[int, HeapSnapshot] = {}
+        self._retired = Retired()
 
     @classmethod
     def create_keyed(
@@ -169,7 +171,7 @@ class HeapKeyedStateBackend:
             self._codec,
             self._operator,
         )
-        snapshot = self._snapshots[checkpoint_id] = HeapSnapshot(self._log, plan, self._merge)
+        snapshot = self._snapshots[checkpoint_id] = HeapSnapshot(self._log, plan, self._merge, self._retired)
         return snapshot
 
     def checkpoint_completed(self, checkpoint_id: int) -> None:
@@ -180,6 +182,10 @@ class HeapKeyedStateBackend:
         if snapshot is None or snapshot.plan.result is None or snapshot.plan.format == CANONICAL:
             return
         plan = snapshot.plan
+        kept = {id(written) for written in snapshot.plan.result}
+        self._retired.add_files(written for written in self._archive if id(written) not in kept)
+        if not self._snapshots:  # No other one that began meanwhile looks at them.
+            self._retired.add_generations(generation for generation in self._generations if generation.number <= plan.ended.number)
         self._archive = snapshot.plan.result
         self._generations = [generation for generation in self._generations if generation.number > plan.ended.number]
         if plan.full:

@@ -22,6 +22,7 @@ from aioflow.state.changes import MISSING, ChangeLog, Generation, Space, missing
 from aioflow.state.format import FileHeader, encode_drops, encode_end, encode_entries, encode_header
 from aioflow.state.handles import KeyedStateHandle, StateFile, StateOutput
 from aioflow.state.heap_keys import KEYS_A_SLICE, GatheredKeys, KeysSpokenOf, Part
+from aioflow.state.retired import Retired
 
 __all__ = ["HEAP_FORMAT", "HeapSnapshot", "SnapshotPlan", "WrittenFile"]
 
@@ -84,8 +85,12 @@ class SnapshotPlan:
 class HeapSnapshot:
     """A snapshot that has begun. It costs the job something until it is written or cancelled."""
 
-    def __init__(self, log: ChangeLog, plan: SnapshotPlan, merged: Callable[[tuple[Generation, ...], Generation], None]) -> None:
+    def __init__(
+        self, log: ChangeLog, plan: SnapshotPlan, merged: Callable[[tuple[Generation, ...], Generation], None], retired: Retired
+    ) -> None:
+        """`retired` holds what former checkpoints left, to be given back with this one."""
         self.plan = plan
+        self._retired = retired
         self._log = log
         self._merged = merged
         self._open = True
@@ -117,6 +122,7 @@ class HeapSnapshot:
             keys = await spoken.settled()
         finally:
             self.cancel()
+        await self._retired.release()
         plan.result = (*kept, WrittenFile(file, keys, drops if kept else {}, self._rows))
         header = plan.header
         files = tuple(written.file for written in plan.result)

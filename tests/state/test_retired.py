@@ -1,0 +1,80 @@
+"""What checkpoints leave is freed in slices, and only what nobody looks at."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from aioflow.core.keygroups import KeyGroupRange
+from aioflow.state.changes import Generation, Space
+from aioflow.state.handles import StateFile
+from aioflow.state.heap import HeapKeyedStateBackend
+from aioflow.state.heap_snapshot import WrittenFile
+from aioflow.state.inline import InlineState
+from aioflow.state.retired import FREED_A_SLICE, Retired
+
+
+def backend() -> HeapKeyedStateBackend:
+    return HeapKeyedStateBackend(max_parallelism=8, key_group_range=KeyGroupRange(0, 7), now_ms=lambda: 0)
+
+
+def put(state: HeapKeyedStateBackend, keys: range, value: int) -> None:
+    named = [f"key-{key}" for key in keys]
+    state.table("counts").of(None, named).update(dict.fromkeys(named, value))
+
+
+async def turns_of(release: Any) -> int:
+    """How often the loop had its turn meanwhile."""
+    task = asyncio.ensure_future(release)
+    turns = 0
+    while not task.done():
+        turns += 1
+        await asyncio.sleep(0)
+    await task
+    return turns
+
+
+async def test_others_get_their_turn_while_much_is_freed() -> None:
+    retired, space, generation = Retired(), Space(None, None, 0), Generation(1)
+    keys = [tuple(range(512))] * (3 * FREED_A_SLICE // 512)
+    retired.add_files([WrittenFile(StateFile("a", 1, b""), {space: list(keys)}, {}, 0)])
+    generation.touched[space] = set(range(2 * FREED_A_SLICE))
+    generation.saved[space] = dict.fromkeys(range(FREED_A_SLICE))
+    retired.add_generations([generation])
+    assert await turns_of(retired.release()) >= 6
+    assert (len(generation.touched[space]), len(generation.saved[space])) == (0, 0)
+    assert await turns_of(retired.release()) <= 2, "nothing is left"
+
+
+async def test_what_a_completed_checkpoint_made_void_goes_with_the_next_one() -> None:
+    state, output = backend(), InlineState()
+    put(state, range(100), 1)
+    await state.begin_snapshot(1, full=True).write(output)
+    state.checkpoint_completed(1)
+    put(state, range(50), 2)
+    second = state.begin_snapshot(2, full=True)
+    (_, notes), *_ = second.plan.generations[-1].noted()
+    await second.write(output)
+    assert len(notes) == 50
+    state.checkpoint_completed(2)
+    assert len(notes) == 50, "nothing is freed while the checkpoint is confirmed"
+    await state.begin_snapshot(3).write(output)
+    assert len(notes) == 0
+
+
+async def test_notes_that_a_later_checkpoint_writes_are_left_alone() -> None:
+    """Two are under way: what the first was to hold is part of the second until that one is through."""
+    state, output = backend(), InlineState()
+    put(state, range(100), 1)
+    await state.begin_snapshot(1, full=True).write(output)
+    state.checkpoint_completed(1)
+    put(state, range(10), 2)
+    second = state.begin_snapshot(2)
+    put(state, range(10, 30), 3)
+    third = state.begin_snapshot(3)
+    await second.write(output)
+    state.checkpoint_completed(2)
+    await third.write(output)
+    assert [generation.number for generation in third.plan.generations] == [1, 2]
+    assert [len(notes) for generation in third.plan.generations for _, notes in generation.noted()] == [10, 20]
+    state.close()
