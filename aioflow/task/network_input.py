@@ -129,8 +129,8 @@ class NetworkInput:
         self._capturing: dict[int, InFlightLog] = {}
         """Channels whose barrier was overtaken and has not come: what they bring is kept with the checkpoint."""
         self._left_behind: dict[int, dict[int, list[bytes | Event]]] = {}
-        """By checkpoint and channel: what its barrier, that came ahead of its turn, has overtaken on this side. They are several if the task
-        was held up meanwhile: the first begins when barriers of the others have come.
+        """By checkpoint and channel: what its barrier, that came ahead of its turn, has overtaken on this side. They are several if the
+        task was held up meanwhile: the first begins when barriers of the others have come.
         """
         self.records_in = 0
 
