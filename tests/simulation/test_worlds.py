@@ -27,6 +27,13 @@ REPAIRED = {
 """Seeds that showed a mistake once, in the world as it was then. What they showed has a test of its own, too."""
 
 
+REPAIRED_AMONG_WORKERS = {
+    52704: "of what barriers of several checkpoints overtook while a worker stood still, only the last one's was kept",
+    53412: "the same",
+}
+"""As `REPAIRED`, of the world whose tasks run in worker processes."""
+
+
 @pytest.mark.parametrize("first", FIRST)
 def test_whatever_fails_everything_is_committed_exactly_once(first: int) -> None:
     """RELIABILITY 1, 2, 6, 8, 13, 14, 16, 18-20, 22: 25 seeds a test."""
@@ -49,6 +56,11 @@ def test_what_was_in_flight_of_a_finished_subtask_is_not_restored_again() -> Non
 @pytest.mark.parametrize("seed", REPAIRED)
 def test_a_seed_that_showed_a_mistake_shows_none(seed: int) -> None:
     run_world(seed)
+
+
+@pytest.mark.parametrize("seed", REPAIRED_AMONG_WORKERS)
+def test_a_seed_that_showed_a_mistake_among_workers_shows_none(seed: int) -> None:
+    run_world(seed, workers=True)
 
 
 @pytest.mark.parametrize(("workers", "seeds", "kinds"), [(False, 30, KINDS), (True, 14, worker_world.KINDS)])
