@@ -18,7 +18,7 @@ from aioflow.spark.failures import SparkError
 from aioflow.spark.session import SparkBridge
 from aioflow.spark.settings import session_config
 
-WITHIN_S = 60.0
+WITHIN_S = 30.0
 
 
 @pytest.mark.parametrize("master", ["", "localhost", "local[x]", "spark://", "spark://host", "http://host:7077", "local[2]; rm"])

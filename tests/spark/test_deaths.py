@@ -14,10 +14,14 @@ import pytest
 
 from tests.integration.clusters import ROOT
 
-KILLED_JAVA = """
-import asyncio, os, signal
+KILLED = """
+import asyncio, os, signal, sys
+from pathlib import Path
+import aioflow as af
 from aioflow.core.errors import Broken
-from aioflow.spark.session import SparkBridge
+from aioflow.spark.spool import StagedReader
+
+killed = []
 
 def endless(session):
     def forever(rows):
@@ -26,49 +30,6 @@ def endless(session):
             time.sleep(0.05)
         yield 1
     return session.sparkContext.parallelize([1], 1).mapPartitions(forever).collect()
-
-async def main():
-    async with SparkBridge("local[2]") as spark:
-        session = await spark.session()
-        call = asyncio.create_task(spark.call(endless, session))
-        while not await spark.call(lambda: list(session.sparkContext.statusTracker().getActiveJobsIds())):
-            await asyncio.sleep(0.05)
-        os.kill(spark._process._process.pid, signal.SIGKILL)
-        try:
-            await call
-        except Broken as error:
-            print("failed:", error)
-        frame = await spark.sql("SELECT 40 + 2 AS answer")
-        ((answer,),) = await spark.call(frame.collect)
-        print("then:", answer)
-        print(spark.running, spark.abandoned)
-
-asyncio.run(main())
-"""
-
-
-@pytest.mark.spark
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.usefixtures("java")
-def test_a_java_process_that_is_killed_fails_its_calls_and_is_followed_by_another() -> None:
-    done = subprocess.run([sys.executable, "-c", KILLED_JAVA], capture_output=True, text=True, timeout=800, check=False)
-
-    assert done.stdout.splitlines() == [
-        "failed: the Java process of Spark ended with code -9 during the call; the next call starts another one",
-        "then: 42",
-        "0 0",
-    ], done.stderr
-    assert "\tat " not in done.stderr
-
-
-KILLED_PYTHON = """
-import asyncio, os, signal, sys
-from pathlib import Path
-import aioflow as af
-from aioflow.spark.spool import StagedReader
-
-killed = []
 
 def parent_of(pid):
     try:
@@ -118,6 +79,20 @@ async def main(out):
         ids = [row.id for row in await spark.call(stored.collect)]
         print("out:", sorted(ids) == list(range(50_000)), "killed:", killed.pop() > 0)
 
+        session = await spark.session()
+        call = asyncio.create_task(spark.call(endless, session))
+        while not await spark.call(lambda: list(session.sparkContext.statusTracker().getActiveJobsIds())):
+            await asyncio.sleep(0.05)
+        os.kill(spark._process._process.pid, signal.SIGKILL)
+        try:
+            await call
+        except Broken as error:
+            print("failed:", error)
+        frame = await spark.sql("SELECT 40 + 2 AS answer")
+        ((answer,),) = await spark.call(frame.collect)
+        print("then:", answer)
+        print(spark.running, spark.abandoned)
+
 asyncio.run(main(sys.argv[1]))
 """
 
@@ -126,12 +101,20 @@ asyncio.run(main(sys.argv[1]))
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.usefixtures("java")
-def test_python_processes_of_spark_that_are_killed_lose_no_row_and_double_none(tmp_path: Path) -> None:
-    """While a source reads, and while a sink writes: the second attempt of a task goes on where the first was, or writes anew."""
-    command = [sys.executable, "-c", KILLED_PYTHON, str(tmp_path / "out")]
+def test_what_is_killed_loses_no_row_and_doubles_none_and_fails_calls_that_cannot_go_on(tmp_path: Path) -> None:
+    """Python processes while a source reads and while a sink writes: the second attempt of a task goes on where the first was, or writes
+    anew. Then Java: calls under way fail, and the next one starts another."""
+    command = [sys.executable, "-c", KILLED, str(tmp_path / "out")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=800, check=False)
 
-    assert done.stdout.splitlines() == ["in: True killed: True", "out: True killed: True"], done.stderr
+    assert done.stdout.splitlines() == [
+        "in: True killed: True",
+        "out: True killed: True",
+        "failed: the Java process of Spark ended with code -9 during the call; the next call starts another one",
+        "then: 42",
+        "0 0",
+    ], done.stderr
+    assert "\tat " not in done.stderr
 
 
 @pytest.mark.spark
