@@ -125,10 +125,14 @@ class KeyEncoder:
         return codes  # type: ignore[no-any-return]
 
 
+SPARSE = 64
+"""With fewer codes than a 64th of those there are it costs less to sort them than to mark them in an array of all."""
+
+
 def distinct(codes: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
     """The codes that occur, in order of first arrival, and for each record the place of its code among them. Codes are below `size`."""
     count = len(codes)
-    if size > 4 * count:
+    if size > SPARSE * count:
         found, first, inverse = np.unique(codes, return_index=True, return_inverse=True)
         order = np.argsort(first)
         place = np.empty(len(order), np.int64)

@@ -311,10 +311,16 @@ class SliceWindowOperator(Operator):
         except NotOnColumns:
             codes, inputs = None, []
         times = np.asarray(timestamps.values if hasattr(timestamps, "values") else timestamps)
-        starts = times - (times - self._offset) % self._width
-        first, last = int(starts.min()), int(starts.max())
-        for start in (first,) if first == last else np.unique(starts).tolist():
-            which = None if first == last else np.flatnonzero(starts == start)
+        # Most batches are of one slice or two, for which to compare costs less than a division for each record.
+        first, last = self._grid.slice_start(int(times.min())), self._grid.slice_start(int(times.max()))
+        starts = [first, last] if last - first <= self._width else np.unique(times - (times - self._offset) % self._width).tolist()
+        for start in dict.fromkeys(starts):
+            if first == last:
+                which = None
+            elif start == last:
+                which = np.flatnonzero(times >= last)
+            else:
+                which = np.flatnonzero((times >= start) & (times < start + self._width) if start > first else times < first + self._width)
             if codes is not None:
                 try:
                     columns.fold(start, codes if which is None else codes[which], inputs, which, new=start not in self._known(start))

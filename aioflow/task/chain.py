@@ -32,7 +32,7 @@ SLICE_NS = 2_000_000
 BATCH_RECORDS_MAX = 1024
 """Records that one stage takes at a time; larger batches leave the processor's cache (W2 loses a third at 4,096)."""
 
-COLUMN_RECORDS_LEAST = 1024
+COLUMN_RECORDS_LEAST = 4096
 """Of a batch of columns a stage without functions of the application takes no less at a time: numpy costs as much for one record."""
 
 SLOW_NS = 100_000_000

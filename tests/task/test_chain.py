@@ -18,7 +18,7 @@ from aioflow.core.scope import Scope
 from aioflow.network.builder import BATCH_RECORDS_MAX
 from aioflow.operators.operator import Operator
 from aioflow.operators.stateless import StatelessKind, StatelessOperator, StatelessStep
-from aioflow.task.chain import ChainStatus, OperatorChain
+from aioflow.task.chain import COLUMN_RECORDS_LEAST, ChainStatus, OperatorChain
 
 
 def context(name: str) -> Any:
@@ -460,7 +460,7 @@ def test_whoever_reads_columns_gets_large_pieces_of_them_and_of_rows_what_it_has
     for _ in range(8):
         world.chain.push(columns(COLUMN_RECORDS_MAX))
         world.drain()
-    assert step.sizes[0] == 1024
+    assert step.sizes[0] == COLUMN_RECORDS_LEAST
     assert max(step.sizes) == COLUMN_RECORDS_MAX
     step.sizes.clear()
     world.chain.push(RecordBatch(list(range(5_000))))
@@ -485,7 +485,7 @@ def test_pieces_of_columns_do_not_shrink_to_nothing_where_each_piece_is_dear() -
     for _ in range(20):
         world.chain.push(columns(COLUMN_RECORDS_MAX))
         world.drain()
-    assert min(step.sizes) >= 1024
+    assert min(step.sizes) >= COLUMN_RECORDS_LEAST
 
 
 def test_functions_behind_columns_begin_with_one_record() -> None:
