@@ -19,10 +19,16 @@ export function view(store, route, job) {
   ];
 }
 
+/** Without the attempt, which Flink counts from 0 in the name of a task, and people from 1. */
+function taskOf(entry) {
+  return entry.taskName?.replace(/ - execution #\d+$/, "");
+}
+
 function failure(job, entry, index, before) {
   const lines = String(entry.stacktrace ?? "").trimEnd().split("\n");
   const vertex = entry["vertex-id"];
-  return panel(vertex ? h("a", { href: `#/jobs/${job.id}/graph/${vertex}` }, entry.taskName) : entry.taskName ?? "The job as a whole", {
+  const task = taskOf(entry) ?? "The job as a whole";
+  return panel(vertex ? h("a", { href: `#/jobs/${job.id}/graph/${vertex}` }, task) : task, {
     key: `${entry.timestamp} ${entry.taskName}`, class: "failure",
     end: [before && `${duration(entry.timestamp - before.timestamp)} after the one before`, h("time", null, moment(entry.timestamp))],
   },
@@ -36,7 +42,7 @@ function failure(job, entry, index, before) {
       ].filter(Boolean)),
       h("details", { open: index === 0 }, h("summary", null, "Traceback"), trace(lines)),
       (entry.concurrentExceptions ?? []).map((other) => h("details", null,
-        h("summary", null, `At the same time: ${other.taskName ?? other.exceptionName}`), trace(String(other.stacktrace ?? "").trimEnd().split("\n"))))));
+        h("summary", null, `At the same time: ${taskOf(other) ?? other.exceptionName}`), trace(String(other.stacktrace ?? "").trimEnd().split("\n"))))));
 }
 
 /** A traceback in which the program's own frames stand out, and those of the engine are folded. */
