@@ -6,6 +6,7 @@ Real processes, real signals; every wait is bounded.
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import threading
@@ -22,6 +23,7 @@ import pytest
 
 import aioflow as af
 from aioflow.cluster.heartbeat import HeartbeatOptions
+from aioflow.cluster.worker import COLLECTED_AFTER
 from aioflow.cluster.worker_pool import WorkerPool
 from tests.integration.processes import alive, eventually
 
@@ -148,6 +150,12 @@ async def test_subtasks_run_in_different_processes_and_sinks_here() -> None:
     assert len(workers) == 2
     assert os.getpid() not in workers
     assert {-pid for pid in where if pid < 0} == {os.getpid()}
+
+
+async def test_a_worker_collects_garbage_less_often_and_this_process_as_before() -> None:
+    before = gc.get_threshold()
+    (there,) = await af.Flow("collects").source([1]).map(lambda n: gc.get_threshold()).collect(workers=1)
+    assert (there, gc.get_threshold()) == (COLLECTED_AFTER, before)
 
 
 # Errors of user code.
