@@ -14,8 +14,6 @@ import gc
 import logging
 import os
 import pickle
-import signal
-import sys
 import threading
 from collections.abc import Callable
 from dataclasses import astuple
@@ -293,13 +291,10 @@ def _key(attempt: ExecutionAttemptId) -> tuple[str, int, int, int]:
     return attempt.job_id, attempt.vertex_id, attempt.subtask_index, attempt.attempt
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Entry point of the process."""
+def main(argv: list[str]) -> int:
+    """The process: where its job master is, and its own id."""
     gc.set_threshold(*COLLECTED_AFTER)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        # Not SIG_IGN, which processes started by user code would inherit.
-        signal.signal(number, _ignore)
-    where, worker_id = (sys.argv[1:] if argv is None else argv)[:2]
+    where, worker_id = argv[:2]
     address, _, port = where.rpartition(":")
     with asyncio.Runner(loop_factory=_new_event_loop) as runner:
         return runner.run(_main((address, int(port)), worker_id))
@@ -334,17 +329,9 @@ def _end_with_parent(parent: int, over: threading.Event) -> None:
             return
 
 
-def _ignore(number: int, frame: object) -> None:
-    """A signal of the terminal, or of a service manager, that the program has got too."""
-
-
 def _new_event_loop() -> asyncio.AbstractEventLoop:
     try:
         import uvloop
     except ImportError:
         return asyncio.new_event_loop()
     return uvloop.new_event_loop()
-
-
-if __name__ == "__main__":
-    sys.exit(main())

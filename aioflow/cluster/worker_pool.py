@@ -150,7 +150,7 @@ class WorkerPool:
         worker = WorkerProcess(f"worker-{next(self._numbers)}")
         self._workers[worker.id] = worker
         # -P: the working directory is not on the path, unless it is on this process's.
-        argv = [sys.executable, "-P", "-m", "aioflow.cluster.worker", self._address, worker.id]
+        argv = [sys.executable, "-P", "-m", "aioflow.cluster.worker_program", self._address, worker.id]
         paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
         try:
             worker.process = await self._host.procs.exec(argv, env={"PYTHONPATH": paths}, secret=self._secret)

@@ -182,8 +182,8 @@ class WorkersCluster:
         try:
             await wait_all(starts)
         finally:
-            errors = await cancel_and_wait([start for start in starts if not start.done()])
-        errors += [error for start in starts if not start.cancelled() and (error := start.exception()) is not None]
+            # Also of those that have ended: when this is cancelled, nobody else looks at their errors.
+            errors = await cancel_and_wait(starts)
         if errors:
             raise errors[0]
 

@@ -98,6 +98,13 @@ JOB_MUTANTS: list[Mutant] = [
         ("tests/cluster/test_leadership.py::test_who_heard_that_it_leads_no_more_does_so_for_good",),
     ),
     Mutant(
+        "nobody looks at the errors of workers when a start is cancelled",
+        "aioflow/cluster/workers.py",
+        "            errors = await cancel_and_wait(starts)\n",
+        "            errors = await cancel_and_wait([start for start in starts if not start.done()])\n",
+        ("tests/cluster/test_workers.py::test_a_job_cancelled_when_a_worker_has_died_says_nothing_more_about_it",),
+    ),
+    Mutant(
         "a handle waits for a jobmanager that is silent",
         "aioflow/cluster/remote.py",
         "            except TimeoutError:\n                connection.abort(",

@@ -11,9 +11,11 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
+import aioflow.__main__
 from aioflow.cli import demo_data
 from aioflow.cli.command import main
 
@@ -157,6 +159,16 @@ def test_ctrl_c_stops_gracefully(folder: Path) -> None:
     assert err.count("stopping, Ctrl-C again ends it") == 1
     ticks = [int(line.split()[1]) for line in out.splitlines()]
     assert ticks == list(range(1, len(ticks) + 1))
+
+
+def test_ctrl_c_while_the_command_is_being_loaded_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Loading(ModuleType):
+        def __getattr__(self, name: str) -> object:
+            raise KeyboardInterrupt
+
+    monkeypatch.setitem(sys.modules, "aioflow.cli.command", Loading("aioflow.cli.command"))
+
+    assert aioflow.__main__.main() == 130
 
 
 @pytest.mark.integration

@@ -6,8 +6,13 @@ The workers here are the peers of real connections, so that they can misbehave. 
 from __future__ import annotations
 
 import asyncio
+import gc
+import os
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,6 +29,8 @@ from aioflow.core.serializers import Codec
 from aioflow.graph.job_graph import build_job_graph
 from aioflow.protocol.handshake import PeerRole
 from aioflow.task.environment import TaskOptions
+
+ROOT = Path(__file__).parents[2]
 
 QUICK = HeartbeatOptions(interval_s=0.02, timeout_s=0.15, suspicion_s=0.05)
 
@@ -280,3 +287,39 @@ async def test_a_job_cancelled_before_its_workers_are_there_is_cancelled() -> No
 
     assert await asyncio.wait_for(running, 60) is JobStatus.CANCELED
     assert processes.children[0].returncode == -9
+
+
+async def test_a_job_cancelled_when_a_worker_has_died_says_nothing_more_about_it() -> None:
+    """Ctrl-C in a terminal ends a worker that is still being loaded, and cancels the job that waits for the others."""
+
+    class FirstDies(Peers):
+        async def play(self, worker_id: str, address: tuple[str, int], secret: bytes, child: Child) -> None:
+            if worker_id == "worker-1":
+                child.end(-2)
+
+    async def cancelled() -> JobStatus:
+        cluster = cluster_of(parallelism=2, workers=2)
+        cluster.host.procs = Processes(FirstDies().play)  # type: ignore[misc]
+        running = asyncio.create_task(cluster.run())
+        await until(lambda: len(cluster.pool.all) == 2 and [task.get_name() for task in asyncio.all_tasks()].count("start worker") == 1)
+        cluster.job_master.cancel()
+        return await asyncio.wait_for(running, 60)
+
+    complaints: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(str(context)))
+    assert await cancelled() is JobStatus.CANCELED
+    gc.collect()
+    assert complaints == []
+
+
+def test_the_program_of_a_worker_is_deaf_to_the_terminal_before_it_loads_anything() -> None:
+    program = (
+        "import runpy, signal, sys, types\n"
+        "worker = types.ModuleType('aioflow.cluster.worker')\n"
+        "worker.main = lambda argv: [signal.raise_signal(number) for number in (signal.SIGINT, signal.SIGTERM)] and 7\n"
+        "sys.modules[worker.__name__] = worker\n"
+        "runpy.run_module('aioflow.cluster.worker_program', run_name='__main__')\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, env=environment)
+    assert (done.returncode, done.stderr) == (7, "")

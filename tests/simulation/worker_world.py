@@ -28,7 +28,7 @@ __all__ = ["HEARTBEAT", "KINDS", "check_credit", "install", "simulated_workers",
 KINDS = ("worker killed", "worker paused", "connection reset", "all cut", "all slow")
 """What may happen to them and between them."""
 
-PROGRAM = "aioflow.cluster.worker"
+PROGRAM = "aioflow.cluster.worker_program"
 HEARTBEAT = HeartbeatOptions(interval_s=0.02, timeout_s=0.15, suspicion_s=0.01)
 DATA_RATE = 0.8
 """Share of the resets that leave the connections to the service whole: without those a worker is lost."""
