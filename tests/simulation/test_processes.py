@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -35,6 +36,19 @@ def test_killed_process_runs_no_finally_block_and_no_timer() -> None:
         return list(log)
 
     assert simulate(main, 1).value == []
+
+
+def test_a_process_killed_in_the_moment_in_which_it_fails_leaves_no_error_that_nobody_awaited() -> None:
+    async def main(host: SimulatedHost) -> Any:
+        async def victim(child: SimulatedHost) -> None:
+            asyncio.get_running_loop().call_soon(host.sim.kill, "victim")
+            raise ValueError("nobody is left to hear it")
+
+        process = host.sim.spawn("victim", victim)
+        assert await process.wait() == -9
+        return process._task
+
+    assert not simulate(main, 1).value._log_traceback, "asyncio would complain when it goes"
 
 
 def test_restarted_process_is_a_new_life_of_the_same_main() -> None:

@@ -414,6 +414,9 @@ class SimLoop(asyncio.BaseEventLoop):
         self._drop_runnable(process)
         if power:
             process.machine.up = False
+        for task in process.tasks:
+            if task.done() and not task.cancelled():
+                task.exception()  # Who would have looked at it is dead, too.
         # Kept until the end of the run: letting go of a suspended coroutine would run its `finally`.
         self._graveyard.extend(process.tasks)
         process.tasks = {}
