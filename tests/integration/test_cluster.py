@@ -243,6 +243,23 @@ def twice(n: int) -> int:
     return 2 * n
 
 
+async def test_files_found_later_and_side_outputs_reach_whoever_they_are_for(cluster: Cluster, tmp_path: Path) -> None:
+    """The JobManager finds the files, TaskManagers read them, and the program that submitted the job looks on."""
+    await asyncio.to_thread(cluster.start, workers=2, slots=1)
+    inbox, bad = tmp_path / "inbox", af.OutputTag[Any]("bad")
+    inbox.mkdir()
+    flow = af.Flow("found", parallelism=2)
+    numbers = flow.source(af.io.lines(inbox, discover_every="50ms")).map(int, on_error=bad)
+    async with flow.run(on=af.RemoteCluster(cluster.address, secret=cluster.secret), subscribe=[numbers, numbers.side(bad)]) as job:
+        async with job.subscribe(numbers) as rows, job.subscribe(numbers.side(bad)) as failures:
+            received, failed = aiter(rows), aiter(failures)
+            for n in range(4):
+                (tmp_path / "new").write_text(f"{n}\nx{n}\n")
+                (tmp_path / "new").rename(inbox / f"f{n}")
+                assert await anext(received) == n
+                assert (await anext(failed)).value == f"x{n}"
+
+
 @dataclass(frozen=True)
 class Reading:
     sensor: str

@@ -105,8 +105,8 @@ def run(failing: range, *, late: bool) -> int:
     return trouble.met
 
 
-@pytest.mark.parametrize("length", [1, 7, 40], ids=["one", "some", "many"])
-@pytest.mark.parametrize("late", [False, True], ids=["refused", "done and not answered"])
+@pytest.mark.parametrize("length", [1, *(pytest.param(more, marks=pytest.mark.slow) for more in (7, 40))])
+@pytest.mark.parametrize("late", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["refused", "done and not answered"])
 @pytest.mark.parametrize("part", range(STRIDE))
 def test_whichever_operation_of_a_disk_fails_everything_is_committed_once(part: int, late: bool, length: int) -> None:
     """One operation fails, or that and those behind it."""
