@@ -99,11 +99,12 @@ class Oracle:
     which commit beside each other, before any of them takes new records: the order of what is visible is no guarantee then."""
     counts: dict[int, set[int]] = field(default_factory=dict)
     records: set[Record] = field(default_factory=set)
-    timers: set[tuple[int, int]] = field(default_factory=set)
+    timers: Counter[tuple[int, int]] = field(default_factory=Counter)
     alarms: set[int] = field(default_factory=set)
     windows: dict[tuple[int, int], int] = field(init=False)
     due_timers: set[tuple[int, int]] = field(init=False)
-    all_timers: set[tuple[int, int]] = field(init=False)
+    all_timers: Counter[tuple[int, int]] = field(init=False)
+    """How many records set each."""
     due_windows: set[tuple[int, int]] = field(init=False)
     due_alarms: set[int] = field(init=False)
     seen_windows: dict[tuple[int, int], int] = field(default_factory=dict)
@@ -115,14 +116,14 @@ class Oracle:
     def __post_init__(self) -> None:
         end = self.data.final_time
         windows: Counter[tuple[int, int]] = Counter()
-        self.all_timers = set()
+        self.all_timers = Counter()
         keys = set()
         for record in self.data.all():
             key, time = key_of(record), time_of(record)
             keys.add(key)
             windows[key, time - time % WINDOW_MS] += 1
             if has_timer(record):
-                self.all_timers.add((key, time + TIMER_MS))
+                self.all_timers[key, time + TIMER_MS] += 1
         self.windows = dict(windows)
         self.due_timers = {timer for timer in self.all_timers if timer[1] <= end}
         # When the input ends, processing time does.
@@ -145,9 +146,11 @@ class Oracle:
                 self.records.add(record)
             elif kind == "t":
                 timer = (key, rest[0])
-                if timer in self.timers or timer not in self.all_timers:
-                    raise Violation(f"timer {timer} is committed " + ("twice" if timer in self.timers else "and was never set"))
-                self.timers.add(timer)
+                self.timers[timer] += 1
+                # Set again by a record that is late, it fires again.
+                if self.timers[timer] > (self.all_timers[timer] if self.data.may_be_late else timer in self.all_timers):
+                    set_by = f"and {self.all_timers[timer]} records set it"
+                    raise Violation(f"timer {timer} is committed {self.timers[timer]} times, {set_by}")
             elif kind == "l":
                 self._late(key, tuple(rest[0]))
             elif kind == "r":
@@ -196,12 +199,12 @@ class Oracle:
         for key, seen in self.counts.items():
             if max(seen) != len(seen):
                 raise Violation(f"key {key}: all records are committed, with the counts {sorted(seen)}")
-        return self.timers >= self.due_timers and self.alarms >= self.due_alarms and all(map(self._is_over, self.due_windows))
+        return self.timers.keys() >= self.due_timers and self.alarms >= self.due_alarms and all(map(self._is_over, self.due_windows))
 
     def missing(self) -> str:
         """What is not there yet, for a message."""
         records = sorted(set(self.data.all()) - self.records)
-        timers = sorted(self.due_timers - self.timers)
+        timers = sorted(self.due_timers - self.timers.keys())
         alarms = sorted(self.due_alarms - self.alarms)
         windows = sorted(window for window in self.due_windows if not self._is_over(window))
         ruled = sorted(set(self.data.all()) - self.ruled) if self.data.rules else []
