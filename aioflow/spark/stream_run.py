@@ -9,12 +9,14 @@ all the same: Spark keeps it with the batch.
 from __future__ import annotations
 
 import asyncio
+import logging
 import posixpath
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from aioflow.core.aio import cancel_and_wait, wait_first
 from aioflow.core.errors import Closed
+from aioflow.spark.failures import SparkError
 from aioflow.spark.runner_home import Feeding
 
 if TYPE_CHECKING:
@@ -28,6 +30,13 @@ if TYPE_CHECKING:
 __all__ = ["StreamRun"]
 
 STOP_TIMEOUT = "20s"
+
+TOO_LATE = "Timed out while waiting for the Python worker to connect back"
+"""What Spark says when one of its Python processes takes ten seconds to begin, as on a busy machine; it has no setting for that."""
+
+STARTS_MAX = 5
+
+logger = logging.getLogger(__name__)
 
 
 class StreamRun:
@@ -60,13 +69,28 @@ class StreamRun:
                 try:
                     await self._start()
                     on_started()
-                    await self._watch(feeding)
+                    await self._go_on(feeding)
                 finally:
                     await self._close()
         except Exception:
             if self._error is None:
                 raise
             raise self._error from None  # What a sink failed with, and not what Spark says of it.
+
+    async def _go_on(self, feeding: Feeding) -> None:
+        """Until the query ends for good. One whose Python process came too late begins where it was."""
+        starts = 1
+        while True:
+            try:
+                await self._watch(feeding)
+                return
+            except SparkError as error:
+                if TOO_LATE not in str(error) or starts == STARTS_MAX:
+                    raise
+                logger.warning("a Python process of the query took longer than Spark waits for one: it begins again where it was")
+            starts += 1
+            await self._bridge.call(self._query.stop, timeout=STOP_TIMEOUT)
+            await self._start()
 
     async def _watch(self, feeding: Feeding) -> None:
         watching = self._loop.create_task(self._bridge.job(self._query.awaitTermination), name="spark query")

@@ -7,6 +7,7 @@ from tests.ablations.runner import Mutant
 __all__ = ["SPARK_MUTANTS"]
 
 ANSWERS = "tests/spark/test_runner_answers.py::"
+STREAM = "tests/spark/test_stream_answers.py::"
 BLOCKS = "tests/spark/test_runner_blocks.py::"
 
 SPARK_MUTANTS: list[Mutant] = [
@@ -40,6 +41,27 @@ SPARK_MUTANTS: list[Mutant] = [
         "                context.replays = self._timers.register\n",
         "                context.replays = None\n",
         (f"{ANSWERS}test_time_to_live_and_timers_of_processing_time_go_by_arrival",),
+    ),
+    Mutant(
+        "what an operator has beside the state of a key is forgotten between batches of Spark",
+        "aioflow/spark/stream_keys.py",
+        "                contexts[0].operator_state.restore(decode_operator_state(kept.operator, self._codec, contexts[0].name))\n",
+        "",
+        (f"{STREAM}test_answers_are_those_of_the_engine",),
+    ),
+    Mutant(
+        "a key gets its records as the shuffle of a query brings them",
+        "aioflow/spark/stream_keys.py",
+        "        given.sort(key=_place)\n",
+        "        given.sort(key=lambda block: 0)\n",
+        (f"{STREAM}test_answers_are_those_of_the_engine",),
+    ),
+    Mutant(
+        "a sink of the program commits before the others have written",
+        "aioflow/spark/runner_home.py",
+        "                for written, task in zip([stage.end() for stage in self._home], self._tasks, strict=True):\n",
+        "                for written, task in zip([stage.commit() or stage.end() for stage in self._home], self._tasks, strict=True):\n",
+        ("tests/spark/test_runner_home.py::test_nothing_is_committed_before_all_have_written",),
     ),
     Mutant(
         "a worker in Spark whose loop is held outlives its driver",

@@ -17,6 +17,7 @@ import pyarrow as pa
 from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK
 from aioflow.core.host import SystemHost
 from aioflow.spark import stream_frames
+from aioflow.spark.failures import SparkError
 from aioflow.spark.runner import Spark
 from aioflow.spark.runner_blocks import BlockRow
 from aioflow.spark.runner_program import StageProgram
@@ -24,6 +25,7 @@ from aioflow.spark.stream_keys import KeyedStage, timer_of
 from aioflow.spark.stream_plan import delay_ms_of
 from aioflow.spark.stream_program import SourceProgram
 from aioflow.spark.stream_rows import TIME, KeyedRow
+from aioflow.spark.stream_run import TOO_LATE
 from aioflow.spark.streaming import ONCE, StreamSource
 from aioflow.spark.translate import SparkPlan
 from tests.spark.shuffled import Bridge
@@ -87,7 +89,8 @@ class Query:
         out: list[BlockRow] = []
         try:
             for key in sorted(groups):
-                out += await self._turn(keyed, states, key, groups[key], watermark, now_ms)
+                # A shuffle brings rows as it likes.
+                out += await self._turn(keyed, states, key, groups[key][::-1], watermark, now_ms)
             for key in sorted(states):
                 timer = timer_of(states[key])
                 due = timer is not None and (timer <= watermark if event_time else timer < now_ms)
@@ -108,13 +111,23 @@ class Query:
         return turn.rows
 
 
-async def streamed(directory: Path, given: Given, make: Any, build: Callable[[Any], tuple[Any, ...]]) -> tuple[list[Any], ...]:
-    """What `build(source)` gives as streams of a flow over a query that hands over `given`."""
+class LateQuery(Query):
+    """One whose Python process is not there in time."""
+
+    def awaitTermination(self) -> None:
+        raise SparkError(f"Spark: SocketTimeoutException: {TOO_LATE}")
+
+
+async def streamed(
+    directory: Path, given: Given, make: Any, build: Callable[[Any], tuple[Any, ...]], late: int = 0
+) -> tuple[list[Any], ...]:
+    """What `build(source)` gives as streams of a flow over a query that hands over `given`. So many of its starts are `late`."""
+    kinds = iter([LateQuery] * late)
     bridge = Bridge()
     real = stream_frames.start_query, stream_frames.rows_of
 
     def start(session: Any, plan: SparkPlan, programs: Any, sources: Any, where: str, on_batch: Callable[[Any, int], None]) -> Query:
-        return Query(plan, programs, given, on_batch)
+        return next(kinds, Query)(plan, programs, given, on_batch)
 
     stream_frames.start_query, stream_frames.rows_of = start, list
     try:

@@ -49,3 +49,15 @@ def test_answers_are_those_of_the_engine(name: str, batches: list[list[Event]]) 
     there, here = asyncio.run(both())
 
     assert counted(there) == counted(here)
+
+
+def counts(source: Any) -> tuple[Any, ...]:
+    return (af.Flow("late").source(source).key_by(lambda event: event.key).count(),)
+
+
+async def test_a_query_whose_python_process_comes_too_late_begins_again(tmp_path: Path) -> None:
+    rows = [[Event("a", 1, 0)._asdict()], [Event("a", 2, 0)._asdict()]]
+
+    assert await streamed(tmp_path, rows, event_of, counts, late=2) == ([("a", 1), ("a", 2)],)
+    with pytest.raises(af.SparkError, match="Timed out while waiting for the Python worker"):
+        await streamed(tmp_path, rows, event_of, counts, late=9)
