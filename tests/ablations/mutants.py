@@ -270,6 +270,33 @@ MUTANTS: list[Mutant] = [
         ),
     ),
     Mutant(
+        "a body is believed whatever it compiles to",
+        "aioflow/operators/inlining.py",
+        "    if body is None or not _same(code, body, code.co_varnames[0]):\n",
+        "    if body is None:\n",
+        (
+            "tests/operators/test_inlining.py::test_what_may_do_something_else_is_called",
+        ),
+    ),
+    Mutant(
+        "an inlined body that fails is not called again",
+        "aioflow/operators/stateless.py",
+        "            of_function = failure_of(self._functions[step].call, taken, error)\n",
+        "            pass\n",
+        (
+            "tests/operators/test_inlining.py::test_an_error_of_an_inlined_function_has_its_frame_and_names_its_record",
+        ),
+    ),
+    Mutant(
+        "notes are freed that a later checkpoint writes",
+        "aioflow/state/heap.py",
+        "        if not self._snapshots:  # No other one that began meanwhile looks at them.\n",
+        "        if True:\n",
+        (
+            "tests/state/test_retired.py::test_notes_that_a_later_checkpoint_writes_are_left_alone",
+        ),
+    ),
+    Mutant(
         "an event overtakes the records before it",
         "aioflow/network/subpartition.py",
         "        self.seal()\n        queue.append(entry)\n",
