@@ -88,7 +88,8 @@ BRIDGE_MUTANTS: list[Mutant] = [
     Mutant(
         "a task of Spark waits for ever where its rows cannot be written down",
         "aioflow/spark/streaming.py",
-        "            self._listener.remove(name)\n            await self._tell()\n            raise\n",
+        "            self._error = self._error or error\n            self._listener.remove(name)\n"
+        "            await self._tell()\n            raise\n",
         "            raise\n",
         (f"{FAULTS}test_a_disk_that_is_full_fails_the_flow_and_holds_no_task_of_spark",),
     ),

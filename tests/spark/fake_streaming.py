@@ -22,6 +22,7 @@ import pytest
 from aioflow.core.host import Host, SystemHost
 from aioflow.spark import executor
 from aioflow.spark.failures import SparkError, SparkGone
+from aioflow.spark.inbound import WINDOW
 from aioflow.spark.settings import Reach
 from aioflow.spark.streaming import StreamSource
 
@@ -29,10 +30,10 @@ __all__ = ["FAULTS", "ROWS", "FakeSpark", "Log"]
 
 T = TypeVar("T")
 
-ROWS = 12
-"""Of a batch, in arrow batches of three."""
-
 PARTITIONS = 2
+
+ROWS = PARTITIONS * (WINDOW + 2)
+"""Of a batch, each an Arrow batch of its own: of either partition more than a task sends without credit."""
 
 FAULTS = ("before", "task", "tasks", "after", "between")
 """What may happen around a batch: the query ends before it calls, a task is killed and run again, the tasks are and the query with them,
@@ -74,8 +75,8 @@ class Frame:
 
     def partition(self, number: int) -> Iterator[pa.RecordBatch]:
         first = self._number * ROWS + number * ROWS // PARTITIONS
-        for start in range(first, first + ROWS // PARTITIONS, 3):
-            yield pa.record_batch({"id": pa.array(range(start, start + 3), pa.int64())})
+        for row in range(first, first + ROWS // PARTITIONS):
+            yield pa.record_batch({"id": pa.array([row], pa.int64())})
 
     def mapInArrow(self, push: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]], schema: str) -> Frame:
         self._push = push
@@ -98,7 +99,7 @@ class Frame:
 
         def batches() -> Iterator[pa.RecordBatch]:
             whole = list(self.partition(partition))
-            yield from whole[:1] if dies else whole
+            yield from whole[:3] if dies else whole
             if dies:
                 raise OSError("killed")
 

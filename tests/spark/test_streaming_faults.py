@@ -15,6 +15,8 @@ from tests.spark.fake_streaming import FAULTS, ROWS, FakeSpark, Log
 
 BATCHES = 8
 
+WITHIN_S = 45.0
+
 
 async def ids_through(spark: FakeSpark, tmp_path: Path, fails_at: list[int]) -> list[int]:
     """What a flow has committed of the query that fails at these rows, once at each."""
@@ -28,7 +30,7 @@ async def ids_through(spark: FakeSpark, tmp_path: Path, fails_at: list[int]) -> 
     flow = af.Flow("numbers")
     numbers = flow.source(spark.source(), uid="numbers").throttle(1000)
     numbers.map(fails, uid="fails").sink(af.io.jsonl(tmp_path / "out"), uid="out")
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(WITHIN_S):
         await flow.execute(
             checkpoints=(tmp_path / "store").as_uri(), every="10ms", restart=af.fixed_delay(attempts=50, delay="1ms")
         )
