@@ -17,6 +17,7 @@ import pytest
 
 from tests.integration.clusters import ROOT, until
 from tests.integration.processes import alive
+from tests.spark.workers_program import BRIEF
 
 WITHIN_S = 280.0
 
@@ -78,7 +79,7 @@ def standalone(folder: Path) -> Iterator[str]:
 
     home = Path(pyspark.__file__).parent
     quiet = {"SPARK_HOME": str(home), "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_NO_DAEMONIZE": "1", "SPARK_DAEMON_MEMORY": "256m"}
-    environ = {**os.environ, **quiet, "SPARK_WORKER_DIR": str(folder / "work"), "SPARK_DAEMON_JAVA_OPTS": "-XX:+UseSerialGC"}
+    environ = {**os.environ, **quiet, "SPARK_WORKER_DIR": str(folder / "work"), "SPARK_DAEMON_JAVA_OPTS": BRIEF}
     started: list[subprocess.Popen[bytes]] = []
 
     def start(name: str, *argv: str) -> Path:

@@ -26,6 +26,9 @@ from tests.integration.processes import alive, eventually
 WITHIN_S = 280.0
 """For a machine that has much else to do."""
 
+BRIEF = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+"""For Java that lives for a minute: what it spends on compiling code twice, it never gets back."""
+
 HELD_S = 10.0
 """Longer than workers wait for a driver that is silent."""
 
@@ -130,7 +133,13 @@ async def endless(job: Watched) -> None:
 
 async def main(scenario: str, master: str, folder: Path) -> None:
     (folder / "pids").mkdir()
-    place = af.SparkWorkers(master, workers=2, config={"spark.executor.memory": "512m", "spark.driver.host": "127.0.0.1"})
+    config = {
+        "spark.executor.memory": "512m",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.extraJavaOptions": BRIEF,
+        "spark.executor.extraJavaOptions": BRIEF,
+    }
+    place = af.SparkWorkers(master, workers=2, config=config)
     settings = {"checkpoints": folder / "checkpoints", "every": "300ms"}
     async with counted(folder).run(on=place, restart=af.fixed_delay(attempts=20, delay="200ms"), **settings) as job:
         await {"faults": faults, "endless": endless}[scenario](Watched(job, folder))
