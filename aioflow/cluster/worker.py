@@ -1,6 +1,6 @@
 """A worker process: connects to its job master, gets one job, runs the tasks that it is sent, and ends with the connection.
 
-    python -m aioflow.cluster.worker HOST:PORT WORKER_ID
+    python -m aioflow.cluster.worker_program HOST:PORT WORKER_ID
 
 The secret comes through an inherited descriptor, never through arguments. Losing the job master ends every task and the process: what
 runs here is of no use to anybody then, and must not go on beside its replacement. Signals that a terminal or a service manager sends to
