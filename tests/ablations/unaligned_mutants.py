@@ -62,15 +62,15 @@ UNALIGNED_MUTANTS: list[Mutant] = [
     Mutant(
         "what was received in front of a barrier is not kept",
         "aioflow/network/remote_channel.py",
-        "        overtaken, self._overtaken = self._overtaken, []\n        return overtaken\n",
-        "        return []\n",
+        "        overtaken, self._overtaken = self._overtaken, []\n",
+        "        overtaken, self._overtaken = [], []\n",
         (CONNECTION,),
     ),
     Mutant(
         "what waits for credit is not kept",
         "aioflow/protocol/outlet.py",
-        "            elif sent.ends_batch:\n                elements.append(payload if",
-        "            elif not sent.ends_batch:\n                elements.append(payload if",
+        "            elif sent.ends_batch:\n",
+        "            elif not sent.ends_batch:\n",
         (f"{HERE}test_a_batch_of_several_frames_that_waits_for_credit_is_overtaken_whole",),
     ),
     Mutant(

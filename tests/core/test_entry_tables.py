@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
 
 import numpy as np
@@ -56,6 +57,9 @@ def test_an_entry_goes_over_a_channel_once() -> None:
     assert type(found[0].columns["w"].entries) is GrowingList, "and may send them on"
 
 
+WAITING = 3
+"""Batches on their way."""
+
 STEPS = st.lists(
     st.tuples(
         st.integers(0, 2),
@@ -71,20 +75,21 @@ def test_batches_of_a_channel_mean_the_same_at_its_other_end(steps: list[tuple[i
     """Also when what waits at either end is written anew, ahead of its turn, for a checkpoint."""
     channel = Channel()
     lists = [GrowingList(), GrowingList(), GrowingList(["x"])]
-    waiting: list[tuple[bytes, list[Any]]] = []
-    for which, new, codes in steps:
+    waiting: deque[tuple[bytes, list[Any]]] = deque()
+    for turn, (which, new, codes) in enumerate([*steps, *[(0, [], [0])] * WAITING]):
         entries = lists[which]
         entries.extend(new)
         values = batch(entries, [code if code < len(entries) else -1 for code in codes])
         waiting.append((channel.encode(values), list(values.values)))
-    for turn, (content, expected) in enumerate(waiting):
         if turn in captured:
-            for later, meant in waiting[turn:]:
-                here = standing_alone(bytes(later), Codec(), "channel", channel.received)
-                there = later.standing_alone() if isinstance(later, TabledBytes) else later
-                assert list(decode_batch(here, Codec(), "restored").values) == meant
-                assert list(decode_batch(there, Codec(), "restored").values) == meant
-        assert list(channel.decode(content)) == expected
+            for content, expected in waiting:
+                here = standing_alone(bytes(content), Codec(), "channel", channel.received)
+                there = content.standing_alone() if isinstance(content, TabledBytes) else content
+                assert list(decode_batch(here, Codec(), "restored").values) == expected
+                assert list(decode_batch(there, Codec(), "restored").values) == expected
+        if turn >= WAITING:
+            content, expected = waiting.popleft()
+            assert list(channel.decode(content)) == expected
 
 
 async def test_what_waits_is_kept_so_that_it_can_be_read_without_its_channel() -> None:
