@@ -34,7 +34,7 @@ STOP_TIMEOUT = "20s"
 TOO_LATE = "Timed out while waiting for the Python worker to connect back"
 """What Spark says when one of its Python processes takes ten seconds to begin, as on a busy machine; it has no setting for that."""
 
-STARTS_MAX = 5
+STARTS_MAX = 20
 
 logger = logging.getLogger(__name__)
 
