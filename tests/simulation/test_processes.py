@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Any
 
 import pytest
@@ -269,3 +270,29 @@ def test_callbacks_of_a_connection_run_in_the_process_that_owns_its_end() -> Non
 
     for seed in range(10):
         assert simulate(main, seed).value == ["server", "server", "main"]
+
+
+def test_an_error_that_a_killed_process_had_not_looked_at_yet_is_nobodys() -> None:
+    """Killed at any moment: between the end of a task and the callbacks that tell of it, too."""
+
+    async def fails() -> None:
+        raise OSError("planted")
+
+    async def victim(host: SimulatedHost) -> int:
+        for _ in range(50):
+            task = asyncio.get_running_loop().create_task(fails())
+            with contextlib.suppress(OSError):
+                await task
+        return 0
+
+    def killed_after(steps: int) -> list[str]:
+        async def main(host: SimulatedHost) -> None:
+            host.sim.spawn("victim", victim)
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            host.sim.kill("victim")
+            await asyncio.sleep(0.01)
+
+        return simulate(main, steps).errors
+
+    assert [steps for steps in range(60) if killed_after(steps)] == []

@@ -22,6 +22,7 @@ REPAIRED = {
     463: "files went that a discarded checkpoint named whose metadata could not be removed",
     5292: "the oracle took the order of commits after a change of parallelism for a guarantee",
     31019: "data in flight were dropped where an exchange became one to one",
+    55765: "the simulation took the error of a killed process, which had not looked at it yet, for one that nobody awaited",
     31463: "a restart waited for a write that had just ended, and the loop never got its turn",
 }
 """Seeds that showed a mistake once, in the world as it was then. What they showed has a test of its own, too."""

@@ -344,8 +344,9 @@ class SimLoop(asyncio.BaseEventLoop):
             coro.close()  # Cleanup that begins something new: it will never run, and need not be reported as never awaited.
         elif not task.done():
             process.tasks[task] = None
-            task.add_done_callback(process.tasks.pop)
             task.add_done_callback(self._look_for_bug)
+            # Last: a process that is killed between the two would leave an error that nobody has seen and nobody knows of.
+            task.add_done_callback(process.tasks.pop)
         return task
 
     def _look_for_bug(self, task: asyncio.Task[Any]) -> None:
