@@ -86,20 +86,11 @@ class DirectoryObjects:
 
     async def _make(self, directory: str) -> None:
         """Make a directory and those above it, and their names durable."""
-        missing = []
-        path = directory
-        while path != "/" and not await self._fs.exists(path):
-            missing.append(path)
-            path = posixpath.dirname(path)
-        if missing:
-            try:
-                await self._fs.mkdirs(directory, private=True)
-            except (FileExistsError, NotADirectoryError) as error:
-                what = f"{error.filename or directory} is a file, expected a directory: checkpoints are kept in many files"
-                raise NotADirectoryError(what) from error
-            for made in reversed(missing):
-                await self._fs.fsync_dir(posixpath.dirname(made))
-        await self._fs.check_inside(directory, self._root)
+        try:
+            await self._fs.mkdirs(directory, private=True)
+        except (FileExistsError, NotADirectoryError) as error:
+            what = f"{error.filename or directory} is a file, expected a directory: checkpoints are kept in many files"
+            raise NotADirectoryError(what) from error
         self._made.add(directory)
 
     async def _create_large(self, target: str, aside: str, data: bytes, chunks: Chunks) -> bool:

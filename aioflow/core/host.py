@@ -163,7 +163,10 @@ class FileSystem(Protocol):
         ...
 
     async def mkdirs(self, path: str, *, private: bool = False) -> None:
-        """Make a directory and its parents; nothing happens if it exists. `private`: what it makes, only its owner may enter."""
+        """Make a directory and its parents, which survive loss of power; nothing happens if it exists.
+
+        `private`: what it makes, only its owner may enter.
+        """
         ...
 
     def open_read(self, path: str) -> BinaryIO:

@@ -191,7 +191,7 @@ def check_inside(path: str, within: str) -> None:
 
 
 def make_directories(path: str, mode: int) -> None:
-    """Make a directory and those above it; `mode` is that of each."""
+    """Make a directory and those above it, durably; `mode` is that of each."""
     # Not os.makedirs, whose mode is for the last directory only.
     missing = []
     while path and not os.path.isdir(path):
@@ -203,6 +203,8 @@ def make_directories(path: str, mode: int) -> None:
         except FileExistsError:
             if not os.path.isdir(made):
                 raise
+        else:
+            fsync_path(os.path.dirname(made) or os.curdir)
 
 
 def delete_path(path: str, recursive: bool) -> bool:

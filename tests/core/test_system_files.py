@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from aioflow.core import system_files
-from aioflow.core.system_files import create_file, remove_files
+from aioflow.core.system_files import create_file, make_directories, remove_files
 
 
 @pytest.fixture
@@ -41,6 +41,12 @@ def test_content_is_durable_before_the_name_and_the_name_before_the_answer(tmp_p
     assert create_file(f"{tmp_path}/place/file", b"content", f"{tmp_path}/place/aside", str(tmp_path))
     assert calls == ["fsync aside", "link file", "unlink aside", "fsync place"]
     assert (tmp_path / "place/file").read_bytes() == b"content"
+
+
+def test_directories_are_durable_before_the_answer(tmp_path: Path, calls: list[str]) -> None:
+    make_directories(f"{tmp_path}/one/two", 0o700)
+    make_directories(f"{tmp_path}/one/two", 0o700)
+    assert calls == [f"fsync {tmp_path.name}", "fsync one"]
 
 
 def test_removed_names_are_durable_before_the_answer(tmp_path: Path, calls: list[str]) -> None:
