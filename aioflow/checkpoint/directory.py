@@ -98,6 +98,8 @@ class DirectoryObjects:
         directory = posixpath.dirname(target)
         await self._fs.check_inside(directory, self._root)
         if await self._fs.exists(target):
+            async for _ in chunks:
+                pass  # What has begun is read to its end: nobody else would close it.
             return False
         try:
             try:
