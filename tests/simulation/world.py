@@ -66,7 +66,7 @@ CHEAP = {"user": 3, "connection reset": 4}
 CALLBACK_S = 20.0
 """Processor time that one callback may take: a whole world takes a tenth of a second."""
 
-CLOCK_MS = 5000
+CLOCK_MS = 2_000
 
 SHORT_LEASE = LeaseOptions(lease_s=0.6, renew_s=0.1, stop_s=0.15)
 
