@@ -11,6 +11,13 @@ BACK = "tests/api/test_going_back.py::"
 
 JOB_MUTANTS: list[Mutant] = [
     Mutant(
+        "threads starve beside a busy loop",
+        "aioflow/cluster/task_executor.py",
+        "switch_interval(options.slice_ns / TURNS_A_SLICE / 1e9)",
+        "switch_interval(1.0)",
+        ("tests/core/test_switch_interval.py::test_a_running_flow_gives_threads_their_turn_within_a_slice",),
+    ),
+    Mutant(
         "a restart begins with empty state",
         "aioflow/cluster/job_master.py",
         "                self.executions.restore(point.states, point.splits)\n                if self._checkpoints",
