@@ -184,7 +184,7 @@ class HeapKeyedStateBackend:
         plan = snapshot.plan
         kept = {id(written) for written in snapshot.plan.result}
         self._retired.add_files(written for written in self._archive if id(written) not in kept)
-        if not self._snapshots:  # No other one that began meanwhile looks at them.
+        if not self._log.guarded:  # None is being written that looks at them: one that began meanwhile, or an older savepoint.
             self._retired.add_generations(generation for generation in self._generations if generation.number <= plan.ended.number)
         self._archive = snapshot.plan.result
         self._generations = [generation for generation in self._generations if generation.number > plan.ended.number]

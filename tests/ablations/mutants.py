@@ -290,10 +290,11 @@ MUTANTS: list[Mutant] = [
     Mutant(
         "notes are freed that a later checkpoint writes",
         "aioflow/state/heap.py",
-        "        if not self._snapshots:  # No other one that began meanwhile looks at them.\n",
+        "        if not self._log.guarded:  # None is being written that looks at them: one that began meanwhile, or an older savepoint.\n",
         "        if True:\n",
         (
             "tests/state/test_retired.py::test_notes_that_a_later_checkpoint_writes_are_left_alone",
+            "tests/state/test_retired.py::test_a_savepoint_that_takes_longer_than_checkpoints_after_it_holds_the_state_of_its_moment",
         ),
     ),
     Mutant(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 
 from aioflow.core.keygroups import KeyGroupRange
@@ -77,4 +78,44 @@ async def test_notes_that_a_later_checkpoint_writes_are_left_alone() -> None:
     await third.write(output)
     assert [generation.number for generation in third.plan.generations] == [1, 2]
     assert [len(notes) for generation in third.plan.generations for _, notes in generation.noted()] == [10, 20]
+    state.close()
+
+
+class HeldUp(InlineState):
+    """Takes the first chunk, and the others once it `may_go_on`."""
+
+    def __init__(self) -> None:
+        self.has_begun = asyncio.Event()
+        self.may_go_on = asyncio.Event()
+
+    async def write(self, chunks: AsyncIterator[bytes]) -> StateFile:
+        async def one_by_one() -> AsyncIterator[bytes]:
+            async for chunk in chunks:
+                yield chunk
+                self.has_begun.set()
+                await self.may_go_on.wait()
+
+        return await super().write(one_by_one())
+
+
+async def test_a_savepoint_that_takes_longer_than_checkpoints_after_it_holds_the_state_of_its_moment() -> None:
+    """A later checkpoint that completes subsumes no savepoint: what both look at is not to go."""
+    state, output, slow = backend(), InlineState(), HeldUp()
+    put(state, range(100), 1)
+    await state.begin_snapshot(1, full=True).write(output)
+    state.checkpoint_completed(1)
+    put(state, range(50), 2)
+    savepoint = asyncio.ensure_future(state.begin_snapshot(2, full=True, canonical=True).write(slow))
+    await slow.has_begun.wait()
+    put(state, range(100), 3)
+    await state.begin_snapshot(3).write(output)
+    state.checkpoint_completed(3)
+    await state.begin_snapshot(4).write(output)
+    slow.may_go_on.set()
+    handle = await savepoint
+    assert handle is not None
+    restored = backend()
+    await restored.restore_from([handle], output)
+    held = restored.table("counts").peek(None)
+    assert {key: held[key] for key in held} == {f"key-{key}": 2 if key < 50 else 1 for key in range(100)}
     state.close()
