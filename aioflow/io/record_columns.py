@@ -15,7 +15,7 @@ import numpy as np
 from aioflow.columns.growing import GrowingEntries
 from aioflow.columns.making import column_of
 from aioflow.core.column_batch import Column, ColumnBatch, NumberColumn, ObjectColumn
-from aioflow.io.shapes import hints_of
+from aioflow.io.shapes import certain_hints_of
 
 __all__ = ["FieldColumns", "RecordColumns"]
 
@@ -46,7 +46,7 @@ class RecordColumns:
 
     def __init__(self, type: type[Any] | None) -> None:
         self._type = type
-        hints = {} if type is None else hints_of(type)
+        hints = {} if type is None else certain_hints_of(type)
         self._fields = {name: FieldColumns(hint) for name, hint in hints.items()}
 
     def of_objects(self, records: Sequence[Any]) -> ColumnBatch:

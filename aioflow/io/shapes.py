@@ -14,6 +14,7 @@ from aioflow.core.record_types import is_made_by_position
 
 __all__ = [
     "allows_none",
+    "certain_hints_of",
     "field_names",
     "fields_of_value",
     "hints_of",
@@ -58,6 +59,13 @@ def hints_of(type_: Any) -> dict[str, Any]:
     return {name: hints.get(name, Any) for name in names}
 
 
+def certain_hints_of(type_: Any) -> dict[str, Any]:
+    """As `hints_of`; None for a field whose default may be no value of the hint, as in `x: float = None`: of dataclasses and Structs no
+    decoder looks at defaults."""
+    defaults = {} if is_namedtuple(type_) else _defaults(type_)
+    return {name: hint if name not in defaults or type(defaults[name]) is hint else None for name, hint in hints_of(type_).items()}
+
+
 def struct_like(type_: Any) -> type[msgspec.Struct] | None:
     """A Struct that is decoded like `type_`, and faster, of whose values `type_(*values)` makes the very record.
 
@@ -75,8 +83,8 @@ def struct_like(type_: Any) -> type[msgspec.Struct] | None:
         ]
         made = msgspec.defstruct(type_.__name__, fields)
         msgspec.json.Decoder(made)
-    except (TypeError, NameError):
-        return None  # No type with fields, or with annotations that say nothing to msgspec.
+    except (TypeError, NameError, msgspec.ValidationError):
+        return None  # No type with fields, or with annotations that say nothing to msgspec, or not what its defaults are.
     return made
 
 
@@ -84,10 +92,19 @@ def _is_struct(type_: Any) -> bool:
     return isinstance(type_, type) and issubclass(type_, msgspec.Struct)
 
 
+def _defaults(type_: Any) -> dict[str, Any]:
+    """The default of each field that has one; of one that is made anew for each record, what makes it."""
+    fields: Any = msgspec.structs.fields(type_) if _is_struct(type_) else dataclasses.fields(type_)
+    missing = msgspec.NODEFAULT if _is_struct(type_) else dataclasses.MISSING
+    found = {field.name: field.default_factory if field.default is missing else field.default for field in fields}
+    return {name: default for name, default in found.items() if default is not missing}
+
+
 def _default_factories(type_: Any) -> dict[str, Callable[[], Any]]:
-    """What makes the value of a field that is not given."""
+    """What makes the value of a field that is not given. Raises ValidationError for a default that `namedtuple_from` refuses."""
     if is_namedtuple(type_):
-        return {name: _giving(value) for name, value in type_._field_defaults.items()}
+        hints = hints_of(type_)
+        return {name: _giving(msgspec.convert(value, hints[name])) for name, value in type_._field_defaults.items()}
     factories: dict[str, Callable[[], Any]] = {}
     for field in dataclasses.fields(type_):
         if field.default is not dataclasses.MISSING:

@@ -289,10 +289,46 @@ def test_plain_lines_come_as_columns() -> None:
         assert first.columns["name"].entries is second.columns["name"].entries, "texts grow in one list"  # type: ignore[attr-defined]
 
 
+@dataclass
+class Sloppy:
+    """Its defaults are none of what the annotations say, which no decoder minds."""
+
+    user: int
+    price: float = None  # type: ignore[assignment]
+    count: int = None  # type: ignore[assignment]
+    is_new: bool = None  # type: ignore[assignment]
+    share: float = 0
+    name: str = field(default_factory=list)  # type: ignore[assignment]
+
+
+class SloppyTuple(NamedTuple):
+    user: int
+    price: float = 0
+
+
+class RefusedTuple(NamedTuple):
+    user: int
+    price: float = None  # type: ignore[assignment]
+
+
+class SloppyStruct(msgspec.Struct):
+    user: int
+    price: float = None  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("kind", [Sloppy, SloppyTuple, SloppyStruct])
+def test_defaults_that_are_no_values_of_their_annotations_stay_what_they_are(kind: Any) -> None:
+    data = b'{"user": 1}\n{"user": 2, "price": 1.5}\n'
+    found = JsonColumnDecoder(kind).decode(data, True).records
+    assert isinstance(found, ColumnBatch)
+    assert list(map(repr, found)) == list(map(repr, JsonDecoder(kind).decode(data, True).records))
+
+
 def test_types_that_do_something_when_they_are_made_have_no_columns(tmp_path: Path) -> None:
     for kind in (Normalised, ByName, int, list[int]):
         assert struct_like(kind) is None
         assert jsonl(tmp_path, kind).with_columns() is None  # type: ignore[arg-type]
+    assert struct_like(RefusedTuple) is None, "a record without a price is refused"
     assert csv(tmp_path, Normalised).with_columns() is None
     assert csv(tmp_path, Struct).with_columns() is None, "its fields are called otherwise in files"
     assert csv(tmp_path, header=False).with_columns() is None, "rows are lists"
