@@ -20,7 +20,7 @@ from aioflow.columns.growing import GrowingEntries
 from aioflow.columns.making import column_of, gather
 from aioflow.core.column_batch import CodedColumn, Column, ColumnBatch
 from aioflow.io.csv_files import CsvDecoder
-from aioflow.io.file_reader import Decoded
+from aioflow.io.file_reader import BOM, Decoded
 from aioflow.io.record_columns import RecordColumns
 from aioflow.io.shapes import allows_none, hints_of
 
@@ -106,7 +106,8 @@ class _Field:
 
 def _is_plain(data: bytes) -> bool:
     """Whether a line is a record, and all of it is text: also what is in columns that nobody reads."""
-    if not data or b'"' in data or b"\0" in data or data.count(b"\r") != data.count(b"\r\n"):
+    # Of a mark at the begin Arrow thinks that it is the file's, which is off here already.
+    if not data or data.startswith(BOM) or b'"' in data or b"\0" in data or data.count(b"\r") != data.count(b"\r\n"):
         return False
     try:
         return data.isascii() or bool(data.decode())

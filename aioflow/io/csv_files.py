@@ -117,8 +117,10 @@ def csv(
         rows = CsvDecoder(type, delimiter, header, columns, encoding, names)
         return CsvColumnDecoder(rows, type, delimiter, None if columns is None else list(columns))
 
-    # Fields that are called otherwise in files are left to the rows.
-    has_columns = (header or columns is not None) if type is None else struct_like(type) is not None and list(hints_of(type)) == fields
+    # Fields that are called otherwise in files are left to the rows, and delimiters that Arrow does not know.
+    has_columns = delimiter.isascii() and (
+        (header or columns is not None) if type is None else struct_like(type) is not None and list(hints_of(type)) == fields
+    )
     return Files(
         "csv",
         path,

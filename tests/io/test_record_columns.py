@@ -167,6 +167,7 @@ CSV_FILES = {
     "a lone carriage return": b"user,price,name\n1,2.5,a\rb\n2,3.5,b\n",
     "blank lines": b"user,price,name\n\n1,2.5,a\n\n2,3.5,b\n\n",
     "a mark at the begin": b"\xef\xbb\xbfuser,price,name\n1,2.5,a\n2,3.5,b\n",
+    "marks later on": b"name,user,price\n\xef\xbb\xbfa,1,2.5\n\xef\xbb\xbfb,2,3.5\n",
     "quotes": b'user,price,name\n1,2.5,"a,""b"""\n2,3.5,"two\nlines"\n3,1.5,c\n',
     "texts of nothing": b"user,price,name,note\n1,2.5,,\n2,3.5,b,x\n",
     "a number of nothing": b"user,price,name\n1,2.5,a\n,3.5,b\n3,1.5,c\n",
@@ -333,6 +334,7 @@ def test_types_that_do_something_when_they_are_made_have_no_columns(tmp_path: Pa
     assert csv(tmp_path, Struct).with_columns() is None, "its fields are called otherwise in files"
     assert csv(tmp_path, header=False).with_columns() is None, "rows are lists"
     assert csv(tmp_path, encoding="latin-1").with_columns() is None
+    assert csv(tmp_path, delimiter="§").with_columns() is None, "Arrow takes an ASCII character"
     assert jsonl(tmp_path, follow=True).with_columns() is None, "what is followed comes line by line"
 
 
