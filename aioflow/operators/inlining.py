@@ -17,6 +17,7 @@ import dis
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from keyword import iskeyword
 from operator import attrgetter, itemgetter
 from types import CodeType, FunctionType
 from typing import Any
@@ -25,6 +26,9 @@ __all__ = ["Body", "as_getter", "body_of", "call_again", "failure_of"]
 
 INSTRUCTIONS_MAX = 60
 """Beyond, the call is a small part of what the function costs."""
+
+TOOLS = 6
+"""That `sys.monitoring` may have at once."""
 
 _VARARGS = 0x04 | 0x08  # CO_VARARGS, CO_VARKEYWORDS
 
@@ -54,19 +58,14 @@ class Body:
 
 def body_of(function: Any) -> Body | None:
     """What `function` computes of its argument, or None: it has to be called."""
-    if sys.gettrace() is not None or sys.getprofile() is not None:
+    if _is_watched():
         return None
-    if type(function) is itemgetter or type(function) is attrgetter:
-        return _getter_body(function)
-    if type(function) is not FunctionType:
-        return None
-    code = function.__code__
-    if code.co_argcount != 1 or code.co_nlocals != 1 or code.co_kwonlyargcount or code.co_flags & _VARARGS:
-        return None
-    body = _read(code)
-    if body is None or not _same(code, body, code.co_varnames[0]):
-        return None
-    return body
+    try:
+        if type(function) is itemgetter or type(function) is attrgetter:
+            return _getter_body(function)
+        return _function_body(function) if type(function) is FunctionType else None
+    except ValueError:
+        return None  # An int of thousands of digits, which Python does not spell.
 
 
 def as_getter(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -97,6 +96,24 @@ def call_again(function: Callable[[Any], Any], value: Any) -> Any:
     except Exception as error:
         error.__suppress_context__ = True
         raise
+
+
+def _is_watched() -> bool:
+    """Whether a tool looks at what is called. From Python 3.12 on it may do so by `sys.monitoring`."""
+    if sys.gettrace() is not None or sys.getprofile() is not None:
+        return True
+    monitoring: Any = getattr(sys, "monitoring", None)
+    return monitoring is not None and any(monitoring.get_tool(number) is not None for number in range(TOOLS))
+
+
+def _function_body(function: FunctionType) -> Body | None:
+    code = function.__code__
+    if code.co_argcount != 1 or code.co_nlocals != 1 or code.co_kwonlyargcount or code.co_flags & _VARARGS:
+        return None
+    body = _read(code)
+    if body is None or not _same(code, body, code.co_varnames[0]):
+        return None
+    return body
 
 
 def _read(code: CodeType) -> Body | None:
@@ -181,4 +198,9 @@ def _getter_body(getter: Any) -> Body | None:
     key = arguments[0]
     if isinstance(getter, itemgetter):
         return Body(("", f"[{key!r}]" if type(key) is str or key >= 0 else f"[({key!r})]"))
-    return Body(("", f".{key}")) if all(part.isidentifier() for part in key.split(".")) else None
+    return Body(("", f".{key}")) if all(map(_is_attribute, key.split("."))) else None
+
+
+def _is_attribute(name: str) -> bool:
+    """Whether `.name` is source for that very attribute. A keyword is none, and of other letters Python makes their plain forms."""
+    return name.isascii() and name.isidentifier() and not iskeyword(name)

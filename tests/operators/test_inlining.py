@@ -74,6 +74,10 @@ CALLED: list[Any] = [
     int,
     itemgetter(1, 2),
     attrgetter("a", "b"),
+    attrgetter("from"),
+    attrgetter("\ufb01eld"),  # Source of a ligature means two letters.
+    itemgetter(10**5000),
+    eval(f"lambda x: x + 0x{'f' * 5000}"),
     SimpleNamespace.__init__,
     None,
 ]
@@ -106,6 +110,14 @@ def test_a_debugger_sees_each_call() -> None:
         assert body_of(lambda x: x[0]) is None
     finally:
         sys.settrace(before)
+
+
+@pytest.mark.parametrize("tool", [None, "coverage"])
+def test_a_tool_that_monitors_sees_each_call(monkeypatch: pytest.MonkeyPatch, tool: str | None) -> None:
+    """As Python has it from 3.12 on."""
+    monitoring = SimpleNamespace(get_tool=lambda number: tool if number == 1 else None)
+    monkeypatch.setattr(sys, "monitoring", monitoring, raising=False)
+    assert (body_of(itemgetter(0)) is None) == (tool is not None)
 
 
 OPERATORS = ["+", "-", "*", "&", "<", "==", ">=", "is", "is not"]
