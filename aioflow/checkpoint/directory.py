@@ -10,6 +10,7 @@ import logging
 import os.path
 import posixpath
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
@@ -68,13 +69,19 @@ class DirectoryObjects:
             await self._fs.remove(paths, within=self._root)
 
     async def names(self, prefix: str = "") -> list[str]:
-        return sorted(name for name in await self._walk(prefix.rstrip("/")) if is_name(name))
+        return sorted(name for name in (await self._walk(prefix.rstrip("/")))[1] if is_name(name))
 
     async def modified_ms(self, name: str) -> int:
         return (await self._fs.stat(self._path(name))).modified_ms
 
+    async def harden(self) -> None:
+        directories, _ = await self._walk("")
+        for directory in directories:
+            with suppress(FileNotFoundError):  # Removed meanwhile, and nothing in it was to be seen then.
+                await self._fs.fsync_dir(f"{self._root}/{directory}" if directory else self._root)
+
     async def sweep(self, before_ms: int) -> None:
-        for name in await self._walk(""):
+        for name in (await self._walk(""))[1]:
             base = posixpath.basename(name)
             path = f"{self._root}/{name}"
             if ASIDE in base and is_name(base.partition(ASIDE)[0]) and (await self._fs.stat(path)).modified_ms < before_ms:
@@ -115,14 +122,14 @@ class DirectoryObjects:
         except BaseException:
             await self._discard(aside)
             raise
-        if created:
-            await self._fs.fsync_dir(directory)
-        else:
+        if not created:
             await self._discard(aside)
+        await self._fs.fsync_dir(directory)
         return created
 
-    async def _walk(self, below: str) -> list[str]:
-        """Names of all files at or below a directory, relative to the root."""
+    async def _walk(self, below: str) -> tuple[list[str], list[str]]:
+        """Names of all directories and of all files at or below a directory, relative to the root."""
+        directories: list[str] = []
         found: list[str] = []
         pending = [below]
         while pending:
@@ -136,9 +143,10 @@ class DirectoryObjects:
                 found.append(directory)
                 continue
             await self._fs.check_inside(path, self._root)
+            directories.append(directory)
             for name, is_dir in entries:
                 (pending if is_dir else found).append(f"{directory}/{name}" if directory else name)
-        return found
+        return directories, found
 
     async def _discard(self, path: str) -> None:
         try:

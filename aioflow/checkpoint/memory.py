@@ -52,6 +52,9 @@ class MemoryObjects:
     async def modified_ms(self, name: str) -> int:
         return self._get(name)[1]
 
+    async def harden(self) -> None:
+        """It ends with the process, whole."""
+
     async def sweep(self, before_ms: int) -> None:
         """Nothing is ever visible unfinished."""
 

@@ -33,7 +33,7 @@ class ObjectStore(Protocol):
         """Whether another process that opens `url` sees the same objects."""
 
     async def create(self, name: str, chunks: Chunks) -> bool:
-        """Make an object; it is durable and whole when this returns. False, with nothing changed, if it exists.
+        """Make an object; it is durable and whole when this returns. False, with nothing changed, if it exists, durably.
 
         Of several that create one name at the same moment one wins; on an object store only as long as the content is small (`remote`).
         After an OSError it may exist or not.
@@ -50,6 +50,9 @@ class ObjectStore(Protocol):
 
     async def modified_ms(self, name: str) -> int:
         """When it was created, by the clock of the store."""
+
+    async def harden(self) -> None:
+        """Make durable all that can be seen: whoever created it may have died before it was. For one who acts on what it finds."""
 
     async def sweep(self, before_ms: int) -> None:
         """Remove what writers that died before this moment left unfinished, where that is visible at all."""

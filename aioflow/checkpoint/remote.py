@@ -67,6 +67,9 @@ class RemoteObjects:
         meta = await self._call("look at", name, self._head, check_name(name))
         return int(meta["last_modified"].timestamp() * 1000)
 
+    async def harden(self) -> None:
+        """What can be seen is durable."""
+
     async def sweep(self, before_ms: int) -> None:
         """Parts of what was never finished are not visible here; a rule of the bucket removes them."""
 

@@ -99,6 +99,14 @@ class FlowStore:
         lease = FlowLease(self._host, ObjectLeases(self._objects, "lease"), f"the flow at {self.url}", on_lost, options)
         await lease.acquire()
         self._lease = lease
+        try:
+            # A checkpoint that is found is resumed, and what it prepared is committed: it must not be gone after the next loss of power.
+            await self._objects.harden()
+        except BaseException as error:
+            await lease.release()
+            if isinstance(error, OSError):
+                raise CheckpointError(f"what is in {self.url} cannot be made durable: {error}") from error
+            raise
         return lease
 
     def savepoint_url(self, directory: str | None = None) -> str:

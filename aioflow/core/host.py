@@ -129,7 +129,7 @@ class FileSystem(Protocol):
         ...
 
     async def create(self, path: str, data: bytes, *, aside: str, within: str) -> bool:
-        """Make a file that is whole and survives loss of power; False, with nothing changed, if something has its name.
+        """Make a file that is whole and survives loss of power; False if something has its name, which survives as well.
 
         It is written as `aside`, in the same directory, and moved. After an error it may be there. PermissionError as `check_inside`.
         """

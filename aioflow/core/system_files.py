@@ -150,6 +150,7 @@ def create_file(path: str, data: bytes, aside: str, within: str) -> bool:
     directory = os.path.dirname(path)
     check_inside(directory, within)
     if os.path.exists(path):
+        fsync_path(directory)
         return False
     try:
         put_file(aside, "wb", data, True)
@@ -158,10 +159,9 @@ def create_file(path: str, data: bytes, aside: str, within: str) -> bool:
         with suppress(OSError):
             os.unlink(aside)
         raise
-    if created:
-        fsync_path(directory)
-    else:
+    if not created:
         os.unlink(aside)
+    fsync_path(directory)
     return created
 
 

@@ -19,10 +19,19 @@ STORE_MUTANTS: list[Mutant] = [
     Mutant(
         "the name of an object is not made durable",
         "aioflow/core/system_files.py",
-        "    if created:\n        fsync_path(directory)\n    else:\n",
-        "    if not created:\n",
+        "    fsync_path(directory)\n    return created\n",
+        "    return created\n",
         (
             "tests/core/test_system_files.py::test_content_is_durable_before_the_name_and_the_name_before_the_answer",
+        ),
+    ),
+    Mutant(
+        "what a successor finds is not made durable",
+        "aioflow/checkpoint/store.py",
+        "            await self._objects.harden()\n",
+        "            pass\n",
+        (
+            "tests/checkpoint_store/test_crashes.py::test_what_a_successor_has_found_survives_although_its_writer_died_before_it_was_durable",
         ),
     ),
     Mutant(

@@ -111,5 +111,9 @@ class Failing:
     async def modified_ms(self, name: str) -> int:
         return await self._objects.modified_ms(name)
 
+    async def harden(self) -> None:
+        self._check(self.before, "harden")
+        await self._objects.harden()
+
     async def sweep(self, before_ms: int) -> None:
         await self._objects.sweep(before_ms)

@@ -71,6 +71,40 @@ def test_after_a_crash_the_newest_is_whole_and_not_older_than_what_was_acknowled
     assert crashed_inside > SEEDS // 2, "the crashes hit nothing, so the test tests nothing"
 
 
+def test_what_a_successor_has_found_survives_although_its_writer_died_before_it_was_durable() -> None:
+    """R16: it resumes that checkpoint and commits what was prepared for it, so it must not go back behind it later."""
+    for seed in range(10):
+
+        async def job(host: SimulatedHost) -> None:
+            store = open_store(URL, host)
+            for number in range(1, 100):
+                await store.complete(await checkpoint(store, number))
+
+        async def successor(host: SimulatedHost, seen: list[int]) -> None:
+            store = open_store(URL, host)
+            await store.hold(lambda error: None, OPTIONS)
+            newest = await store.newest()
+            assert newest is not None
+            seen.append(newest.checkpoint_id)
+            await asyncio.get_running_loop().create_future()
+
+        async def main(host: SimulatedHost) -> None:
+            seen: list[int] = []
+            host.sim.spawn("job", job, machine="a")
+            while not any(change.target is not None and change.target.endswith("/metadata") for change in host.sim.disk._pending):
+                await asyncio.sleep(1e-5)
+            host.sim.kill("job")
+            host.sim.spawn("next", lambda host: successor(host, seen), machine="a")
+            while not seen:
+                await asyncio.sleep(1e-3)
+            host.sim.power("next")
+            newest = await open_store(URL, host).newest()
+            assert newest is not None
+            assert newest.checkpoint_id == seen[0]
+
+        simulate(main, seed)
+
+
 def test_a_disk_that_is_full_or_fails_costs_checkpoints_and_nothing_else() -> None:
     """R13: no half checkpoint is ever selected, and it goes on once there is space again."""
     failed = 0

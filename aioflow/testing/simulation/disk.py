@@ -366,6 +366,8 @@ class SimFileSystem:
 
         def steps() -> Generator[None, None, bool]:
             if disk.exists(full):
+                disk.check("fsync_dir", full)
+                disk.sync_dir(posixpath.dirname(full))
                 return False
             try:
                 yield from self._put(beside, data, True, empty=True)
@@ -380,12 +382,11 @@ class SimFileSystem:
                 raise
             self._note("rename_new", full, created)
             yield
-            if created:
-                disk.check("fsync_dir", full)
-                disk.sync_dir(posixpath.dirname(full))
-                self._note("fsync_dir", full)
-            else:
+            if not created:
                 disk.delete(machine, beside, recursive=False)
+            disk.check("fsync_dir", full)
+            disk.sync_dir(posixpath.dirname(full))
+            self._note("fsync_dir", full)
             return created
 
         return await disk.operate(steps())
