@@ -91,6 +91,9 @@ class _Stamping:
                 if getter is not extract:
                     raise failure_of(extract, values[self.failed_at], error) from None
                 raise
+            if len(times) < len(values):  # `map` takes it for its own end.
+                self.failed_at = len(times)
+                raise RuntimeError("the timestamp function raised StopIteration, which is no failure it may use")
         elif timestamps is None:
             if values:
                 raise TypeError(

@@ -128,6 +128,14 @@ def test_error_of_the_timestamp_function_is_its_own() -> None:
         generator.apply([{}], None)
 
 
+def test_a_stop_iteration_of_the_timestamp_function_is_an_error_at_its_record() -> None:
+    """`map` would take it for its own end, and the records behind it would have no timestamps."""
+    generator = WatermarkStrategy[Any].monotonous_timestamps(timestamp=lambda e: next(iter(e))).create()
+    with pytest.raises(RuntimeError, match="the timestamp function raised StopIteration"):
+        generator.apply([[1], [], [3]], None)
+    assert generator.failed_at == 1
+
+
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
