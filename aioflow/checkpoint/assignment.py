@@ -138,10 +138,12 @@ def assign_splits(former: Sequence[Sequence[SplitState]], found: Iterable[FoundS
         for one_sort in ([s for s in everything if not s.finished], [s for s in everything if s.finished]):
             for number, split in enumerate(one_sort):
                 dealt[number % parallelism].append(split)
+    unfinished = [sum(not split.finished for split in splits) for splits in dealt]
     for new in found:
         if new.id not in known:
             known[new.id] = -1
-            idlest = min(range(parallelism), key=lambda index: sum(not split.finished for split in dealt[index]))
+            idlest = min(range(parallelism), key=unfinished.__getitem__)
+            unfinished[idlest] += 1
             dealt[idlest].append(SplitState(new.id, new.position, new.payload))
     return dealt
 

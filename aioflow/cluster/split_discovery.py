@@ -73,12 +73,13 @@ class SplitDiscovery:
             return  # A later look finds them too.
         running = [one.attempt for one in attempts]
         handed = [self._handed[attempt] for attempt in running]
+        known = {split.id for split in self._found[vertex.id]}
         for split in found:
             if not any(split.id in ids for ids in handed):
                 index = min(range(len(handed)), key=lambda one: len(handed[one]))
                 handed[index][split.id] = None
                 self._in_doubt.setdefault(running[index], []).append(split)
-                if all(split.id != known.id for known in self._found[vertex.id]):
+                if split.id not in known:
                     self._found[vertex.id].append(split)
         for attempt in running:
             if splits := self._in_doubt.get(attempt):
