@@ -13,6 +13,9 @@ import msgspec
 
 __all__ = ["is_made_by_position"]
 
+_GENERATED = "<string>"
+"""Where code of `dataclasses` says that it stands."""
+
 _TYPES_MAX = 1_024
 """Of which the answer is remembered; a peer chooses which it names."""
 
@@ -27,7 +30,16 @@ def is_made_by_position(kind: Any, names: tuple[str, ...]) -> bool:
     if issubclass(kind, msgspec.Struct):
         if kind.__init__ is not msgspec.Struct.__init__:
             return False
-    elif "__dataclass_params__" not in vars(kind) or not vars(kind)["__dataclass_params__"].init:
+    elif not _is_plain_dataclass(kind):
         return False
     parameters = inspect.signature(kind).parameters
     return tuple(parameters) == names and all(one.kind is one.POSITIONAL_OR_KEYWORD for one in parameters.values())
+
+
+def _is_plain_dataclass(kind: Any) -> bool:
+    """Whether `dataclass` wrote its `__init__`, which a class may bring itself, and nothing else runs when a field is set."""
+    params = vars(kind).get("__dataclass_params__")
+    if params is None or not params.init or kind.__new__ is not object.__new__:
+        return False
+    code = getattr(vars(kind)["__init__"], "__code__", None)
+    return code is not None and code.co_filename == _GENERATED and (params.frozen or kind.__setattr__ is object.__setattr__)

@@ -66,6 +66,34 @@ class Normalised:
         self.user += 1
 
 
+class Plain:
+    user: int
+
+
+@dataclass
+class OwnInit:
+    user: int
+
+    def __init__(self, user: int) -> None:
+        self.user = user + 1
+
+
+@dataclass
+class OwnSet:
+    user: int
+
+    def __setattr__(self, name: str, value: int) -> None:
+        super().__setattr__(name, value + 1)
+
+
+@dataclass
+class OwnNew:
+    user: int
+
+    def __new__(cls, user: int) -> Any:
+        return super().__new__(cls)
+
+
 @dataclass(kw_only=True)
 class ByName:
     user: int
@@ -326,9 +354,10 @@ def test_defaults_that_are_no_values_of_their_annotations_stay_what_they_are(kin
 
 
 def test_types_that_do_something_when_they_are_made_have_no_columns(tmp_path: Path) -> None:
-    for kind in (Normalised, ByName, int, list[int]):
+    for kind in (Normalised, OwnInit, OwnSet, OwnNew, ByName, int, list[int]):
         assert struct_like(kind) is None
         assert jsonl(tmp_path, kind).with_columns() is None  # type: ignore[arg-type]
+    assert struct_like(dataclass(frozen=True, slots=True)(Plain)) is not None
     assert struct_like(RefusedTuple) is None, "a record without a price is refused"
     assert csv(tmp_path, Normalised).with_columns() is None
     assert csv(tmp_path, Struct).with_columns() is None, "its fields are called otherwise in files"
