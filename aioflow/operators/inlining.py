@@ -7,8 +7,8 @@ branch. So nothing can change between two records, and nothing but its own opera
 The source is read off the bytecode, and believed only if compiling it gives that very bytecode and those very constants again. So
 what this interpreter compiles otherwise than expected is called as before, and nothing else depends on its version.
 
-Where a debugger, a profiler or a coverage tool watches, nothing is inlined: it would not see the function. When a loop fails in an
-inlined body, the function is called after all (`failure_of`, `call_again`), so that its own frame is in the traceback.
+Where a debugger, a profiler or a coverage tool watches while the loop is made, nothing is inlined: it would not see the function. When a
+loop fails in an inlined body, the function is called after all (`failure_of`, `call_again`), so that its own frame is in the traceback.
 """
 
 from __future__ import annotations
