@@ -102,6 +102,20 @@ COLUMN_MUTANTS: list[Mutant] = [
         ("tests/io/test_record_columns.py::test_lines_that_hold_two_objects_or_half_of_one_are_refused",),
     ),
     Mutant(
+        "defaults are taken to be what annotations say",
+        "aioflow/io/shapes.py",
+        "hint if name not in defaults or type(defaults[name]) is hint else None",
+        "hint",
+        ("tests/io/test_record_columns.py::test_defaults_that_are_no_values_of_their_annotations_stay_what_they_are",),
+    ),
+    Mutant(
+        "an __init__ of the application's runs whenever rows are made of columns",
+        "aioflow/core/record_types.py",
+        "    elif not _is_plain_dataclass(kind):\n",
+        "    elif False:\n",
+        ("tests/io/test_record_columns.py::test_types_that_do_something_when_they_are_made_have_no_columns",),
+    ),
+    Mutant(
         "a struct that gets a field is written without it",
         "aioflow/io/column_parts.py",
         "if all(_keeps(field.type, self._schema.field(field.name).type) for field in table.schema):",
