@@ -102,6 +102,8 @@ async def _followed(client: ClusterClient, job_id: str, ask: Callable[[], Awaita
     """Wait for the end of a job; its JobManager may die before it, and the next one is asked again."""
     try:
         return _ended(await client.follow(job_id, RETURN_TIMEOUT_S, ask))
+    except CheckpointError:  # What was asked is refused.
+        raise
     except (OSError, AioflowError) as error:
         gone = f"the jobmanager of job {job_id} is gone, and none was found that has it: {error}"
         raise Broken(f"{gone}; the job may go on, see aioflow list") from error

@@ -20,7 +20,7 @@ from aioflow.cluster.execution_graph import JobStatus
 from aioflow.cluster.fencing import StaleLeader
 from aioflow.cluster.job_store import EndedJob, PersistedJob
 from aioflow.core.aio import OrderedTaskGroup
-from aioflow.core.errors import JobError
+from aioflow.core.errors import CheckpointError, JobError
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -235,7 +235,10 @@ class Dispatcher:
         return None
 
     def stop(self, job_id: str, *, drain: bool = False, savepoint: bool = True, directory: str | None = None) -> None:
-        """End the sources of a job where they are; with `drain` event time ends too. See `JobMaster.stop`. Raises UnknownJob."""
+        """End the sources of a job where they are; with `drain` event time ends too. See `JobMaster.stop`.
+
+        Raises UnknownJob, and CheckpointError for a `directory` of a job without checkpoints, also before it has a runner.
+        """
 
         def stop(runner: JobRunner) -> None:
             runner.stop(drain=drain, savepoint=savepoint, directory=directory)
@@ -243,6 +246,9 @@ class Dispatcher:
         managed = self._jobs.get(job_id)
         if managed is None:
             self.job(job_id)
+        elif directory is not None and not (managed.job.config.get("checkpoints") or {}).get("store"):
+            name = managed.job.name
+            raise CheckpointError(f"job {name!r} has no checkpoints, so no savepoint can be made of it: run it with checkpoints=URL")
         elif managed.runner is None:
             managed.stop = stop
         else:

@@ -156,8 +156,11 @@ class JobMaster:
     def stop(self, *, drain: bool = False, savepoint: bool = True, directory: str | None = None) -> None:
         """End the sources where they are, or as soon as they run; what is under way reaches the sinks. With `drain` event time ends too.
 
-        With checkpoints the last one is a savepoint, if `savepoint`: under the store, or at the URL `directory`.
+        With checkpoints the last one is a savepoint, if `savepoint`: under the store, or at the URL `directory`. Raises CheckpointError,
+        and stops nothing, if a `directory` is given and there are none.
         """
+        if directory is not None:
+            self._with_checkpoints()
         if self._checkpoints is not None:
             self._checkpoints.stop(savepoint=savepoint, directory=directory)
         self._stop_drains = drain

@@ -15,7 +15,7 @@ from aioflow.cluster.fencing import StaleLeader
 from aioflow.cluster.job_store import EndedJob, JobStore, PersistedJob
 from aioflow.cluster.leadership import DirectoryLeases, LeaderElection, Leadership
 from aioflow.core.aio import cancel_and_wait
-from aioflow.core.errors import GraphError
+from aioflow.core.errors import CheckpointError, GraphError
 from aioflow.testing import simulate
 from aioflow.testing.simulation import Faults, SimulatedHost, inject
 
@@ -282,6 +282,26 @@ def test_a_job_that_is_cancelled_or_stopped_before_it_has_a_job_master_is_not_fo
             cluster.gate.set()
             assert (await d.wait("a")).status is JobStatus.CANCELED
             await until(lambda: cluster.runners["b"].stopped == [False])
+
+    on_host(main)
+
+
+@pytest.mark.parametrize("config", [{}, {"checkpoints": None}, {"checkpoints": {"store": None}}])
+def test_a_stop_with_a_savepoint_of_a_job_without_checkpoints_is_refused(config: dict[str, object]) -> None:
+    """Before it has a JobMaster as well as later; the job goes on."""
+
+    async def main(host: SimulatedHost) -> None:
+        cluster = Cluster(host)
+        cluster.gate = asyncio.Event()
+        async with cluster.dispatcher as d:
+            await d.submit(dataclasses.replace(job("a"), config=config))
+            await until(lambda: cluster.made)
+            for status in (JobStatus.INITIALIZING, JobStatus.RUNNING):
+                await until(lambda status=status: d.job("a").status is status)  # type: ignore[misc]
+                with pytest.raises(CheckpointError, match="job 'flow a' has no checkpoints, so no savepoint can be made of it"):
+                    d.stop("a", directory="file:///savepoints")
+                cluster.gate.set()
+            assert cluster.runners["a"].stopped == []
 
     on_host(main)
 

@@ -17,6 +17,7 @@ from aioflow.cluster.restart import RestartPolicy, fixed_delay, no_restart
 from aioflow.cluster.task_executor import TaskExecutor
 from aioflow.core.aio import OrderedTaskGroup
 from aioflow.core.elements import CheckpointBarrier
+from aioflow.core.errors import CheckpointError
 from aioflow.core.host import SystemHost
 from aioflow.core.metrics import MetricGroup
 from aioflow.graph.deployment import ExecutionAttemptId, ExecutionState, TaskDeploymentDescriptor
@@ -188,6 +189,14 @@ async def test_times_of_each_status_are_kept(group: OrderedTaskGroup) -> None:
     statuses = [JobStatus.CREATED, JobStatus.RUNNING, JobStatus.CANCELLING, JobStatus.CANCELED]
     assert list(job.timestamps_ms) == statuses
     assert sorted(job.timestamps_ms.values()) == list(job.timestamps_ms.values())
+
+
+async def test_a_stop_with_a_savepoint_of_a_job_without_checkpoints_is_refused(group: OrderedTaskGroup) -> None:
+    job, workers = master(group, line(1)), Workers()
+    await job.start(workers)
+    with pytest.raises(CheckpointError, match="job 'line' has no checkpoints: run it with checkpoints=URL"):
+        job.stop(directory="file:///savepoints")
+    assert workers.stopped == []
 
 
 async def test_a_job_that_is_stopped_before_it_begins_is_stopped_when_it_does(group: OrderedTaskGroup) -> None:

@@ -159,14 +159,18 @@ def test_what_is_asked_of_a_job_that_is_over_is_answered(cluster: Cluster) -> No
         assert "Traceback" not in done.stderr
 
 
-def test_a_savepoint_of_a_job_without_checkpoints_is_refused_with_the_remedy(cluster: Cluster) -> None:
+def test_a_savepoint_of_a_job_without_checkpoints_is_refused_with_the_remedy(cluster: Cluster, tmp_path: Path) -> None:
+    """A stop that asks for one would leave nothing: it is refused too, and the job goes on."""
     cluster.start(workers=1, slots=1)
     job = cluster.submit("endless")
     until(lambda: cluster.job(job) == "RUNNING", "it runs")
-    done = cluster.ask("savepoint", job)
-    assert done.returncode == 1
-    assert "checkpoints" in done.stderr
-    assert cluster.job(job) == "RUNNING"
+    where = str(tmp_path / "savepoints")
+    for command, *options in (("savepoint",), ("stop", "--savepoint", where), ("stop", "--drain", "--savepoint", where)):
+        done = cluster.ask(command, job, *options)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert re.match(f"aioflow {command}: job 'endless' has no checkpoints.*: run it with checkpoints=URL\n$", done.stderr), done.stderr
+        assert cluster.job(job) == "RUNNING"
+    assert cluster.ask("stop", job).returncode == 0
 
 
 def test_two_jobs_of_one_flow_do_not_share_its_state(cluster: Cluster, tmp_path: Path) -> None:
