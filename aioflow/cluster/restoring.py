@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+import logging
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 from aioflow.checkpoint.assignment import assign_splits, plan_restore
 from aioflow.checkpoint.source_state import decode_source_state
@@ -18,11 +19,15 @@ if TYPE_CHECKING:
 
     from aioflow.checkpoint.assignment import TaskRestore
     from aioflow.checkpoint.completed import CompletedCheckpoint
+    from aioflow.checkpoint.source_state import SplitState
     from aioflow.core.host import Host
     from aioflow.core.serializers import Codec
     from aioflow.graph.job_graph import JobGraph
+    from aioflow.operators.source import Source
 
 __all__ = ["GivenSavepoint", "RestorePoint", "begin_anew", "found_checkpoint", "restore_point"]
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +104,24 @@ async def restore_point(
         vertex = graph.vertex(vertex_id)
         what = f"source {vertex.head.name!r} in {checkpoint.location}"
         former = [[] if file is None else decode_source_state(await files.read(file), codec, what) for file in positions]
+        former = _respelled(former, vertex.head.source, what)
         # A source that ends by itself reads what there was when it began: a file that has grown since would be cut into other parts.
         bounded = vertex.head.source is not None and vertex.head.source.bounded
         found = () if bounded and any(former) else discovered.get(vertex_id, ())
         for index, dealt in enumerate(assign_splits(former, found, vertex.parallelism)):
             splits[vertex_id, index] = [Split(s.id, s.position, s.payload, s.watermark, s.finished) for s in dealt]
     return RestorePoint(plan.tasks, splits)
+
+
+def _respelled(former: list[list[SplitState]], source: Source[Any] | None, what: str) -> list[list[SplitState]]:
+    """`former` with the ids that `source` gives its splits now, where it tells (`respelled_ids`, an optional method)."""
+    respell = getattr(source, "respelled_ids", None)
+    if respell is None:
+        return former
+    before = [split.id for splits in former for split in splits]
+    now = respell(before)
+    changed = [(old, new) for old, new in zip(before, now, strict=True) if old != new]
+    if changed:
+        logger.warning("%s: %d splits go by other names now; %r is taken for %r", what, len(changed), *changed[0])
+    names = iter(now)
+    return [[replace(split, id=next(names)) for split in splits] for splits in former]

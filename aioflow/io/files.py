@@ -22,7 +22,7 @@ from aioflow.io.follow_reader import FollowReader
 from aioflow.io.hosts import lent
 from aioflow.io.malformed import checked_on_error
 from aioflow.io.parts import PartCommitter, PartWriter, RollPolicy
-from aioflow.io.paths import SPLIT_BYTES, cut, find_files
+from aioflow.io.paths import SPLIT_BYTES, cut, find_files, respelled
 from aioflow.operators.source import Split
 
 if TYPE_CHECKING:
@@ -163,7 +163,12 @@ class Files(Generic[T]):
                 for path in await find_files(machine, self._path, may_be_missing=self.discover_every is not None)
                 for part in await cut(machine, path, divisible=self._divisible, split_bytes=self._split_bytes)
             ]
-        return [Split(part.id, None, tuple(part)) for part in parts]
+        ids = self.respelled_ids([part.id for part in parts])
+        return [Split(split_id, None, tuple(part)) for split_id, part in zip(ids, parts, strict=True)]
+
+    def respelled_ids(self, ids: Sequence[str]) -> list[str]:
+        """How `discover` spells the ids of splits that a run with another spelling of the path gave: a file is not to be read twice."""
+        return list(ids) if self.discover_every is None else respelled(ids, str(self._path))
 
     def reader(self, ctx: SourceContext) -> SourceReader[T]:
         if self._follow:

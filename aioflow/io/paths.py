@@ -6,6 +6,7 @@ Names that begin with a dot or an underscore are no data: unfinished parts, mark
 from __future__ import annotations
 
 import errno
+import os
 import posixpath
 import re
 from fnmatch import fnmatchcase
@@ -15,9 +16,11 @@ from typing import TYPE_CHECKING, NamedTuple
 from aioflow.io.blocks import is_compressed, zip_members
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from aioflow.core.host import Host
 
-__all__ = ["SPLIT_BYTES", "FilePart", "cut", "find_files"]
+__all__ = ["SPLIT_BYTES", "FilePart", "cut", "find_files", "respelled"]
 
 SPLIT_BYTES = 64 * 1024 * 1024
 """Files above this are cut at line ends, so that several subtasks share one."""
@@ -112,3 +115,19 @@ async def cut(host: Host, path: str, *, divisible: bool, split_bytes: int) -> li
         return [FilePart(path)]
     starts = range(0, size, split_bytes)
     return [FilePart(path, start, None if start == starts[-1] else start + split_bytes) for start in starts]
+
+
+def respelled(ids: Sequence[str], path: str) -> list[str]:
+    """`ids` of parts in the one spelling that goes with `path`: absolute, or from the working directory; no detours.
+
+    An id whose spelling another has already stays as it is.
+    """
+    spell = os.path.abspath if os.path.isabs(path) else os.path.relpath
+    taken = set(ids)
+    made = []
+    for part_id in ids:
+        file, archive, member = part_id.partition(".zip!")
+        other = spell(file) + archive + member
+        made.append(part_id if other in taken else other)
+        taken.add(other)
+    return made

@@ -128,6 +128,30 @@ async def test_a_stopped_job_goes_on_with_what_it_has_not_read(inbox: Inbox, tmp
     assert inbox.rows == ["1", "2", "3", "4", "5", "6"]
 
 
+async def test_a_file_is_the_same_however_its_path_is_spelled(inbox: Inbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over restarts: with dots, with a slash at its end, with a detour, as a glob, absolute, and back again."""
+    monkeypatch.chdir(tmp_path)
+    spellings: list[str | Path] = ["in", "./in", "in/", "in/../in", "in/*", inbox.directory, f"{inbox.directory}/../in", f"../{tmp_path.name}/in", "in"]
+    for number, spelling in enumerate(spellings):
+        inbox.put(f"f{number}", str(number))
+        flow = af.Flow("spelled", parallelism=2)
+        flow.source(af.io.lines(spelling, discover_every=EVERY), uid="lines").sink(inbox.rows.append)
+        async with flow.run(checkpoints=tmp_path / "store", every="1h") as job:
+            await eventually(lambda number=number: str(number) in inbox.rows)  # type: ignore[misc]
+            inbox.put(f"g{number}", f"late {number}")
+            await eventually(lambda number=number: f"late {number}" in inbox.rows)  # type: ignore[misc]
+            await job.stop()
+    assert sorted(inbox.rows) == sorted(text for number in range(len(spellings)) for text in (str(number), f"late {number}"))
+
+
+def test_a_checkpoint_that_knows_a_file_twice_is_read_all_the_same() -> None:
+    """As earlier runs with two spellings left it: one takes the one spelling, the other stays beside it."""
+    source = af.io.lines("in", discover_every=EVERY)
+    assert source.respelled_ids(["./in/a", "in/a", "in//b", "./in/b"]) == ["./in/a", "in/a", "in/b", "./in/b"]
+    assert source.respelled_ids(["./in/a.zip!x/../y", "./in/a@64"]) == ["in/a.zip!x/../y", "in/a@64"]
+    assert af.io.lines("in").respelled_ids(["./in/a"]) == ["./in/a"], "what was there when it began stays as it was cut"
+
+
 async def test_what_was_found_since_the_last_checkpoint_is_read_again_by_a_restart(inbox: Inbox, tmp_path: Path) -> None:
     """Exactly once in the output that is committed, whatever subtask reads it the second time."""
     out = tmp_path / "out"
