@@ -52,7 +52,7 @@ def add_commands(commands: Any) -> None:
     taskmanager.add_argument("--slots", type=positive, default=1, help="how many (1)")
     reached = "address at which others reach it (127.0.0.1)"
     taskmanager.add_argument("--bind", type=bind_address, default="127.0.0.1", metavar="ADDRESS", help=reached)
-    taskmanager.add_argument("--secret-file", type=Path, default=DATA / "secret", metavar="FILE", help=f"the shared secret ({DATA}/secret)")
+    taskmanager.add_argument("--secret-file", type=Path, metavar="FILE", help=f"the shared secret (DIR/secret, without DIR {DATA}/secret)")
     taskmanager.set_defaults(carry_out=_taskmanager)
 
     for process in (jobmanager, taskmanager):
@@ -112,7 +112,8 @@ def _taskmanager(arguments: argparse.Namespace) -> int:
         named = LOCAL if arguments.jobmanager is None and arguments.data is None else arguments.jobmanager or Whereabouts()
         where = Whereabouts(named.addresses, None if arguments.data is None else str(arguments.data))
         options = TaskManagerOptions(jobmanagers=where, slots=arguments.slots, bind=arguments.bind)
-        manager = TaskManager(host, secret_of(arguments.secret_file), options)
+        secret = secret_of(arguments.secret_file or (arguments.data or DATA) / "secret")
+        manager = TaskManager(host, secret, options)
         manager.inspector.start()
         print(f"taskmanager {manager.id[:8]} offers {arguments.slots} slots", flush=True)
         with _stopped_by_signals(manager.stop):

@@ -119,6 +119,15 @@ def test_a_second_start_in_the_same_directory_is_refused(cluster: Cluster) -> No
     assert f"a cluster runs with {cluster.data} already (processes {cluster.pids()[0]}); stop it first" in again.stderr
 
 
+def test_a_taskmanager_finds_the_secret_in_the_directory_that_it_is_given(cluster: Cluster, tmp_path: Path) -> None:
+    """Where the JobManager of that directory has made it; and says where it looked."""
+    done = aioflow("taskmanager", "--data", tmp_path)
+    assert (done.returncode, f"there is no secret file {tmp_path}/secret: name" in done.stderr) == (2, True), done.stderr
+    cluster.start(workers=0)
+    cluster.spawn("taskmanager", "--data", str(cluster.data))
+    until(lambda: cluster.slots() == [(1, 1)], "it has registered")
+
+
 def test_ctrl_c_while_a_cluster_starts_leaves_nothing(cluster: Cluster) -> None:
     """Whenever it comes: before the JobManager listens, and while TaskManagers are on their way."""
     for moment in ("jobmanager.log", "taskmanager-1.log"):
