@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import codecs
 import copy
+import logging
 import os
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
@@ -22,7 +23,7 @@ from aioflow.io.follow_reader import FollowReader
 from aioflow.io.hosts import lent
 from aioflow.io.malformed import checked_on_error
 from aioflow.io.parts import PartCommitter, PartWriter, RollPolicy
-from aioflow.io.paths import SPLIT_BYTES, cut, find_files, respelled
+from aioflow.io.paths import SPLIT_BYTES, cut, find_files, fixed_part, respelled
 from aioflow.operators.source import Split
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 __all__ = ["Files", "lines"]
 
 T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
 
 COLUMN_BLOCK_BYTES = 256 * 1024
 """What is decoded into columns at a time: some milliseconds, and enough lines to make calls of numpy cost little for each."""
@@ -133,6 +136,7 @@ class Files(Generic[T]):
         self._split_bytes = split_bytes
         self._roll = roll or RollPolicy()
         self._block_bytes = block_bytes
+        self._is_missed = False
         self.side_outputs: tuple[OutputTag[Any], ...] = (on_error,) if isinstance(on_error, OutputTag) else ()
         """Where malformed lines go, if not nowhere."""
 
@@ -163,8 +167,17 @@ class Files(Generic[T]):
                 for path in await find_files(machine, self._path, may_be_missing=self.discover_every is not None)
                 for part in await cut(machine, path, divisible=self._divisible, split_bytes=self._split_bytes)
             ]
+            if not self.bounded:
+                await self._note_missing(machine, found=bool(parts))
         ids = self.respelled_ids([part.id for part in parts])
         return [Split(split_id, None, tuple(part)) for split_id, part in zip(ids, parts, strict=True)]
+
+    async def _note_missing(self, host: Host, *, found: bool) -> None:
+        """Warn once of what is waited for: its name may be mistyped."""
+        needed = fixed_part(self._path)
+        missed, self._is_missed = self._is_missed, not found and not await host.fs.exists(needed)
+        if self._is_missed and not missed:
+            logger.warning("%r: there is no %r yet; it is waited for, as discover_every= says", self, needed)
 
     def respelled_ids(self, ids: Sequence[str]) -> list[str]:
         """How `discover` spells the ids of splits that a run with another spelling of the path gave: a file is not to be read twice."""

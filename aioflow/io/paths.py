@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from aioflow.core.host import Host
 
-__all__ = ["SPLIT_BYTES", "FilePart", "cut", "find_files", "respelled"]
+__all__ = ["SPLIT_BYTES", "FilePart", "cut", "find_files", "fixed_part", "respelled"]
 
 SPLIT_BYTES = 64 * 1024 * 1024
 """Files above this are cut at line ends, so that several subtasks share one."""
@@ -64,6 +64,13 @@ async def find_files(host: Host, path: str | PurePath, *, may_be_missing: bool =
     if not found and not may_be_missing:
         raise FileNotFoundError(errno.ENOENT, f"{what}, expected a file, a directory with files, or a glob that matches some", text)
     return found
+
+
+def fixed_part(path: str | PurePath) -> str:
+    """The part of `path` that must be there for anything to be found: all of it, or the directory in front of what is a pattern."""
+    text = str(path)
+    magic = _MAGIC.search(text) if isinstance(path, str) else None
+    return text if magic is None else posixpath.dirname(text[: magic.start()]) or "."
 
 
 async def _only_files(host: Host, paths: list[str]) -> list[str]:

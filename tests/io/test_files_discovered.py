@@ -81,6 +81,29 @@ async def test_an_empty_directory_and_one_that_is_not_there_yet_are_waited_for(t
         await eventually(lambda: rows == ["1"])
 
 
+@pytest.mark.parametrize("pattern", ["", "/*.csv", "/deep/*/a*"])
+async def test_a_directory_that_is_not_there_is_waited_for_with_one_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, pattern: str
+) -> None:
+    """Its name may be mistyped. Again only after it was there; an empty one is nothing to warn of."""
+    inbox = tmp_path / "imbox" / "deep" if "deep" in pattern else tmp_path / "imbox"
+    source = af.io.lines(f"{tmp_path}/imbox{pattern}", discover_every=EVERY)
+
+    def warnings() -> list[str]:
+        return [record.getMessage() for record in caplog.records if record.name == "aioflow.io.files"]
+
+    for _ in range(3):
+        assert await source.discover() == []
+    assert warnings() == [f"lines('{tmp_path}/imbox{pattern}'): there is no '{inbox}' yet; it is waited for, as discover_every= says"]
+    inbox.mkdir(parents=True)
+    assert await source.discover() == []
+    assert len(warnings()) == 1
+    inbox.rmdir()
+    for _ in range(3):
+        assert await source.discover() == []
+    assert len(warnings()) == 2
+
+
 async def test_what_is_still_being_written_under_a_name_with_a_dot_is_left_alone(inbox: Inbox) -> None:
     (inbox.directory / ".half").write_text("half a li")
     async with inbox.flow().run():
@@ -131,7 +154,8 @@ async def test_a_stopped_job_goes_on_with_what_it_has_not_read(inbox: Inbox, tmp
 async def test_a_file_is_the_same_however_its_path_is_spelled(inbox: Inbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Over restarts: with dots, with a slash at its end, with a detour, as a glob, absolute, and back again."""
     monkeypatch.chdir(tmp_path)
-    spellings: list[str | Path] = ["in", "./in", "in/", "in/../in", "in/*", inbox.directory, f"{inbox.directory}/../in", f"../{tmp_path.name}/in", "in"]
+    spellings: list[str | Path] = ["in", "./in", "in/", "in/../in", "in/*", inbox.directory]
+    spellings += [f"{inbox.directory}/../in", f"../{tmp_path.name}/in", "in"]
     for number, spelling in enumerate(spellings):
         inbox.put(f"f{number}", str(number))
         flow = af.Flow("spelled", parallelism=2)
