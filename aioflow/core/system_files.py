@@ -136,11 +136,12 @@ def fsync_path(path: str) -> None:
 def rename_new(source: str, target: str) -> bool:
     """Move a file to a name that nothing has; False if something has it."""
     # A link is the one portable call that makes a name only if nothing has it. A crash before the old name is gone
-    # leaves two names of one whole file.
+    # leaves two names of one whole file: then this is called again.
     try:
         os.link(source, target, follow_symlinks=False)
     except FileExistsError:
-        return False
+        if not os.path.samefile(source, target):
+            return False
     os.unlink(source)
     return True
 

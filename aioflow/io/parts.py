@@ -1,18 +1,21 @@
 """The sink side of files: a directory of part files, each made visible by one rename.
 
-A part is written under a hidden name, `.part-<subtask>-<n>.<ext>.<since>-<job>-<attempt>-<token>`, and becomes
+A part is written under a hidden name, `.part-<subtask>-<n>.<ext>.<since>-<sink>-<job>-<attempt>-<token>`, and becomes
 `part-<subtask>-<n>.<ext>` when it is committed. With checkpoints a part is prepared at the barrier (synced and closed) and committed
 when the checkpoint is complete. Without, the writer commits its parts itself when they are full or old, and the rest at the end.
 
 `since` is the checkpoint after whose barrier the part was begun, so its own barrier is that of a later one. An attempt that is killed
-leaves hidden files, which no reader looks at. The next attempt, restored from checkpoint r, tells them apart by their names alone:
+leaves hidden files, which no reader looks at. The next attempt of this sink (flow and uid), restored from checkpoint r, tells them apart
+by their names alone:
 
     since < r     prepared up to r: it is among the committables of r, this subtask's or another's, or was committed
     since >= r    begun after r: nobody will ever commit it, its records are written again; deleted before the writer begins
     newer         of a later attempt of this job: left alone; whoever sees it is the one that should be gone
 
 Invariants: a visible part is complete and never changes; committing and aborting again do nothing; no name is used twice, so a copy of
-a request that comes late finds nothing to act on. Two sinks must not write to one directory.
+a request that comes late finds nothing to act on. Several sinks, of one flow or of many, may write to one directory: a part never
+replaces another, whose number is taken gets the next one that is free, and nobody touches the hidden files of another sink. Only two runs
+of the same flow at once are not told apart.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ import asyncio
 import logging
 import posixpath
 import re
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -36,8 +40,10 @@ __all__ = ["PartCommitter", "PartWriter", "RollPolicy"]
 UNCHECKED = "none"
 """Stands for `since` where nobody takes checkpoints."""
 
-_HIDDEN = re.compile(r"\.part-(\d+)-(\d+)\.[^.]+\.(\d+|none)-([0-9A-Za-z]*)-(\d+)-[0-9a-f]+")
-"""Groups: subtask, number, since, job, attempt."""
+_HIDDEN = re.compile(r"\.part-(\d+)-(\d+)\.[^.]+\.(\d+|none)-([0-9a-f]{8})-([0-9A-Za-z]*)-(\d+)-[0-9a-f]+")
+"""Groups: subtask, number, since, sink, job, attempt."""
+
+_VISIBLE = re.compile(r"(part-\d+-)(\d+)(\..+)")
 
 BUFFER_BYTES = 1024 * 1024
 """The writer asks for a flush when it holds this much: one trip to the executor, one `write`."""
@@ -81,6 +87,7 @@ class PartWriter:
         self._self_commit = not ctx.checkpointing
         self._restored = 0
         self._since = 0
+        self._sink = f"{zlib.crc32(f'{ctx.flow_name}/{ctx.uid}'.encode()):08x}"
         self._job = ctx.job_id[:8]
         self._buffer: list[bytes] = []
         self._buffered = 0
@@ -129,7 +136,9 @@ class PartWriter:
         if match is None:
             return False
         runtime = self._ctx.runtime
-        subtask, job, attempt = int(match[1]), match[4], int(match[5])
+        subtask, sink, job, attempt = int(match[1]), match[4], match[5], int(match[6])
+        if sink != self._sink:
+            return False
         if subtask % runtime.parallelism != runtime.subtask_index:  # Subtasks that there are no more have one heir each.
             return False
         if job == self._job and attempt > runtime.attempt:
@@ -172,7 +181,7 @@ class PartWriter:
             self._next += 1
             since = UNCHECKED if self._self_commit else self._since
             token = self._ctx.host.ids.new("part")[:12]
-            hidden = f".{final}.{since}-{self._job}-{self._ctx.runtime.attempt}-{token}"
+            hidden = f".{final}.{since}-{self._sink}-{self._job}-{self._ctx.runtime.attempt}-{token}"
             self._part = (posixpath.join(self._directory, hidden), posixpath.join(self._directory, final))
         data = b"".join(buffer)
         await self._fs.append(self._part[0], data)
@@ -232,14 +241,16 @@ class PartCommitter:
         self._host = host
 
     async def commit(self, committables: Sequence[Any]) -> None:
-        """Rename each hidden file to its visible name. A part that is visible already stays as it is."""
+        """Rename each hidden file to its visible name, or the next that is free. A part that is visible already stays as it is."""
         if not committables:
             return
         async with lent(self._host) as host:
             directories: dict[str, None] = {}
             for hidden, final in committables:
                 try:
-                    await host.fs.rename(hidden, final)
+                    shown = final
+                    while not await host.fs.rename_new(hidden, shown):
+                        shown = _next_name(shown)
                 except FileNotFoundError:
                     if not await host.fs.exists(final):
                         logger.warning(
@@ -261,3 +272,10 @@ class PartCommitter:
         async with lent(self._host) as host:
             for hidden, _ in committables:
                 await host.fs.delete(hidden)
+
+
+def _next_name(path: str) -> str:
+    directory, name = posixpath.split(path)
+    match = _VISIBLE.fullmatch(name)
+    assert match is not None, "a part has a number"
+    return posixpath.join(directory, f"{match[1]}{int(match[2]) + 1}{match[3]}")

@@ -11,6 +11,23 @@ _RESTORED = "tests/io/test_files_restored.py::test_a_followed_file_that_is_not_w
 
 SINK_MUTANTS: list[Mutant] = [
     Mutant(
+        "a part replaces that of another sink",
+        "aioflow/io/parts.py",
+        "                    while not await host.fs.rename_new(hidden, shown):\n                        shown = _next_name(shown)\n",
+        "                    await host.fs.rename(hidden, shown)\n",
+        (
+            "tests/io/test_parts.py::test_several_sinks_write_to_one_directory_and_no_part_replaces_another",
+            "tests/io/test_parts.py::test_a_part_whose_number_is_taken_is_committed_once_under_the_next",
+        ),
+    ),
+    Mutant(
+        "a sink takes the hidden files of another for its own",
+        "aioflow/io/parts.py",
+        "        if sink != self._sink:\n            return False\n",
+        "",
+        ("tests/io/test_parts.py::test_several_sinks_write_to_one_directory_and_no_part_replaces_another",),
+    ),
+    Mutant(
         "a sink commits before the checkpoint is complete",
         "aioflow/operators/sink.py",
         "            self._prepared[checkpoint_id] = committables\n        state",

@@ -37,9 +37,8 @@ STORE_MUTANTS: list[Mutant] = [
     Mutant(
         "a file replaces another one of its name",
         "aioflow/core/system_files.py",
-        "        os.link(source, target, follow_symlinks=False)\n    except FileExistsError:\n"
-        "        return False\n    os.unlink(source)\n",
-        "        os.replace(source, target)\n    except FileExistsError:\n        return False\n",
+        "        os.link(source, target, follow_symlinks=False)\n",
+        "        os.replace(source, target)\n        return True\n",
         (
             "tests/simulation/test_disk.py::test_a_file_takes_a_name_only_if_nothing_has_it",
             "tests/contracts/test_checkpoint_storage.py::test_of_many_that_create_one_name_at_once_one_wins",

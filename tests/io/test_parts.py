@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
+from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
+import aioflow as af
 from aioflow.io.csv_files import csv
 from aioflow.io.files import lines
 from aioflow.io.json_files import jsonl
@@ -48,6 +51,36 @@ async def test_parts_are_named_by_subtask_and_number(tmp_path: Path) -> None:
     await write(jsonl(tmp_path), ["c"])
     await write(csv(tmp_path), ["d"])
     assert names(tmp_path) == ["part-0-0.txt", "part-0-1.txt", "part-0-2.jsonl", "part-0-3.csv"]
+
+
+@pytest.mark.parametrize("checkpoints", [False, True], ids=["without checkpoints", "with checkpoints"])
+async def test_several_sinks_write_to_one_directory_and_no_part_replaces_another(tmp_path: Path, checkpoints: bool) -> None:
+    options: dict[str, Any] = {"checkpoints": (tmp_path / "store").as_uri(), "every": "10ms"} if checkpoints else {}
+
+    def made(name: str) -> af.Flow:
+        flow = af.Flow(name, parallelism=2)
+        numbers = flow.source(af.io.datagen(lambda i: f"{name} {i}", count=400, rate=2_000))
+        for _ in range(2):
+            numbers.sink(lines(tmp_path / "out", roll=RollPolicy(size_bytes=200)))
+        return flow
+
+    await asyncio.gather(*(made(name).execute(**options) for name in ("one", "two")))
+    shown = [path for path in (tmp_path / "out").iterdir() if not path.name.startswith(".")]
+    rows = Counter(row for path in shown for row in path.read_text().splitlines())
+    assert rows == {f"{name} {i}": 2 for name in ("one", "two") for i in range(400)}
+    assert len(names(tmp_path / "out")) == len(shown)
+
+
+async def test_a_part_whose_number_is_taken_is_committed_once_under_the_next(tmp_path: Path) -> None:
+    """Also again, and when whoever committed it was killed between its two names."""
+    hidden, final = tmp_path / ".part-0-0.txt.x", tmp_path / "part-0-0.txt"
+    final.write_text("theirs")
+    hidden.write_text("ours")
+    (tmp_path / "part-0-1.txt").hardlink_to(hidden)
+    for _ in range(2):
+        await PartCommitter().commit([(str(hidden), str(final))])
+        assert names(tmp_path) == ["part-0-0.txt", "part-0-1.txt"]
+        assert [(tmp_path / name).read_text() for name in names(tmp_path)] == ["theirs", "ours"]
 
 
 async def test_unfinished_parts_begin_with_a_dot(tmp_path: Path) -> None:
