@@ -14,6 +14,7 @@ from typing import Any
 
 from aioflow.api.runner import new_event_loop
 from aioflow.cli.security import secured_host
+from aioflow.cli.terminal import reader_is_gone
 from aioflow.cluster.secret_file import read_secret
 from aioflow.cluster.submission import ClusterClient, NoJobManager
 from aioflow.cluster.whereabouts import Whereabouts, parse_address, parse_addresses
@@ -80,6 +81,8 @@ def run_on_host(arguments: argparse.Namespace, body: Callable[[Host], Coroutine[
 
 
 def _failed(arguments: argparse.Namespace, error: Exception) -> int:
+    if isinstance(error, BrokenPipeError) and reader_is_gone():
+        return FAILED
     if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
         text = f"port {arguments.port} is in use: another jobmanager may run there; choose another with --port"
     elif isinstance(error, NoJobManager):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import select
 import shutil
 import sys
 import traceback
@@ -21,6 +20,7 @@ from aioflow.cli.failure import describe
 from aioflow.cli.monitor import add_monitor_options, monitor_options
 from aioflow.cli.running import Watcher, run_flow, watcher_for
 from aioflow.cli.target import UsageError, load_flow
+from aioflow.cli.terminal import reader_is_gone
 from aioflow.cli.values import count
 from aioflow.core.errors import GraphError
 
@@ -38,14 +38,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as stop:  # argparse has said what was wrong, or shown the help.
         return stop.code if isinstance(stop.code, int) else FINISHED
     try:
-        return int(arguments.carry_out(arguments))
+        code = int(arguments.carry_out(arguments))
+        print(end="", flush=True)  # Here, not when the process ends: a reader that has left is known below.
+        return code
     except UsageError as error:
         print(f"aioflow {arguments.command}: {error}", file=sys.stderr)
         return USAGE
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        if not _reader_is_gone():
+        if not reader_is_gone():
             raise
         return FAILED
 
@@ -175,18 +177,8 @@ def _own_name() -> str:
     return "aioflow" if shutil.which("aioflow") else os.path.relpath(sys.argv[0])
 
 
-def _reader_is_gone() -> bool:
-    """Whether nobody reads standard output any more (`| head`). What is still to be flushed there then goes nowhere."""
-    watched = select.poll()
-    watched.register(sys.stdout.fileno(), 0)  # Errors are told without being asked for.
-    if not watched.poll(0):
-        return False
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return True
-
-
 def _failed(arguments: argparse.Namespace, name: str, error: Exception) -> int:
-    if isinstance(error, BrokenPipeError) and _reader_is_gone():
+    if isinstance(error, BrokenPipeError) and reader_is_gone():
         return FAILED
     if arguments.traceback:
         traceback.print_exception(error)

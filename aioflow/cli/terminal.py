@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import os
+import select
 import shutil
 import sys
 import threading
@@ -14,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TextIO
 
-__all__ = ["LiveBlock", "is_live", "uses_color"]
+__all__ = ["LiveBlock", "is_live", "reader_is_gone", "uses_color"]
 
 CLEAR_LINE, CLEAR_BELOW = "\x1b[K", "\x1b[J"
 
@@ -30,6 +31,16 @@ def is_live(stream: TextIO, environ: Mapping[str, str] = os.environ) -> bool:
 def uses_color(stream: TextIO, environ: Mapping[str, str] = os.environ) -> bool:
     """Whether `stream` shows colours, and the user wants them: see no-color.org."""
     return is_live(stream, environ) and not environ.get("NO_COLOR")
+
+
+def reader_is_gone() -> bool:
+    """Whether nobody reads standard output any more (`| head`). What is still to be flushed there then goes nowhere."""
+    watched = select.poll()
+    watched.register(sys.stdout.fileno(), 0)  # Errors are told without being asked for.
+    if not watched.poll(0):
+        return False
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return True
 
 
 class LiveBlock:

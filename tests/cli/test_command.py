@@ -206,6 +206,21 @@ def test_a_reader_that_leaves_ends_the_job_without_a_word(folder: Path) -> None:
 
 
 @pytest.mark.integration
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_reader_that_has_left_is_no_error_of_a_command(folder: Path, unbuffered: str) -> None:
+    """Whether it is seen when something is printed, or only at the end."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "PYTHONUNBUFFERED": unbuffered}
+        command = [sys.executable, "-m", "aioflow", "graph", "program.py:doubled"]
+        done = subprocess.run(command, cwd=folder, env=environment, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
+    finally:
+        os.close(writing)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+@pytest.mark.integration
 @pytest.mark.parametrize(("no_color", "codes"), [("", True), ("1", False)])
 def test_a_terminal_shows_a_table_with_what_is_printed_above(folder: Path, no_color: str, codes: bool) -> None:
     master, slave = pty.openpty()

@@ -142,6 +142,20 @@ def test_ctrl_c_while_a_cluster_starts_leaves_nothing(cluster: Cluster) -> None:
         assert not (cluster.data / "pids").exists()
 
 
+def test_a_reader_that_has_left_is_no_error_of_a_command_that_asks(cluster: Cluster) -> None:
+    cluster.start(workers=0)
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        for unbuffered in ("", "1"):
+            command = [sys.executable, "-m", "aioflow", "list", "--at", cluster.address, "--secret-file", str(cluster.secret)]
+            environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+            done = subprocess.run(command, cwd=ROOT, env=environment, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
+            assert (done.returncode, done.stderr) == (1, "")
+    finally:
+        os.close(writing)
+
+
 # Jobs.
 
 
