@@ -10,6 +10,7 @@ import copy
 import logging
 import os
 from collections.abc import Callable, Sequence
+from fnmatch import fnmatchcase
 from importlib.util import find_spec
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -182,6 +183,19 @@ class Files(Generic[T]):
     def respelled_ids(self, ids: Sequence[str]) -> list[str]:
         """How `discover` spells the ids of splits that a run with another spelling of the path gave: a file is not to be read twice."""
         return list(ids) if self.discover_every is None else respelled(ids, str(self._path))
+
+    def refuse_sink(self, sink: object) -> None:
+        """Raises GraphError if this source would find the files of `sink`, which stands downstream of it, and so read for ever."""
+        if self.bounded or not isinstance(sink, Files):
+            return
+        read, written = os.path.abspath(self._path), os.path.abspath(sink._path)
+        pattern = None if isinstance(self._path, PurePath) else os.path.basename(read)
+        matches = pattern is not None and fnmatchcase(f"part-0-0.{sink._extension}", pattern) and os.path.dirname(read) == written
+        if read == written or matches:
+            raise GraphError(
+                f"{sink!r} writes into the directory that {self!r} reads, and what it writes would be read again, for ever: "
+                "give the sink another directory"
+            )
 
     def reader(self, ctx: SourceContext) -> SourceReader[T]:
         if self._follow:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -281,3 +282,25 @@ async def test_subtasks_without_a_file_do_not_hold_event_time_back(inbox: Inbox)
 def test_what_cannot_be_meant_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(GraphError, match=message):
         af.io.lines("somewhere", **options)
+
+
+@pytest.mark.parametrize("target", ["in", "./in/", "x/../in", "{cwd}/in"])
+def test_a_sink_into_the_directory_that_is_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str) -> None:
+    """It would read what it writes, for ever."""
+    monkeypatch.chdir(tmp_path)
+    target = target.format(cwd=tmp_path)
+    flow = af.Flow("circle")
+    rows = flow.source(af.io.lines("in", discover_every=EVERY)).map(str.strip).key_by(len)
+    with pytest.raises(GraphError, match=re.escape(f"jsonl({target!r}) writes into the directory that lines('in') reads")):
+        rows.sink(af.io.jsonl(target))
+
+
+def test_only_a_sink_whose_files_the_source_would_find_is_refused() -> None:
+    flow = af.Flow("straight")
+    rows = flow.source(af.io.lines("in", discover_every=EVERY))
+    rows.sink(af.io.lines("out")).sink(af.io.lines("in/done"))
+    flow.source(af.io.lines("out", discover_every=EVERY)).sink(af.io.lines("next"))
+    flow.source(af.io.lines("in")).sink(af.io.lines("in"))
+    flow.source(af.io.lines("in/*.csv", discover_every=EVERY)).sink(af.io.lines("in"))
+    with pytest.raises(GraphError, match=r"lines\('in'\) writes into the directory that lines\('in/\*.txt'\) reads"):
+        flow.source(af.io.lines("in/*.txt", discover_every=EVERY)).sink(af.io.lines("in"))
