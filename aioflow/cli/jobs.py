@@ -118,7 +118,8 @@ async def _execute(host: Host, flow: Any, cluster: RemoteCluster, given: dict[st
 
 
 def _ended(line: JobLine) -> int:
-    print(f"{line.name}: {line.status.value}{': ' + line.error if line.error else ''}", file=sys.stderr)
+    error = line.error.replace("\n", "\n  ")
+    print(f"{line.name}: {line.status.value}{': ' + error if error else ''}", file=sys.stderr)
     if line.savepoint:
         print(shown_path(line.savepoint))
     return FINISHED if line.status is JobStatus.FINISHED and not line.error else FAILED
@@ -134,7 +135,8 @@ def _list(arguments: argparse.Namespace) -> int:
 
 def print_jobs(lines: list[JobLine]) -> None:
     for line in lines:
-        print(f"{line.job_id}  {line.status.value:12}  {line.name}{'  ' + line.error if line.error else ''}")
+        error = line.error.partition("\n")[0]  # A job is a line.
+        print(f"{line.job_id}  {line.status.value:12}  {line.name}{'  ' + error if error else ''}")
     if not lines:
         print("no jobs")
 

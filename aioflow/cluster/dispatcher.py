@@ -288,7 +288,7 @@ class Dispatcher:
                 status=status,
                 submitted_ms=managed.job.submitted_ms,
                 ended_ms=self.host.clock.wall_ms(),
-                error="" if told is None else f"{type(told).__name__}: {told}",
+                error="" if told is None else _told(told),
                 savepoint=(managed.runner.stopped_with or "") if managed.runner is not None else "",
             )
             await self._stored(lambda: self.store.end(job), f"the end of job {job.job_id}")
@@ -353,6 +353,12 @@ class Dispatcher:
         if job_id in self._ended:
             return UnknownJob(f"job {job_id} has ended as {self._ended[job_id].value}, more is not kept of it")
         return UnknownJob(f"job {job_id} is not known here; list the jobs, or submit it")
+
+
+def _told(error: BaseException) -> str:
+    """An error with its notes, which say where, a line each."""
+    notes = (note.removeprefix("aioflow: ") for note in getattr(error, "__notes__", ()))
+    return "\n".join([f"{type(error).__name__}: {error}", *notes])
 
 
 def _view(job: EndedJob, cause: BaseException | None) -> JobView:

@@ -52,7 +52,7 @@ class PersistedJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndedJob:
-    """How a job ended for good. `error` is the text of its cause, empty if there was none."""
+    """How a job ended for good. `error` is the text of its cause with its notes, empty if there was none."""
 
     job_id: str
     name: str

@@ -178,9 +178,11 @@ def test_the_error_of_a_failed_job_is_kept_also_for_the_next_leader() -> None:
         async with cluster.dispatcher as d:
             await d.submit(job("a"))
             await until(lambda: cluster.runners)
-            cluster.runners["a"].end(JobStatus.FAILED, ValueError("boom"))
+            error = ValueError("boom")
+            error.add_note("aioflow: in operator 'map', at record 3")
+            cluster.runners["a"].end(JobStatus.FAILED, error)
             view = await d.wait("a")
-            assert (view.status, view.error) == (JobStatus.FAILED, "ValueError: boom")
+            assert (view.status, view.error) == (JobStatus.FAILED, "ValueError: boom\nin operator 'map', at record 3")
             assert view.ended_ms is not None
             assert view.ended_ms >= view.submitted_ms > 0
         async with Cluster(host, 2).dispatcher as d:

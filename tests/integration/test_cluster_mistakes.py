@@ -172,6 +172,16 @@ def test_ctrl_c_of_a_submission_leaves_the_job_running_and_says_how_to_end_it(cl
     assert cluster.job(job) == "RUNNING"
 
 
+def test_a_job_that_fails_says_in_which_operator_and_at_which_record(cluster: Cluster) -> None:
+    """As `aioflow run` does; a list has one line for each job."""
+    cluster.start(workers=1, slots=1)
+    failed = cluster.ask("submit", f"{FLOWS}:failing")
+    assert failed.returncode == 1
+    assert failed.stderr == "failing: FAILED: ValueError: no 1\n  in operator 'map(fail)', subtask 1/1, at record 1\n"
+    listed = cluster.ask("list").stdout
+    assert listed == f"{failed.stdout.strip()}  FAILED        failing  ValueError: no 1\n"
+
+
 def test_what_is_asked_of_a_job_that_is_over_is_answered(cluster: Cluster) -> None:
     cluster.start(workers=1, slots=1)
     job = cluster.submit("failing")
