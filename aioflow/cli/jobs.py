@@ -15,6 +15,7 @@ from aioflow.api.checkpoint_options import shown_path, store_url
 from aioflow.api.options import parse_options
 from aioflow.cli.asking import DATA, FAILED, FINISHED, PORT, addresses, asking, find_started, run_on_host, secret_of
 from aioflow.cli.checkpoints import add_checkpoint_options, checkpoint_options
+from aioflow.cli.failure import describe
 from aioflow.cli.security import add_tls_options, tls_files
 from aioflow.cli.target import UsageError, load_flow
 from aioflow.cli.values import count, id_beginning
@@ -110,9 +111,16 @@ async def _followed(client: ClusterClient, job_id: str, ask: Callable[[], Awaita
 
 
 async def _execute(host: Host, flow: Any, cluster: RemoteCluster, given: dict[str, Any]) -> int:
-    async with flow.run(on=cluster, **given) as job:
-        print(job.id, flush=True)
-        result = await job.wait()
+    try:
+        async with flow.run(on=cluster, **given) as job:
+            print(job.id, flush=True)
+            result = await job.wait()
+    except (AioflowError, OSError):
+        raise
+    except Exception as error:  # noqa: BLE001  # The job's own, as for `aioflow run`.
+        told = "\n  ".join(describe(error))
+        print(f"{flow.name}: {JobStatus.FAILED.value}: {told}", file=sys.stderr)
+        return FAILED
     print(f"{result.name}: {result.status}", file=sys.stderr)
     return FINISHED
 

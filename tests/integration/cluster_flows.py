@@ -44,3 +44,6 @@ def fail(n: int) -> int:
 
 failing = af.Flow("failing")
 failing.source([1]).map(fail).sink(af.io.blackhole())
+
+failing_at_home = af.Flow("failing_at_home")
+failing_at_home.source([1]).map(fail).sink(print)

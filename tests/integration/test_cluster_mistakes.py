@@ -180,6 +180,8 @@ def test_a_job_that_fails_says_in_which_operator_and_at_which_record(cluster: Cl
     assert failed.stderr == "failing: FAILED: ValueError: no 1\n  in operator 'map(fail)', subtask 1/1, at record 1\n"
     listed = cluster.ask("list").stdout
     assert listed == f"{failed.stdout.strip()}  FAILED        failing  ValueError: no 1\n"
+    at_home = cluster.ask("submit", f"{FLOWS}:failing_at_home")
+    assert (at_home.returncode, at_home.stderr) == (1, failed.stderr.replace("failing:", "failing_at_home:"))
 
 
 def test_what_is_asked_of_a_job_that_is_over_is_answered(cluster: Cluster) -> None:
