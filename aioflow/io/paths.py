@@ -10,6 +10,7 @@ import os
 import posixpath
 import re
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from pathlib import PurePath
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -129,12 +130,14 @@ def respelled(ids: Sequence[str], path: str) -> list[str]:
 
     An id whose spelling another has already stays as it is.
     """
-    spell = os.path.abspath if os.path.isabs(path) else os.path.relpath
+    # Once a directory: this is asked of thousands of files at every look.
+    spell = lru_cache(maxsize=64)(os.path.abspath if os.path.isabs(path) else os.path.relpath)
     taken = set(ids)
     made = []
     for part_id in ids:
         file, archive, member = part_id.partition(".zip!")
-        other = spell(file) + archive + member
+        directory, name = posixpath.split(file)
+        other = posixpath.normpath(posixpath.join(spell(directory or "."), name)) + archive + member
         made.append(part_id if other in taken else other)
         taken.add(other)
     return made
