@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from aioflow.io.blocks import is_compressed, zip_members
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from aioflow.core.host import Host
 
@@ -130,14 +130,15 @@ def respelled(ids: Sequence[str], path: str) -> list[str]:
 
     An id whose spelling another has already stays as it is.
     """
+    spell: Callable[[str], str] = os.path.abspath if os.path.isabs(path) else os.path.relpath
     # Once a directory: this is asked of thousands of files at every look.
-    spell = lru_cache(maxsize=64)(os.path.abspath if os.path.isabs(path) else os.path.relpath)
+    spelled = lru_cache(maxsize=64)(spell)
     taken = set(ids)
     made = []
     for part_id in ids:
         file, archive, member = part_id.partition(".zip!")
         directory, name = posixpath.split(file)
-        other = posixpath.normpath(posixpath.join(spell(directory or "."), name)) + archive + member
+        other = posixpath.normpath(posixpath.join(spelled(directory or "."), name)) + archive + member
         made.append(part_id if other in taken else other)
         taken.add(other)
     return made
