@@ -96,6 +96,7 @@ def test_a_run_compares_answers_and_leaves_tables_and_plots(tmp_path: Path, caps
         ("w1", "aioflow columns, one process"),
         ("w1json", "bare loop"),
         ("w1json", "aioflow rows, one process"),
+        ("w1json", "aioflow columns, one process"),
     ]
     assert [(row["rate"], row["outputs"]) for row in report["latency"]] == [(10_000, 10_000), (50_000, 50_000)]
     assert json.loads((tmp_path / "engines.json").read_text()) == json.loads(capsys.readouterr().out.splitlines()[-1]) == report

@@ -128,12 +128,17 @@ def test_a_taskmanager_finds_the_secret_in_the_directory_that_it_is_given(cluste
     until(lambda: cluster.slots() == [(1, 1)], "it has registered")
 
 
+def heed() -> None:
+    """Of a new process: whoever started this one in the background had it pass over Ctrl-C, and that is inherited."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_ctrl_c_while_a_cluster_starts_leaves_nothing(cluster: Cluster) -> None:
     """Whenever it comes: before the JobManager listens, and while TaskManagers are on their way."""
     for moment in ("jobmanager.log", "taskmanager-1.log"):
         (cluster.data / moment).unlink(missing_ok=True)
         command = [sys.executable, "-m", "aioflow", "cluster", "start", "--data", str(cluster.data), "--port", "0", "--workers", "2"]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, preexec_fn=heed) as process:
             until((cluster.data / moment).exists, f"{moment} is there")
             pids = cluster.pids()
             process.send_signal(signal.SIGINT)
@@ -162,7 +167,7 @@ def test_a_reader_that_has_left_is_no_error_of_a_command_that_asks(cluster: Clus
 def test_ctrl_c_of_a_submission_leaves_the_job_running_and_says_how_to_end_it(cluster: Cluster) -> None:
     cluster.start(workers=1, slots=1)
     command = [sys.executable, "-m", "aioflow", "submit", f"{FLOWS}:endless", "--at", cluster.address, "--secret-file", str(cluster.secret)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, preexec_fn=heed) as process:
         assert process.stdout is not None
         job = process.stdout.readline().strip()
         until(lambda: cluster.job(job) == "RUNNING", "it runs")
