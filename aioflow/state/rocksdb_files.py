@@ -120,7 +120,7 @@ class Database:
 
     def view(self) -> View:
         """All rows as they are now."""
-        return View(self._db.snapshot())
+        return View(self._db.iter())
 
     def checkpoint(self, path: str) -> None:
         """Makes a directory of hard links to all files, after writing out what is in memory. Blocks."""
@@ -132,13 +132,21 @@ class Database:
 
 
 class View:
-    """Rows of one moment. Let go of it: it keeps what was deleted since."""
+    """Rows of the moment in which `iterator` was made. Let go of it: it keeps what was deleted since.
 
-    def __init__(self, snapshot: rocksdict.Snapshot) -> None:
-        self._snapshot = snapshot
+    Not a snapshot of rocksdict: what that iterates over are the rows of now (0.3.29).
+    """
+
+    def __init__(self, iterator: rocksdict.RdictIter) -> None:
+        self._iterator = iterator
 
     def rows(self, start: bytes, stop: bytes) -> Rows:
-        return _until(cast("Rows", self._snapshot.items(from_key=start)), stop)
+        """Rows from `start` up to, and without, `stop`: to be read to their end before others are asked for."""
+        iterator = self._iterator
+        iterator.seek(start)
+        while iterator.valid() and (row := cast("bytes", iterator.key())) < stop:
+            yield row, cast("bytes", iterator.value())
+            iterator.next()
 
 
 def read_part(path: str, offset: int, length: int) -> bytes:

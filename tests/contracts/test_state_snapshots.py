@@ -664,6 +664,12 @@ def test_every_checkpoint_of_rocksdb_agrees_with_plain_dicts_with_hardly_anythin
         agrees(RocksDB(cache_entries=3), steps)
 
 
+@pytest.mark.parametrize("name", ["heap", RocksDB(cache_entries=3)], ids=["heap", "rocksdb"])
+def test_a_savepoint_that_is_written_beside_a_later_checkpoint_holds_its_own_moment(name: Any) -> None:
+    """G5, H7: rows that change while it is read are those of the checkpoint alone."""
+    agrees(name, [("value", 0, None, 0), ("begin", 0, None, 1), ("value", 0, None, 1), ("value", 3, None, 1), ("begin", 0, None, 3)])
+
+
 def agrees(name: Any, steps: list[Any]) -> None:
     """Takes `steps`, and compares with plain dicts."""
 
