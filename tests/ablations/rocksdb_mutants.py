@@ -11,15 +11,6 @@ ROCKSDB = "tests/state/test_rocksdb.py::"
 
 ROCKSDB_MUTANTS: list[Mutant] = [
     Mutant(
-        "a savepoint is read from the rows of now",
-        "aioflow/state/rocksdb_snapshot.py",
-        "        plan, cache, view = self.plan, self._cache, self._view\n",
-        "        plan, cache, view = self.plan, self._cache, self._cache.opened().view()\n",
-        (
-            "tests/contracts/test_state_snapshots.py::test_a_savepoint_that_is_written_beside_a_later_checkpoint_holds_its_own_moment",
-        ),
-    ),
-    Mutant(
         "what is dirty in the cache is not in the snapshot",
         "aioflow/state/rocksdb_snapshot.py",
         "        self.frozen = cache.dirty\n",
