@@ -93,7 +93,7 @@ class ColumnPartWriter(PartWriter):
         try:
             fitted = table.cast(self._schema)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError):
-            pass
+            pass  # Its values do not fit the columns of this file: it begins the next one, as what would lose something does.
         else:
             if all(_keeps(field.type, self._schema.field(field.name).type) for field in table.schema):
                 return fitted
