@@ -62,7 +62,7 @@ class ResultPartition:
         self._unreleased = subpartition_count
         self._unprocessed = dict.fromkeys(range(subpartition_count))
         self.all_data_processed = Availability(subpartition_count == 0)
-        """Raised once every consumer acknowledged that it processed all records up to EndOfData."""
+        """Raised once every consumer acknowledged that it processed all records up to EndOfData, or released its subpartition."""
 
     @property
     def availability(self) -> Availability:
@@ -151,6 +151,7 @@ class ResultPartition:
             self.all_data_processed.set_available()
 
     def _on_released(self, index: int) -> None:
+        self._on_processed(index)
         self._unreleased -= 1
         if self._unreleased == 0:
             self.release()

@@ -298,6 +298,10 @@ class TaskOutput:
         """No record follows on any edge."""
         self.broadcast_event(EndOfData(drain))
 
+    def all_processed(self) -> Availability:
+        """Up once every consumer has processed all records up to the end of the data, or left."""
+        return all_of([writer.partition.all_data_processed for writer in self._all])
+
     def finish(self) -> None:
         """EndOfPartition on every channel: consumers release them once they have read it."""
         for writer in self._all:

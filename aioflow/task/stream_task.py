@@ -22,7 +22,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from aioflow.core.aio import OrderedTaskGroup, close_within
-from aioflow.core.availability import Availability
+from aioflow.core.availability import AVAILABLE, Availability
 from aioflow.core.elements import MAX_WATERMARK, Event, RecordBatch, WatermarkStatus, empty_batch
 from aioflow.core.errors import JobNotRunning, ProducerFailed, note_once
 from aioflow.core.keygroups import range_for_subtask
@@ -98,6 +98,7 @@ class StreamTask:
         self._running = False
         self._finishing = False  # Operators are half-way between their last element and the end: no checkpoint now.
         self._lingers = False
+        self._processed = AVAILABLE  # While it lingers: whether consumers have processed all that it sent.
         self._finished_before = False  # In the checkpoint that it was restored from: its operators finish again only behind new input.
         self.failure: BaseException | None = None
         """What ended the loop, as soon as it did; cleaning up is still to come then."""
@@ -239,7 +240,6 @@ class StreamTask:
             await self._settle()
         for context in self._contexts:
             await context.processing_timers.quiesce()
-        await self._task_timers.quiesce()
         # Mail that was written since has its say, and what it emits goes out before the end does.
         await self._settle()
         for operator in self._operators:
@@ -249,6 +249,7 @@ class StreamTask:
         if self._options.checkpointing:
             self._output.end_of_data(drain=drain)
             await self._linger(drain=drain)
+            await self._task_timers.quiesce()
             self._processor.prepare_close()
             await self._processor.drain()
         else:
@@ -258,15 +259,25 @@ class StreamTask:
         self._output.finish()
 
     async def _linger(self, *, drain: bool) -> None:
-        """Wait for the checkpoint with which everything is committed, then for what sinks do about it."""
+        """Wait until consumers have processed everything, and for the checkpoint with which everything is committed, then for what sinks do
+        about it. The end of a partition waits behind its records: were the task gone before these are processed, then nobody would send
+        barriers ahead of them, and no checkpoint would complete until they are.
+        """
         self._finishing, self._lingers = False, True
         self._checkpoints.end_of_data(drained=drain)
-        while not self._checkpoints.may_end:
+        self._processed = self._output.all_processed()
+        self._watch(self._processed)
+        while not self._may_end:
             self._resume()
             await self._processor.run_loop()
         self._lingers = False
         await self._settle()
         await self._checkpoints.written()
+
+    @property
+    def _may_end(self) -> bool:
+        """Of a task that lingers."""
+        return self._processed.is_available and self._checkpoints.may_end
 
     async def _finish_operators(self) -> None:
         """Head first: end of input, the mail and timers that wait, `finish`, the mail that it made; then the next."""
@@ -352,7 +363,7 @@ class StreamTask:
             if busy is not None:
                 self._output.flush()
                 self._suspend(busy.availability, "operator")
-            elif self._lingers and not self._checkpoints.may_end:
+            elif self._lingers and not self._may_end:
                 self._poll_events()
             else:
                 self._processor.suspend()

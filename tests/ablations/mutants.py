@@ -718,7 +718,7 @@ MUTANTS: list[Mutant] = [
     Mutant(
         "a task ends without waiting for its last checkpoint",
         "aioflow/task/stream_task.py",
-        "        while not self._checkpoints.may_end:\n",
+        "        while not self._may_end:\n",
         "        while False:\n",
         (
             "tests/task/test_exactly_once.py::test_sinks_commit_with_the_last_checkpoint_before_the_job_ends",

@@ -10,6 +10,7 @@ HERE = "tests/task/test_unaligned.py::"
 CLOSED_GATE = f"{HERE}test_a_checkpoint_behind_a_closed_gate_completes_and_keeps_what_waits"
 CONNECTION = f"{HERE}test_barriers_overtake_what_waits_on_both_sides_of_a_connection"
 RESCALED = f"{HERE}test_data_in_flight_is_dealt_out_anew_when_the_job_is_rescaled"
+ENDED = "tests/api/test_unaligned.py::test_checkpoints_complete_while_records_of_an_ended_source_wait"
 
 HELD_UP = f"{HERE}test_a_task_held_up_by_one_checkpoint_keeps_what_was_in_flight_at_those_that_came_meanwhile"
 
@@ -137,5 +138,19 @@ UNALIGNED_MUTANTS: list[Mutant] = [
         (
             "tests/checkpoint/test_assignment.py::test_data_in_flight_is_dealt_out_although_the_exchange_is_one_to_one_now",
         ),
+    ),
+    Mutant(
+        "a task ends while records that it sent wait for a task that is held up",
+        "aioflow/task/stream_task.py",
+        "        return self._processed.is_available and self._checkpoints.may_end\n",
+        "        return self._checkpoints.may_end\n",
+        (ENDED,),
+    ),
+    Mutant(
+        "the barriers of a task that has come to its end wait in their turn for ever",
+        "aioflow/task/stream_task.py",
+        "            await self._linger(drain=drain)\n            await self._task_timers.quiesce()\n",
+        "            await self._task_timers.quiesce()\n            await self._linger(drain=drain)\n",
+        (ENDED,),
     ),
 ]
