@@ -210,6 +210,8 @@ class _JobPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has
         elif isinstance(value, type):
             reduced = _without_cache(super().reducer_override(value))
             return _with_aliases(value, reduced) if issubclass(value, Enum) else reduced
+        elif value is dataclasses.MISSING:
+            return "MISSING"  # By name: a copy would pass for the default of the fields that have none.
         elif (reduced := self._reduce_plainly(value)) is not None:
             return reduced
         return super().reducer_override(value)

@@ -222,6 +222,29 @@ def test_a_class_of_the_program_travels_when_values_of_it_were_made_from_rows_be
         assert MSGSPEC_CACHE in vars(program.Row), "another thread may need it just then"
 
 
+def test_a_dataclass_of_the_program_keeps_what_it_needs_on_arrival(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That a field has no default is told by a sentinel: a copy of it would be taken for the default, and pass for a value of the field."""
+    program = ModuleType("__main__")
+    fields = "a: str; n: int; more: list = field(default_factory=list)"
+    exec(f"from dataclasses import dataclass, field\n@dataclass\nclass Row: {fields}", vars(program))
+    monkeypatch.setitem(sys.modules, "__main__", program)
+    flow = af.Flow("rows")
+    flow.source([1]).map(program.Row).sink(print)
+    content = ship_job(graph_of(flow), TaskOptions())
+
+    load_job(content)  # In a process that sends jobs to itself it is the class itself that gets its attributes once more.
+    assert msgspec.convert({"a": "x", "n": 1}, program.Row) == program.Row("x", 1)
+    with pytest.raises(msgspec.ValidationError, match="missing required field `n`"):
+        msgspec.convert({"a": "x"}, program.Row)
+
+    there = "import gc, sys, msgspec\nfrom aioflow.cluster.shipping import load_job\njob = load_job(sys.stdin.buffer.read())\n"
+    there += "[row] = [c for c in gc.get_objects() if isinstance(c, type) and c.__name__ == 'Row']\n"
+    there += "print(row('x', 1).more)\nmsgspec.convert({'a': 'x'}, row)"
+    done = subprocess.run([sys.executable, "-c", there], input=content, capture_output=True, check=False)
+    assert done.stdout.decode().strip() == "[]"
+    assert "ValidationError: Object missing required field `n`" in done.stderr.decode()
+
+
 def test_further_names_of_an_enum_arrive_also_where_the_class_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     """A program whose JobManager runs in a thread of its own sends its jobs to itself."""
     program = ModuleType("__main__")
