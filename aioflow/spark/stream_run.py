@@ -35,6 +35,7 @@ TOO_LATE = "Timed out while waiting for the Python worker to connect back"
 """What Spark says when one of its Python processes takes ten seconds to begin, as on a busy machine; it has no setting for that."""
 
 STARTS_MAX = 20
+"""So many starts of the query without a batch that got through are taken for a machine that cannot run it."""
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +61,8 @@ class StreamRun:
         self._error: BaseException | None = None
         self._closing = False
         self._query: Any = None
+        self._starts = 0
+        """Without a batch that got through, the present one among them."""
         self.stopping = asyncio.Event()
 
     async def run(self, on_started: Callable[[], None]) -> None:
@@ -79,16 +82,14 @@ class StreamRun:
 
     async def _go_on(self, feeding: Feeding) -> None:
         """Until the query ends for good. One whose Python process came too late begins where it was."""
-        starts = 1
         while True:
             try:
                 await self._watch(feeding)
                 return
             except SparkError as error:
-                if TOO_LATE not in str(error) or starts == STARTS_MAX:
+                if TOO_LATE not in str(error) or self._starts >= STARTS_MAX:
                     raise
                 logger.warning("a Python process of the query took longer than Spark waits for one: it begins again where it was")
-            starts += 1
             await self._bridge.call(self._query.stop, timeout=STOP_TIMEOUT)
             await self._start()
 
@@ -113,6 +114,7 @@ class StreamRun:
         session = await self._bridge.session()
         source = next(iter(self._sources.values()))
         directory = posixpath.join(source.checkpoint, "flow")
+        self._starts += 1
 
         def on_batch(frame: Any, number: int) -> None:
             """In a thread of Py4J."""
@@ -132,6 +134,7 @@ class StreamRun:
             if self._closing:
                 raise Closed("the flow that takes this query's rows is over")
             await self._feeding.give(rows, commits=number + 1)
+            self._starts = 1
         except Exception as error:
             self._error = self._error or error
             raise

@@ -37,24 +37,36 @@ Given = Sequence[Sequence[Mapping[str, Any]]]
 
 
 class Query:
-    """Stands for a StreamingQuery. At its end event time ends too, so that an answer is whole: Spark would go on another day."""
+    """Stands for a StreamingQuery. At its end event time ends too, so that an answer is whole: Spark would go on another day.
 
-    def __init__(self, plan: SparkPlan, programs: Mapping[int, StageProgram], given: Given, on_batch: Callable[[Any, int], None]) -> None:
-        self._plan, self._programs, self._given, self._on_batch = plan, programs, given, on_batch
+    So often its Python process is not there in time for each of the batches: `late`. Started again it goes on where it was.
+    """
+
+    def __init__(self, plan: SparkPlan, programs: Mapping[int, StageProgram], given: Given, late: Sequence[int]) -> None:
+        self._plan, self._programs, self._given, self._late = plan, programs, given, list(late)
         self._states: dict[int, dict[bytes, bytes | None]] = {stage.id: {} for stage in plan.stages}
         (source,) = (stage for stage in plan.stages if stage.is_source)
         self._source = source
         self._reached = 0
+        self._number = 0
         self._stopped = threading.Event()
+        self._on_batch: Callable[[Any, int], None]
+
+    def start(self, on_batch: Callable[[Any, int], None]) -> None:
+        self._on_batch = on_batch
+        self._stopped.clear()
 
     def awaitTermination(self) -> None:
-        now_ms = 1_000
-        for number, rows in enumerate([*self._given, []]):  # The last: what the watermark made due.
+        batches = [*self._given, []]  # The last: what the watermark made due.
+        for number in range(self._number, len(batches)):
             if self._stopped.is_set():
                 return
-            now_ms += 1_000
-            self._on_batch(self._batch(rows, self._reached, now_ms), number)
-        self._on_batch(self._batch([], MAX_WATERMARK, now_ms), len(self._given) + 1)
+            if number < len(self._late) and self._late[number]:
+                self._late[number] -= 1
+                raise SparkError(f"Spark: SocketTimeoutException: {TOO_LATE}")
+            self._on_batch(self._batch(batches[number], self._reached, 1_000 * (number + 2)), number)
+            self._number = number + 1
+        self._on_batch(self._batch([], MAX_WATERMARK, 1_000 * (len(batches) + 1)), len(batches))
 
     def stop(self) -> None:
         self._stopped.set()
@@ -111,23 +123,19 @@ class Query:
         return turn.rows
 
 
-class LateQuery(Query):
-    """One whose Python process is not there in time."""
-
-    def awaitTermination(self) -> None:
-        raise SparkError(f"Spark: SocketTimeoutException: {TOO_LATE}")
-
-
 async def streamed(
-    directory: Path, given: Given, make: Any, build: Callable[[Any], tuple[Any, ...]], late: int = 0
+    directory: Path, given: Given, make: Any, build: Callable[[Any], tuple[Any, ...]], late: Sequence[int] = ()
 ) -> tuple[list[Any], ...]:
-    """What `build(source)` gives as streams of a flow over a query that hands over `given`. So many of its starts are `late`."""
-    kinds = iter([LateQuery] * late)
+    """What `build(source)` gives as streams of a flow over a query that hands over `given`; how often it is `late` for each batch."""
+    query: Query | None = None
     bridge = Bridge()
     real = stream_frames.start_query, stream_frames.rows_of
 
     def start(session: Any, plan: SparkPlan, programs: Any, sources: Any, where: str, on_batch: Callable[[Any, int], None]) -> Query:
-        return next(kinds, Query)(plan, programs, given, on_batch)
+        nonlocal query
+        query = query or Query(plan, programs, given, late)
+        query.start(on_batch)
+        return query
 
     stream_frames.start_query, stream_frames.rows_of = start, list
     try:

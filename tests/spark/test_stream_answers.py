@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import aioflow as af
+from aioflow.spark.stream_run import STARTS_MAX
 from tests.spark.answers import DELAY_MS, Event
 from tests.spark.stream_answers import STREAM_ANSWERS, batch_time
 from tests.spark.streamed import streamed
@@ -58,6 +59,14 @@ def counts(source: Any) -> tuple[Any, ...]:
 async def test_a_query_whose_python_process_comes_too_late_begins_again(tmp_path: Path) -> None:
     rows = [[Event("a", 1, 0)._asdict()], [Event("a", 2, 0)._asdict()]]
 
-    assert await streamed(tmp_path, rows, event_of, counts, late=2) == ([("a", 1), ("a", 2)],)
+    assert await streamed(tmp_path, rows, event_of, counts, late=[2]) == ([("a", 1), ("a", 2)],)
     with pytest.raises(af.SparkError, match="Timed out while waiting for the Python worker"):
-        await streamed(tmp_path, rows, event_of, counts, late=20)
+        await streamed(tmp_path, rows, event_of, counts, late=[0, STARTS_MAX])
+
+
+async def test_a_query_that_runs_for_long_may_come_too_late_as_often_as_it_likes_if_batches_get_through(tmp_path: Path) -> None:
+    rows = [[Event("a", at, 0)._asdict()] for at in (1, 2, 3)]
+
+    there = await streamed(tmp_path, rows, event_of, counts, late=[STARTS_MAX - 1] * 3)
+
+    assert there == ([("a", 1), ("a", 2), ("a", 3)],)
