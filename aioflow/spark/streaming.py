@@ -19,7 +19,7 @@ import posixpath
 from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from aioflow.core.aio import cancel_and_wait
+from aioflow.core.aio import cancel_and_wait, wait_all
 from aioflow.core.errors import Closed
 from aioflow.operators.source import Split
 from aioflow.spark.channels import ChannelListener
@@ -43,6 +43,8 @@ BACKLOG = 2
 """Batches of Spark that wait to be read: one while the next is written down."""
 
 STOP_TIMEOUT = "20s"
+
+RELEASE_TIMEOUT_S = 5.0
 
 ONCE = "once"
 """The trigger that takes all there is now, and ends."""
@@ -86,6 +88,7 @@ class _StreamReader:
         self._listener = ChannelListener(ctx.host, source.bridge.reach)
         self._loop = asyncio.get_running_loop()
         self._tasks: list[asyncio.Task[None]] = []
+        self._releases: list[asyncio.Task[None]] = []
         self._asked: set[asyncio.Task[Any]] = set()
         self._position = [0, 0, 0]
         self._current: pa.RecordBatch | None = None
@@ -294,10 +297,6 @@ class _StreamReader:
         self._position = [number + 1, 0, 0] if last else [number, place + 1, 0]
         self._next_batch.task_done()
 
-    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        self._tasks = [task for task in self._tasks if not task.done()]
-        self._tasks.append(self._loop.create_task(self._guarded(lambda: coroutine), name="spark-stream-release"))
-
     def _is_over(self) -> bool:
         if not self._ended or self._error is not None or not self._next_batch.empty():
             return False
@@ -321,7 +320,9 @@ class _StreamReader:
         completed = [taken for taken in self._released if taken <= checkpoint_id]
         before = max((self._released.pop(taken) for taken in completed), default=0)
         if any(number < before for number in self._handover.taken):
-            self._spawn(self._handover.release(before))
+            self._releases = [task for task in self._releases if not task.done()]
+            release = self._guarded(lambda: self._handover.release(before))
+            self._releases.append(self._loop.create_task(release, name="spark-stream-release"))
 
     async def close(self) -> None:
         """Stop the query. A batch under way is given again."""
@@ -333,6 +334,8 @@ class _StreamReader:
                 with contextlib.suppress(SparkGone):  # It went with its Java.
                     await self._source.bridge.call(query.stop, timeout=STOP_TIMEOUT)
         finally:
-            await cancel_and_wait([task for task in self._tasks if not task.done()])
+            # Half a release would leave rows without their mark until the next one opens.
+            await wait_all(self._releases, timeout_s=RELEASE_TIMEOUT_S)
+            await cancel_and_wait([task for task in (*self._tasks, *self._releases) if not task.done()])
             await self._drop_incoming()
             await self._listener.close()
