@@ -16,7 +16,8 @@ from aioflow.core.errors import note_once
 from aioflow.core.serializers import Codec
 from aioflow.operators.sink import COMMITTABLES, PREPARED
 from aioflow.spark.runner_blocks import decode_block, merged
-from aioflow.spark.runner_subtask import ONLY_CHECKPOINT, StageSubtask, SubtaskId
+from aioflow.spark.runner_subtask import ONLY_CHECKPOINT, StageSubtask
+from aioflow.spark.runner_tasks import SubtaskId
 from aioflow.spark.translate import Stage
 from aioflow.state.operator_state import HeapOperatorStateBackend
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from aioflow.core.host import Host
     from aioflow.graph.job_graph import JobEdge
     from aioflow.spark.runner_blocks import BlockRow
-    from aioflow.spark.runner_subtask import Outlet
+    from aioflow.spark.runner_tasks import Outlet
     from aioflow.spark.translate import SparkPlan
 
 __all__ = ["Feeding", "HomeStage", "commit"]

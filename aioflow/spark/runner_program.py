@@ -25,7 +25,8 @@ from aioflow.core.host import SystemHost
 from aioflow.core.serializers import Codec
 from aioflow.operators.source import Split
 from aioflow.spark.runner_blocks import COMMITTABLES, BlockRow, BlockWriter, decode_block, merged
-from aioflow.spark.runner_subtask import StageSubtask, SubtaskId
+from aioflow.spark.runner_subtask import StageSubtask
+from aioflow.spark.runner_tasks import SubtaskId
 from aioflow.spark.runner_time import ReplayedClock
 from aioflow.spark.translate import plan_flow
 from aioflow.task.partitioners import create_partitioner
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from aioflow.cluster.shipping import ShippedJob
     from aioflow.core.host import Host
     from aioflow.graph.job_graph import JobEdge, JobGraph
-    from aioflow.spark.runner_subtask import Outlet
+    from aioflow.spark.runner_tasks import Outlet
     from aioflow.spark.translate import SparkPlan, Stage
 
 __all__ = ["ERROR_MARK", "Outlets", "Pair", "StageProgram", "SubtaskFailed", "run_subtask", "told"]

@@ -11,29 +11,23 @@ It runs in one asyncio task, which owns the mailbox: in a process of Spark's as 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from aioflow.core.aio import OrderedTaskGroup
-from aioflow.core.availability import AVAILABLE, Availability
+from aioflow.core.availability import Availability
 from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK, RecordBatch, empty_batch
 from aioflow.core.errors import note_once
-from aioflow.core.keygroups import range_for_subtask
-from aioflow.core.metrics import MetricGroup
-from aioflow.core.scope import Scope, enter_scope, leave_scope
-from aioflow.core.serializers import Codec
+from aioflow.core.scope import enter_scope, leave_scope
 from aioflow.mailbox.executor import MailboxError
 from aioflow.mailbox.processor import MailboxProcessor
 from aioflow.operators.sink import COMMITTABLES, SinkOperator
 from aioflow.spark.runner_blocks import cut
+from aioflow.spark.runner_tasks import StageTasks
 from aioflow.spark.runner_time import ReplayedClock, ReplayedTimers, StageContext
-from aioflow.state.backend import create_keyed_backend
-from aioflow.state.operator_state import HeapOperatorStateBackend
-from aioflow.task.chain import ChainStatus, OperatorChain
-from aioflow.task.context import SourceTaskContext, SubtaskRuntimeContext
+from aioflow.task.chain import ChainStatus
+from aioflow.task.context import SourceTaskContext
 from aioflow.task.input import InputStatus
-from aioflow.task.metrics import unique_names
 from aioflow.task.resources import ResourceScope
 from aioflow.task.source_input import SourceInput
 
@@ -42,63 +36,20 @@ if TYPE_CHECKING:
     from aioflow.core.elements import Event
     from aioflow.core.functions import OutputTag
     from aioflow.core.host import Host
-    from aioflow.graph.job_graph import JobEdge, JobVertex
+    from aioflow.graph.job_graph import JobEdge
     from aioflow.operators.operator import Operator
     from aioflow.operators.source import Split
     from aioflow.spark.runner_blocks import Piece
+    from aioflow.spark.runner_tasks import Outlet, SubtaskId
     from aioflow.spark.translate import Stage
     from aioflow.state.snapshot import OperatorSnapshot
 
-__all__ = ["ONLY_CHECKPOINT", "Outlet", "StageSubtask", "SubtaskId"]
+__all__ = ["ONLY_CHECKPOINT", "StageSubtask"]
 
 T = TypeVar("T")
 
 ONLY_CHECKPOINT = 1
 """What sinks prepare for at the end of the job: it is committed when all of the job is through."""
-
-
-ALONE = (20_000_000, 4096)
-"""Slice in ns and records at a time where the loop has nothing else to do than this subtask and its own calls: fewer, longer turns."""
-
-
-class Outlet(Protocol):
-    """Where the records of an exchange go."""
-
-    def emit(self, batch: RecordBatch) -> None: ...
-    def flush(self) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class SubtaskId:
-    """Which subtask of how many, and which attempt at it."""
-
-    job_id: str
-    index: int
-    parallelism: int
-    attempt: int = 0
-
-
-class _Task:
-    """One task of the stage: its chain, and where its output goes."""
-
-    def __init__(self, vertex: JobVertex) -> None:
-        self.vertex = vertex
-        self.offset = 1 if vertex.head.source is not None else 0
-        """A source node has a place in the vertex and none in the chain."""
-        self.operators: list[Operator] = []
-        self.contexts: list[StageContext] = []
-        self.chain: OperatorChain
-        self.main: list[Callable[[RecordBatch], None]] = []
-        self.side: dict[tuple[int, OutputTag[Any]], list[Callable[[RecordBatch], None]]] = {}
-
-    def emit(self, batch: RecordBatch) -> None:
-        for outlet in self.main:
-            outlet(batch)
-        if self.side and batch.watermark != MIN_WATERMARK:
-            news = empty_batch(batch.watermark)
-            for outlets in self.side.values():
-                for outlet in outlets:
-                    outlet(news)
 
 
 class StageSubtask:
@@ -128,118 +79,28 @@ class StageSubtask:
         self.resources = ResourceScope()
         self.group = OrderedTaskGroup()
         self.input_watermark = MIN_WATERMARK
-        self.metrics = MetricGroup(host.clock.monotonic)
-        self._job = job
-        self._codec = Codec(job.types)
         self._stage = stage
         self._id = id
         self._make_room = make_room
         self._timers = None if clock is None else ReplayedTimers(clock)
-        self._scope = Scope(job.graph.name)
         self._processor = MailboxProcessor(_nothing_to_do, name=stage.root.name, probe_interval_s=None)
         self._executor = self._processor.executor(-1)
         self._watched: list[Availability] = []
         self._input_of = {edge.id: edge.input_index for edge in stage.inputs}
-        self._tasks = [_Task(vertex) for vertex in stage.vertices]
-        self._places: list[tuple[_Task, int]] = []
-        self.contexts: list[StageContext] = []
-        """Of all operators, in their order."""
-        self._outlets: list[Outlet] = []
         self._opened = False
         self._reached = MIN_WATERMARK
-        self._restored = restored
         self._restore = restore
-        options = job.options
-        self._slice_ns, self._batch_records_max = (options.slice_ns, options.batch_records_max) if shares_loop else ALONE
-        for task in self._tasks:
-            self._add_task(task)
-        self._connect(outlets)
-
-    # Building blocks.
-
-    def _add_task(self, task: _Task) -> None:
-        vertex = task.vertex
-        groups = self.metrics.add_group(vertex.name)
-        for place, (node, name) in enumerate(zip(vertex.nodes, unique_names([node.name for node in vertex.nodes]), strict=True)):
-            id_, options = self._id, self._job.options
-            keyed_state = None
-            if node.keyed:
-                keyed_state = create_keyed_backend(
-                    options.state_backend,
-                    max_parallelism=vertex.max_parallelism,
-                    key_group_range=range_for_subtask(id_.index, id_.parallelism, vertex.max_parallelism),
-                    now_ms=self.host.clock.wall_ms,
-                    codec=self._codec,
-                    operator=node.name,
-                    host=self.host,
-                )
-            operator_state = HeapOperatorStateBackend()
-            if self._restored is not None:
-                operator_state.restore(self._restored)
-            runtime = SubtaskRuntimeContext(
-                job_name=self._job.graph.name,
-                operator_name=node.name,
-                task_name=f"{vertex.name} ({id_.index + 1}/{id_.parallelism})",
-                subtask_index=id_.index,
-                parallelism=id_.parallelism,
-                max_parallelism=vertex.max_parallelism,
-                attempt=id_.attempt,
-                metrics=groups.add_group(name),
-                keyed_state=keyed_state,
-                operator_state=operator_state,
-                job_id=id_.job_id,
-            )
-            context = StageContext(
-                self,
-                len(self.contexts),
-                node.name,
-                vertex.uids[place],
-                runtime,
-                self._processor.executor(len(self.contexts)),
-                self._scope,
-                has_event_time=node.event_time,
-                checkpointing=True,  # The end of the job is its one checkpoint: it decides what sinks commit.
-                debug=False,
-            )
-            if self._timers is not None:
-                context.replays = self._timers.register
-            self.contexts.append(context)
-            self._places.append((task, place - task.offset))
-            task.contexts.append(context)
-            if node.factory is not None:
-                operator = node.factory()
-                operator.setup(context)
-                task.operators.append(operator)
-        task.chain = OperatorChain(
-            task.operators,
-            task.emit,
-            AVAILABLE,
-            self.host.clock.perf_ns,
-            slice_ns=self._slice_ns,
-            batch_records_max=self._batch_records_max,
-            scope=self._scope,
-        )
-
-    def _connect(self, outlets: Callable[[JobEdge, str], Outlet]) -> None:
-        tasks = {task.vertex.id: task for task in self._tasks}
-        for edge in (*self._stage.inner, *self._stage.outputs):
-            task = tasks[edge.source]
-            if edge.target in tasks:
-                outlet: Callable[[RecordBatch], None] = tasks[edge.target].chain.push
-            else:
-                name = task.vertex.nodes[edge.operator_index].name
-                made = outlets(edge, f"operator {name!r}, subtask {self._id.index + 1}/{self._id.parallelism}")
-                self._outlets.append(made)
-                outlet = made.emit
-            if edge.side is None:
-                task.main.append(outlet)
-            else:
-                task.side.setdefault((edge.operator_index - task.offset, edge.side), []).append(outlet)
+        self._made = StageTasks(self, job, stage, id, outlets, self._processor, self._timers, restored, shares_loop=shares_loop)
+        self._tasks = self._made.tasks
+        self._first = self._tasks[0]
+        self._scope = self._made.scope
+        self.contexts = self._made.contexts
+        """Of all operators, in their order."""
 
     @property
     def root(self) -> Operator:
         """The operator that the stage begins with; no source."""
-        return self._tasks[0].operators[0]
+        return self._first.operators[0]
 
     # The life of a subtask, in one asyncio task.
 
@@ -296,12 +157,12 @@ class StageSubtask:
             # Nothing of it sees time move, as in all of a flow without event time: operators need not look.
             batch = RecordBatch(batch.values, batch.timestamps, batch.keys, None, batch.watermark)
         self._reached = max(self._reached, batch.watermark)
-        self._tasks[0].chain.push(batch, input_index)
+        self._first.chain.push(batch, input_index)
         await self._settle()
 
     async def read(self, splits: Sequence[Split]) -> None:
         """For a source: read `splits` to their end."""
-        head, task = self._stage.root.head, self._tasks[0]
+        head, task = self._stage.root.head, self._first
         assert head.source is not None, "only sources are read"
         context = self.contexts[0]
         place = f"source {head.name!r}, subtask {self._id.index + 1}/{self._id.parallelism}"
@@ -317,7 +178,7 @@ class StageSubtask:
                 context.register_processing_timer,
                 clock.wall_ms,
                 clock.perf_ns,
-                self._slice_ns,
+                self._made.slice_ns,
             )
             await source_input.open()
             while (status := source_input.emit_next(task.chain.room)) is not InputStatus.END_OF_DATA:
@@ -340,18 +201,16 @@ class StageSubtask:
     async def pause(self) -> None:
         """What came in is through, and all state is where it is kept: the subtask may end here, and be gone on with."""
         await self._settle(idle=True)
-        for task in reversed(self._tasks):
-            for operator in reversed(task.operators):
-                self._scope.operator_context = operator.ctx
-                ongoing = operator.snapshot_state(ONLY_CHECKPOINT)
-                if ongoing is not None:
-                    await ongoing
-        for outlet in self._outlets:
-            outlet.flush()
+        for operator in self._made.backwards():
+            self._scope.operator_context = operator.ctx
+            ongoing = operator.snapshot_state(ONLY_CHECKPOINT)
+            if ongoing is not None:
+                await ongoing
+        self._made.flush()
 
     async def finish(self) -> None:
         """The end of input: event time ends, then each operator finishes, producers first."""
-        self._tasks[0].chain.push(empty_batch(MAX_WATERMARK))
+        self._first.chain.push(empty_batch(MAX_WATERMARK))
         await self._settle(idle=True)
         for number, task in enumerate(self._tasks):
             for place, operator in enumerate(task.operators):
@@ -367,17 +226,14 @@ class StageSubtask:
             for operator in task.operators:
                 operator.end_of_data()
         await self._settle(idle=True)
-        for outlet in self._outlets:
-            outlet.flush()
+        self._made.flush()
 
     async def prepared(self, checkpoint_id: int = ONLY_CHECKPOINT) -> Mapping[int, list[Any]]:
         """After `finish`, or for now: what the sinks have prepared, by node."""
         await self._settle(idle=True)
         found: dict[int, list[Any]] = {}
         for task in self._tasks:
-            for node, context, operator in zip(
-                task.vertex.nodes[task.offset :], task.contexts[task.offset :], task.operators, strict=True
-            ):
+            for node, context, operator in task.nodes():
                 if isinstance(operator, SinkOperator):
                     await operator.snapshot_state(checkpoint_id)
                     committables = [one for _, one in context.operator_state.get_list_state(COMMITTABLES).get()]
@@ -399,12 +255,11 @@ class StageSubtask:
             context.processing_timers.shutdown()
         if self._opened:
             self._processor.close()
-        for task in reversed(self._tasks):
-            for operator in reversed(task.operators):
-                try:
-                    await operator.close()
-                except Exception as error:  # noqa: BLE001  # The others are closed all the same; raised below.
-                    first = first or error
+        for operator in self._made.backwards():
+            try:
+                await operator.close()
+            except Exception as error:  # noqa: BLE001  # The others are closed all the same; raised below.
+                first = first or error
         for context in self.contexts:
             if context.keyed_state is not None:
                 context.keyed_state.close()
@@ -461,16 +316,10 @@ class StageSubtask:
     # What operators and the source ask for (TaskServices, InputConsumer).
 
     def emit_from(self, operator_index: int, batch: RecordBatch) -> None:
-        task, place = self._places[operator_index]
-        task.chain.emit_from(place, batch)
+        self._made.emit_from(operator_index, batch)
 
     def emit_side(self, operator_index: int, tag: OutputTag[Any], value: Any, timestamp: int | None, watermark: int) -> None:
-        task, place = (self._tasks[0], -1) if operator_index < 0 else self._places[operator_index]
-        outlets = task.side.get((place, tag))
-        if outlets is not None:
-            batch = RecordBatch([value], None if timestamp is None else [timestamp], None, [watermark], watermark)
-            for outlet in outlets:
-                outlet(batch)
+        self._made.emit_side(operator_index, tag, value, timestamp, watermark)
 
     def emit_status(self, idle: bool) -> None:
         """Who is idle holds nobody back here: records are in order of their watermarks."""
@@ -480,7 +329,7 @@ class StageSubtask:
 
     def on_batch(self, batch: RecordBatch, input_index: int) -> None:
         self.input_watermark = max(self.input_watermark, batch.watermark)
-        self._tasks[0].chain.push(batch, input_index)
+        self._first.chain.push(batch, input_index)
 
     def on_status(self, idle: bool) -> None:
         """As `emit_status`."""

@@ -25,7 +25,8 @@ from aioflow.core.errors import GraphError
 from aioflow.core.serializers import Codec
 from aioflow.operators.slice_window import SliceWindowOperator
 from aioflow.spark.runner_blocks import BlockRow, BlockWriter, Piece, decode_block
-from aioflow.spark.runner_subtask import StageSubtask, SubtaskId
+from aioflow.spark.runner_subtask import StageSubtask
+from aioflow.spark.runner_tasks import SubtaskId
 from aioflow.spark.runner_time import ReplayedClock
 from aioflow.state.handles import CANONICAL, KeyedStateHandle, StateFile
 from aioflow.state.heap_snapshot import HeapSnapshot

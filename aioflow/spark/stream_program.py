@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from aioflow.core.serializers import Codec
 from aioflow.operators.source import Split
 from aioflow.spark.runner_program import StageProgram, run_subtask
-from aioflow.spark.runner_subtask import SubtaskId
+from aioflow.spark.runner_tasks import SubtaskId
 from aioflow.spark.stream_plan import delay_ms_of, plan_stream
 from aioflow.spark.stream_rows import KeyedRows, arrow_of_keyed
 from aioflow.task.partitioners import create_partitioner
