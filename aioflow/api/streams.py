@@ -390,6 +390,8 @@ class DataStream(Generic[T]):
         from aioflow.operators.function_sink import as_sink
 
         target = as_sink(sink)
+        if (check := getattr(target, "check_sink", None)) is not None:
+            check()
         for node_id in sorted(self._graph.upstream_of(upstream.node_id for upstream in self._upstreams)):
             refuse = getattr(self._graph.nodes[node_id].source, "refuse_sink", None)
             if refuse is not None:

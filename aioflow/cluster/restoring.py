@@ -104,24 +104,27 @@ async def restore_point(
         vertex = graph.vertex(vertex_id)
         what = f"source {vertex.head.name!r} in {checkpoint.location}"
         former = [[] if file is None else decode_source_state(await files.read(file), codec, what) for file in positions]
-        former = _respelled(former, vertex.head.source, what)
+        former, known = _recognised(former, vertex.head.source, discovered.get(vertex_id, ()), what)
         # A source that ends by itself reads what there was when it began: a file that has grown since would be cut into other parts.
         bounded = vertex.head.source is not None and vertex.head.source.bounded
-        found = () if bounded and any(former) else discovered.get(vertex_id, ())
+        found = () if bounded and any(former) else known
         for index, dealt in enumerate(assign_splits(former, found, vertex.parallelism)):
             splits[vertex_id, index] = [Split(s.id, s.position, s.payload, s.watermark, s.finished) for s in dealt]
     return RestorePoint(plan.tasks, splits)
 
 
-def _respelled(former: list[list[SplitState]], source: Source[Any] | None, what: str) -> list[list[SplitState]]:
-    """`former` with the ids that `source` gives its splits now, where it tells (`respelled_ids`, an optional method)."""
-    respell = getattr(source, "respelled_ids", None)
-    if respell is None:
-        return former
-    before = [split.id for splits in former for split in splits]
-    now = respell(before)
-    changed = [(old, new) for old, new in zip(before, now, strict=True) if old != new]
+def _recognised(
+    former: list[list[SplitState]], source: Source[Any] | None, found: Sequence[Split], what: str
+) -> tuple[list[list[SplitState]], Sequence[Split]]:
+    """`former` with the ids that `source` gives its splits now, and what is new among `found`, where it
+    tells (`finder.recognise`, see `Source`)."""
+    finder = getattr(source, "finder", None)
+    if finder is None:
+        return former, found
+    before = [split for splits in former for split in splits]
+    now, found = finder.recognise(before, found)
+    changed = [(split.id, new) for split, new in zip(before, now, strict=True) if split.id != new]
     if changed:
         logger.warning("%s: %d splits go by other names now; %r is taken for %r", what, len(changed), *changed[0])
     names = iter(now)
-    return [[replace(split, id=next(names)) for split in splits] for splits in former]
+    return [[replace(split, id=next(names)) for split in splits] for splits in former], found

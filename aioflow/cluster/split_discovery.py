@@ -44,6 +44,9 @@ class SplitDiscovery:
         """Those of them that may not have arrived."""
         self.vertices = {vertex.id: vertex for vertex in executions.graph.vertices if _looks_again(vertex)}
         """Those that are looked at again."""
+        for vertex in self.vertices.values():
+            if (finder := getattr(vertex.head.source, "finder", None)) is not None:
+                finder.forget()
 
     def deployed(self, descriptor: TaskDeploymentDescriptor) -> None:
         """A subtask begins, or begins again."""

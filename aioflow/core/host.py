@@ -158,6 +158,10 @@ class FileSystem(Protocol):
         """Return size, time of the last change and kind."""
         ...
 
+    async def stats(self, paths: Sequence[str]) -> builtins.list[FileStat | None]:
+        """Return what `stat` does of each, None for what is not there or a link that leads nowhere: in one call, however many they are."""
+        ...
+
     async def exists(self, path: str) -> bool:
         """Tell whether a file or directory has this path."""
         ...

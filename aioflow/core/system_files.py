@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -93,9 +95,11 @@ class SystemFileSystem:
         return await self._host.blocking(call)
 
     async def stat(self, path: str) -> FileStat:
-        def call() -> FileStat:
-            status = os.stat(path)
-            return FileStat(status.st_size, status.st_mtime_ns // 1_000_000, os.path.isdir(path))
+        return await self._host.blocking(_stat, path)
+
+    async def stats(self, paths: Sequence[str]) -> builtins.list[FileStat | None]:
+        def call() -> builtins.list[FileStat | None]:
+            return [_stat_of_what_is_there(path) for path in paths]
 
         return await self._host.blocking(call)
 
@@ -189,6 +193,22 @@ def check_inside(path: str, within: str) -> None:
     real, root = os.path.realpath(path), os.path.realpath(within)
     if real != root and not real.startswith(root.rstrip("/") + "/"):
         raise PermissionError(f"{path} leads to {real} by a symbolic link, expected a place below {root}: remove the link")
+
+
+def _stat(path: str) -> FileStat:
+    status = os.stat(path)
+    return FileStat(status.st_size, status.st_mtime_ns // 1_000_000, stat.S_ISDIR(status.st_mode))
+
+
+def _stat_of_what_is_there(path: str) -> FileStat | None:
+    try:
+        return _stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        return None
 
 
 def make_directories(path: str, mode: int) -> None:

@@ -11,15 +11,15 @@ from aioflow.core.errors import GraphError
 from aioflow.io.column_parts import ColumnPartWriter
 from aioflow.io.column_reader import ColumnReader, Pages
 from aioflow.io.columns_extra import require_columns
-from aioflow.io.hosts import lent
+from aioflow.io.found_files import FoundFiles, check_sink, refuse_sink
 from aioflow.io.parts import PartCommitter, RollPolicy
-from aioflow.io.paths import find_files
 from aioflow.operators.source import Split
 
 if TYPE_CHECKING:
     from aioflow.columns.growing import GrowingColumns
     from aioflow.core.column_batch import ColumnBatch
     from aioflow.core.host import Host
+    from aioflow.core.timeunits import Duration
     from aioflow.operators.operator import OperatorContext
     from aioflow.operators.source import SourceContext
 
@@ -31,18 +31,20 @@ PAGE_ROWS = 131_072
 ONLY_SPLIT = "0"
 
 
-def arrow(what: Any, *, roll: RollPolicy | None = None) -> Any:
+def arrow(what: Any, *, discover_every: Duration | None = None, roll: RollPolicy | None = None) -> Any:
     """Records as columns of Arrow. `what`: a pyarrow Table or RecordBatch, or a list of record batches, to read; or files in Arrow's
     IPC format: a file, a glob or a directory to read, a directory of part files to write. Records are dicts.
 
-    Expressions after it work on whole arrays, and rows are made only for what needs them. Needs the extra `[columns]`.
+    Expressions after it work on whole arrays, and rows are made only for what needs them. `discover_every`, for files, as in `lines`.
+    Needs the extra `[columns]`.
     """
     if isinstance(what, (str, os.PathLike)):
         require_columns(f"arrow({str(what)!r})")
-        return ArrowFiles(what, roll or RollPolicy())
+        return ArrowFiles(what, discover_every, roll or RollPolicy())
     require_columns("arrow(...)")
-    if roll is not None:
-        raise GraphError("arrow: roll= is for files, and a table was given")
+    for name, given in (("roll=", roll), ("discover_every=", discover_every)):
+        if given is not None:
+            raise GraphError(f"arrow: {name} is for files, and a table was given")
     import pyarrow as pa
 
     if isinstance(what, pa.RecordBatch):
@@ -129,23 +131,41 @@ class _TableReader:
 class ArrowFiles:
     """A `Source` and a `Sink` of files in Arrow's IPC format. The position of a split is (record batch, row in it)."""
 
-    bounded = True
     columnar = True
     reads_columns = True
 
-    def __init__(self, path: str | os.PathLike[str], roll: RollPolicy) -> None:
+    def __init__(self, path: str | os.PathLike[str], discover_every: Duration | None, roll: RollPolicy) -> None:
         # A Path means itself; only a text may be a pattern.
         self._path: str | PurePath = path if isinstance(path, (str, PurePath)) else os.fspath(path)
         self._roll = roll
+        self.finder = FoundFiles(self._path, _whole, what=repr(self), discover_every=discover_every)
+        """Knows what is there to be read."""
+        self.discover_every = discover_every
+        """How often the engine looks for new files; None: never again."""
 
     def __repr__(self) -> str:
         return f"arrow({str(self._path)!r})"
 
+    @property
+    def bounded(self) -> bool:
+        return self.discover_every is None
+
     async def discover(self, host: Host | None = None) -> list[Split]:
         """One split a file. Raises FileNotFoundError naming the path, ValueError for what is no file of Arrow."""
-        async with lent(host) as machine:
-            parts = [await machine.blocking(_whole, machine, path) for path in await find_files(machine, self._path)]
-        return [Split(part.id, None, tuple(part)) for part in parts]
+        return await self.finder.discover(host)
+
+    def refuse_sink(self, sink: object) -> None:
+        """Raises GraphError if this source would find the files of `sink`, which stands downstream of it, and so read for ever."""
+        refuse_sink(self, self.finder, sink)
+
+    @property
+    def part_files(self) -> tuple[str, str]:
+        """As a sink: the directory, and what the names of its files end in."""
+        return str(self._path), "arrow"
+
+    def check_sink(self) -> None:
+        """Raises GraphError if it was asked to read in a way that a sink cannot."""
+        check_sink(self, "discover_every=" if self.discover_every is not None else "")
 
     def reader(self, ctx: SourceContext) -> ColumnReader:
         return ColumnReader(ctx, _ArrowFile)
@@ -178,9 +198,12 @@ class _ArrowFile:
         return from_table(self._file.get_batch(number))
 
 
-def _whole(host: Host, path: str) -> Pages:
-    with host.fs.open_read(path) as file:
-        return Pages(path, 0, _ArrowFile(file, path).pages)
+async def _whole(host: Host, path: str, size: int) -> list[Pages]:
+    def count() -> int:
+        with host.fs.open_read(path) as file:
+            return _ArrowFile(file, path).pages
+
+    return [Pages(path, 0, await host.blocking(count))]
 
 
 def _open_table(file: Any, schema: Any) -> Any:

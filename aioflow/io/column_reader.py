@@ -27,15 +27,17 @@ PAGES_AHEAD = 1
 class PagedFile(Protocol):
     """An open file. Called in the executor."""
 
+    @property
+    def pages(self) -> int: ...
     def read_page(self, number: int) -> ColumnBatch: ...
 
 
 class Pages(NamedTuple):
-    """What one split reads: pages `[start, end)` of a file."""
+    """What one split reads: pages `[start, end)` of a file; `end` None is its end."""
 
     path: str
     start: int
-    end: int
+    end: int | None
 
     @property
     def id(self) -> str:
@@ -47,6 +49,7 @@ class ColumnReader:
     """Reads to the end of each split, one after the other."""
 
     columnar = True
+    one_at_a_time = True
 
     def __init__(self, ctx: SourceContext, open_file: Callable[[BinaryIO, str], PagedFile]) -> None:
         """`open_file(file, path)` is called in the executor; the reader closes `file`."""
@@ -87,18 +90,21 @@ class ColumnReader:
     async def _read(self, split: Split) -> None:
         pages = Pages(*split.payload)
         first, taken = self._positions[split.id]
-        if first >= pages.end:
+        if pages.end is not None and first >= pages.end:
             self.finished_splits.add(split.id)
             return
         opened = await self._blocking(self._open, pages.path)
-        for number in range(first, pages.end):
+        end = opened.pages if pages.end is None else pages.end
+        if first >= end:
+            self.finished_splits.add(split.id)
+        for number in range(first, end):
             rows = await self._blocking(opened.read_page, number)
             if self._texts is None:
                 from aioflow.columns.growing import GrowingColumns
 
                 self._texts = GrowingColumns()
             # Here and not in the executor: batches before it, which are on their way, share the texts.
-            self._pages.append((split.id, number, taken if number == first else 0, number + 1 == pages.end, self._texts(rows)))
+            self._pages.append((split.id, number, taken if number == first else 0, number + 1 == end, self._texts(rows)))
             self._wake()
             while len(self._pages) > PAGES_AHEAD:
                 self._room = asyncio.get_running_loop().create_future()

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import codecs
 import copy
-import logging
 import os
 from collections.abc import Callable, Sequence
-from fnmatch import fnmatchcase
 from importlib.util import find_spec
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -21,10 +19,10 @@ from aioflow.core.timeunits import to_seconds
 from aioflow.io.blocks import BLOCK_BYTES
 from aioflow.io.file_reader import Bad, Decoded, FileReader
 from aioflow.io.follow_reader import FollowReader
-from aioflow.io.hosts import lent
+from aioflow.io.found_files import FoundFiles, check_sink, refuse_sink
 from aioflow.io.malformed import checked_on_error
 from aioflow.io.parts import PartCommitter, PartWriter, RollPolicy
-from aioflow.io.paths import SPLIT_BYTES, cut, find_files, fixed_part, respelled
+from aioflow.io.paths import SPLIT_BYTES, FilePart, cut
 from aioflow.operators.source import Split
 
 if TYPE_CHECKING:
@@ -39,8 +37,6 @@ if TYPE_CHECKING:
 __all__ = ["Files", "lines"]
 
 T = TypeVar("T")
-
-logger = logging.getLogger(__name__)
 
 COLUMN_BLOCK_BYTES = 256 * 1024
 """What is decoded into columns at a time: some milliseconds, and enough lines to make calls of numpy cost little for each."""
@@ -64,8 +60,10 @@ def lines(
 
     `follow`: go on for ever with new files and new lines, looking `every` so often; one subtask reads them all. `discover_every`: go on
     for ever with new files, looked for so often and dealt out to all subtasks. Each is read once, to the end that it has then, so it must
-    be complete when it appears: write it under a name that begins with a dot, and move it into place. `on_error`: what happens to a line
-    that is not text of `encoding`. As a sink: `str(value)`, one a line, in `part-<subtask>-<n>.txt`; `roll` says when a part is full.
+    be complete when it appears: write it under a name that begins with a dot, and move it into place. What is added to it later, or
+    replaces it, is not read, and a warning says so. Files above `split_bytes` are cut at line ends, for several subtasks. `on_error`:
+    what happens to a line that is not text of `encoding`. As a sink: `str(value)`, one a line, in `part-<subtask>-<n>.txt`; `roll` says
+    when a part is full.
     """
     try:
         known = codecs.lookup(encoding).name
@@ -120,10 +118,6 @@ class Files(Generic[T]):
         self._function = function
         if discover_every is not None and follow:
             raise GraphError(f"{function}({str(path)!r}): follow=True finds new files too: leave out discover_every=, or follow=")
-        if discover_every is not None and to_seconds(discover_every, "discover_every") <= 0:
-            raise GraphError(f"{function}({str(path)!r}): discover_every is {discover_every!r}, expected more than nothing")
-        self.discover_every = discover_every
-        """How often the engine looks for new files; None: never again."""
         # A Path means itself; only a text may be a pattern.
         self._path: str | PurePath = path if isinstance(path, (str, PurePath)) else os.fspath(path)
         self._decoder = decoder
@@ -137,7 +131,10 @@ class Files(Generic[T]):
         self._split_bytes = split_bytes
         self._roll = roll or RollPolicy()
         self._block_bytes = block_bytes
-        self._is_missed = False
+        self.finder = FoundFiles(self._path, self._cut, what=repr(self), discover_every=discover_every, follow=follow)
+        """Knows what is there to be read."""
+        self.discover_every = discover_every
+        """How often the engine looks for new files; None: never again."""
         self.side_outputs: tuple[OutputTag[Any], ...] = (on_error,) if isinstance(on_error, OutputTag) else ()
         """Where malformed lines go, if not nowhere."""
 
@@ -162,40 +159,23 @@ class Files(Generic[T]):
         """One split a file, several for a large one. Raises FileNotFoundError naming the path, if nothing can come there later."""
         if self._follow:
             return [Split(FOLLOWED)]
-        async with lent(host) as machine:
-            parts = [
-                part
-                for path in await find_files(machine, self._path, may_be_missing=self.discover_every is not None)
-                for part in await cut(machine, path, divisible=self._divisible, split_bytes=self._split_bytes)
-            ]
-            if not self.bounded:
-                await self._note_missing(machine, found=bool(parts))
-        ids = self.respelled_ids([part.id for part in parts])
-        return [Split(split_id, None, tuple(part)) for split_id, part in zip(ids, parts, strict=True)]
+        return await self.finder.discover(host)
 
-    async def _note_missing(self, host: Host, *, found: bool) -> None:
-        """Warn once of what is waited for: its name may be mistyped."""
-        needed = fixed_part(self._path)
-        missed, self._is_missed = self._is_missed, not found and not await host.fs.exists(needed)
-        if self._is_missed and not missed:
-            logger.warning("%r: there is no %r yet; it is waited for, as discover_every= says", self, needed)
-
-    def respelled_ids(self, ids: Sequence[str]) -> list[str]:
-        """How `discover` spells the ids of splits that a run with another spelling of the path gave: a file is not to be read twice."""
-        return list(ids) if self.discover_every is None else respelled(ids, str(self._path))
+    async def _cut(self, host: Host, path: str, size: int) -> list[FilePart]:
+        return await cut(host, path, size, divisible=self._divisible, split_bytes=self._split_bytes)
 
     def refuse_sink(self, sink: object) -> None:
         """Raises GraphError if this source would find the files of `sink`, which stands downstream of it, and so read for ever."""
-        if self.bounded or not isinstance(sink, Files):
-            return
-        read, written = os.path.abspath(self._path), os.path.abspath(sink._path)
-        pattern = None if isinstance(self._path, PurePath) else os.path.basename(read)
-        matches = pattern is not None and fnmatchcase(f"part-0-0.{sink._extension}", pattern) and os.path.dirname(read) == written
-        if read == written or matches:
-            raise GraphError(
-                f"{sink!r} writes into the directory that {self!r} reads, and what it writes would be read again, for ever: "
-                "give the sink another directory"
-            )
+        refuse_sink(self, self.finder, sink)
+
+    @property
+    def part_files(self) -> tuple[str, str]:
+        """As a sink: the directory, and what the names of its files end in."""
+        return str(self._path), self._extension
+
+    def check_sink(self) -> None:
+        """Raises GraphError if it was asked to read in a way that a sink cannot."""
+        check_sink(self, "follow=" if self._follow else "discover_every=" if self.discover_every is not None else "")
 
     def reader(self, ctx: SourceContext) -> SourceReader[T]:
         if self._follow:

@@ -91,8 +91,8 @@ class FollowReader(FileReader):
     async def _look(self) -> None:
         found = [
             part
-            for path in await find_files(self._host, self._path, may_be_missing=True)
-            for part in await cut(self._host, path, divisible=False, split_bytes=0)
+            for path, stat in (await find_files(self._host, self._path, may_be_missing=True)).items()
+            for part in await cut(self._host, path, stat.size, divisible=False, split_bytes=0)
         ]
         changed: dict[str, tuple[FilePart, tuple[int, int]]] = {}
         others: list[str] = []  # Where another file is found than was known, or none was known.

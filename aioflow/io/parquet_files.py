@@ -11,16 +11,16 @@ from aioflow.core.errors import GraphError
 from aioflow.io.column_parts import ColumnPartWriter
 from aioflow.io.column_reader import ColumnReader, Pages
 from aioflow.io.columns_extra import require_columns
-from aioflow.io.hosts import lent
+from aioflow.io.found_files import FoundFiles, check_sink, refuse_sink
 from aioflow.io.parts import PartCommitter, RollPolicy
-from aioflow.io.paths import SPLIT_BYTES, find_files
-from aioflow.operators.source import Split
+from aioflow.io.paths import SPLIT_BYTES
 
 if TYPE_CHECKING:
     from aioflow.core.column_batch import ColumnBatch
     from aioflow.core.host import Host
+    from aioflow.core.timeunits import Duration
     from aioflow.operators.operator import OperatorContext
-    from aioflow.operators.source import SourceContext
+    from aioflow.operators.source import SourceContext, Split
 
 __all__ = ["ParquetFiles", "parquet"]
 
@@ -29,47 +29,72 @@ def parquet(
     path: str | os.PathLike[str],
     *,
     columns: Sequence[str] | None = None,
+    discover_every: Duration | None = None,
     split_bytes: int = SPLIT_BYTES,
     roll: RollPolicy | None = None,
 ) -> ParquetFiles:
     """Parquet files: a file, a glob or a directory to read, a directory of part files to write. Records are dicts.
 
     Records come as columns, so that expressions after it work on whole arrays, and rows are made only for what needs them. `columns`:
-    the fields to read; None: all. Files above `split_bytes` are cut between row groups. As a sink: `part-<subtask>-<n>.parquet`, a row
-    group at each flush. Needs the extra `[columns]`.
+    the fields to read; None: all. Files above `split_bytes` are cut between row groups. `discover_every` as in `lines`.
+    As a sink: `part-<subtask>-<n>.parquet`, a row group at each flush. Needs the extra `[columns]`.
     """
     require_columns(f"parquet({str(path)!r})")
     if split_bytes < 1:
         raise GraphError(f"parquet({str(path)!r}): split_bytes is {split_bytes}, expected at least 1")
-    return ParquetFiles(path, None if columns is None else list(columns), split_bytes, roll or RollPolicy())
+    return ParquetFiles(path, None if columns is None else list(columns), discover_every, split_bytes, roll or RollPolicy())
 
 
 class ParquetFiles:
     """A `Source` and a `Sink`. The position of a split is (row group, row in it)."""
 
-    bounded = True
     columnar = True
     reads_columns = True
 
-    def __init__(self, path: str | os.PathLike[str], columns: list[str] | None, split_bytes: int, roll: RollPolicy) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        columns: list[str] | None,
+        discover_every: Duration | None,
+        split_bytes: int,
+        roll: RollPolicy,
+    ) -> None:
         # A Path means itself; only a text may be a pattern.
         self._path: str | PurePath = path if isinstance(path, (str, PurePath)) else os.fspath(path)
         self._columns = columns
         self._split_bytes = split_bytes
         self._roll = roll
+        self.finder = FoundFiles(self._path, self._cut, what=repr(self), discover_every=discover_every)
+        """Knows what is there to be read."""
+        self.discover_every = discover_every
+        """How often the engine looks for new files; None: never again."""
 
     def __repr__(self) -> str:
         return f"parquet({str(self._path)!r})"
 
+    @property
+    def bounded(self) -> bool:
+        return self.discover_every is None
+
     async def discover(self, host: Host | None = None) -> list[Split]:
         """One split a file, several for a large one. Raises FileNotFoundError naming the path, ValueError for what is no Parquet."""
-        async with lent(host) as machine:
-            parts = [
-                part
-                for path in await find_files(machine, self._path)
-                for part in await machine.blocking(_cut, machine, path, self._split_bytes)
-            ]
-        return [Split(part.id, None, tuple(part)) for part in parts]
+        return await self.finder.discover(host)
+
+    async def _cut(self, host: Host, path: str, size: int) -> list[Pages]:
+        return await host.blocking(_cut, host, path, self._split_bytes)
+
+    def refuse_sink(self, sink: object) -> None:
+        """Raises GraphError if this source would find the files of `sink`, which stands downstream of it, and so read for ever."""
+        refuse_sink(self, self.finder, sink)
+
+    @property
+    def part_files(self) -> tuple[str, str]:
+        """As a sink: the directory, and what the names of its files end in."""
+        return str(self._path), "parquet"
+
+    def check_sink(self) -> None:
+        """Raises GraphError if it was asked to read in a way that a sink cannot."""
+        check_sink(self, "discover_every=" if self.discover_every is not None else "")
 
     def reader(self, ctx: SourceContext) -> ColumnReader:
         return ColumnReader(ctx, self._open)
@@ -99,6 +124,10 @@ class _ParquetFile:
         self._file = pq.ParquetFile(file, read_dictionary=texts)
         self._columns = columns
 
+    @property
+    def pages(self) -> int:
+        return int(self._file.num_row_groups)
+
     def read_page(self, number: int) -> ColumnBatch:
         from aioflow.columns.arrow import from_table
 
@@ -122,10 +151,10 @@ def _cut(host: Host, path: str, split_bytes: int) -> list[Pages]:
     parts, start, size = [], 0, 0
     for number in range(metadata.num_row_groups):
         size += metadata.row_group(number).total_byte_size
-        if size >= split_bytes or number + 1 == metadata.num_row_groups:
+        if size >= split_bytes and number + 1 < metadata.num_row_groups:
             parts.append(Pages(path, start, number + 1))
             start, size = number + 1, 0
-    return parts or [Pages(path, 0, 0)]
+    return [*parts, Pages(path, start, metadata.num_row_groups)]
 
 
 def _open_table(file: Any, schema: Any) -> Any:

@@ -19,7 +19,7 @@ from aioflow.io.blocks import is_compressed, zip_members
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from aioflow.core.host import Host
+    from aioflow.core.host import FileStat, Host
 
 __all__ = ["SPLIT_BYTES", "FilePart", "cut", "find_files", "fixed_part", "respelled"]
 
@@ -45,13 +45,17 @@ class FilePart(NamedTuple):
         return self.path if self.start == 0 and self.end is None else f"{self.path}@{self.start}"
 
 
-async def find_files(host: Host, path: str | PurePath, *, may_be_missing: bool = False) -> list[str]:
-    """The files that `path` means, sorted. Raises FileNotFoundError when there are none, unless `may_be_missing`."""
+async def find_files(host: Host, path: str | PurePath, *, may_be_missing: bool = False) -> dict[str, FileStat]:
+    """The files that `path` means, sorted. Raises FileNotFoundError when there are none, unless `may_be_missing`.
+
+    However many they are, this takes a few calls into the executor: it is asked again and again of directories with very many.
+    """
     text = str(path)
-    if await host.fs.exists(text):
-        if not (await host.fs.stat(text)).is_dir:
-            return [text]
-        names = [name for name in await host.fs.list(text) if not name.startswith((".", "_"))]
+    (itself,) = await host.fs.stats([text])
+    if itself is not None:
+        if not itself.is_dir:
+            return {text: itself}
+        names = [name for name in await _names(host, text) if not name.startswith((".", "_"))]
         found = await _only_files(host, [posixpath.join(text, name) for name in names])
         what = f"directory {text!r} holds no file that is data"
     elif isinstance(path, str) and _MAGIC.search(text):
@@ -60,7 +64,7 @@ async def find_files(host: Host, path: str | PurePath, *, may_be_missing: bool =
         found = await _only_files(host, sorted(set(candidates)))
         what = f"no file matches {text!r}"
     else:
-        found = []
+        found = {}
         what = f"there is no file {text!r}"
     if not found and not may_be_missing:
         raise FileNotFoundError(errno.ENOENT, f"{what}, expected a file, a directory with files, or a glob that matches some", text)
@@ -74,15 +78,16 @@ def fixed_part(path: str | PurePath) -> str:
     return text if magic is None else posixpath.dirname(text[: magic.start()]) or "."
 
 
-async def _only_files(host: Host, paths: list[str]) -> list[str]:
-    found = []
-    for path in paths:
-        try:
-            if not (await host.fs.stat(path)).is_dir:
-                found.append(path)
-        except FileNotFoundError:
-            continue  # Deleted since the listing.
-    return found
+async def _names(host: Host, directory: str) -> list[str]:
+    try:
+        return await host.fs.list(directory)
+    except (NotADirectoryError, FileNotFoundError):  # Deleted since somebody looked.
+        return []
+
+
+async def _only_files(host: Host, paths: list[str]) -> dict[str, FileStat]:
+    stats = await host.fs.stats(paths)
+    return {path: stat for path, stat in zip(paths, stats, strict=True) if stat is not None and not stat.is_dir}
 
 
 async def _expand(host: Host, base: str, parts: list[str]) -> list[str]:
@@ -93,18 +98,14 @@ async def _expand(host: Host, base: str, parts: list[str]) -> list[str]:
     if part != "**" and not _MAGIC.search(part):
         path = posixpath.join(base, part)
         return await _expand(host, path, rest) if await host.fs.exists(path) else []
-    try:
-        names = await host.fs.list(base or ".")
-    except (NotADirectoryError, FileNotFoundError):
-        return []
+    names = await _names(host, base or ".")
     found: list[str] = []
     if part == "**":
         found += await _expand(host, base, rest) if rest else []
-        for name in names:
-            path = posixpath.join(base, name)
-            if not name.startswith("."):
-                found += [path] if not rest else []
-                found += await _expand(host, path, parts)
+        below = [posixpath.join(base, name) for name in names if not name.startswith(".")]
+        for path, stat in zip(below, await host.fs.stats(below), strict=True):
+            found += [path] if not rest else []
+            found += await _expand(host, path, parts) if stat is not None and stat.is_dir else []
         return found
     for name in names:
         if fnmatchcase(name, part) and (part.startswith((".", "_")) or not name.startswith((".", "_"))):
@@ -112,13 +113,12 @@ async def _expand(host: Host, base: str, parts: list[str]) -> list[str]:
     return found
 
 
-async def cut(host: Host, path: str, *, divisible: bool, split_bytes: int) -> list[FilePart]:
-    """The parts of one file: members of an archive, ranges of a large file if it is `divisible`, else the whole."""
+async def cut(host: Host, path: str, size: int, *, divisible: bool, split_bytes: int) -> list[FilePart]:
+    """The parts of a file of `size` bytes: members of an archive, ranges of a large file if it is `divisible`, else the whole."""
     if path.endswith(".zip"):
         return [FilePart(path, member=member) for member in await host.blocking(zip_members, host.fs, path)]
     if not divisible or is_compressed(path):
         return [FilePart(path)]
-    size = (await host.fs.stat(path)).size
     if size <= split_bytes:
         return [FilePart(path)]
     starts = range(0, size, split_bytes)

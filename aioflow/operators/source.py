@@ -98,7 +98,12 @@ class SourceReader(Protocol[T_co]):
 
 @runtime_checkable
 class Source(Protocol[T_co]):
-    """A place to read from. Pure data: it opens nothing until a job runs."""
+    """A place to read from. Pure data: it opens nothing until a job runs.
+
+    Optional attribute `finder`, where ids alone do not tell what is known: `finder.forget()` is called when a job begins, and after each
+    restore `finder.recognise(former, found)` with the splits of the checkpoint and those that were found so far. It gives the ids of
+    `former` as `discover` spells them now, and what is not yet part of them among `found`.
+    """
 
     @property
     def bounded(self) -> bool:

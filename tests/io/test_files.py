@@ -169,7 +169,7 @@ async def test_a_large_file_is_several_splits_a_small_or_compressed_one_is_one(t
         parts = [await read_all(source, ctx, [split]) for split in splits]
         assert [line for part in parts for line in part] == text.splitlines()
         assert all(parts)
-        assert len(await cut(ctx.host, str(tmp_path / "b.txt.gz"), divisible=True, split_bytes=10)) == 1
+        assert len(await cut(ctx.host, str(tmp_path / "b.txt.gz"), 100, divisible=True, split_bytes=10)) == 1
     assert len(await csv(tmp_path / "a.txt").discover()) == 1
 
 

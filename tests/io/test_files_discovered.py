@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import aioflow as af
+from aioflow.checkpoint.source_state import SplitState
 from aioflow.core.errors import GraphError, RestoreError
 from aioflow.operators.source import Split
 
@@ -91,7 +92,7 @@ async def test_a_directory_that_is_not_there_is_waited_for_with_one_warning(
     source = af.io.lines(f"{tmp_path}/imbox{pattern}", discover_every=EVERY)
 
     def warnings() -> list[str]:
-        return [record.getMessage() for record in caplog.records if record.name == "aioflow.io.files"]
+        return [record.getMessage() for record in caplog.records if record.name == "aioflow.io.found_files"]
 
     for _ in range(3):
         assert await source.discover() == []
@@ -171,10 +172,14 @@ async def test_a_file_is_the_same_however_its_path_is_spelled(inbox: Inbox, tmp_
 
 def test_a_checkpoint_that_knows_a_file_twice_is_read_all_the_same() -> None:
     """As earlier runs with two spellings left it: one takes the one spelling, the other stays beside it."""
-    source = af.io.lines("in", discover_every=EVERY)
-    assert source.respelled_ids(["./in/a", "in/a", "in//b", "./in/b"]) == ["./in/a", "in/a", "in/b", "./in/b"]
-    assert source.respelled_ids(["./in/a.zip!x/../y", "./in/a@64"]) == ["in/a.zip!x/../y", "in/a@64"]
-    assert af.io.lines("in").respelled_ids(["./in/a"]) == ["./in/a"], "what was there when it began stays as it was cut"
+    assert respelled_ids("./in/a", "in/a", "in//b", "./in/b") == ["./in/a", "in/a", "in/b", "./in/b"]
+    assert respelled_ids("./in/a.zip!x/../y", "./in/a@64") == ["in/a.zip!x/../y", "in/a@64"]
+    assert respelled_ids("./in/a", discover_every=None) == ["./in/a"], "what was there when it began stays as it was cut"
+
+
+def respelled_ids(*ids: str, discover_every: str | None = EVERY) -> list[str]:
+    former = [SplitState(split_id, None, (split_id, 0, None, None)) for split_id in ids]
+    return af.io.lines("in", discover_every=discover_every).finder.recognise(former, [])[0]
 
 
 async def test_what_was_found_since_the_last_checkpoint_is_read_again_by_a_restart(inbox: Inbox, tmp_path: Path) -> None:

@@ -355,6 +355,11 @@ class SimFileSystem:
     async def stat(self, path: str) -> FileStat:
         return await self._do("stat", path, self._disk.stat)
 
+    async def stats(self, paths: Sequence[str]) -> builtins.list[FileStat | None]:
+        disk = self._disk
+        full = [_normal(path) for path in paths]
+        return await self._do("stat", "/", lambda _: [disk.stat(path) if disk.exists(path) else None for path in full])
+
     async def exists(self, path: str) -> bool:
         return await self._do("exists", path, self._disk.exists)
 

@@ -1,0 +1,227 @@
+"""The files of one source as splits: once, or again and again while the source runs (`discover_every`).
+
+Who looks again knows a file by its name, and by the parts into which it was cut when it was found. They reach from its first byte to
+whatever end it has when the last of them is read. So a file that grows, or that would be cut elsewhere today, is read once all the same:
+what was cut stays cut, over restarts too, for which `recognise` is told the parts that a checkpoint knows.
+
+Invariant: the parts of a file that were ever given hold each of its bytes once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+from aioflow.core.errors import GraphError, RestoreError
+from aioflow.core.timeunits import to_seconds
+from aioflow.io.hosts import lent
+from aioflow.io.paths import find_files, fixed_part, respelled
+from aioflow.operators.source import Split
+
+if TYPE_CHECKING:
+    from aioflow.core.host import Host
+    from aioflow.core.timeunits import Duration
+
+__all__ = ["FoundFiles", "Part", "check_sink", "refuse_sink"]
+
+LOOKED_AT_ONCE = 4_096
+"""So many names are compared with what is known before others get their turn: about two milliseconds."""
+
+logger = logging.getLogger(__name__)
+
+
+class Part(Protocol):
+    """What one split reads: from `start` to `end`, or to the end of the file, in whatever the format counts. A named tuple."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def path(self) -> str: ...
+    @property
+    def start(self) -> int: ...
+    @property
+    def end(self) -> int | None: ...
+    def __iter__(self) -> Iterator[Any]: ...
+    def _replace(self, **changes: Any) -> Self: ...
+
+
+@dataclass(slots=True)
+class _Known:
+    """A file that was found."""
+
+    seen: tuple[int, int]
+    """Its size and time of change then."""
+    parts: Sequence[Part] | None
+    """As it was cut then; None while it cannot be opened."""
+    splits: list[Split] = field(default_factory=list)
+    """The parts, or what a checkpoint that cut it elsewhere leaves of them."""
+    is_told: bool = False
+    """Whether it was said that it changes."""
+
+
+class FoundFiles:
+    """What `path` means, each file in parts."""
+
+    def __init__(
+        self,
+        path: str | PurePath,
+        cut: Callable[[Host, str, int], Awaitable[Sequence[Any]]],
+        *,
+        what: str,
+        discover_every: Duration | None,
+        follow: bool = False,
+    ) -> None:
+        """`cut(host, path, size)` gives the parts of a file; `what` names the source in messages. `follow`: a reader finds the files, as
+        one split without parts."""
+        self.path = path
+        if discover_every is not None and to_seconds(discover_every, "discover_every") <= 0:
+            raise GraphError(f"{what}: discover_every is {discover_every!r}, expected more than nothing")
+        self.discover_every = discover_every
+        self._cut = cut
+        self._what = what
+        self._follow = follow
+        self._known: dict[str, _Known] = {}
+        """By path, as it was found."""
+        self._spelled: dict[str, str] = {}
+        """Which path took a spelling first."""
+        self._former: dict[str, set[tuple[Any, ...]]] = {}
+        """Which parts of a file a checkpoint knows, by its spelling."""
+        self._is_missed = False
+
+    async def discover(self, host: Host | None) -> list[Split]:
+        """The splits of all that is there. Raises FileNotFoundError naming the path if that is nothing, and nothing can come later."""
+        async with lent(host) as machine:
+            if self.discover_every is not None:
+                return await self._look(machine)
+            found = await find_files(machine, self.path)
+            parts = [part for path, stat in found.items() for part in await self._cut(machine, path, stat.size)]
+        return [Split(part.id, None, tuple(part)) for part in parts]
+
+    async def _look(self, host: Host) -> list[Split]:
+        found = await find_files(host, self.path, may_be_missing=True)
+        await self._note_missing(host, found=bool(found))
+        splits: list[Split] = []
+        for number, (path, stat) in enumerate(found.items(), 1):
+            seen = (stat.size, stat.modified_ms)
+            known = self._known.get(path)
+            if known is None or known.parts is None:
+                known = await self._open(host, path, seen, known)
+            elif known.seen != seen and not known.is_told:
+                known.is_told = True
+                logger.warning(
+                    "%s: %s has changed since it was found, from %d bytes to %d: it is read once, and what comes to it later is not; put "
+                    "each file into place when it is complete, under a name of its own, or read what is added with follow=True",
+                    self._what, path, known.seen[0], stat.size,
+                )  # fmt: skip
+            splits += known.splits
+            if number % LOOKED_AT_ONCE == 0:
+                await asyncio.sleep(0)
+        return splits
+
+    async def _open(self, host: Host, path: str, seen: tuple[int, int], before: _Known | None) -> _Known:
+        try:
+            parts = await self._cut(host, path, seen[0])
+        except FileNotFoundError:
+            parts = None  # Deleted since the listing.
+        except Exception as error:  # noqa: BLE001  # Of whatever library reads the format. It keeps no other file from being read.
+            parts = None
+            if before is None or before.seen != seen:
+                logger.warning("%s: %s cannot be opened now, and is tried again: %r", self._what, path, error)
+        return self._keep(path, seen, parts)
+
+    def _keep(self, path: str, seen: tuple[int, int], parts: Sequence[Part] | None) -> _Known:
+        known = self._known[path] = _Known(seen, parts, [] if parts is None else self._splits(path, parts))
+        return known
+
+    async def _note_missing(self, host: Host, *, found: bool) -> None:
+        """Warn once of what is waited for: its name may be mistyped."""
+        needed = fixed_part(self.path)
+        missed, self._is_missed = self._is_missed, not found and not await host.fs.exists(needed)
+        if self._is_missed and not missed:
+            logger.warning("%s: there is no %r yet; it is waited for, as discover_every= says", self._what, needed)
+
+    # What a checkpoint knows.
+
+    def forget(self) -> None:
+        """Another job begins: what was found for the last one is found anew."""
+        self._known, self._spelled, self._former, self._is_missed = {}, {}, {}, False
+
+    def recognise(self, former: Sequence[Any], found: Sequence[Split]) -> tuple[list[str], Sequence[Split]]:
+        """Take over how the files of the splits `former` were cut, those of a checkpoint. Returns their ids as `discover` spells them
+        today, and `found` without what they hold already, though it may be cut otherwise."""
+        ids = [split.id for split in former]
+        for split in former:
+            if (split.payload is None) is not self._follow:
+                how, go_on = ("without", "go on without it") if self._follow else ("with", "go on with it")
+                raise RestoreError(
+                    f"{self._what}: the checkpoint was taken {how} follow=True, which keeps other positions: {go_on}, or begin anew under "
+                    "another uid= with the files that were not read"
+                )
+        if self.discover_every is None:
+            return ids, found
+        self._former = {}
+        for split in former:
+            path, *where = split.payload
+            self._former.setdefault(self._respelled(path), set()).add(tuple(where))
+        left: list[Split] = []
+        for path, known in self._known.items():
+            if known.parts is not None:
+                known.splits = self._splits(path, known.parts)
+                left += known.splits
+        return respelled(ids, str(self.path)), left
+
+    def _splits(self, path: str, parts: Sequence[Part]) -> list[Split]:
+        """Of a file that would be cut into `parts` now."""
+        former = self._former.get(self._respelled(path), set())
+        if not former <= {tuple(part)[1:] for part in parts}:
+            parts = _between(sorted((start, end) for start, end, *_ in former), parts[0])
+        if self._spelled.setdefault(self._respelled(path), path) != path:
+            return [Split(part.id, None, tuple(part)) for part in parts]  # Two ways lead there: each has a name of its own.
+        ids = respelled([part.id for part in parts], str(self.path))
+        return [Split(split_id, None, tuple(part)) for split_id, part in zip(ids, parts, strict=True)]
+
+    def _respelled(self, path: str) -> str:
+        """A file is not to be read twice because the path of the source is spelled otherwise than before."""
+        (spelled,) = respelled([path], str(self.path))
+        return spelled
+
+
+def _between(former: list[tuple[int, int | None]], any_part: Part) -> list[Part]:
+    """What lies between the ranges `former` of a file, and behind them."""
+    left, reached = [], 0
+    for start, end in former:
+        if start > reached:
+            left.append(any_part._replace(start=reached, end=start))
+        if end is None:
+            return left
+        reached = max(reached, end)
+    return [*left, any_part._replace(start=reached, end=None)]
+
+
+def refuse_sink(source: Any, found: FoundFiles, sink: object) -> None:
+    """Raises GraphError if `source`, which looks for files again and again, would find the part files of `sink`, which stands downstream
+    of it, and so read for ever."""
+    part_files = getattr(sink, "part_files", None)
+    if source.bounded or part_files is None:
+        return
+    directory, extension = part_files
+    read, written = os.path.abspath(found.path), os.path.abspath(directory)
+    pattern = None if isinstance(found.path, PurePath) else os.path.basename(read)
+    matches = pattern is not None and fnmatchcase(f"part-0-0.{extension}", pattern) and os.path.dirname(read) == written
+    if read == written or matches:
+        raise GraphError(
+            f"{sink!r} writes into the directory that {source!r} reads, and what it writes would be read again, for ever: "
+            "give the sink another directory"
+        )
+
+
+def check_sink(sink: object, reading: str) -> None:
+    """Raises GraphError if `sink` was given an option that says how to read: `reading`, empty if there was none."""
+    if reading:
+        raise GraphError(f"{sink!r} stands as a sink, and {reading} is about reading: leave it out, and read with another object")

@@ -1,0 +1,277 @@
+"""Files that change after they were found (`discover_every`): nothing is read twice, nothing that was found is lost, and it is told."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import aioflow as af
+from aioflow.checkpoint.source_state import SplitState
+from aioflow.core.errors import GraphError, RestoreError
+from aioflow.io.found_files import FoundFiles
+from aioflow.io.paths import FilePart
+from tests.io.test_files_discovered import EVERY, Inbox, eventually
+
+pytestmark = pytest.mark.timeout(120)
+
+SPLIT_BYTES = 8
+"""Two lines of the tests are more."""
+
+
+@pytest.fixture
+def inbox(tmp_path: Path) -> Inbox:
+    return Inbox(tmp_path / "in")
+
+
+def grown(inbox: Inbox, name: str, *lines: str) -> None:
+    with (inbox.directory / name).open("a") as file:
+        file.write("".join(f"{line}\n" for line in lines))
+
+
+def flow(inbox: Inbox, *, split_bytes: int = SPLIT_BYTES) -> af.Flow:
+    made = af.Flow("grown", parallelism=2)
+    source = af.io.lines(inbox.directory, discover_every=EVERY, split_bytes=split_bytes)
+    made.source(source, uid="lines").sink(inbox.rows.append)
+    return made
+
+
+def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [one.getMessage() for one in caplog.records if one.name == "aioflow.io.found_files"]
+
+
+@pytest.mark.parametrize("first", [["1"], ["line 1", "line 2", "line 3"]], ids=["whole", "in parts"])
+async def test_a_file_that_grows_after_it_was_read_is_not_read_again_and_that_is_told(
+    inbox: Inbox, caplog: pytest.LogCaptureFixture, first: list[str]
+) -> None:
+    inbox.put("a", *first)
+    async with flow(inbox).run():
+        await eventually(lambda: len(inbox.rows) == len(first))
+        grown(inbox, "a", *(f"more {n}" for n in range(20)))
+        await eventually(lambda: len(told(caplog)) == 1)
+        grown(inbox, "a", "still more")
+        inbox.put("b", "end")
+        await eventually(lambda: "end" in inbox.rows)
+    assert sorted(inbox.rows) == sorted([*first, "end"])
+    assert len(told(caplog)) == 1, "once a file"
+    assert f"{inbox.directory}/a has changed since it was found" in told(caplog)[0]
+    assert "or read what is added with follow=True" in told(caplog)[0]
+
+
+@pytest.mark.parametrize("first", [["1"], ["line 1", "line 2", "line 3"]], ids=["whole", "in parts"])
+@pytest.mark.parametrize("split_bytes", [SPLIT_BYTES, 3, 10_000])
+async def test_a_file_that_grew_while_the_job_was_down_or_is_cut_elsewhere_now_is_not_read_again(
+    inbox: Inbox, tmp_path: Path, first: list[str], split_bytes: int
+) -> None:
+    inbox.put("a", *first)
+    async with flow(inbox).run(checkpoints=tmp_path / "store", every="1h") as job:
+        await eventually(lambda: len(inbox.rows) == len(first))
+        await job.stop()
+    grown(inbox, "a", *(f"more {n}" for n in range(20)))
+    inbox.put("b", "end")
+    async with flow(inbox, split_bytes=split_bytes).run(checkpoints=tmp_path / "store", every="1h") as job:
+        await eventually(lambda: "end" in inbox.rows)
+        inbox.put("c", "very end")
+        await eventually(lambda: "very end" in inbox.rows)
+        await job.stop()
+    assert sorted(inbox.rows) == sorted([*first, "end", "very end"])
+
+
+@given(
+    size=st.integers(0, 60),
+    split_bytes=st.integers(1, 20),
+    grows_by=st.integers(0, 40),
+    later_split_bytes=st.integers(1, 20),
+    data=st.data(),
+)
+def test_whatever_parts_a_checkpoint_knows_the_rest_of_the_file_is_read_once(
+    size: int, split_bytes: int, grows_by: int, later_split_bytes: int, data: st.DataObject
+) -> None:
+    """Some of the parts may have reached no subtask when it was taken: of a file that was dealt to several."""
+    before = parts_of(size, split_bytes)
+    known = data.draw(st.lists(st.sampled_from(before), unique=True))
+    finder = finder_of(parts_of(size + grows_by, later_split_bytes))
+    former = [SplitState(part.id, None, tuple(part)) for part in known]
+    _, left = finder.recognise(former, [])
+    given_ids = {split.id for split in former}
+    later = [FilePart(*split.payload) for split in left if split.id not in given_ids]
+    assert len({split.id for split in left}) == len(left)
+    reached = 0
+    for start, end in sorted((part.start, part.end) for part in [*known, *later]):
+        assert start == reached, "no gap, no overlap"
+        reached = -1 if end is None else end
+    assert reached == -1, "to the end of the file"
+
+
+def parts_of(size: int, split_bytes: int) -> list[FilePart]:
+    starts = range(0, size, split_bytes)
+    if len(starts) < 2:
+        return [FilePart("a")]
+    return [FilePart("a", start, None if start == starts[-1] else start + split_bytes) for start in starts]
+
+
+def finder_of(parts: Sequence[FilePart]) -> FoundFiles:
+    """One that has found a file "a", which it cut into `parts`."""
+    finder = FoundFiles("a", lambda host, path, size: None, what="lines('a')", discover_every="1s")  # type: ignore[arg-type, return-value]
+    finder._keep("a", (0, 0), parts)
+    return finder
+
+
+async def test_a_literal_name_that_looks_like_a_part_is_a_file_of_its_own(inbox: Inbox, tmp_path: Path) -> None:
+    inbox.put("a", "1")
+    inbox.put("a@8", "2")
+    async with flow(inbox).run(checkpoints=tmp_path / "store", every="1h") as job:
+        await eventually(lambda: len(inbox.rows) == 2)
+        await job.stop()
+    inbox.put("b@8", "3")
+    async with flow(inbox).run(checkpoints=tmp_path / "store", every="1h"):
+        inbox.put("b", "4")
+        await eventually(lambda: len(inbox.rows) == 4)
+    assert sorted(inbox.rows) == ["1", "2", "3", "4"]
+
+
+FOLLOWS, DISCOVERS, ENDS = {"follow": True, "every": EVERY}, {"discover_every": EVERY}, dict[str, Any]()
+
+
+@pytest.mark.parametrize("before, after", [(FOLLOWS, DISCOVERS), (FOLLOWS, ENDS), (DISCOVERS, FOLLOWS)], ids=str)
+async def test_a_source_that_follows_now_or_does_not_any_more_is_refused_by_name(
+    inbox: Inbox, tmp_path: Path, before: dict[str, Any], after: dict[str, Any]
+) -> None:
+    def made(options: dict[str, Any]) -> af.Flow:
+        one = af.Flow("changed")
+        one.source(af.io.lines(inbox.directory, **options), uid="lines").sink(inbox.rows.append)
+        return one
+
+    inbox.put("a", "1")
+    async with made(before).run(checkpoints=tmp_path / "store", every="1h") as job:
+        await eventually(lambda: inbox.rows == ["1"])
+        inbox.put("b", "2")
+        await eventually(lambda: inbox.rows == ["1", "2"])
+        await job.stop()
+    how = "with" if before is FOLLOWS else "without"
+    with pytest.raises(RestoreError, match=f"the checkpoint was taken {how} follow=True, which keeps other positions"):
+        async with made(after).run(checkpoints=tmp_path / "store", every="1h", restart=af.no_restart()) as job:
+            await job.wait()
+
+
+# Parquet and Arrow.
+
+
+def write_parquet(path: Path, numbers: Sequence[int]) -> None:
+    pq.write_table(pa.table({"n": numbers}), path, row_group_size=2)
+
+
+def write_arrow(path: Path, numbers: Sequence[int]) -> None:
+    table = pa.table({"n": numbers})
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table, max_chunksize=2)
+
+
+FORMATS = pytest.mark.parametrize(
+    "make, write", [(af.io.parquet, write_parquet), (af.io.arrow, write_arrow)], ids=["parquet", "arrow"]
+)
+Make = Callable[..., Any]
+Write = Callable[[Path, Sequence[int]], None]
+
+
+@FORMATS
+@pytest.mark.parametrize("parallelism", [1, 3])
+async def test_parquet_and_arrow_files_that_come_later_are_read_once_each_over_restarts(
+    tmp_path: Path, make: Make, write: Write, parallelism: int
+) -> None:
+    inbox, rows = tmp_path / "in", list[int]()
+    inbox.mkdir()
+
+    def put(name: str, *numbers: int) -> None:
+        write(inbox / f".{name}", numbers)
+        (inbox / f".{name}").rename(inbox / name)
+
+    def made(parallelism: int) -> af.Flow:
+        one = af.Flow("columns", parallelism=parallelism)
+        one.source(make(inbox, discover_every=EVERY), uid="in").map(lambda row: row["n"]).sink(rows.append)
+        return one
+
+    put("a", 0, 1, 2, 3, 4)
+    async with made(2).run(checkpoints=tmp_path / "store", every="1h") as job:
+        await eventually(lambda: len(rows) == 5)
+        put("b", 5, 6, 7)
+        put("none")
+        await eventually(lambda: len(rows) == 8)
+        await job.stop()
+    put("c", 8)
+    async with made(parallelism).run(checkpoints=tmp_path / "store", every="1h"):
+        await eventually(lambda: len(rows) == 9)
+        put("d", 9, 10)
+        await eventually(lambda: len(rows) == 11)
+    assert sorted(rows) == list(range(11))
+
+
+@FORMATS
+async def test_a_file_that_is_not_complete_keeps_no_other_from_being_read(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, make: Make, write: Write
+) -> None:
+    """It is tried again at every look, and told of when it has changed."""
+    inbox, rows = tmp_path / "in", list[int]()
+    inbox.mkdir()
+    write(tmp_path / "whole", [1, 2, 3])
+    content = (tmp_path / "whole").read_bytes()
+    (inbox / "a").write_bytes(content[:-8])
+    flow = af.Flow("columns")
+    flow.source(make(inbox, discover_every=EVERY)).map(lambda row: row["n"]).sink(rows.append)
+    async with flow.run():
+        write(inbox / ".b", [4])
+        (inbox / ".b").rename(inbox / "b")
+        await eventually(lambda: rows == [4])
+        assert len(told(caplog)) == 1
+        assert f"{inbox}/a cannot be opened now, and is tried again: ValueError(" in told(caplog)[0]
+        (inbox / "a").write_bytes(content)
+        await eventually(lambda: len(rows) == 4)
+    assert rows == [4, 1, 2, 3]
+
+
+async def test_an_archive_that_is_not_complete_keeps_no_other_from_being_read(inbox: Inbox) -> None:
+    with zipfile.ZipFile(inbox.directory / ".a", "w") as archive:
+        archive.writestr("one", "1\n")
+        archive.writestr("two", "2\n")
+    content = (inbox.directory / ".a").read_bytes()
+    (inbox.directory / "a.zip").write_bytes(content[:-10])
+    async with flow(inbox).run():
+        inbox.put("b", "3")
+        await eventually(lambda: inbox.rows == ["3"])
+        (inbox.directory / "a.zip").write_bytes(content)
+        await eventually(lambda: len(inbox.rows) == 3)
+    assert sorted(inbox.rows) == ["1", "2", "3"]
+
+
+@FORMATS
+def test_options_for_reading_are_refused_where_they_mean_nothing(make: Make, write: Write) -> None:
+    with pytest.raises(GraphError, match="discover_every is '0s', expected more than nothing"):
+        make("in", discover_every="0s")
+    rows = af.Flow("f").source(make("in", discover_every="1s"))
+    with pytest.raises(GraphError, match=r"'in/'\) writes into the directory that (parquet|arrow)\('in'\) reads"):
+        rows.sink(make("in/"))
+    with pytest.raises(GraphError, match="discover_every= is for files, and a table was given"):
+        af.io.arrow(pa.table({"n": [1]}), discover_every="1s")
+
+
+@pytest.mark.parametrize(
+    "sink, option",
+    [
+        (af.io.lines("out", follow=True), "follow="),
+        (af.io.jsonl("out", discover_every="1s"), "discover_every="),
+        (af.io.csv("out", discover_every="1s"), "discover_every="),
+        (af.io.parquet("out", discover_every="1s"), "discover_every="),
+        (af.io.arrow("out", discover_every="1s"), "discover_every="),
+    ],
+    ids=str,
+)
+def test_a_sink_that_was_told_how_to_read_is_refused(sink: Any, option: str) -> None:
+    with pytest.raises(GraphError, match=rf"\('out'\) stands as a sink, and {option} is about reading: leave it out"):
+        af.Flow("f").source([1]).sink(sink)
