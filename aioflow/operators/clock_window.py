@@ -68,8 +68,9 @@ class ClockWindowOperator(SliceWindowOperator):
     def _schedule(self) -> None:
         """Register the timer for the first window that holds something."""
         self._timer = None
-        if self._starts:
-            end = max(self._grid.next_end(self._watermark), self._grid.first_end(self._starts[0]))
+        starts = self._slices.starts
+        if starts:
+            end = max(self._grid.next_end(self._watermark), self._grid.first_end(starts[0]))
             self._timer = self.ctx.register_processing_timer(end - 1, self._on_time)
 
     def _on_time(self, timestamp: int) -> None:

@@ -24,20 +24,16 @@ from operator import itemgetter, length_hint
 from typing import TYPE_CHECKING, Any
 
 from aioflow.core.elements import RecordBatch, empty_batch
-from aioflow.core.errors import StateError, note_once
+from aioflow.core.errors import note_once
 from aioflow.core.functions import OutputTag, WindowResult
-from aioflow.operators.aggregates import resolve_aggregate
-from aioflow.operators.operator import Operator
-from aioflow.operators.resumable import ResumableOutput
-from aioflow.operators.same_aggregate import check_same_aggregate
+from aioflow.operators.adding_window import AddingWindowOperator
 from aioflow.operators.stateless import describe_place
-from aioflow.operators.userfunction import UserFunction, describe_record
+from aioflow.operators.userfunction import describe_record
 from aioflow.operators.windowing import SessionWindows, TimeWindow, window_fn_results
-from aioflow.state.backend import require_keyed
 
 if TYPE_CHECKING:
     from aioflow.core.functions import AggregateFunction
-    from aioflow.state.backend import KeyedStateBackend, StateTable
+    from aioflow.state.backend import StateTable
     from aioflow.state.timers import InternalTimerService
 
 __all__ = ["SessionWindowOperator"]
@@ -53,10 +49,9 @@ _END: Callable[[Session], int] = itemgetter(1)
 _ACCUMULATOR: Callable[[Session], Any] = itemgetter(2)
 
 
-class SessionWindowOperator(Operator):
+class SessionWindowOperator(AddingWindowOperator):
     """Emits `WindowResult(key, start, end, result)` at `end - 1`, or what `window_fn(key, window, result)` makes of it."""
 
-    _state: KeyedStateBackend
     _table: StateTable
     _timers: InternalTimerService
 
@@ -69,26 +64,13 @@ class SessionWindowOperator(Operator):
         late_tag: OutputTag[Any] | None = None,
     ) -> None:
         assert isinstance(assigner.gap, int), "the gap is the same for all elements"
+        super().__init__(aggregate, window_fn, late_tag)
         self._gap = assigner.gap
-        self._aggregate = resolve_aggregate(aggregate)
-        self._window_fn = None if window_fn is None else UserFunction(window_fn, "__call__")
-        self._late_tag = late_tag
-        self._out = ResumableOutput()
-
-    def initialize_state(self) -> None:
-        check_same_aggregate(self.ctx, self._aggregate)
 
     async def open(self) -> None:
-        self._state = require_keyed(self.ctx.keyed_state, self.ctx.name)
+        await super().open()
         self._table = self._state.table(SESSIONS, result=self._shown)
         self._timers = self.ctx.timer_service("window-timers", self._on_no_callback, self._on_no_callback)
-        self._late_dropped = self.ctx.runtime.metrics.counter("numLateRecordsDropped")
-        if self._window_fn is not None:
-            await self._window_fn.open(self.ctx)
-
-    async def close(self) -> None:
-        if self._window_fn is not None:
-            await self._window_fn.close()
 
     # ------------------------------------------------------------------------------------------------------------- input
 
@@ -97,10 +79,7 @@ class SessionWindowOperator(Operator):
         count = len(batch.values)
         if count:
             if batch.timestamps is None or batch.keys is None:
-                raise StateError(
-                    f"window {self.ctx.name!r}: a batch without {'keys' if batch.timestamps else 'timestamps'}; event-time "
-                    "windows stand after key_by, with a watermark strategy upstream"
-                )
+                raise self._unfit(batch)
             nothing_due = watermarks is None or watermarks[-1] < timers.next_event_time
             added = self._add(batch) if nothing_due else 0
             if added < count:
@@ -111,13 +90,6 @@ class SessionWindowOperator(Operator):
             timers.current_watermark = batch.watermark
         self._out.passed(batch.watermark)
         return empty_batch(self._out.watermark)
-
-    @property
-    def has_pending(self) -> bool:
-        return self._out.pending
-
-    def resume(self, max_records: int) -> RecordBatch:
-        return self._out.resume(max_records)
 
     def _run(self, batch: RecordBatch, begin: int) -> Iterator[None]:
         """The rest of `batch` from record `begin` on, cut where something is due. Yields whenever enough was emitted."""
@@ -181,9 +153,7 @@ class SessionWindowOperator(Operator):
             merged = reduce(self._aggregate.merge, map(_ACCUMULATOR, touched))
             grown = [min(start, *map(_START, touched)), max(end, *map(_END, touched)), add(value, merged)]
         elif end - 1 <= max(watermark, self._timers.current_watermark):
-            self._late_dropped.inc(1)
-            if self._late_tag is not None:
-                self.ctx.side_output(self._late_tag, value, start, max(watermark, self._timers.current_watermark))
+            self._drop_late(value, start, max(watermark, self._timers.current_watermark))
             return
         else:
             grown = [start, end, add(value, self._aggregate.create_accumulator())]

@@ -1,7 +1,7 @@
 """Tumbling and sliding event-time windows that add each record once: to its slice.
 
 A slice is a stretch of time of the greatest common divisor of size and slide, so every window is a whole number of
-slices. State is one table, slice start -> key -> accumulator; a window merges its slices when it fires. For the default
+slices. `slice_store` keeps them; a window merges its slices when it fires. For the default
 trigger, no evictor and an aggregate that can merge; `clock_window` has those of processing time, everything else is
 `window.WindowOperator`.
 
@@ -25,30 +25,20 @@ from typing import TYPE_CHECKING, Any
 
 from aioflow.core.column_batch import highest, lowest
 from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK, RecordBatch, empty_batch
-from aioflow.core.errors import StateError, note_once
+from aioflow.core.errors import note_once
 from aioflow.core.functions import OutputTag, WindowResult
 from aioflow.core.keygroups import KeyGroupRange, key_group
-from aioflow.operators.aggregates import Agg, resolve_aggregate
-from aioflow.operators.column_aggregates import plan_columns, why_rows
-from aioflow.operators.folding import FoldingAggregate, UserAggregate
-from aioflow.operators.operator import Operator
-from aioflow.operators.resumable import ResumableOutput
-from aioflow.operators.same_aggregate import check_same_aggregate
+from aioflow.operators.adding_window import AddingWindowOperator
+from aioflow.operators.column_aggregates import why_rows
 from aioflow.operators.slice_grid import SliceGrid
-from aioflow.operators.slice_runs import SliceRuns, merge_parts, merge_tables
+from aioflow.operators.slice_store import SliceStore
 from aioflow.operators.stateless import describe_place
-from aioflow.operators.userfunction import UserFunction, describe_record
+from aioflow.operators.userfunction import describe_record
 from aioflow.operators.windowing import SlidingWindows, TimeWindow, TumblingWindows, window_fn_results
-from aioflow.state.backend import require_keyed
 
 if TYPE_CHECKING:
-    from collections.abc import MutableMapping
-
-    from aioflow.columns.slices import SliceColumns
-    from aioflow.core.column_batch import ColumnBatch
     from aioflow.core.functions import AggregateFunction
     from aioflow.core.states import ListState
-    from aioflow.state.backend import KeyedStateBackend, StateTable
 
 __all__ = ["SliceWindowOperator"]
 
@@ -58,19 +48,14 @@ SLICES = "window-slices"
 PROGRESS = "window-progress"
 """Name of the union list state of (first key group, last key group, watermark reached) of each subtask."""
 
-RUNS_FROM = 8
-"""Slices a window from which on runs of them pay: below, covering it by runs saves fewer merges than making them costs."""
-
 _make_result = partial(tuple.__new__, WindowResult)
-_ABSENT = object()
 
 
-class SliceWindowOperator(Operator):
+class SliceWindowOperator(AddingWindowOperator):
     """Emits `WindowResult(key, start, end, result)` at `end - 1`, or what `window_fn(key, window, result)` makes of it."""
 
     _progress: ListState[Any]
-    _state: KeyedStateBackend
-    _table: StateTable
+    _slices: SliceStore
 
     def __init__(
         self,
@@ -81,44 +66,28 @@ class SliceWindowOperator(Operator):
         lateness_ms: int = 0,
         late_tag: OutputTag[Any] | None = None,
     ) -> None:
+        super().__init__(aggregate, window_fn, late_tag)
         slide = assigner.slide if isinstance(assigner, SlidingWindows) else assigner.size
         self._grid = SliceGrid(assigner.size, slide, assigner.offset, lateness_ms)
         self._width, self._offset = self._grid.width, self._grid.offset
-        self._aggregate = resolve_aggregate(aggregate)
-        # `merge` of a user may give back its second argument and change it the next time; the slices are needed again.
-        self._merge_copies = _is_of_user(self._aggregate)
-        self._window_fn = None if window_fn is None else UserFunction(window_fn, "__call__")
-        self._late_tag = late_tag
         self.reads_columns = why_rows(self._aggregate) is None
-        self._columns: SliceColumns | None = None  # Made for the first batch of columns.
-        self._starts: list[int] = []  # Starts of the slices that hold something, in order.
-        self._runs = SliceRuns(self._aggregate, self._merge_copies, self._numbered, self._any_in)
-        self._runs_to = MIN_WATERMARK  # Slices from here on are in no run.
-        self._out = ResumableOutput()
         self._ahead: list[tuple[KeyGroupRange, int]] = []
         self._watermark = MIN_WATERMARK
         self._deadline = self._live_from = self._late_below = 0
         self._moved_to(MIN_WATERMARK)
 
     def initialize_state(self) -> None:
-        check_same_aggregate(self.ctx, self._aggregate)
+        super().initialize_state()
         self._progress = self.ctx.operator_state.get_union_list_state(PROGRESS)
-
-    @property
-    def aggregate(self) -> FoldingAggregate:
-        """What it computes."""
-        return self._aggregate
 
     @property
     def next_due(self) -> int:
         """The watermark from which on it has something to do, whatever comes; above all of them when it holds nothing."""
-        if not self._starts:
-            return MAX_WATERMARK
-        return max(self._deadline, self._grid.first_end(self._starts[0]) - 1)
+        starts = self._slices.starts
+        return max(self._deadline, self._grid.first_end(starts[0]) - 1) if starts else MAX_WATERMARK
 
     def settle_state(self) -> None:
-        if self._columns is not None:
-            self._columns.settle()
+        self._slices.settle()
 
     def snapshot_state(self, checkpoint_id: int) -> None:
         self.settle_state()
@@ -126,17 +95,10 @@ class SliceWindowOperator(Operator):
         self._progress.update([(groups.start, groups.end, self._watermark)])
 
     async def open(self) -> None:
-        self._state = require_keyed(self.ctx.keyed_state, self.ctx.name)
-        self._table = self._state.table(SLICES, result=self._aggregate.get_result)
-        self._starts = sorted(self._table.namespaces())
+        await super().open()
+        table = self._state.table(SLICES, result=self._aggregate.get_result)
+        self._slices = SliceStore(table, self._grid, self._aggregate)
         self._restore_progress()
-        self._late_dropped = self.ctx.runtime.metrics.counter("numLateRecordsDropped")
-        if self._window_fn is not None:
-            await self._window_fn.open(self.ctx)
-
-    async def close(self) -> None:
-        if self._window_fn is not None:
-            await self._window_fn.close()
 
     # ------------------------------------------------------------------------------------------------------------- input
 
@@ -145,10 +107,7 @@ class SliceWindowOperator(Operator):
         if values:
             timestamps, watermarks = batch.timestamps, batch.watermarks
             if timestamps is None or batch.keys is None:
-                raise StateError(
-                    f"window {self.ctx.name}: a batch without {'keys' if timestamps else 'timestamps'}; event-time "
-                    "windows stand after key_by, with a watermark strategy upstream"
-                )
+                raise self._unfit(batch)
             reached = self._watermark if watermarks is None else watermarks[-1]
             least = lowest(timestamps)
             start = least - (least - self._offset) % self._width
@@ -159,7 +118,7 @@ class SliceWindowOperator(Operator):
                 and not self._ahead
             ):
                 if type(values) is not list and self.reads_columns:
-                    self._fold_columns(values, timestamps, batch.keys)
+                    self._slices.fold_columns(values, timestamps, batch.keys, self._fold)
                 else:
                     self._fold(start, batch.keys, values)
             else:
@@ -170,13 +129,6 @@ class SliceWindowOperator(Operator):
             self._watermark = batch.watermark
         self._out.passed(batch.watermark)
         return empty_batch(self._out.watermark)
-
-    @property
-    def has_pending(self) -> bool:
-        return self._out.pending
-
-    def resume(self, max_records: int) -> RecordBatch:
-        return self._out.resume(max_records)
 
     def _run(self, batch: RecordBatch, begin: int = 0) -> Iterator[None]:
         """The rest of `batch` from record `begin` on, cut at the deadlines. Yields whenever enough was emitted."""
@@ -238,7 +190,7 @@ class SliceWindowOperator(Operator):
             if least < live_from:
                 values, timestamps, keys = yield from self._add_late_rows(values, timestamps, keys, watermarks)
             if len(values):
-                self._fold_columns(values, timestamps, keys)
+                self._slices.fold_columns(values, timestamps, keys, self._fold)
             return
         if least < live_from or self._ahead:
             live = [timestamp >= live_from for timestamp in timestamps]
@@ -294,50 +246,6 @@ class SliceWindowOperator(Operator):
         others = np.flatnonzero(live)
         return values.take(others), taken(timestamps, others), taken(keys, others)
 
-    def _fold_columns(self, values: Any, timestamps: Any, keys: Any) -> None:
-        """Add a batch of columns, all of it live, slice by slice; as rows what has to be."""
-        import numpy as np
-
-        from aioflow.columns.event_time import taken
-        from aioflow.columns.expressions import NotOnColumns
-
-        columns = self._columns
-        if columns is None:
-            from aioflow.columns.slices import SliceColumns
-
-            columns = self._columns = SliceColumns(plan_columns(self._aggregate), self._table.of, self._table.peek)
-        try:
-            codes, inputs = columns.prepare(keys, values)
-        except NotOnColumns:
-            codes, inputs = None, []
-        times = np.asarray(timestamps.values if hasattr(timestamps, "values") else timestamps)
-        # Most batches are of one slice or two, for which to compare costs less than a division for each record.
-        first, last = self._grid.slice_start(int(times.min())), self._grid.slice_start(int(times.max()))
-        starts = [first, last] if last - first <= self._width else np.unique(times - (times - self._offset) % self._width).tolist()
-        for start in dict.fromkeys(starts):
-            if first == last:
-                which = None
-            elif start == last:
-                which = np.flatnonzero(times >= last)
-            else:
-                which = np.flatnonzero((times >= start) & (times < start + self._width) if start > first else times < first + self._width)
-            if codes is not None:
-                try:
-                    columns.fold(start, codes if which is None else codes[which], inputs, which, new=start not in self._known(start))
-                    self._note(start)
-                    continue
-                except NotOnColumns:
-                    pass
-            if which is None:
-                self._fold(start, list(keys), list(values))
-            else:
-                self._fold(start, list(taken(keys, which)), list(values.take(which)))
-
-    def _known(self, start: int) -> tuple[int, ...]:
-        """`start` if that slice holds something."""
-        index = bisect_left(self._starts, start)
-        return (start,) if index < len(self._starts) and self._starts[index] == start else ()
-
     def _add_late(self, value: Any, timestamp: int, key: Any, watermark: int) -> Iterator[None]:
         """One record that may be late for windows: drop it if it is for all of them, else re-fire those that have fired."""
         reached, late_below = watermark, self._late_below
@@ -345,9 +253,7 @@ class SliceWindowOperator(Operator):
             reached = max(watermark, self._reached(key))
             late_below = self._grid.late_below(reached)
         if timestamp < late_below:
-            self._late_dropped.inc(1)
-            if self._late_tag is not None:
-                self.ctx.side_output(self._late_tag, value, timestamp, watermark)
+            self._drop_late(value, timestamp, watermark)
             return
         start = self._grid.slice_start(timestamp)
         self._fold(start, [key], [value])
@@ -358,8 +264,7 @@ class SliceWindowOperator(Operator):
         grid = self._grid
         end = max(grid.first_end(start), grid.next_end(reached - grid.lateness))
         while end <= grid.last_end(start) and end - 1 <= reached:
-            tables = self._tables_of(end)
-            self._emit(end, watermark, [key], self._results([key], tables))
+            self._emit(end, watermark, [key], self._slices.results([key], self._slices.tables_of(end)))
             if self._out.full:
                 yield
             end += grid.slide
@@ -367,7 +272,7 @@ class SliceWindowOperator(Operator):
     def _fold(self, start: int, keys: list[Any], values: list[Any]) -> None:
         """Add records to slice `start`."""
         try:
-            self._aggregate.fold(self._slice(start, keys), keys, values)
+            self._aggregate.fold(self._slices.slice(start, keys), keys, values)
         except Exception as error:
             self._find_culprit(error, keys, values)
             raise
@@ -385,30 +290,11 @@ class SliceWindowOperator(Operator):
         between = f"{describe_record(values[0])} and {describe_record(values[-1])}"
         note_once(error, f"in {describe_place(self.ctx)}, between records {between}")
 
-    def _slice(self, start: int, keys: list[Any]) -> MutableMapping[Any, Any]:
-        """What slice `start` holds, to change `keys` in it."""
-        self._note(start)
-        if self._columns is not None:
-            self._columns.release(start)
-        # Asked anew for each batch, as the backend may put another mapping in its place.
-        return self._table.of(start, keys)
-
-    def _note(self, start: int) -> None:
-        """Slice `start` holds something, and is about to be changed."""
-        if start < self._runs_to:
-            self._runs.drop((start - self._offset) // self._width)
-        starts = self._starts
-        # Nearly always the newest one.
-        if not starts or starts[-1] != start:
-            index = bisect_left(starts, start)
-            if index == len(starts) or starts[index] != start:
-                starts.insert(index, start)
-
     # -------------------------------------------------------------------------------------------------------------- fire
 
     def _advance(self, watermark: int) -> Iterator[None]:
         """Fire the windows that end up to `watermark`, in order, and forget the slices that no window needs any more."""
-        grid, starts = self._grid, self._starts
+        grid, starts = self._grid, self._slices.starts
         end = grid.next_end(self._watermark)
         while end - 1 <= watermark:
             index = bisect_left(starts, end - grid.size)
@@ -423,25 +309,22 @@ class SliceWindowOperator(Operator):
             self._moved_to(end - 1)
             end += grid.slide
         self._moved_to(watermark)
-        while starts and starts[0] < self._late_below:
-            start = starts.pop(0)
-            self._table.drop(start)
-            if self._columns is not None:
-                self._columns.drop(start)
-            self._runs.drop((start - self._offset) // self._width)
+        self._slices.forget(self._late_below)
 
     def _fire(self, end: int) -> Iterator[None]:
         """All results of the window that ends at `end`."""
-        if self._columns is not None and (results := self._column_results(end)) is not None:
-            if not self._out.empty:
+        slices, aggregate, out = self._slices, self._aggregate, self._out
+        # A window function and keys that are ahead look at each result.
+        results = slices.column_results(end) if self._window_fn is None and not self._ahead else None
+        if results is not None:
+            if not out.empty:
                 yield
-            self._out.add_columns(results, end - 1, end - 2)
+            out.add_columns(results, end - 1, end - 2)
             yield
             return
-        tables = yield from self._cover(end)
-        aggregate, out = self._aggregate, self._out
+        tables = yield from slices.cover(end)
         if len(tables) > 1 and not self._ahead and type(tables[0]) is dict:  # A window on disk need not fit into memory.
-            tables = [(yield from merge_tables(aggregate, self._merge_copies, tables))]
+            tables = [(yield from slices.merged(tables))]
         for j, table in enumerate(tables):
             earlier = tables[:j]
             later = tables[j:]
@@ -453,55 +336,9 @@ class SliceWindowOperator(Operator):
                     keys = _not_in([key for key, _ in chunk], earlier) if earlier else [key for key, _ in chunk]
                     if self._ahead:
                         keys = [key for key in keys if self._reached(key) < end - 1]
-                    self._emit(end, end - 2, keys, self._results(keys, later))
+                    self._emit(end, end - 2, keys, slices.results(keys, later))
                 if out.full:
                     yield
-
-    def _column_results(self, end: int) -> ColumnBatch | None:
-        """The results of the window as columns, if they are all that is needed. Runs of slices are merged in another order."""
-        assert self._columns is not None
-        starts = self._starts[bisect_left(self._starts, end - self._grid.size) : bisect_left(self._starts, end)]
-        if self._window_fn is not None or self._ahead or len(starts) >= RUNS_FROM:
-            return None
-        return self._columns.results(starts, end - self._grid.size, end)
-
-    def _cover(self, end: int) -> Generator[None, None, list[Mapping[Any, Any]]]:
-        """What the window that ends at `end` is merged from, in order of time: its slices, or runs of them if they are many."""
-        grid, starts = self._grid, self._starts
-        count = grid.size // grid.width
-        if bisect_left(starts, end) - bisect_left(starts, end - grid.size) < RUNS_FROM:
-            return self._tables_of(end)
-        self._runs_to = end
-        self.settle_state()
-        stop = (end - grid.offset) // grid.width
-        return (yield from self._runs.cover(stop - count, stop))
-
-    def _tables_of(self, end: int) -> list[Mapping[Any, Any]]:
-        """The slices of the window that ends at `end`, in order."""
-        starts, peek = self._starts, self._table.peek
-        self.settle_state()
-        begin, stop = bisect_left(starts, end - self._grid.size), bisect_left(starts, end)
-        return [peek(start) for start in starts[begin:stop]]
-
-    def _numbered(self, number: int) -> Mapping[Any, Any]:
-        return self._table.peek(number * self._width + self._offset)
-
-    def _any_in(self, first: int, stop: int) -> bool:
-        starts, width, offset = self._starts, self._width, self._offset
-        index = bisect_left(starts, first * width + offset)
-        return index < len(starts) and starts[index] < stop * width + offset
-
-    def _results(self, keys: list[Any], tables: list[Mapping[Any, Any]]) -> list[Any]:
-        """The result of each of `keys` over `tables`, which are in order of time."""
-        aggregate = self._aggregate
-        get_result = aggregate.get_result
-        copies = self._merge_copies
-        gets = [table.get for table in tables]
-        results = []
-        for key in keys:
-            parts = [held for get in gets if (held := get(key, _ABSENT)) is not _ABSENT]
-            results.append(get_result(parts[0] if len(parts) == 1 else merge_parts(aggregate, copies, parts)))
-        return results
 
     def _emit(self, end: int, watermark: int, keys: list[Any], values: list[Any]) -> None:
         start = end - self._grid.size
@@ -525,9 +362,3 @@ def _not_in(keys: list[Any], tables: list[Mapping[Any, Any]]) -> list[Any]:
         else:
             found.append(key)
     return found
-
-
-def _is_of_user(aggregate: FoldingAggregate) -> bool:
-    if isinstance(aggregate, Agg):
-        return any(map(_is_of_user, aggregate.parts.values()))
-    return isinstance(aggregate, UserAggregate)

@@ -226,7 +226,7 @@ async def test_windows_of_many_slices_give_the_rows_of_the_textbook_for_every_cu
     assert sorted(map(normal, got)) == sorted(map(normal, expected))
     assert operator.ctx.dropped() == len(late)
     assert operator.ctx.keyed_state.table("window-slices").namespaces() == []
-    assert operator._runs._runs == {}
+    assert operator._slices.runs._runs == {}
 
 
 async def test_a_window_of_many_slices_merges_each_accumulator_a_few_times() -> None:

@@ -1,0 +1,82 @@
+"""What windows have in common that add a record once, when it comes, and not to each window that it belongs to.
+
+They have an aggregate and no other function that needs the elements: `slice_window` and `session_window` say how each adds and fires.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from aioflow.core.errors import StateError
+from aioflow.core.functions import OutputTag
+from aioflow.operators.aggregates import resolve_aggregate
+from aioflow.operators.operator import Operator
+from aioflow.operators.resumable import ResumableOutput
+from aioflow.operators.same_aggregate import check_same_aggregate
+from aioflow.operators.userfunction import UserFunction
+from aioflow.state.backend import require_keyed
+
+if TYPE_CHECKING:
+    from aioflow.core.elements import RecordBatch
+    from aioflow.core.functions import AggregateFunction
+    from aioflow.operators.folding import FoldingAggregate
+    from aioflow.operators.windowing import TimeWindow
+    from aioflow.state.backend import KeyedStateBackend
+
+__all__ = ["AddingWindowOperator"]
+
+
+class AddingWindowOperator(Operator):
+    """Owns the aggregate, the window function, the output and what is late; subclasses own the state."""
+
+    _state: KeyedStateBackend
+
+    def __init__(
+        self,
+        aggregate: AggregateFunction[Any, Any, Any],
+        window_fn: Callable[[Any, TimeWindow, Any], Any] | None,
+        late_tag: OutputTag[Any] | None,
+    ) -> None:
+        self._aggregate = resolve_aggregate(aggregate)
+        self._window_fn = None if window_fn is None else UserFunction(window_fn, "__call__")
+        self._late_tag = late_tag
+        self._out = ResumableOutput()
+
+    @property
+    def aggregate(self) -> FoldingAggregate:
+        """What it computes."""
+        return self._aggregate
+
+    def initialize_state(self) -> None:
+        check_same_aggregate(self.ctx, self._aggregate)
+
+    async def open(self) -> None:
+        self._state = require_keyed(self.ctx.keyed_state, self.ctx.name)
+        self._late_dropped = self.ctx.runtime.metrics.counter("numLateRecordsDropped")
+        if self._window_fn is not None:
+            await self._window_fn.open(self.ctx)
+
+    async def close(self) -> None:
+        if self._window_fn is not None:
+            await self._window_fn.close()
+
+    @property
+    def has_pending(self) -> bool:
+        return self._out.pending
+
+    def resume(self, max_records: int) -> RecordBatch:
+        return self._out.resume(max_records)
+
+    def _unfit(self, batch: RecordBatch) -> StateError:
+        """The error for records without timestamps or keys."""
+        return StateError(
+            f"window {self.ctx.name!r}: a batch without {'keys' if batch.timestamps else 'timestamps'}; event-time "
+            "windows stand after key_by, with a watermark strategy upstream"
+        )
+
+    def _drop_late(self, value: Any, timestamp: int, watermark: int) -> None:
+        """A record that is late for all its windows."""
+        self._late_dropped.inc(1)
+        if self._late_tag is not None:
+            self.ctx.side_output(self._late_tag, value, timestamp, watermark)

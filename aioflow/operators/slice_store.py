@@ -1,0 +1,190 @@
+"""The slices of one operator: what each holds, as rows in the table or on columns in front of it, and how a window is made of them.
+
+State is one table, slice start -> key -> accumulator. `starts` are those of the slices that hold something, in order. Batches of columns
+are added to arrays, which go into the table before rows change a slice, and before a snapshot or a query. A window of many slices is
+covered by merged runs of them (`slice_runs`), which a change of a slice drops.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Generator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from aioflow.core.elements import MIN_WATERMARK
+from aioflow.operators.aggregates import Agg
+from aioflow.operators.column_aggregates import plan_columns
+from aioflow.operators.folding import FoldingAggregate, UserAggregate
+from aioflow.operators.slice_runs import SliceRuns, merge_parts, merge_tables
+
+if TYPE_CHECKING:
+    from collections.abc import MutableMapping
+
+    from aioflow.columns.slices import SliceColumns
+    from aioflow.core.column_batch import ColumnBatch
+    from aioflow.operators.slice_grid import SliceGrid
+    from aioflow.state.backend import StateTable
+
+__all__ = ["SliceStore"]
+
+RUNS_FROM = 8
+"""Slices a window from which on runs of them pay: below, covering it by runs saves fewer merges than making them costs."""
+
+_ABSENT = object()
+
+
+class SliceStore:
+    """What the windows of `grid` hold."""
+
+    __slots__ = ("_aggregate", "_columns", "_grid", "_merge_copies", "_runs_to", "_table", "runs", "starts")
+
+    def __init__(self, table: StateTable, grid: SliceGrid, aggregate: FoldingAggregate) -> None:
+        self._table = table
+        self._grid = grid
+        self._aggregate = aggregate
+        # `merge` of a user may give back its second argument and change it the next time; the slices are needed again.
+        self._merge_copies = _is_of_user(aggregate)
+        self._columns: SliceColumns | None = None  # Made for the first batch of columns.
+        self.starts: list[int] = sorted(table.namespaces())
+        self.runs = SliceRuns(aggregate, self._merge_copies, self._numbered, self._any_in)
+        self._runs_to = MIN_WATERMARK  # Slices from here on are in no run.
+
+    def settle(self) -> None:
+        """Everything is in the table."""
+        if self._columns is not None:
+            self._columns.settle()
+
+    # --------------------------------------------------------------------------------------------------------------- add
+
+    def slice(self, start: int, keys: list[Any]) -> MutableMapping[Any, Any]:
+        """What slice `start` holds, to change `keys` in it."""
+        self._note(start)
+        if self._columns is not None:
+            self._columns.release(start)
+        # Asked anew for each batch, as the backend may put another mapping in its place.
+        return self._table.of(start, keys)
+
+    def fold_columns(self, values: Any, timestamps: Any, keys: Any, fold: Callable[[int, list[Any], list[Any]], None]) -> None:
+        """Add a batch of columns, slice by slice; what has to be added as rows goes to `fold(start, keys, values)`."""
+        import numpy as np
+
+        from aioflow.columns.event_time import taken
+        from aioflow.columns.expressions import NotOnColumns
+
+        columns, grid = self._columns, self._grid
+        if columns is None:
+            from aioflow.columns.slices import SliceColumns
+
+            columns = self._columns = SliceColumns(plan_columns(self._aggregate), self._table.of, self._table.peek)
+        try:
+            codes, inputs = columns.prepare(keys, values)
+        except NotOnColumns:
+            codes, inputs = None, []
+        width = grid.width
+        times = np.asarray(timestamps.values if hasattr(timestamps, "values") else timestamps)
+        # Most batches are of one slice or two, for which to compare costs less than a division for each record.
+        first, last = grid.slice_start(int(times.min())), grid.slice_start(int(times.max()))
+        starts = [first, last] if last - first <= width else np.unique(times - (times - grid.offset) % width).tolist()
+        for start in dict.fromkeys(starts):
+            if first == last:
+                which = None
+            elif start == last:
+                which = np.flatnonzero(times >= last)
+            else:
+                which = np.flatnonzero((times >= start) & (times < start + width) if start > first else times < first + width)
+            if codes is not None:
+                try:
+                    columns.fold(start, codes if which is None else codes[which], inputs, which, new=not self._holds(start))
+                    self._note(start)
+                    continue
+                except NotOnColumns:
+                    pass
+            if which is None:
+                fold(start, list(keys), list(values))
+            else:
+                fold(start, list(taken(keys, which)), list(values.take(which)))
+
+    def _holds(self, start: int) -> bool:
+        index = bisect_left(self.starts, start)
+        return index < len(self.starts) and self.starts[index] == start
+
+    def _note(self, start: int) -> None:
+        """Slice `start` holds something, and is about to be changed."""
+        if start < self._runs_to:
+            self.runs.drop(self._number(start))
+        starts = self.starts
+        # Nearly always the newest one.
+        if not starts or starts[-1] != start:
+            index = bisect_left(starts, start)
+            if index == len(starts) or starts[index] != start:
+                starts.insert(index, start)
+
+    def forget(self, below: int) -> None:
+        """No window needs the slices that begin before `below` any more."""
+        starts = self.starts
+        while starts and starts[0] < below:
+            start = starts.pop(0)
+            self._table.drop(start)
+            if self._columns is not None:
+                self._columns.drop(start)
+            self.runs.drop(self._number(start))
+
+    # -------------------------------------------------------------------------------------------------------------- read
+
+    def column_results(self, end: int) -> ColumnBatch | None:
+        """The results of the window that ends at `end`, if columns have all of it. Runs of slices are merged in another order."""
+        if self._columns is None:
+            return None
+        begin = end - self._grid.size
+        starts = self.starts[bisect_left(self.starts, begin) : bisect_left(self.starts, end)]
+        return None if len(starts) >= RUNS_FROM else self._columns.results(starts, begin, end)
+
+    def tables_of(self, end: int) -> list[Mapping[Any, Any]]:
+        """The slices of the window that ends at `end`, in order."""
+        starts, peek = self.starts, self._table.peek
+        self.settle()
+        begin, stop = bisect_left(starts, end - self._grid.size), bisect_left(starts, end)
+        return [peek(start) for start in starts[begin:stop]]
+
+    def cover(self, end: int) -> Generator[None, None, list[Mapping[Any, Any]]]:
+        """What the window that ends at `end` is merged from, in order of time: its slices, or runs of them if they are many."""
+        grid, starts = self._grid, self.starts
+        if bisect_left(starts, end) - bisect_left(starts, end - grid.size) < RUNS_FROM:
+            return self.tables_of(end)
+        self._runs_to = end
+        self.settle()
+        stop = self._number(end)
+        return (yield from self.runs.cover(stop - grid.size // grid.width, stop))
+
+    def merged(self, tables: list[Mapping[Any, Any]]) -> Generator[None, None, Mapping[Any, Any]]:
+        """`tables`, in order of time, as one. Yields while there is much to merge."""
+        return (yield from merge_tables(self._aggregate, self._merge_copies, tables))
+
+    def results(self, keys: list[Any], tables: list[Mapping[Any, Any]]) -> list[Any]:
+        """The result of each of `keys` over `tables`, which are in order of time."""
+        aggregate = self._aggregate
+        get_result = aggregate.get_result
+        copies = self._merge_copies
+        gets = [table.get for table in tables]
+        results = []
+        for key in keys:
+            parts = [held for get in gets if (held := get(key, _ABSENT)) is not _ABSENT]
+            results.append(get_result(parts[0] if len(parts) == 1 else merge_parts(aggregate, copies, parts)))
+        return results
+
+    def _number(self, start: int) -> int:
+        return (start - self._grid.offset) // self._grid.width
+
+    def _numbered(self, number: int) -> Mapping[Any, Any]:
+        return self._table.peek(number * self._grid.width + self._grid.offset)
+
+    def _any_in(self, first: int, stop: int) -> bool:
+        starts, width, offset = self.starts, self._grid.width, self._grid.offset
+        index = bisect_left(starts, first * width + offset)
+        return index < len(starts) and starts[index] < stop * width + offset
+
+
+def _is_of_user(aggregate: FoldingAggregate) -> bool:
+    if isinstance(aggregate, Agg):
+        return any(map(_is_of_user, aggregate.parts.values()))
+    return isinstance(aggregate, UserAggregate)
