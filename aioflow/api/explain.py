@@ -8,13 +8,8 @@ from aioflow.core.expressions import is_expression
 from aioflow.graph.job_graph import JobGraph, build_job_graph
 from aioflow.graph.stream_graph import ShipStrategy
 from aioflow.operators.async_wait import AsyncWaitOperator
-from aioflow.operators.column_aggregates import why_rows
-from aioflow.operators.folding import FoldingAggregate
-from aioflow.operators.running import RunningAggregateOperator
-from aioflow.operators.sink import SinkOperator
-from aioflow.operators.slice_window import SliceWindowOperator
+from aioflow.operators.column_reasons import ONE_BY_ONE, why_rows
 from aioflow.operators.stateless import StatelessOperator
-from aioflow.operators.watermarks import TimestampsAndWatermarksOperator
 
 if TYPE_CHECKING:
     from typing import Any
@@ -36,7 +31,7 @@ def explain(stream: DataStream[Any]) -> str:
 def explain_graph(graph: JobGraph) -> str:
     """One paragraph a task, producers first."""
     lines = [f"flow {graph.name!r}: {len(graph.vertices)} tasks, {'bounded' if graph.bounded else 'unbounded'}"]
-    of_columns = any(getattr(node.source, "columnar", False) for vertex in graph.vertices for node in vertex.nodes)
+    of_columns = any(_may_give_columns(node.source) for vertex in graph.vertices for node in vertex.nodes)
     gives_columns: dict[int, bool] = {}
     for vertex in graph.vertices:
         lines.append(f"\ntask {vertex.id}, parallelism {vertex.parallelism}")
@@ -48,15 +43,16 @@ def explain_graph(graph: JobGraph) -> str:
         keyed_by_function = any(
             edge.partitioning.strategy is ShipStrategy.HASH and not is_expression(edge.partitioning.function) for edge in inputs
         )
-        before = "the exchange" if any(gives_columns[edge.source] and not _keeps(edge) for edge in inputs) else "the step"
+        dealt_out = any(gives_columns[edge.source] and not _keeps(edge) for edge in inputs)
+        given = ONE_BY_ONE if dealt_out else "the step before gives rows"
         previous: StreamNode | None = None
         in_spark = False
         for node in vertex.nodes:
-            rows = f"{before} before gives rows" if of_columns else None
-            how, columns = _how(node, previous, columns, keyed_by_function, rows)
+            how, columns = _how(node, previous, columns, keyed_by_function, given if of_columns else None)
             in_spark = _is_in_spark(node, previous, in_spark)
             lines.append(f"  {node.name}: {how}{IN_SPARK if in_spark and node.source is None else ''}")
-            previous, before = node, "the step"
+            previous = node
+            given = "the source gives rows" if node.source is not None else "the step before gives rows"
         gives_columns[vertex.id] = columns
     return "\n".join(lines)
 
@@ -86,17 +82,15 @@ def _how(
     if node.source is not None:
         bounded = "bounded" if node.source.bounded else "unbounded"
         gives = bool(getattr(node.source, "columnar", False))
-        kind = ", columns" if gives else ""
+        kind = f", {node.remark}" if node.remark else ", columns" if gives else ""
         return f"source, {bounded}, {'event time by split' if node.event_time else 'no event time'}{kind}", gives
     assert node.factory is not None
     operator = node.factory()
-    if columns:
-        reason = _why_rows_of_columns(operator, keyed_by_function)
-        how = "on columns" if reason is None else f"on rows: {reason}"
-    else:
-        able = rows is not None and _why_rows_of_columns(operator, keyed_by_function) is None
-        reason = how = f"on rows: {rows if able else _why_rows(operator)}"
-    parts = [f"{node.remark}, {how}" if columns and node.remark else node.remark or how]
+    reason = why_rows(operator, keyed_by_function=keyed_by_function) if columns or rows else _of_values(operator)
+    if not columns:
+        reason = reason or rows
+    how = "on columns" if reason is None else f"on rows: {reason}"
+    parts = [f"{node.remark}, {how}" if node.remark and (columns or rows) else node.remark or how]
     behind = None if previous is None or previous.factory is None else previous.factory()
     if isinstance(operator, StatelessOperator) and isinstance(behind, StatelessOperator):
         parts.append("fused with the one before")
@@ -105,25 +99,13 @@ def _how(
     return ", ".join(parts), reason is None
 
 
-def _why_rows_of_columns(operator: object, keyed_by_function: bool) -> str | None:
-    """Why an operator that is given columns makes rows of them; None if it does not."""
-    if isinstance(operator, TimestampsAndWatermarksOperator):
-        return None
-    if isinstance(operator, StatelessOperator):
-        if operator.reads_columns:
-            return None
-        (step,) = operator.steps
-        return f"{step.kind.value} by an expression gives values, not records" if is_expression(step.function) else "it calls a function"
-    if isinstance(operator, (RunningAggregateOperator, SliceWindowOperator)):
-        if keyed_by_function:
-            return "the keys are given by a function"
-        return why_rows(operator.aggregate) if isinstance(operator.aggregate, FoldingAggregate) else _why_rows(operator)
-    if isinstance(operator, SinkOperator):
-        return None if operator.sink_reads_columns else "the sink takes records"
-    return _why_rows(operator)
+def _may_give_columns(source: object) -> bool:
+    """Whether rows are not all that there ever is."""
+    return bool(getattr(source, "columnar", False)) or hasattr(source, "with_columns")
 
 
-def _why_rows(operator: object) -> str:
+def _of_values(operator: object) -> str:
+    """How it works where no source has columns."""
     if isinstance(operator, StatelessOperator):
         return "one generated loop over Python values"
     if isinstance(operator, AsyncWaitOperator):

@@ -11,6 +11,7 @@ from aioflow.columns.event_time import taken
 from aioflow.columns.expressions import ColumnExpression, ColumnSelect, NotOnColumns
 from aioflow.core.column_batch import ColumnBatch
 from aioflow.core.elements import RecordBatch
+from aioflow.core.expression_trees import column_names
 from aioflow.core.expressions import Expr
 
 __all__ = ["ColumnSteps"]
@@ -20,13 +21,16 @@ class ColumnSteps:
     """A run of steps. Each is the expression that a filter keeps by, or the fields of a select."""
 
     def __init__(self, steps: Sequence[Expr[Any] | Mapping[str, Expr[Any]]]) -> None:
-        self._steps = [ColumnExpression(step) if isinstance(step, Expr) else ColumnSelect(step) for step in steps]
+        self._steps = [
+            (ColumnExpression(step), _read_behind(steps[i + 1 :])) if isinstance(step, Expr) else (ColumnSelect(step), None)
+            for i, step in enumerate(steps)
+        ]
 
     def __call__(self, batch: RecordBatch) -> RecordBatch:
         """What is left of `batch`, its times and watermarks with it; keys are dropped. Raises NotOnColumns, and nothing was done."""
         values: Any = batch.values
         kept: np.ndarray | None = None  # All.
-        for step in self._steps:
+        for step, fields in self._steps:
             if not isinstance(values, ColumnBatch):
                 raise NotOnColumns("the values are no records of columns")
             if isinstance(step, ColumnSelect):
@@ -34,6 +38,8 @@ class ColumnSteps:
                 continue
             chosen = np.flatnonzero(step.true(values))
             if len(chosen) < len(values):
+                if fields is not None:
+                    values = ColumnBatch({name: column for name, column in values.columns.items() if name in fields}, len(values))
                 values = values.take(chosen)
                 kept = chosen if kept is None else kept[chosen]
         if kept is None:
@@ -41,3 +47,13 @@ class ColumnSteps:
         if not len(kept):
             return RecordBatch([], None, None, None, batch.watermark)
         return RecordBatch(values, taken(batch.timestamps, kept), None, taken(batch.watermarks, kept), batch.watermark)
+
+
+def _read_behind(steps: Sequence[Expr[Any] | Mapping[str, Expr[Any]]]) -> frozenset[str | int] | None:
+    """The fields that `steps` read up to a select, behind which there are no others; None: records come out whole."""
+    read: list[str | int] = []
+    for step in steps:
+        if not isinstance(step, Expr):
+            return frozenset((*read, *column_names(*step.values())))
+        read += column_names(step)
+    return None

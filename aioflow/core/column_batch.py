@@ -83,7 +83,11 @@ class NumberColumn(Column):
         return len(self.values)
 
     def take(self, indices: np.ndarray) -> NumberColumn:
-        return NumberColumn(self.values.take(indices), None if self.valid is None else self.valid.take(indices))
+        if self.valid is None:
+            return NumberColumn(self.values.take(indices))
+        valid = self.valid.take(indices)
+        # What is left of a filter has mostly all its values, and without a look at each it is cheaper from here on.
+        return NumberColumn(self.values.take(indices), None if valid.all() else valid)
 
     def part(self, which: slice) -> NumberColumn:
         return NumberColumn(self.values[which], None if self.valid is None else self.valid[which])

@@ -126,6 +126,10 @@ def csv(
         path,
         decoder=lambda names: CsvDecoder(type, delimiter, header, columns, encoding, names),
         column_decoder=column_decoder if has_columns and is_utf8(encoding) and find_spec("pyarrow") is not None else None,
+        no_columns=(
+            "these arguments: a header or columns=, UTF-8, an ASCII delimiter, no type or a dataclass, NamedTuple or Struct of plain "
+            "fields, and the extra aioflow[columns] are what it takes"
+        ),
         encoder=lambda: CsvEncoder(delimiter, header, columns, encoding),
         extension="csv",
         divisible=False,

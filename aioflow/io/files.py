@@ -100,6 +100,7 @@ class Files(Generic[T]):
         *,
         decoder: Callable[[list[str] | None], Decoder],
         column_decoder: Callable[[list[str] | None], Decoder] | None = None,
+        no_columns: str = "texts without fields: jsonl and csv have them",
         encoder: Callable[[], Encoder],
         extension: str,
         divisible: bool,
@@ -111,7 +112,7 @@ class Files(Generic[T]):
         roll: RollPolicy | None = None,
         block_bytes: int = BLOCK_BYTES,
     ) -> None:
-        """`column_decoder`: one that gives columns, if the format has any."""
+        """`column_decoder`: one that gives columns, if the format has any; `no_columns`: for what it has none, and what has."""
         checked_on_error(on_error, f"{function}({str(path)!r})")
         if split_bytes < 1:
             raise GraphError(f"{function}({str(path)!r}): split_bytes is {split_bytes}, expected at least 1")
@@ -122,6 +123,7 @@ class Files(Generic[T]):
         self._path: str | PurePath = path if isinstance(path, (str, PurePath)) else os.fspath(path)
         self._decoder = decoder
         self._column_decoder = column_decoder
+        self._no_columns = no_columns
         self._encoder = encoder
         self._extension = extension
         self._divisible = divisible
@@ -150,6 +152,15 @@ class Files(Generic[T]):
         source._block_bytes = max(self._block_bytes, COLUMN_BLOCK_BYTES)
         source.columnar = True
         return source
+
+    @property
+    def why_rows(self) -> str:
+        """Why `with_columns` gives None, as `explain()` says it."""
+        if self._follow:
+            return "follow=True takes lines as they are written: without it, or with discover_every=, files are read as columns"
+        if self._column_decoder is None:
+            return f"{self._function} has no columns for {self._no_columns}"
+        return "numpy is not installed: pip install 'aioflow[columns]'"
 
     @property
     def bounded(self) -> bool:

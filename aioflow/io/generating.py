@@ -92,6 +92,13 @@ class DatagenSource(Generic[T]):
         source.columnar = True
         return source
 
+    @property
+    def why_rows(self) -> str:
+        """Why `with_columns` gives None, as `explain()` says it."""
+        if isinstance(self._fn, Mapping):
+            return "numpy is not installed: pip install 'aioflow[columns]'"
+        return "datagen calls a function: expressions by name, as datagen({'x': af.col.index % 10}), make columns"
+
     def reader(self, ctx: SourceContext) -> SourceReader[T]:
         return _DatagenReader(self._maker(), self.columnar, self._rate, self._count, self._splits)
 

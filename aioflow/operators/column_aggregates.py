@@ -21,12 +21,13 @@ def why_rows(aggregate: FoldingAggregate) -> str | None:
     """Why it has to see rows, as `explain()` says it; None if columns will do."""
     for part in _parts(aggregate):
         if type(part) not in _KINDS:
-            return f"{part!r} works on Python values"
+            return f"{part!r} works on Python values: count sum mean min max of expressions work on columns"
         assert isinstance(part, BuiltIn)
         if type(part) is not Count and not is_expression(part.fn):
-            return f"{part.name} is of a function" if part.fn is not None else f"{part.name} is of whole elements"
+            of = "a function" if part.fn is not None else "whole elements"
+            return f"{part.name} is of {of}: {part.name}(af.col.<field>), or of another expression, works on columns"
         if part.where is not None and not is_expression(part.where):
-            return f"where= of {part.name} is a function"
+            return f"where= of {part.name} is a function: an expression works on columns"
     return None
 
 

@@ -73,6 +73,8 @@ class StatelessOperator(Operator):
         """How many of the functions have given no result yet: what the loop was made for."""
         self._column_steps = _column_steps(self.steps)
         self.reads_columns = bool(self._column_steps)
+        self.column_steps = len(self._column_steps)
+        """How many of the first steps run on columns."""
         self.calls_functions = len(self._column_steps) < len(self.steps)
         self._on_columns: Callable[[RecordBatch], RecordBatch] | None = None
         self._rest: StatelessOperator | None = None

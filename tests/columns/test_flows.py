@@ -232,7 +232,7 @@ async def test_a_function_gets_records_of_the_type(tmp_path: Path) -> None:
     source = af.io.jsonl(tmp_path / "events.jsonl", Event)
     flow = af.Flow("typed")
     events = flow.source(source, watermarks=TIMES)
-    assert "columns" not in events.filter(e.flag).map(lambda event: event).explain(), "rows are best made at once"
+    assert ", rows: for 'map', " in events.filter(e.flag).map(lambda event: event).explain(), "rows are best made at once"
     assert list(map(astuple, await events.filter(e.flag).collect())) == [tuple(row.values()) for row in ROWS if row["flag"]]
 
 
@@ -266,22 +266,83 @@ def test_explain_tells_what_runs_on_columns_and_why_not(tmp_path: Path) -> None:
     assert said["windows"].endswith("on columns, keyed state")
     assert explained(counts)["counts"] == "on columns, keyed state"
     called = explained(chosen.map(lambda row: row, name="called").filter(e.user > 0, name="behind"))
-    assert called["called"] == "on rows: it calls a function, fused with the one before"
+    of_map = "map calls a function: select(<name>=af.col.<field>, ...) computes on columns"
+    assert called["called"] == f"on rows: {of_map}, fused with the one before"
     assert called["behind"] == "on rows: the step before gives rows, fused with the one before"
     kept = chosen.filter(lambda row: row["value"] > 1, name="kept").select(user=e.user, name="few").key_by(e.user).count(name="counts")
-    assert explained(kept)["kept"] == "on rows: it calls a function, fused with the one before"
+    of_filter = "filter calls a function: an expression, as filter(af.col.<field> > 0), computes on columns"
+    assert explained(kept)["kept"] == f"on rows: {of_filter}, fused with the one before"
     assert explained(kept)["few"] == "on rows: the step before gives rows, fused with the one before"
     assert explained(kept)["counts"] == "on rows: the step before gives rows, keyed state"
     shuffled = chosen.shuffle().filter(e.value > 2, name="few").filter(e.value > 3, name="fewer")
-    assert explained(shuffled)["few"] == "on rows: the exchange before gives rows"
+    one_by_one = "the exchange deals records out one by one: rebalance() or rescale() keep columns"
+    assert explained(shuffled)["few"] == f"on rows: {one_by_one}"
     assert explained(shuffled)["fewer"] == "on rows: the step before gives rows, fused with the one before"
     by_function = chosen.key_by(lambda row: row["user"]).count(name="counts")
-    assert explained(by_function)["counts"] == "on rows: the keys are given by a function, keyed state"
+    by_keys = "the keys are given by a function: key_by(af.col.<field>), or another expression, keeps columns"
+    assert explained(by_function)["counts"] == f"on rows: {by_keys}, keyed state"
     tops = chosen.key_by(e.user).window(af.tumbling("2s")).aggregate(af.top(1, e.value), name="tops")
     assert "on rows" in explained(tops)["tops"]
     of_function = chosen.key_by(e.user).sum(lambda row: row["value"], name="sums")
-    assert explained(of_function)["sums"] == "on rows: sum is of a function, keyed state"
+    of_sum = "sum is of a function: sum(af.col.<field>), or of another expression, works on columns"
+    assert explained(of_function)["sums"] == f"on rows: {of_sum}, keyed state"
     written = chosen.sink(af.io.parquet(tmp_path), name="out")
     plain = explained(flow.source([1], name="list").filter(e.x > 1, name="rows"))
     assert plain["rows"] == "on rows: one generated loop over Python values"
     assert written is chosen
+
+
+def keyed_by_function(stream: Any) -> Any:
+    return stream.key_by(lambda row: row["user"]).count(name="it")
+
+
+REASONS: dict[str, tuple[Any, str]] = {
+    "a lambda of map": (lambda s: s.map(lambda row: row, name="it"), "for 'it', map calls a function: select("),
+    "a lambda of filter": (lambda s: s.filter(lambda row: True, name="it").key_by(e.user).count(), "for 'it', filter calls a function: an"),
+    "flat_map": (lambda s: s.flat_map(lambda row: [row], name="it"), "for 'it', flat_map gives any number of records: a union"),
+    "values": (lambda s: s.map(e.user, name="it"), "for 'it', map by an expression gives values, not records: select("),
+    "keys": (keyed_by_function, "for 'it', the keys are given by a function: key_by(af.col.<field>)"),
+    "an aggregate": (lambda s: s.key_by(e.user).sum(len, name="it"), "for 'it', sum is of a function: sum(af.col.<field>)"),
+    "a list": (lambda s: s.key_by(e.user).aggregate(af.collect(e.word), name="it"), "for 'it', collect(col.word) works on Python values: "),
+    "sessions": (lambda s: s.key_by(e.user).window(af.session("1s")).aggregate(af.count(), name="it"), "for 'it', sessions have no "),
+    "the clock": (
+        lambda s: s.key_by(e.user).window(af.tumbling("1s", time="processing")).aggregate(af.count(), name="it"),
+        "for 'it', windows of processing time have no columnar form: those of event time",
+    ),
+    "a step behind": (lambda s: s.filter(e.flag).map(len, name="it"), "for 'it', map calls a function"),
+    "shuffle": (lambda s: s.shuffle().filter(e.flag, name="it").key_by(e.user).count(), "for 'it', the exchange deals records out one "),
+    "nothing": (lambda s: s.filter(e.flag), "nothing puts columns to use: an aggregate, a window or a sink"),
+}
+
+
+@pytest.mark.parametrize("shape", REASONS)
+def test_explain_tells_which_step_makes_a_source_give_rows_and_what_to_write_instead(shape: str, tmp_path: Path) -> None:
+    build, reason = REASONS[shape]
+    source = af.Flow("explained").source(af.io.jsonl(tmp_path), name="in", watermarks=TIMES)
+    assert f"event time by split, rows: {reason}" in explained(build(source))["in"]
+
+
+def test_explain_tells_what_about_a_source_is_in_the_way(tmp_path: Path) -> None:
+    by_function: Any = af.WatermarkStrategy.bounded_out_of_orderness("1s", timestamp=lambda row: row["ts"])
+    expected = [
+        (af.io.jsonl(tmp_path, follow=True), TIMES, "rows: follow=True takes lines as they are written: without it, or"),
+        (af.io.jsonl(tmp_path, list), TIMES, "rows: jsonl has no columns for <class 'list'>: a dataclass, NamedTuple or Struct"),
+        (af.io.csv(tmp_path, encoding="latin-1"), TIMES, "rows: csv has no columns for these arguments: a header or columns=, UTF-8"),
+        (af.io.lines(tmp_path), TIMES, "rows: lines has no columns for texts without fields: jsonl and csv have them"),
+        (af.io.datagen(lambda i: {"ts": i}, count=1), TIMES, "rows: datagen calls a function: expressions by name"),
+        (ROWS, TIMES, "rows: its elements are Python values, and those of parquet, arrow, jsonl, csv"),
+        (af.io.jsonl(tmp_path), by_function, "rows: timestamp= is a function: an expression, as af.col.<field>, reads columns"),
+        (af.io.arrow(table()), by_function, "columns, of which rows are made for their times: timestamp= is a function"),
+    ]
+    for source, times, reason in expected:
+        counts = af.Flow("explained").source(source, name="in", watermarks=times).key_by(e.user).count(name="counts")
+        said = explained(counts)
+        assert f", event time by split, {reason}" in said["in"]
+        assert ("on columns" in said["counts"]) == reason.startswith("columns")
+        if source is not ROWS and not reason.startswith("columns"):
+            assert said["counts"] == "on rows: the step before gives rows, keyed state"
+
+
+def test_explain_says_nothing_of_columns_where_there_are_none() -> None:
+    lengths = af.Flow("plain").source(["a", "b"], name="in").map(len, name="lengths")
+    assert explained(lengths) == {"in": "source, bounded, no event time", "lengths": "on rows: one generated loop over Python values"}
