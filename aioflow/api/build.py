@@ -61,6 +61,7 @@ def add_operator(
     *,
     function: Any = None,
     event_time: bool | None = None,
+    keyed: bool | None = None,
     stateful: bool = False,
     sink: bool = False,
     stays_here: bool = False,
@@ -68,10 +69,12 @@ def add_operator(
     parallelism_max: int | None = None,
     remark: str = "",
 ) -> StreamNode:
-    """Add one operator that reads `inputs` (a list of streams for each of its inputs; several are a union)."""
+    """Add one operator that reads `inputs` (a list of streams for each of its inputs; several are a union).
+
+    It has keyed state if everything that it reads comes straight from a `key_by`; `keyed` and `event_time` say otherwise.
+    """
     check_parallelism(options.name or kind, options.parallelism)
     streams = [stream for one in inputs for stream in one]
-    keyed = any(s.partitioning is not None and s.partitioning.strategy is ShipStrategy.HASH for s in streams)
     node = graph.add_node(
         StreamNode(
             id=graph.next_id(),
@@ -81,7 +84,7 @@ def add_operator(
             factory=factory,
             parallelism=options.parallelism,
             parallelism_max=parallelism_max,
-            keyed=keyed,
+            keyed=is_keyed(streams) if keyed is None else keyed,
             event_time=event_time_of(graph, streams) if event_time is None else event_time,
             stateful=stateful,
             sink=sink,
@@ -100,6 +103,11 @@ def add_operator(
 def event_time_of(graph: StreamGraph, streams: list[Upstream]) -> bool:
     """Whether a watermark strategy stands upstream of every one of `streams`."""
     return all(graph.nodes[stream.node_id].event_time for stream in streams)
+
+
+def is_keyed(streams: list[Upstream]) -> bool:
+    """Whether every one of `streams` comes straight from a `key_by`: among records without a key no state would be that of one."""
+    return all(stream.partitioning is not None and stream.partitioning.strategy is ShipStrategy.HASH for stream in streams)
 
 
 def name_of(kind: str, function: Any) -> str:

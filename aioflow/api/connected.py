@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from aioflow.api.build import OperatorOptions, Upstream, add_operator, fresh
+from aioflow.api.build import OperatorOptions, Upstream, add_operator, fresh, is_keyed
 from aioflow.api.keyed import KeyedStream
 from aioflow.api.streams import DataStream
 from aioflow.core.errors import GraphError
@@ -104,16 +104,23 @@ class ConnectedStreams(Generic[T, U]):
         if not issubclass(given, wanted):
             raise GraphError(f"process() of these connected streams takes a {wanted.__name__}, got {given.__name__}")
         keyed_kinds = (KeyedCoProcessFunction, KeyedBroadcastProcessFunction)
-        if issubclass(given, keyed_kinds) and not isinstance(self._left, KeyedStream):
-            raise GraphError(f"{given.__name__} needs keyed streams: put key_by(...) before process(...)")
+        if issubclass(given, keyed_kinds) and not self._is_keyed:
+            one_is = isinstance(self._left, KeyedStream) or isinstance(self._right, KeyedStream)
+            which = "both streams keyed, and one of them is not" if one_is and not self._broadcast else "keyed streams"
+            raise GraphError(f"{given.__name__} needs {which}: put key_by(...) before process(...)")
         waits = is_async_process(fn)
         operator: type[Operator]
         if self._broadcast:
             operator = AsyncBroadcastProcessOperator if waits else BroadcastProcessOperator
         else:
             operator = AsyncCoProcessOperator if waits else CoProcessOperator
-        factory = partial(_process, operator, fn, {"keyed": isinstance(self._left, KeyedStream)} if waits else {})
+        factory = partial(_process, operator, fn, {"keyed": self._is_keyed} if waits else {})
         return self._add("process", factory, OperatorOptions(name, uid, parallelism), function=fn, stateful=True)
+
+    @property
+    def _is_keyed(self) -> bool:
+        """Whether there are keyed state and timers. A key on one side alone only deals its elements out."""
+        return is_keyed(self._left.upstreams if self._broadcast else [*self._left.upstreams, *self._right.upstreams])
 
     def _rows(self, kind: StatelessKind, f1: Any, f2: Any, options: OperatorOptions) -> DataStream[Any]:
         if self._broadcast:
@@ -124,7 +131,7 @@ class ConnectedStreams(Generic[T, U]):
         flow = self._left.flow
         inputs: list[list[Upstream]] = [self._left.upstreams, self._right.upstreams]
         event_time = None if not self._broadcast else flow.graph.nodes[self._left.upstreams[0].node_id].event_time
-        node = add_operator(flow.graph, kind, inputs, factory, options, event_time=event_time, **more)
+        node = add_operator(flow.graph, kind, inputs, factory, options, event_time=event_time, keyed=self._is_keyed, **more)
         return DataStream(flow, [Upstream(node.id)])
 
 

@@ -101,7 +101,7 @@ class AsyncProcessOperator(ProcessOperator):
         keyed: dict[Any, list[Any]] = {}
         for index, batch, first in [*in_hand, *((index, batch, 0) for index, batch in self._backlog)]:
             for i in range(first, len(batch.values)):
-                place = unkeyed if batch.keys is None else keyed.setdefault(batch.keys[i], [])
+                place = unkeyed if batch.keys is None or self._keyed is None else keyed.setdefault(batch.keys[i], [])
                 place.append((index, batch.values[i], None if batch.timestamps is None else batch.timestamps[i]))
         self.ctx.operator_state.get_list_state(PENDING_UNKEYED).update(unkeyed)
         if self._keyed is not None:
