@@ -13,6 +13,8 @@ import enum
 from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import UTC, date, datetime, time, timedelta, timezone, tzinfo
 from decimal import Decimal
+from itertools import chain, islice
+from operator import itemgetter
 from typing import Any, Final
 from uuid import UUID
 
@@ -24,6 +26,12 @@ __all__ = ["DEPTH_MAX", "SCALARS", "Tagger", "Untagger"]
 
 DEPTH_MAX = 100
 """Containers within containers. The recursion of both sides fits the interpreter's stack from any place."""
+
+_COLUMN_MIN = 4
+_COLUMN_ITEMS_MAX = 1 << 16
+"""Values of one container type that are looked at together, and what they may hold between them: a list that contains itself would grow
+with each level, where one value after the other finds the end of the levels soon.
+"""
 
 SCALARS: Final[frozenset[type]] = frozenset({type(None), bool, int, float, str, bytes})
 """Types that stand for themselves, as long as ints have 64 bits and strings no lone surrogates."""
@@ -66,6 +74,9 @@ class Tagger:
         """Returns the trees of `values`; if all are scalars, `values` itself."""
         if self.stand_for_themselves(values):
             return values
+        kind = _common_container(values)
+        if kind is not None and depth < DEPTH_MAX and sum(map(len, values)) <= _COLUMN_ITEMS_MAX:
+            return self._tag_dicts(values, depth + 1) if kind is dict else self._tag_sequences(kind, values, depth + 1)
         tag = self.tag
         return [tag(value, depth) for value in values]
 
@@ -86,6 +97,22 @@ class Tagger:
     def plan(self, cls: type[Any]) -> TypePlan:
         """Returns the plan of `cls`. Raises TypeNotSupported."""
         return self._plans[self.class_index(cls)]
+
+    def _tag_sequences(self, kind: type[Any], values: Collection[Any], depth: int) -> list[Any]:
+        """The trees of lists, or of tuples: a fraction of what it costs to look at one after the other."""
+        number = _LIST if kind is list else _TUPLE
+        columns = _columns_of(values)
+        if columns is not None:
+            return [[number, *row] for row in zip(*[self.tag_all(column, depth) for column in columns], strict=True)]
+        trees = iter(self.tag_all(list(chain.from_iterable(values)), depth))
+        return [[number, *islice(trees, len(value))] for value in values]
+
+    def _tag_dicts(self, values: Collection[dict[Any, Any]], depth: int) -> list[Any]:
+        names = _common_keys(values)
+        if names is None or not self.stand_for_themselves(names):
+            return [_tag_dict(self, value, depth) for value in values]
+        columns = [self.tag_all(column, depth) for column in zip(*map(dict.values, values), strict=True)]
+        return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 
     def _tag_class(self, value: Any, kind: type[Any], depth: int) -> Any:
         if numpy_values.is_of_numpy(kind):
@@ -131,14 +158,72 @@ class Untagger:
         """Returns the values of `trees`, a new list."""
         if SCALARS.issuperset(map(type, trees)):
             return list(trees)
+        kind = _common_container(trees)
+        if depth < DEPTH_MAX:
+            if kind is dict:
+                return self._untag_dicts(trees, depth + 1)
+            if kind is list and (number := _common_tag(trees)) is not None:
+                return self._untag_sequences(number, trees, depth + 1)
         untag = self.untag
         return [untag(tree, depth) for tree in trees]
+
+    def _untag_sequences(self, number: int, trees: Sequence[list[Any]], depth: int) -> list[Any]:
+        """The lists, or the tuples, that all of `trees` are."""
+        columns = _columns_of(trees)
+        if columns is not None and len(columns) > 1:
+            rows = zip(*[self.untag_all(column, depth) for column in columns[1:]], strict=True)
+            return list(rows) if number == _TUPLE else list(map(list, rows))
+        items = iter(self.untag_all(list(chain.from_iterable(tree[1:] for tree in trees)), depth))
+        make = tuple if number == _TUPLE else list
+        return [make(islice(items, len(tree) - 1)) for tree in trees]
+
+    def _untag_dicts(self, trees: Sequence[dict[Any, Any]], depth: int) -> list[Any]:
+        if SCALARS.issuperset(map(type, chain.from_iterable(map(dict.values, trees)))):
+            return list(trees)
+        names = _common_keys(trees)
+        if names is None:
+            return [{key: self.untag(value, depth) for key, value in tree.items()} for tree in trees]
+        columns = [self.untag_all(column, depth) for column in zip(*map(dict.values, trees), strict=True)]
+        return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 
     def assembler(self, index: int) -> Assembler:
         """Returns the assembler of the class at `index` of the table."""
         if index < 0:
             raise ValueError(f"class index is {index}")
         return self._assemblers[index]
+
+
+def _common_container(values: Collection[Any]) -> type[Any] | None:
+    """The type of all `values`, if that is list, tuple or dict and they are more than a few."""
+    if len(values) < _COLUMN_MIN:
+        return None
+    kinds = list(map(type, values))
+    kind = kinds[0]
+    return kind if kind in (list, tuple, dict) and kinds.count(kind) == len(kinds) else None
+
+
+def _common_tag(trees: Sequence[list[Any]]) -> int | None:
+    """The tag of all `trees`, if it is that of lists or of tuples."""
+    numbers = list(map(itemgetter(0), trees))
+    number = numbers[0]
+    return number if type(number) is int and number in (_LIST, _TUPLE) and numbers.count(number) == len(numbers) else None
+
+
+def _columns_of(values: Collection[Sequence[Any]]) -> list[tuple[Any, ...]] | None:
+    """`values` column by column, if they have one length, and any."""
+    lengths = list(map(len, values))
+    if not lengths[0] or lengths.count(lengths[0]) != len(lengths):
+        return None
+    return list(zip(*values, strict=True))
+
+
+def _common_keys(values: Collection[dict[Any, Any]]) -> tuple[Any, ...] | None:
+    """The keys of all `values`, if they are the same texts in the same order, and any: 1 and True are equal and not the same."""
+    keys = list(map(tuple, values))
+    first = keys[0]
+    if not first or keys.count(first) != len(keys) or set(map(type, chain.from_iterable(keys))) != {str}:
+        return None
+    return first
 
 
 def _tag_list(tagger: Tagger, value: list[Any], depth: int) -> Any:

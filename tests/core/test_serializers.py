@@ -26,6 +26,7 @@ from hypothesis import strategies as st
 
 from aioflow.core.errors import RemoteProtocolError, TypeNotSupported
 from aioflow.core.serializers import Codec, DecodeError
+from aioflow.core.tagging import Tagger, Untagger
 from aioflow.core.type_registry import TypeRegistry
 
 BERLIN = ZoneInfo("Europe/Berlin")
@@ -240,6 +241,30 @@ def test_a_batch_comes_out_as_it_went_in_type_for_type(batch: list[Any]) -> None
     assert same(round_trip(batch), batch)
 
 
+shapes = st.recursive(
+    st.sampled_from([st.integers(), st.text(max_size=2), st.none(), st.integers() | st.lists(st.text(max_size=1), max_size=2), values]),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3).map(lambda parts: st.tuples(*parts)),
+        st.lists(inner, max_size=3).map(lambda parts: st.tuples(*parts).map(list)),
+        st.dictionaries(st.text(max_size=2) | st.integers(0, 1) | st.booleans(), inner, max_size=3).map(st.fixed_dictionaries),
+        inner.map(lambda part: st.lists(part, max_size=3)),
+        inner.map(lambda part: st.lists(part, max_size=3).map(tuple)),
+    ),
+    max_leaves=6,
+)
+
+
+@given(shapes.flatmap(lambda shape: st.lists(shape, min_size=4, max_size=9)))
+def test_values_of_one_shape_are_the_same_together_and_one_after_the_other(batch: list[Any]) -> None:
+    types = TypeRegistry()
+    together, alone = Tagger(types, careful=True), Tagger(types, careful=True)
+    trees, one_by_one = list(together.tag_all(batch, 0)), [alone.tag(value) for value in batch]
+    assert same([Untagger(types, together.table).untag(tree) for tree in trees], batch)
+    assert same(Untagger(types, alone.table).untag_all(one_by_one), batch)
+    if not alone.table:
+        assert same(trees, one_by_one)
+
+
 @given(values)
 def test_one_value_comes_out_as_it_went_in_type_for_type(value: Any) -> None:
     codec = Codec()
@@ -349,6 +374,11 @@ def test_a_value_that_contains_itself_is_refused() -> None:
     table: dict[str, Any] = {}
     table["self"] = (table,)
     assert "contains itself" in why(table)
+    wide: list[Any] = []
+    wide += [wide] * 200
+    assert "contains itself" in why(wide)
+    with pytest.raises(TypeNotSupported, match="contains itself"):
+        Codec().encode_batch([[wide, table, (cycle,)]] * 50, owner="test")
 
 
 def test_nesting_is_bounded_on_both_sides_alike() -> None:
