@@ -8,14 +8,16 @@ from __future__ import annotations
 import os
 import typing
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import msgspec
+from msgspec.structs import astuple
 
 from aioflow.io.file_reader import Bad, Decoded
 from aioflow.io.files import Files, split_lines
 from aioflow.io.paths import SPLIT_BYTES
-from aioflow.io.shapes import is_namedtuple, namedtuple_from, struct_like
+from aioflow.io.shapes import are_scalars, hints_of, is_namedtuple, namedtuple_from, struct_like
 
 if TYPE_CHECKING:
     from aioflow.core.column_batch import ColumnBatch
@@ -99,6 +101,7 @@ class JsonDecoder:
             # msgspec reads NamedTuples from arrays; lines have objects more often.
             read, make = msgspec.json.Decoder().decode, namedtuple_from(type)
             self._decode = lambda line: make(read(line))
+            self._decode_lines = namedtuple_lines(type)
         else:
             decoder: Any = msgspec.json.Decoder() if type is None else msgspec.json.Decoder(type)
             self._decode, self._decode_lines = decoder.decode, decoder.decode_lines
@@ -128,6 +131,17 @@ class JsonDecoder:
             records.append(record)
             starts.append(i)
         return Decoded(records, starts, bad)
+
+
+def namedtuple_lines(type: type[Any]) -> Callable[[bytes], list[Any]] | None:
+    """Decodes lines of objects into a NamedTuple by way of a Struct, a quarter of the price of a dict for each; None where that might
+    give something else. Of fields that hold more than one scalar it might: a decimal is read off its digits, or off a float.
+    """
+    struct = struct_like(type)
+    if struct is None or not are_scalars(hints_of(type).values()):
+        return None
+    decode_lines, make = msgspec.json.Decoder(struct).decode_lines, partial(tuple.__new__, type)
+    return lambda data: list(map(make, map(astuple, decode_lines(data))))
 
 
 def decode_objects(data: bytes, decode_lines: Callable[[bytes], list[Any]]) -> list[Any] | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import types
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -14,6 +14,7 @@ from aioflow.core.record_types import is_made_by_position
 
 __all__ = [
     "allows_none",
+    "are_scalars",
     "certain_hints_of",
     "field_names",
     "fields_of_value",
@@ -24,6 +25,8 @@ __all__ = [
     "struct_like",
     "value_maker",
 ]
+
+_SCALARS = (int, float, str, bool, type(None))
 
 
 def is_namedtuple(type_: Any) -> bool:
@@ -203,6 +206,11 @@ def _with_default(type_: Any) -> set[str]:
 
 def _members(hint: Any) -> tuple[Any, ...]:
     return typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+
+
+def are_scalars(hints: Iterable[Any]) -> bool:
+    """Whether each annotation is int, float, str, bool, or a choice of these and None."""
+    return all(member in _SCALARS for hint in hints for member in _members(hint))
 
 
 def allows_none(hint: Any) -> bool:

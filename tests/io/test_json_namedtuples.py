@@ -1,0 +1,85 @@
+"""JSON lines as NamedTuples: many at once by way of a Struct give what each line by itself gives."""
+
+from __future__ import annotations
+
+import json
+from decimal import Decimal
+from typing import Any, NamedTuple
+
+import msgspec
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from aioflow.io.file_reader import Decoded
+from aioflow.io.json_files import JsonDecoder, namedtuple_lines
+from aioflow.io.shapes import namedtuple_from
+
+
+class Plain(NamedTuple):
+    user: int
+    value: float = 1
+    name: str | None = None
+
+
+class Either(NamedTuple):
+    user: int | float | None
+    value: bool | str | None = None
+
+
+class Price(NamedTuple):
+    user: Decimal
+
+
+class Held(NamedTuple):
+    user: Any = None
+    name: list[int] = []  # noqa: RUF012  # It is about such a default.
+
+
+KINDS: list[Any] = [Plain, Either, Price, Held]
+
+NUMBERS = st.sampled_from(["1", "-0", "1.0", "1.10", "1e2", "1e-400", "0.1e-7", "12345678901234567890", "123456789012345678901"])
+VALUES = st.one_of(NUMBERS, st.sampled_from(["true", "null", '"5"', '"\\ud83d\\ude00"', '""', "[1]", "{}"]), st.integers().map(str))
+OBJECTS = st.lists(st.tuples(st.sampled_from(["user", "value", "name", "other"]), VALUES), max_size=5).map(
+    lambda items: "{" + ", ".join(f"{json.dumps(name)}: {value}" for name, value in items) + "}"
+)
+
+
+def one_by_one(kind: Any, lines: list[str]) -> list[str]:
+    """What each line gives, or the word for one that is refused."""
+    make, found = namedtuple_from(kind), []
+    for line in lines:
+        try:
+            found.append(repr(make(msgspec.json.decode(line))))
+        except msgspec.MsgspecError:
+            found.append("refused")
+    return found
+
+
+def told(decoded: Decoded) -> list[str]:
+    """The same of what was decoded."""
+    found = list(map(repr, decoded.records))
+    for number, bad in enumerate(decoded.bad):
+        found.insert(bad.after + number, "refused")
+    return found
+
+
+@settings(max_examples=300)
+@given(kind=st.sampled_from(KINDS), lines=st.lists(st.one_of(OBJECTS, st.sampled_from(["[1, 2]", "[3]", "5"])), min_size=1, max_size=6))
+@example(kind=Price, lines=['{"user": 1.10}'])
+@example(kind=Plain, lines=['{"user": 1}', '{"user": 2, "user": 3, "value": 4}'])
+def test_lines_at_once_are_the_lines_one_by_one(kind: Any, lines: list[str]) -> None:
+    decoded = JsonDecoder(kind).decode("\n".join(lines).encode(), True)
+    assert told(decoded) == one_by_one(kind, lines)
+    assert all(type(record) is kind for record in decoded.records)
+
+
+@pytest.mark.parametrize(("kind", "at_once"), [(Plain, True), (Either, True), (Price, False), (Held, False)])
+def test_fields_of_scalars_alone_are_decoded_at_once(kind: Any, at_once: bool) -> None:
+    assert (namedtuple_lines(kind) is not None) is at_once
+
+
+def test_a_default_that_can_change_is_not_shared() -> None:
+    first, second = JsonDecoder(Held).decode(b'{"user": 1}\n{"user": 2}\n', True).records
+    assert first.name == second.name == []
+    assert first.name is not second.name
