@@ -127,6 +127,8 @@ class CutKeys:
         self._spaces: Iterator[tuple[Space, list[Any]]] = iter(())
         self._space: Space | None = None
         self._keys: list[Any] = []
+        self._taken: set[Any] | None = None
+        """Of the space in this group, where it may have a key twice."""
         self._at = 0
         self._group = 0
         self.first = self.last = 0
@@ -138,14 +140,19 @@ class CutKeys:
         while wanted:
             if self._at == len(self._keys) and not self._next():
                 break
-            some = tuple(self._keys[self._at : self._at + wanted])
+            some = self._keys[self._at : self._at + wanted]
             self._at += len(some)
+            if self._taken is not None:  # In parts, as all that takes long: of a million keys a group has thousands.
+                some = list(dict.fromkeys(filterfalse(self._taken.__contains__, some)))
+                self._taken.update(some)
+                if not some:
+                    continue
             wanted -= len(some)
             if not parts:
                 self.first = self._group
             self.last = self._group
             assert self._space is not None, "keys are those of a space"
-            parts.append((self._space, some))
+            parts.append((self._space, tuple(some)))
         return parts
 
     def _next(self) -> bool:
@@ -159,8 +166,7 @@ class CutKeys:
             self._spaces = iter(self._rows.pop(group).items())
             found = next(self._spaces, None)
         self._space, self._keys = found
-        if self._space in self._repeated:
-            self._keys = list(dict.fromkeys(self._keys))
+        self._taken = set() if self._space in self._repeated else None
         self._at = 0
         return True
 
