@@ -11,12 +11,12 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Never, TypeVar, overload
 
-from aioflow.api.build import OperatorOptions, Upstream, add_operator, check_parallelism
+from aioflow.api.build import OperatorOptions, Upstream, add_operator, check_parallelism, check_place
 from aioflow.api.gather import Collected, CollectOperator, RowStream
 from aioflow.api.job import Job, JobResult
 from aioflow.api.options import parse_options
 from aioflow.api.streams import DataStream
-from aioflow.core.errors import GraphError
+from aioflow.core.errors import GraphError, did_you_mean
 from aioflow.core.keygroups import MAX_PARALLELISM_LIMIT
 from aioflow.graph.job_graph import JobGraph, build_job_graph
 from aioflow.graph.stream_graph import ShipStrategy, StreamGraph, StreamNode
@@ -42,10 +42,9 @@ class Flow:
 
     def __init__(self, name: str, *, parallelism: int = 1, max_parallelism: int = 128, **unknown: Never) -> None:
         for option in unknown:
-            import difflib  # Here: a program without mistakes does not load it.
-
-            near = difflib.get_close_matches(option, ("parallelism", "max_parallelism"), 1) or ["parallelism= or max_parallelism"]
-            raise TypeError(f"flow {name!r}: option {option}= is not known; did you mean {near[0]}=?")
+            known = ("parallelism", "max_parallelism")
+            hint = did_you_mean(option, known, "{}=") or "; expected parallelism= or max_parallelism="
+            raise TypeError(f"flow {name!r}: option {option}= is not known{hint}")
         if not isinstance(name, str) or not name:
             raise GraphError(f"a flow needs a name that is not empty (checkpoints are kept under it), got {name!r}")
         for option, given in (("parallelism", parallelism), ("max_parallelism", max_parallelism)):
@@ -130,6 +129,7 @@ class Flow:
         """
         source = as_source(what)
         check_parallelism(name or "source", parallelism)
+        check_place(self._graph, name or type(source).__name__, OperatorOptions(name, uid, parallelism))
         node = self._graph.add_node(
             StreamNode(
                 id=self._graph.next_id(),

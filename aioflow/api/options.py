@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 from aioflow.api.checkpoint_options import check_checkpoint_options, checkpoint_settings
 from aioflow.checkpoint.urls import flow_url
 from aioflow.cluster.restart import RestartPolicy, no_restart, once_running
+from aioflow.core.errors import did_you_mean
 from aioflow.core.timeunits import to_seconds
 from aioflow.monitoring.options import served_options
+from aioflow.state.backend import check_backend
 from aioflow.task.environment import CheckpointTaskOptions, TaskOptions
 
 if TYPE_CHECKING:
@@ -23,6 +25,9 @@ if TYPE_CHECKING:
     from aioflow.graph.job_graph import JobGraph
 
 __all__ = ["RunOptions", "Runner", "parse_options"]
+
+POLICIES = ("no_restart", "fixed_delay", "exponential_delay", "failure_rate")
+"""Functions of `aioflow` that make one."""
 
 
 class Runner(Protocol):
@@ -117,10 +122,7 @@ def parse_options(given: Mapping[str, Any]) -> RunOptions:
     known = [f.name for f in fields(RunOptions)]
     for name in given:
         if name not in known:
-            import difflib  # Here: a program without mistakes does not load it.
-
-            near = difflib.get_close_matches(name, known, 1)
-            hint = f"; did you mean {near[0]}=?" if near else f"; expected some of {', '.join(known)}"
+            hint = did_you_mean(name, known, "{}=") or f"; expected some of {', '.join(known)}"
             raise TypeError(f"run option {name}= is not known{hint}")
     options = RunOptions(**given)
     if not isinstance(options.workers, int) or options.workers < 0:
@@ -128,7 +130,9 @@ def parse_options(given: Mapping[str, Any]) -> RunOptions:
     policy: object = options.restart  # As given: the annotation is only a promise.
     if not isinstance(policy, RestartPolicy):
         what = f"{type(policy).__name__}: {policy!r}"
-        raise TypeError(f"restart= takes a policy, like af.fixed_delay(attempts=3, delay=\"1s\"), got {what}")
+        hint = did_you_mean(policy, POLICIES, "af.{}(...)") if isinstance(policy, str) else ""
+        raise TypeError(f"restart= takes a policy, like af.fixed_delay(attempts=3, delay=\"1s\"), got {what}{hint}")
+    check_backend(options.state)
     if options.on is not None and (options.workers or not hasattr(options.on, "start")):
         raise ValueError(f"on= takes a place to run, like af.RemoteCluster(...), and no workers= beside it; got {options.on!r}")
     if options.stop_timeout_s < 0:

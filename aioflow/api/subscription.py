@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from aioflow.core.aio import DONE
 from aioflow.core.availability import Availability
-from aioflow.core.errors import Broken
+from aioflow.core.errors import Broken, did_you_mean
 
 if TYPE_CHECKING:
     from aioflow.api.job import Job
@@ -50,7 +50,7 @@ class Subscription(Generic[T]):
     def bound(self, buffer: int, overflow: str) -> None:
         """From here on at most `buffer` rows wait, besides what was gathered before."""
         if overflow not in OVERFLOWS:
-            raise ValueError(f"overflow must be one of {', '.join(OVERFLOWS)}, got {overflow!r}")
+            raise ValueError(f"overflow must be one of {', '.join(OVERFLOWS)}, got {overflow!r}{did_you_mean(overflow, OVERFLOWS)}")
         if buffer < 1:
             raise ValueError(f"buffer must be at least 1 row, got {buffer}")
         self._buffer = buffer

@@ -11,7 +11,7 @@ from aioflow.checkpoint.source_state import decode_source_state
 from aioflow.checkpoint.store import RESTORE_ONLY, FlowStore, open_store, read_checkpoint
 from aioflow.cluster.checkpoint_settings import LATEST, CheckpointSettings
 from aioflow.cluster.checkpoint_shape import checkpointed_vertices
-from aioflow.core.errors import RestoreError
+from aioflow.core.errors import RestoreError, did_you_mean
 from aioflow.operators.source import Split
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from aioflow.checkpoint.assignment import TaskRestore
     from aioflow.checkpoint.completed import CompletedCheckpoint
+    from aioflow.checkpoint.objects import ObjectStore
     from aioflow.checkpoint.source_state import SplitState
     from aioflow.core.host import Host
     from aioflow.core.serializers import Codec
@@ -51,7 +52,7 @@ class GivenSavepoint:
     async def restore_point(self, discovered: Mapping[int, Sequence[Split]]) -> RestorePoint:
         """What tasks that are deployed now begin with. `discovered`: the splits of each source vertex, as they were found."""
         assert self._settings.restore is not None, "without a store there are settings only for what is restored"
-        found = await read_checkpoint(self._settings.restore, self._host)
+        found = await _read(self._settings.restore, self._host)
         allow = self._settings.allow_non_restored
         return await restore_point(found, self._graph, self._store, self._codec, discovered, allow_non_restored=allow)
 
@@ -68,7 +69,7 @@ async def found_checkpoint(host: Host, store: FlowStore, settings: CheckpointSet
     if settings.restore == LATEST:
         return await store.newest()
     if settings.restore is not None:
-        return await read_checkpoint(settings.restore, host, root=store.objects)
+        return await _read(settings.restore, host, store.objects)
     if not settings.fresh and recovered is None:
         newest = await store.newest()
         if newest is not None:
@@ -77,6 +78,17 @@ async def found_checkpoint(host: Host, store: FlowStore, settings: CheckpointSet
                 "to go on from there, or give fresh=True as well to give it up"
             )
     return None
+
+
+async def _read(url: str, host: Host, root: ObjectStore | None = None) -> CompletedCheckpoint:
+    """What was named by `restore=`. Raises RestoreError."""
+    try:
+        return await read_checkpoint(url, host, root=root)
+    except RestoreError as error:
+        hint = did_you_mean(url.rpartition("/")[2].lower(), [LATEST], "restore={!r}")
+        if not hint:
+            raise
+        raise RestoreError(f"{error}{hint}") from error
 
 
 async def begin_anew(store: FlowStore, number: int) -> None:

@@ -27,6 +27,8 @@ place that raised it; facts go into the sentence.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 __all__ = [
     "AioflowError",
     "Broken",
@@ -48,6 +50,7 @@ __all__ = [
     "RestoreError",
     "StateError",
     "TypeNotSupported",
+    "did_you_mean",
     "note_once",
 ]
 
@@ -138,6 +141,14 @@ class RemoteError(AioflowError):
 
 class NotAuthenticated(AioflowError):
     """The peer did not prove that it knows the secret, or has another role."""
+
+
+def did_you_mean(given: object, known: Iterable[str], shown: str = "{!r}") -> str:
+    """The end of a message about `given`, if one of `known` is nearly that; nothing otherwise. `shown`: as what it stands in a program."""
+    import difflib  # Here: a program without mistakes does not load it.
+
+    near = difflib.get_close_matches(str(given), list(known), 1)
+    return f"; did you mean {shown.format(near[0])}?" if near else ""
 
 
 def note_once(error: BaseException, note: str) -> None:

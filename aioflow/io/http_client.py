@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from aioflow.core.errors import Broken, GraphError
+from aioflow.core.errors import Broken, GraphError, did_you_mean
 from aioflow.core.timeunits import to_seconds
 from aioflow.io.backoff import Backoff
 from aioflow.io.buffered import BufferedReader
@@ -27,12 +27,15 @@ if TYPE_CHECKING:
     from aioflow.operators.operator import OperatorContext
     from aioflow.operators.source import SourceContext, SourceReader
 
-__all__ = ["HttpConnector", "client_session", "http", "http_error"]
+__all__ = ["DECODINGS", "HttpConnector", "client_session", "http", "http_error"]
 
 RETRIES = 5
 """Failures in a row that are worth another try: connections refused or broken, and answers of 429 and 5xx."""
 
 BODY_BYTES_MAX = 16 * 1024 * 1024
+
+DECODINGS = ("json", "text", "bytes")
+"""What can be made of a body."""
 
 logger = logging.getLogger(__name__)
 
@@ -55,8 +58,9 @@ def http(
     `decode`: "json", "text" or "bytes". `batch`: above 1 the sink posts arrays of up to so many records. Requests that fail are tried
     `retries` times again, so a record may arrive twice; then, and for other answers than 2xx, the job fails.
     """
-    if decode not in ("json", "text", "bytes"):
-        raise GraphError(f"http({url!r}): decode is {decode!r}, expected 'json', 'text' or 'bytes'")
+    if decode not in DECODINGS:
+        hint = did_you_mean(decode, DECODINGS)
+        raise GraphError(f"http({url!r}): decode is {decode!r}, expected 'json', 'text' or 'bytes'{hint}")
     if batch < 1:
         raise GraphError(f"http({url!r}): batch is {batch!r}, expected at least 1")
     return HttpConnector(

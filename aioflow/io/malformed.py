@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from aioflow.core.errors import GraphError, RemoteProtocolError
+from aioflow.core.errors import GraphError, RemoteProtocolError, did_you_mean
 from aioflow.core.functions import Failed, OutputTag
 
 if TYPE_CHECKING:
@@ -23,7 +23,8 @@ def checked_on_error(on_error: Any, connector: str) -> OnError:
     """`on_error` if it is one. Raises GraphError naming `connector`."""
     if isinstance(on_error, OutputTag) or (isinstance(on_error, str) and on_error in ("fail", "skip")):
         return on_error
-    raise GraphError(f"{connector}: on_error is {on_error!r}, expected 'fail', 'skip' or an OutputTag")
+    hint = did_you_mean(on_error, ("fail", "skip"))
+    raise GraphError(f"{connector}: on_error is {on_error!r}, expected 'fail', 'skip' or an OutputTag{hint}")
 
 
 class Malformed:

@@ -9,13 +9,16 @@ from __future__ import annotations
 import asyncio
 import hmac
 import ipaddress
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from aioflow.core.errors import GraphError
+from aioflow.core.aio import wait_first
+from aioflow.core.errors import GraphError, did_you_mean
 from aioflow.core.timeunits import to_seconds
 from aioflow.io.buffered import BufferedReader
+from aioflow.io.http_client import DECODINGS
 from aioflow.operators.source import Split
 
 if TYPE_CHECKING:
@@ -51,8 +54,8 @@ def webhook(
     where = f"webhook({host!r}, {port}, {path!r})"
     if not _is_loopback(host) and not token:
         raise GraphError(f"{where}: {host} can be reached from other machines, expected a token: give token=, or listen on 127.0.0.1")
-    if decode not in ("json", "text", "bytes"):
-        raise GraphError(f"{where}: decode is {decode!r}, expected 'json', 'text' or 'bytes'")
+    if decode not in DECODINGS:
+        raise GraphError(f"{where}: decode is {decode!r}, expected 'json', 'text' or 'bytes'{did_you_mean(decode, DECODINGS)}")
     if not path.startswith("/"):
         raise GraphError(f"{where}: path is {path!r}, expected one that begins with a slash")
     if capacity < 1:
@@ -112,6 +115,14 @@ class WebhookReader(BufferedReader):
         self._config = config
         self.port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         """The port that was bound, once it is."""
+
+    async def open(self, splits: Sequence[Split]) -> None:
+        """Listens when it returns: whoever started the job may post at once, and a port that is taken is an error of the start."""
+        await super().open(splits)
+        if self._pump is not None:
+            await wait_first([self._pump, self.port])
+            if self._error is not None:
+                raise self._error
 
     async def run(self, split: Split) -> None:
         from aiohttp import web

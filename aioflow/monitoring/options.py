@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import hmac
 import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from aioflow.core.errors import NotAuthenticated
+from aioflow.core.errors import NotAuthenticated, did_you_mean
 
 __all__ = ["MonitorOptions", "is_loopback_name", "parse_monitor_address", "parse_monitor_options", "served_options"]
 
@@ -116,9 +115,8 @@ def _check_names(given: Mapping[str, Any]) -> None:
     known = [one.name for one in fields(MonitorOptions)]
     for name in given:
         if name not in known:
-            near = difflib.get_close_matches(str(name), known, 1)
-            hint = f"did you mean {near[0]}=?" if near else f"expected some of {', '.join(known)}"
-            raise TypeError(f"monitor option {name}= is not known; {hint}")
+            hint = did_you_mean(name, known, "{}=") or f"; expected some of {', '.join(known)}"
+            raise TypeError(f"monitor option {name}= is not known{hint}")
     if isinstance(names := given.get("allowed_hosts"), str):
         raise TypeError(f"allowed_hosts= takes several names, got the text {names!r}: give ({names!r},)")
 

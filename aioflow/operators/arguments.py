@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from aioflow.core.errors import GraphError
+from aioflow.core.errors import GraphError, did_you_mean
 from aioflow.core.timeunits import Duration, to_ms
 
 __all__ = ["is_event_time", "positive_ms", "signed_ms"]
+
+TIMES = ("event", "processing")
 
 
 def positive_ms(duration: Duration, function: str, argument: str) -> int:
@@ -28,6 +30,7 @@ def signed_ms(duration: Duration | int, function: str, argument: str) -> int:
 
 def is_event_time(time: str, function: str) -> bool:
     """Whether `time` is "event" rather than "processing"."""
-    if time not in ("event", "processing"):
-        raise GraphError(f"{function}: time is {time!r}, expected 'event' or 'processing'")
+    if time not in TIMES:
+        hint = did_you_mean(time, TIMES)
+        raise GraphError(f"{function}: time is {time!r}, expected 'event' or 'processing'{hint}")
     return time == "event"

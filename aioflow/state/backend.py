@@ -17,7 +17,7 @@ import importlib
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from aioflow.core.errors import StateError
+from aioflow.core.errors import StateError, did_you_mean
 from aioflow.core.keygroups import KeyGroupRange
 from aioflow.core.serializers import Codec
 from aioflow.core.state_descriptors import MapStateDescriptor, StateDescriptor
@@ -36,6 +36,7 @@ __all__ = [
     "PendingSnapshot",
     "StateBackend",
     "StateTable",
+    "check_backend",
     "choose_backend",
     "create_keyed_backend",
     "require_keyed",
@@ -206,6 +207,20 @@ def choose_backend(
     return DEFAULT_BACKEND
 
 
+def check_backend(choice: object) -> None:
+    """Raises StateError for what is neither the name of a backend, nor a StateBackend, nor None."""
+    known = " or ".join(sorted(BACKENDS))
+    if isinstance(choice, str):
+        if choice not in BACKENDS:
+            hint = did_you_mean(choice, BACKENDS)
+            raise StateError(f"unknown state backend {choice!r}, expected {known} or a StateBackend object{hint}")
+    elif choice is not None and not isinstance(choice, StateBackend):
+        raise StateError(
+            f"state backend is {type(choice).__name__} object {choice!r}, expected a name ({known}) or an object with "
+            "create_keyed()"
+        )
+
+
 def create_keyed_backend(
     choice: str | StateBackend | None = None,
     *,
@@ -224,20 +239,13 @@ def create_keyed_backend(
     `options` (of the cluster) are handed to a backend that can be configured, also to one the application brought.
     Raises StateError for an unknown name, naming the known ones.
     """
-    known = " or ".join(sorted(BACKENDS))
+    check_backend(choice)
     backend = DEFAULT_BACKEND if choice is None else choice
     if isinstance(backend, str):
-        if backend not in BACKENDS:
-            raise StateError(f"unknown state backend {backend!r}, expected {known} or a StateBackend object")
         module, name = BACKENDS[backend]
         backend = getattr(importlib.import_module(module), name)
         if hasattr(backend, "configure"):
             backend = backend()  # Options of one subtask are not those of another.
-    elif not isinstance(backend, StateBackend):
-        raise StateError(
-            f"state backend is {type(backend).__name__} object {backend!r}, expected a name ({known}) or an object with "
-            "create_keyed()"
-        )
     configure = getattr(backend, "configure", None)
     if configure is not None:
         configure(options or {})

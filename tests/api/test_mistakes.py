@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import functools
+import inspect
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -241,3 +242,49 @@ def test_a_name_in_the_place_of_a_function_is_refused_with_the_expression() -> N
         numbers().filter("n")
     with pytest.raises(af.GraphError, match=r"key_by needs a function or an expression, got list: \[\]$"):
         numbers().key_by([])
+
+
+def windowed(time: str) -> Any:
+    return numbers().key_by(abs).window(af.tumbling("1s", time=time))
+
+
+async def subscribed(overflow: str) -> None:
+    flow = af.Flow("subscribed")
+    pushed = flow.source(af.io.push())
+    async with flow.run() as job:
+        job.subscribe(pushed, overflow=overflow)  # type: ignore[call-overload,unused-ignore]  # It is what is refused.
+
+
+@pytest.mark.parametrize(
+    ("use", "error", "hint"),
+    [
+        (lambda: numbers().collect(restart="fixed-delay"), TypeError, "did you mean af.fixed_delay(...)?"),
+        (lambda: numbers().collect(state="rockdb"), af.StateError, "or a StateBackend object; did you mean 'rocksdb'?"),
+        (lambda: windowed("evnt"), af.GraphError, "did you mean 'event'?"),
+        (lambda: subscribed("drop_newst"), ValueError, "did you mean 'drop_newest'?"),
+        (lambda: af.io.jsonl("in", on_error="skipp"), af.GraphError, "did you mean 'skip'?"),
+        (lambda: af.io.http("http://127.0.0.1", decode="jsn"), af.GraphError, "did you mean 'json'?"),
+        (lambda: af.io.webhook(decode="txt"), af.GraphError, "did you mean 'text'?"),
+    ],
+)
+async def test_a_text_that_is_nearly_one_of_those_expected_is_told_which(use: Callable[[], Any], error: type[Exception], hint: str) -> None:
+    with pytest.raises(error) as caught:
+        outcome = use()
+        if inspect.isawaitable(outcome):
+            await outcome
+    assert str(caught.value).endswith(hint)
+
+
+async def test_a_text_that_is_like_none_is_told_those_expected() -> None:
+    with pytest.raises(af.StateError, match=r"unknown state backend 'paper', expected heap or rocksdb or a StateBackend object$"):
+        await numbers().collect(state="paper")
+
+
+async def test_a_savepoint_that_is_not_there_and_nearly_called_latest_is_a_slip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for where in ({"checkpoints": "store"}, {}):
+        with pytest.raises(af.RestoreError, match=r"/lates is no checkpoint or savepoint: .*; did you mean restore='latest'\?"):
+            await numbers().collect(restore="lates", **where)
+    with pytest.raises(af.RestoreError) as caught:
+        await numbers().collect(restore="friday")
+    assert "did you mean" not in str(caught.value)
