@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from aioflow.cluster.heartbeat import HeartbeatMonitor, HeartbeatOptions, OwnPauses, SendHeartbeat, TimedOut
 from aioflow.cluster.job_session import AttemptKey, JobSession, pack_error
+from aioflow.cluster.patience import Patience
 from aioflow.cluster.pulse import Pulse
 from aioflow.cluster.rpc import RpcConnection
 from aioflow.cluster.shipping import load_job
@@ -82,6 +83,7 @@ class TaskManager:
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._connection: RpcConnection | None = None
         self._registration = 0
+        self._patience = Patience()
         self._monitor = HeartbeatMonitor(options.heartbeat, lambda _: self._report())
         self._pulse: Pulse | None = None
         self._disconnected = asyncio.Event()
@@ -110,11 +112,11 @@ class TaskManager:
                 except Broken as error:
                     if not self._accepted and not self._released:
                         raise
-                    logger.warning("taskmanager %s: %s", self.id[:8], error)
+                    self._waits(logging.WARNING, error)
                 except (OSError, NobodyLeads) as error:
                     if not self._options.follows and not self._accepted and self._host.clock.monotonic() >= find_until:
                         raise
-                    logger.info("taskmanager %s waits for the jobmanager at %s: %s", self.id[:8], self._options.jobmanagers, error)
+                    self._waits(logging.INFO, error)
                 if self._accepted and not self._options.follows:
                     break
                 if not self._released:
@@ -134,6 +136,13 @@ class TaskManager:
         if self._connection is not None:
             self._connection.abort(Closed("this taskmanager is stopped"))
 
+    def _waits(self, level: int, error: Exception) -> None:
+        """There is no JobManager, or none any more: it is looked for, and that is told now and then."""
+        waited_s = self._patience.failed(self._host.clock.monotonic())
+        if waited_s is not None and not self._released:
+            since = f", for {waited_s:.0f} s now" if waited_s else ""
+            logger.log(level, "taskmanager %s waits for the jobmanager at %s%s: %s", self.id[:8], self._options.jobmanagers, since, error)
+
     async def _serve(self) -> None:
         """One connection, from its beginning to its end."""
         self._disconnected.clear()
@@ -144,7 +153,10 @@ class TaskManager:
         try:
             async with asyncio.timeout(REGISTER_S):
                 self._registration = await connection.call("register", self.id, self._report())
-            logger.info("taskmanager %s is registered with %d slots", self.id[:8], self._options.slots)
+            waited_s = self._patience.succeeded(self._host.clock.monotonic())
+            after = "" if waited_s is None else f", after {waited_s:.0f} s without a jobmanager"
+            where = "{}:{}".format(*address)
+            logger.info("taskmanager %s is registered with %d slots at %s%s", self.id[:8], self._options.slots, where, after)
             self._monitor.monitor(PEER, self._host.clock.monotonic())
             for job_id in dict.fromkeys(status.job_id for status in self._table.report() if status.job_id is not None):
                 self._look_for_job_master(job_id)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -107,3 +108,37 @@ async def test_one_that_follows_nobody_says_that_its_jobmanager_is_not_there(mon
     with pytest.raises(ConnectionError):
         await TaskManager(host, SECRET, TaskManagerOptions(jobmanagers=where, follows=False, reconnect_s=0.01)).run()
     await host.close()
+
+
+async def test_one_without_a_jobmanager_says_so_seldom_and_once_when_it_has_found_one(caplog: pytest.LogCaptureFixture) -> None:
+    """It tries every some milliseconds here: a log of that would hide everything else."""
+    host = SystemHost()
+    tries = 0
+    registered = asyncio.Event()
+
+    def register(connection: RpcConnection, *args: Any) -> int:
+        nonlocal tries
+        tries += 1
+        if tries <= 30:
+            connection.abort(Closed("this jobmanager leads no more"))
+        else:
+            registered.set()
+        return tries
+
+    with caplog.at_level("INFO", logger="aioflow.cluster.taskmanager"):
+        async with jobmanager(register) as where:
+            manager = TaskManager(host, SECRET, TaskManagerOptions(jobmanagers=where, slots=3, reconnect_s=0.001))
+            running = asyncio.ensure_future(manager.run())
+            async with asyncio.timeout(60):
+                await registered.wait()
+                while "is registered" not in caplog.text:
+                    await asyncio.sleep(0.01)
+            manager.stop()
+            await running
+    await host.close()
+    waits = [record.getMessage() for record in caplog.records if "waits for the jobmanager at" in record.getMessage()]
+    assert 1 <= len(waits) <= 6, "as many as one minute has"
+    assert "now:" not in waits[0]
+    found = [record.getMessage() for record in caplog.records if "is registered" in record.getMessage()]
+    assert len(found) == 1
+    assert re.search(r"is registered with 3 slots at 127\.0\.0\.1:\d+, after \d+ s without a jobmanager$", found[0])
