@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from aioflow.core.errors import AioflowError, JobNotRunning
+from aioflow.core.errors import AioflowError, JobNotRunning, did_you_mean
 from aioflow.monitoring.adapters import monitored
 from aioflow.monitoring.answers import error_response, json_response
 from aioflow.monitoring.calls import Answer, BadRequest, Call, RestError
@@ -20,6 +20,7 @@ from aioflow.monitoring.monitor import Monitor
 from aioflow.monitoring.openapi import openapi_document
 from aioflow.monitoring.options import parse_monitor_options
 from aioflow.monitoring.routes import ROUTES, Route
+from aioflow.monitoring.schemas import BODIES
 
 __all__ = ["MONITOR", "make_app", "monitor_app"]
 
@@ -80,7 +81,7 @@ def make_app(monitor: Monitor) -> web.Application:
 
 def _endpoint(monitor: Monitor, route: Route) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
     async def endpoint(request: web.Request) -> web.StreamResponse:
-        body = await _body(request) if route.method in CHANGES else {}
+        body = _checked(await _body(request), route) if route.method in CHANGES else {}
         answer = route.handler(Call(monitor, request.match_info, request.query, body, request))
         if inspect.isawaitable(answer):
             answer = await answer
@@ -106,6 +107,17 @@ async def _body(request: web.Request) -> dict[str, Any]:
         raise BadRequest(f"the body is no JSON: {error}") from error
     if not isinstance(body, dict):
         raise BadRequest(f"the body is a JSON {type(body).__name__}, expected an object")
+    return body
+
+
+def _checked(body: dict[str, Any], route: Route) -> dict[str, Any]:
+    """`body`, if the call knows all its fields. Raises BadRequest."""
+    schema = BODIES.get(route.body, {})
+    known = schema.get("properties", {})
+    for name in body:
+        if name not in known and not schema.get("additionalProperties", True):
+            hint = did_you_mean(name, known)
+            raise BadRequest(f"the body has the field {name[:60]!r}, expected some of {', '.join(known)}{hint}")
     return body
 
 

@@ -41,6 +41,11 @@ def _object(properties: dict[str, Schema], optional: dict[str, Schema] | None = 
     return {**schema, "required": list(properties)} if properties else schema
 
 
+def _only(properties: dict[str, Schema]) -> Schema:
+    """These and no others, none of which is needed."""
+    return {"type": "object", "properties": properties, "additionalProperties": False}
+
+
 def _all(schema: Schema, *names: str) -> dict[str, Schema]:
     return dict.fromkeys(names, schema)
 
@@ -455,12 +460,14 @@ SCHEMAS: dict[str, Schema] = {
 
 TRIGGER: Schema = {"type": "string", "pattern": "^[0-9a-f]{32}$", "description": "Of the client: the same id is the same request"}
 FORMAT = _enum("CANONICAL", "NATIVE")
+DIRECTORY = _all(_or_null(TEXT), "target-directory", "targetDirectory")
+"""Flink spells it one way for a savepoint and the other for a stop; both do for both."""
 
 BODIES: dict[str, Schema] = {
-    "SavepointRequest": _object({}, {"target-directory": _or_null(TEXT), "cancel-job": FLAG, "formatType": FORMAT, "triggerId": TRIGGER}),
-    "StopRequest": _object({}, {"targetDirectory": _or_null(TEXT), "drain": FLAG, "formatType": FORMAT, "triggerId": TRIGGER}),
-    "CheckpointRequest": _object({}, {"checkpointType": _enum("CONFIGURED", "FULL", "INCREMENTAL"), "triggerId": TRIGGER}),
-    "DisposalRequest": _object({}, {"savepoint-path": TEXT}),
+    "SavepointRequest": _only({**DIRECTORY, "cancel-job": FLAG, "formatType": FORMAT, "triggerId": TRIGGER}),
+    "StopRequest": _only({**DIRECTORY, "drain": FLAG, "formatType": FORMAT, "triggerId": TRIGGER}),
+    "CheckpointRequest": _only({"checkpointType": _enum("CONFIGURED", "FULL", "INCREMENTAL"), "triggerId": TRIGGER}),
+    "DisposalRequest": _only({"savepoint-path": TEXT}),
     "Anything": {"type": "object"},
 }
-"""Of changing calls."""
+"""Of changing calls. A field that is not known is refused: a `drian` that means nothing would stop a job without draining it."""

@@ -372,7 +372,38 @@ async def test_bodies_are_checked(path: str, body: dict[str, Any]) -> None:
         assert (await client.get(f"{client.path}/checkpoints"))["counts"]["total"] == 0
 
 
-@pytest.mark.parametrize("content", [b"{", b"[1]", b'"text"', b"\xff\xfe", b"[" * 100_000, b'{"triggerId": null, "drain": null}'])
+@pytest.mark.parametrize(
+    ("path", "body", "told"),
+    [("stop", {"drian": True}, "field 'drian', expected some of target-directory, targetDirectory, drain, formatType, triggerId; "
+      "did you mean 'drain'?"),
+     ("savepoints", {"cancel_job": True}, "did you mean 'cancel-job'?"), ("savepoints", {"drain": True}, "expected some of"),
+     ("checkpoints", {"checkpointType": "FULL", "trigger": "0" * 32}, "did you mean 'triggerId'?")],
+)  # fmt: skip
+async def test_a_field_that_is_not_known_is_refused_by_name(path: str, body: dict[str, Any], told: str) -> None:
+    """A misspelt one would have the call do something else than was meant."""
+    flow, _ = events_flow()
+    async with watched(flow, checkpoints="memory://fields", monitor_options=CONTROL) as client:
+        status, answer = await client.change("POST", f"{client.path}/{path}", body)
+        assert status == 400
+        assert told in answer["errors"][0]
+        assert (await client.get(f"{client.path}/status")) == {"status": "RUNNING"}
+        assert (await client.get(f"{client.path}/checkpoints"))["counts"]["total"] == 0
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [("savepoints", {"target-directory": "memory://all", "cancel-job": False, "formatType": "CANONICAL", "triggerId": "a" * 32}),
+     ("savepoints", {"targetDirectory": "memory://all"}),
+     ("stop", {"targetDirectory": "memory://all", "drain": True, "formatType": "NATIVE", "triggerId": "b" * 32}),
+     ("stop", {"target-directory": "memory://all"}), ("checkpoints", {"checkpointType": "FULL", "triggerId": "c" * 32})],
+)  # fmt: skip
+async def test_all_fields_of_flink_are_taken(path: str, body: dict[str, Any]) -> None:
+    flow, _ = events_flow()
+    async with watched(flow, checkpoints="memory://all-fields", every="1h", monitor_options=CONTROL) as client:
+        assert (await client.change("POST", f"{client.path}/{path}", body))[0] == 202
+
+
+@pytest.mark.parametrize("content", [b"{", b"[1]", b'"text"', b"\xff\xfe", b"[" * 100_000, b'{"triggerId": null, "cancel-job": null}'])
 async def test_bodies_that_are_no_object_are_refused_or_empty(content: bytes) -> None:
     flow, _ = events_flow()
     options = {"checkpoints": "memory://empty", "every": "1h", "monitor_options": CONTROL}
