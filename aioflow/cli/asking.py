@@ -6,14 +6,16 @@ import argparse
 import asyncio
 import errno
 import logging
-import os
 import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
 from aioflow.api.runner import new_event_loop
+from aioflow.cli.flags import in_flags
+from aioflow.cli.processes import DATA, processes_of
 from aioflow.cli.security import secured_host
+from aioflow.cli.target import UsageError
 from aioflow.cli.terminal import reader_is_gone
 from aioflow.cluster.secret_file import read_secret
 from aioflow.cluster.submission import ClusterClient, NoJobManager
@@ -30,16 +32,12 @@ __all__ = [
     "addresses",
     "asking",
     "find_started",
-    "processes_of",
     "run_on_host",
     "secret_of",
     "whereabouts_of",
 ]
 
 FINISHED, FAILED, USAGE = 0, 1, 2
-DATA = Path(".aioflow")
-"""Where a cluster keeps its jobs, its secret and its logs, unless told otherwise."""
-
 PORT = 6123
 LOCAL = Whereabouts((("127.0.0.1", PORT),))
 
@@ -88,7 +86,7 @@ def _failed(arguments: argparse.Namespace, error: Exception) -> int:
     elif isinstance(error, NoJobManager):
         text = f"{error.what}: {_remedy(arguments)}"
     else:
-        text = str(error)
+        text = in_flags(str(error))
     print(f"aioflow {arguments.command}: {text}", file=sys.stderr)
     return USAGE if isinstance(error, (NotAuthenticated, GraphError, OSError)) else FAILED
 
@@ -104,10 +102,8 @@ def _remedy(arguments: argparse.Namespace) -> str:
 
 
 def secret_of(path: Path) -> bytes:
-    try:
-        return read_secret(str(path))
-    except FileNotFoundError:
-        raise NotAuthenticated(f"there is no secret file {path}: name that of the cluster with --secret-file") from None
+    """Raises NotAuthenticated."""
+    return read_secret(str(path), "with --secret-file")
 
 
 def find_started(arguments: argparse.Namespace) -> None:
@@ -118,27 +114,11 @@ def find_started(arguments: argparse.Namespace) -> None:
 
 
 def whereabouts_of(data: Path) -> Whereabouts:
-    """The JobManager that started last, or whoever leads by now."""
-    return Whereabouts((parse_address((data / "address").read_text(encoding="utf-8").strip()),), str(data))
-
-
-def processes_of(data: Path) -> list[int]:
-    """Processes of the cluster of `data` that run."""
+    """The JobManager that started last, or whoever leads by now. Raises FileNotFoundError, or UsageError for a file with something else."""
+    path = data / "address"
+    text = path.read_text(encoding="utf-8", errors="replace").strip()
     try:
-        pids = [int(line) for line in (data / "pids").read_text(encoding="utf-8").split()]
-    except FileNotFoundError:
-        return []
-    return [pid for pid in pids if _is_ours(pid, data)]
-
-
-def _is_ours(pid: int, data: Path) -> bool:
-    """Whether this process still is the one that was started: numbers are used again."""
-    try:
-        os.waitpid(pid, os.WNOHANG)  # A child of this very process has to be reaped before it is gone.
-    except ChildProcessError:
-        pass
-    try:
-        command = Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return False
-    return b"aioflow" in command and str(data).encode() in command
+        return Whereabouts((parse_address(text),), str(data))
+    except ValueError as error:
+        remedy = "start the jobmanager of this directory again, which writes it, or name one with --at"
+        raise UsageError(f"{path} should hold the address of a jobmanager: {error}; {remedy}") from error

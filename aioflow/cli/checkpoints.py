@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from aioflow.api.options import parse_options
+from aioflow.cli.flags import in_flags
 from aioflow.cli.target import UsageError
 
 __all__ = ["add_checkpoint_options", "checkpoint_options"]
@@ -31,6 +32,6 @@ def checkpoint_options(arguments: argparse.Namespace) -> dict[str, Any]:
         given["allow_non_restored"] = True
     try:
         parse_options(given)
-    except ValueError as error:
-        raise UsageError(str(error)) from error
+    except (ValueError, TypeError) as error:
+        raise UsageError(in_flags(str(error))) from error
     return given

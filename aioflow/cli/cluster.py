@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import errno
 import os
 import signal
 import subprocess
@@ -12,11 +13,12 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from aioflow.cli.asking import DATA, FAILED, FINISHED, LOCAL, PORT, addresses, asking, processes_of, run_on_host, secret_of, whereabouts_of
+from aioflow.cli.asking import DATA, FAILED, FINISHED, LOCAL, PORT, addresses, asking, run_on_host, secret_of, whereabouts_of
 from aioflow.cli.jobs import print_jobs
 from aioflow.cli.monitor import add_monitor_options, monitor_arguments, served
+from aioflow.cli.processes import jobmanagers_of, processes_of
 from aioflow.cli.security import add_tls_options, secured_host, tls_arguments
 from aioflow.cli.target import UsageError
 from aioflow.cli.values import bind_address, count, duration, port, positive
@@ -30,6 +32,8 @@ from aioflow.core.host import Host
 from aioflow.core.timeunits import to_seconds
 
 __all__ = ["add_commands"]
+
+T = TypeVar("T")
 
 POLL_S = 0.05
 START_TIMEOUT_S = 60.0
@@ -145,6 +149,8 @@ def _new_secret(host: Host) -> bytes:
 def _in_directory(action: Callable[[argparse.Namespace], int], arguments: argparse.Namespace) -> int:
     """Carry out what begins with the files of a cluster. Raises UsageError for a directory that cannot be used."""
     try:
+        if arguments.data.exists() and not arguments.data.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
         return action(arguments)
     except (FileExistsError, NotADirectoryError, PermissionError) as error:
         raise UsageError(f"{arguments.data} cannot be used: {error.strerror}; --data names a directory") from error
@@ -203,6 +209,8 @@ async def _all_registered(
         await asyncio.sleep(POLL_S)
     slots = sum(line[1] for line in found)
     print(f"cluster at {address}: {len(found)} taskmanagers with {slots} slots; logs in {arguments.data}")
+    if arguments.monitor is not None:  # Its port may be any free one.
+        print(next(line for line in reversed(_log(arguments.data, "jobmanager")) if line.startswith("dashboard at ")))
     for number in ended:
         said = _last_words(arguments.data, f"taskmanager-{number}")
         print(f"aioflow cluster: taskmanager {number} did not start: {said}", file=sys.stderr)
@@ -211,8 +219,12 @@ async def _all_registered(
 
 def _last_words(data: Path, name: str) -> str:
     """Of a process that has ended."""
-    lines = (data / f"{name}.log").read_text(encoding="utf-8").splitlines()
+    lines = _log(data, name)
     return lines[-1] if lines else "it said nothing"
+
+
+def _log(data: Path, name: str) -> list[str]:
+    return (data / f"{name}.log").read_text(encoding="utf-8", errors="replace").splitlines()
 
 
 def _spawn(data: Path, name: str, argv: list[str]) -> subprocess.Popen[bytes]:
@@ -248,10 +260,17 @@ def _stop_cluster(arguments: argparse.Namespace) -> int:
         raise UsageError(f"no cluster runs with {arguments.data}")
     _find(arguments)
     try:
-        asyncio.run(_ask_once(arguments, ClusterClient.shutdown, timeout_s=STOP_TIMEOUT_S / 3))
+        leader = asyncio.run(_ask_once(arguments, ClusterClient.shutdown, timeout_s=STOP_TIMEOUT_S / 3))
     except (AioflowError, OSError) as error:
         print(f"aioflow cluster: the jobmanager does not answer ({error}), its processes are ended", file=sys.stderr)
         for pid in alive:
+            _signal(pid, signal.SIGTERM)
+    else:
+        for pid in jobmanagers_of(arguments.data):
+            if pid != leader:  # A standby would lead next. The leader ends when its TaskManagers have been told: jobs outlive that.
+                _signal(pid, signal.SIGTERM)
+        _wait_until(lambda: not jobmanagers_of(arguments.data), STOP_TIMEOUT_S)
+        for pid in processes_of(arguments.data):  # TaskManagers that the leader did not know, or not any more.
             _signal(pid, signal.SIGTERM)
     if not _wait_until(lambda: not processes_of(arguments.data), STOP_TIMEOUT_S):
         for pid in processes_of(arguments.data):
@@ -293,12 +312,12 @@ def _find(arguments: argparse.Namespace) -> None:
 
 
 async def _ask_once(
-    arguments: argparse.Namespace, question: Callable[[ClusterClient], Coroutine[Any, Any, None]], timeout_s: float
-) -> None:
+    arguments: argparse.Namespace, question: Callable[[ClusterClient], Coroutine[Any, Any, T]], timeout_s: float
+) -> T:
     host = secured_host(arguments)
     try:
         async with asyncio.timeout(timeout_s):
             async with ClusterClient(host, arguments.at, secret_of(arguments.secret_file)) as client:
-                await question(client)
+                return await question(client)
     finally:
         await host.close()

@@ -17,12 +17,13 @@ from typing import Any
 import aioflow
 from aioflow.cli.checkpoints import add_checkpoint_options, checkpoint_options
 from aioflow.cli.failure import describe
+from aioflow.cli.flags import in_flags
 from aioflow.cli.monitor import add_monitor_options, monitor_options
 from aioflow.cli.running import Watcher, run_flow, watcher_for
 from aioflow.cli.target import UsageError, load_flow
 from aioflow.cli.terminal import reader_is_gone
 from aioflow.cli.values import count
-from aioflow.core.errors import GraphError
+from aioflow.core.errors import AioflowError, GraphError
 
 __all__ = ["main"]
 
@@ -119,7 +120,7 @@ def _run(arguments: argparse.Namespace) -> int:
     try:
         result = run_flow(flow, _watcher(arguments), workers=arguments.workers, on=arguments.on, **options)
     except GraphError as error:
-        raise UsageError(str(error)) from error
+        raise UsageError(in_flags(str(error))) from error
     except Exception as error:  # noqa: BLE001  # The job's own error, of any type: it becomes the exit code.
         return _failed(arguments, flow.name, error)
     if not arguments.quiet:
@@ -184,6 +185,8 @@ def _failed(arguments: argparse.Namespace, name: str, error: Exception) -> int:
         traceback.print_exception(error)
     else:
         first, *more = describe(error)
+        if isinstance(error, AioflowError | OSError):  # What it says is ours.
+            first = in_flags(first)
         print(f"aioflow {arguments.command}: job {name!r} failed: {first}", file=sys.stderr)
         print("".join(f"  {line}\n" for line in more) + "  (--traceback shows the rest)", file=sys.stderr)
     return FAILED

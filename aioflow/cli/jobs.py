@@ -16,6 +16,7 @@ from aioflow.api.options import parse_options
 from aioflow.cli.asking import DATA, FAILED, FINISHED, PORT, addresses, asking, find_started, run_on_host, secret_of
 from aioflow.cli.checkpoints import add_checkpoint_options, checkpoint_options
 from aioflow.cli.failure import describe
+from aioflow.cli.flags import in_flags
 from aioflow.cli.security import add_tls_options, tls_files
 from aioflow.cli.target import UsageError, load_flow
 from aioflow.cli.values import count, id_beginning
@@ -27,7 +28,10 @@ from aioflow.core.errors import AioflowError, Broken, CheckpointError, GraphErro
 from aioflow.core.host import Host, SystemHost
 from aioflow.graph.job_graph import build_job_graph
 
-__all__ = ["add_commands", "print_jobs", "remote_cluster"]
+__all__ = ["add_commands", "how_far", "print_jobs", "remote_cluster"]
+
+OWN_ERRORS = ("CheckpointError:", "RestoreError:")
+"""Of jobs, that may speak of arguments."""
 
 
 def add_commands(commands: Any) -> None:
@@ -80,7 +84,7 @@ def _submit(arguments: argparse.Namespace) -> int:
             raise UsageError(f"{', '.join(at_home)} runs in the submitting process, which has to stay: leave out --detach")
         job = submission_of(graph, options.restart, options.task_options(flow.name), options.checkpoint_settings())
     except (GraphError, CheckpointError) as error:
-        raise UsageError(str(error)) from error
+        raise UsageError(in_flags(str(error))) from error
     if not at_home:
         return asking(arguments, partial(_submit_and_wait, job=job, detach=arguments.detach))
     return run_on_host(arguments, partial(_execute, flow=flow, cluster=remote_cluster(arguments), given=given))
@@ -126,7 +130,7 @@ async def _execute(host: Host, flow: Any, cluster: RemoteCluster, given: dict[st
 
 
 def _ended(line: JobLine) -> int:
-    error = line.error.replace("\n", "\n  ")
+    error = (in_flags(line.error) if line.error.startswith(OWN_ERRORS) else line.error).replace("\n", "\n  ")
     print(f"{line.name}: {line.status.value}{': ' + error if error else ''}", file=sys.stderr)
     if line.savepoint:
         print(shown_path(line.savepoint))
@@ -142,11 +146,22 @@ def _list(arguments: argparse.Namespace) -> int:
 
 
 def print_jobs(lines: list[JobLine]) -> None:
-    for line in lines:
+    shown = [how_far(line) for line in lines]
+    width = max(map(len, shown), default=0)
+    for line, state in zip(lines, shown, strict=True):
         error = line.error.partition("\n")[0]  # A job is a line.
-        print(f"{line.job_id}  {line.status.value:12}  {line.name}{'  ' + error if error else ''}")
+        print(f"{line.job_id}  {state:{width}}  {line.name}{'  ' + error if error else ''}")
     if not lines:
         print("no jobs")
+
+
+def how_far(line: JobLine) -> str:
+    """The status of a job, how many of its tasks run, and what it waits for: RUNNING alone says that it was started, no more."""
+    if line.status.is_terminal or not line.tasks:
+        return line.status.value
+    waits = f"waits for {line.slots_missing} slot{'s' * (line.slots_missing > 1)}" if line.slots_missing else ""
+    more = ", ".join(part for part in (waits, f"{line.tasks_finished} finished" if line.tasks_finished else "") if part)
+    return f"{line.status.value} {line.tasks_running}/{line.tasks} tasks{f' ({more})' if more else ''}"
 
 
 def _cancel(arguments: argparse.Namespace) -> int:
@@ -183,7 +198,7 @@ def _directory(given: str | None) -> str | None:
     try:
         return None if given is None else store_url(given, "the directory")
     except ValueError as error:
-        raise UsageError(str(error)) from error
+        raise UsageError(in_flags(str(error))) from error
 
 
 async def _job_id(client: ClusterClient, beginning: str) -> str:

@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from aioflow.cli.flags import in_flags
 from aioflow.cli.target import UsageError
 from aioflow.core.errors import NotAuthenticated
 from aioflow.monitoring.options import parse_monitor_address, served_options
@@ -51,7 +52,7 @@ def monitor_options(arguments: argparse.Namespace) -> dict[str, Any]:
     try:
         served_options(arguments.monitor, given)
     except NotAuthenticated as error:
-        raise UsageError(str(error)) from error
+        raise UsageError(in_flags(str(error))) from error
     return {"monitor": arguments.monitor, "monitor_options": given}
 
 
@@ -77,6 +78,6 @@ async def served(what: Any, arguments: argparse.Namespace) -> AsyncIterator[None
         try:
             url = await stack.enter_async_context(serving(what, options["monitor"], options["monitor_options"]))
         except OSError as error:
-            raise UsageError(error.strerror or str(error)) from error
+            raise UsageError(in_flags(error.strerror or str(error))) from error
         print(f"dashboard at {url}", flush=True)
         yield

@@ -65,6 +65,9 @@ class JobLines:
     now_ms: int
     failures: int
     last_failure: str = ""
+    waiting: int = 0
+    """Subtasks without a slot."""
+    subtasks: int = 0
     checkpoints: Mapping[str, Any] = field(default_factory=dict)
     """As GET /jobs/:id/checkpoints answers."""
     tasks: Sequence[TaskLine] = ()
@@ -87,6 +90,8 @@ def job_lines(
         now_ms=int(detail["now"]),
         failures=len(entries),
         last_failure=str(entries[0].get("message") or last.rpartition("\n")[2]) if entries else "",
+        waiting=sum(int(vertex.get("tasks", {}).get("SCHEDULED", 0)) for vertex in detail["vertices"]),
+        subtasks=sum(int(vertex["parallelism"]) for vertex in detail["vertices"]),
         checkpoints=checkpoints,
         tasks=[_task_line(vertex, metrics.get(vertex["id"], ())) for vertex in detail["vertices"]],
     )
@@ -141,6 +146,8 @@ def _job(job: JobLines, paint: _Paint) -> list[str]:
     ]
     if job.failures:
         lines.append(paint.line((RED, f"{job.failures} failed, last: {_printable(job.last_failure)}")))
+    if job.waiting:
+        lines.append(paint.line((YELLOW, f"{job.waiting} of {job.subtasks} subtasks wait for slots")))
     if not job.tasks:
         return lines
     longest = max(len(_printable(task.name)) for task in job.tasks)

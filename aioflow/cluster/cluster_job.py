@@ -228,6 +228,8 @@ class ClusterJob:
         number, instructions = self._scheduler.request(roaming)
         self._requests[number] = batch
         self._carry_out(instructions)
+        for descriptor in self._requests.get(number, ()):
+            self.job_master.slot_is_there(descriptor.attempt, False)
 
     def _carry_out(self, instructions: Sequence[Instruction]) -> None:
         for instruction in instructions:
@@ -266,6 +268,7 @@ class ClusterJob:
             if not executions.awaits_deployment(attempt):
                 self._placed.pop(attempt, None)
                 continue
+            self.job_master.slot_is_there(attempt, True)
             content = self._shipped.ship_task(self._located(descriptor))
             allocation_id = "" if _stays_here(descriptor.vertex) else slots[_subtask(descriptor)][1]
             _ = self._group.create_task(self._submit(attempt, allocation_id, content), name=f"submit {attempt}")
@@ -374,6 +377,12 @@ class ClusterJob:
     def all_metrics(self) -> dict[str, float]:
         """Of all processes as one."""
         return {name: value for metrics in self._metrics.values() for name, value in metrics.items()}
+
+    def progress(self) -> tuple[int, int, int, int]:
+        """(tasks that run, that have finished, of how many, slots that the job waits for)."""
+        states = [execution.state for execution in self.job_master.executions.executions.values()]
+        running, finished = states.count(ExecutionState.RUNNING), states.count(ExecutionState.FINISHED)
+        return running, finished, len(states), self._scheduler.slots_missing
 
     @property
     def state_backend(self) -> str:

@@ -246,7 +246,16 @@ class ExecutionGraph:
     def awaits_deployment(self, attempt: ExecutionAttemptId) -> bool:
         """Whether an instruction to deploy `attempt` still stands: nothing has cancelled or replaced it meanwhile."""
         execution = self.executions[attempt.vertex_id, attempt.subtask_index]
-        return execution.attempt == attempt and execution.state is ExecutionState.DEPLOYING
+        return execution.attempt == attempt and execution.state in (ExecutionState.DEPLOYING, ExecutionState.SCHEDULED)
+
+    def slot_is_there(self, attempt: ExecutionAttemptId, there: bool) -> bool:
+        """Whether `attempt`, which awaits its deployment, has its slot: DEPLOYING, or SCHEDULED. Returns whether that is news."""
+        state = ExecutionState.DEPLOYING if there else ExecutionState.SCHEDULED
+        execution = self.executions[attempt.vertex_id, attempt.subtask_index]
+        if not self.awaits_deployment(attempt) or execution.state is state:
+            return False
+        execution.state = state
+        return True
 
     def awaits_restart(self, region_index: int, epoch: int) -> bool:
         """Whether that restart still stands: the job is not over, and the region has not failed again, or begun, meanwhile."""

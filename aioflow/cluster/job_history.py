@@ -92,6 +92,8 @@ class JobHistory:
             return
         if known.state.is_terminal or (known.state is ExecutionState.CANCELING and not state.is_terminal):
             return
+        if state is ExecutionState.SCHEDULED:  # It was to be deployed, and there was no slot.
+            known.times_ms.pop(ExecutionState.DEPLOYING, None)
         known.state = state
         known.location = location or known.location
         known.times_ms.setdefault(state, now_ms)

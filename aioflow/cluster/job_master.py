@@ -281,6 +281,11 @@ class JobMaster:
         except Exception as error:  # noqa: BLE001  # What cannot be deployed has failed, like any task.
             self.update_task_state(attempt, ExecutionState.FAILED, error)
 
+    def slot_is_there(self, attempt: ExecutionAttemptId, there: bool) -> None:
+        """A task that is to be deployed waits for its slot (SCHEDULED), or waits no more. For those who watch: nothing follows from it."""
+        if self.executions.slot_is_there(attempt, there):
+            self._note_task(attempt, ExecutionState.DEPLOYING if there else ExecutionState.SCHEDULED)
+
     async def _restart_later(self, region: int, epoch: int, delay_s: float) -> None:
         await asyncio.sleep(delay_s)
         try:

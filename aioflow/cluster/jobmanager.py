@@ -443,7 +443,9 @@ class JobManager:
             connection.notify("ended", view.status.value, pack_error(view.cause, Codec()), view.savepoint)
 
     async def _list_jobs(self) -> list[tuple[Any, ...]]:
-        return [_packed(view) for view in (await self._leader()).dispatcher.jobs()]
+        """Each job as `_packed`, and of one that has a JobMaster here how far it is: see `ClusterJob.progress`."""
+        views = (await self._leader()).dispatcher.jobs()
+        return [(*_packed(view), *(self._jobs[view.job_id].progress() if view.job_id in self._jobs else ())) for view in views]
 
     async def _wait(self, job_id: str) -> tuple[Any, ...]:
         return _packed(await (await self._leader()).dispatcher.wait(job_id))
@@ -474,10 +476,11 @@ class JobManager:
         fenced = self._fenced + leading.resources.fenced_total + sum(job.fenced_total for job in self._jobs.values())
         return {"token": leading.token, "taskmanagers": leading.resources.overview(), "fenced_total": fenced}
 
-    async def _shutdown(self) -> None:
-        """End the whole cluster: TaskManagers are sent home, then this process ends."""
+    async def _shutdown(self) -> int:
+        """End the whole cluster: TaskManagers are sent home, then this process ends. Returns its pid."""
         (await self._leader()).resources.release_all("the cluster is stopped")
         asyncio.get_running_loop().call_later(0.1, self.stop)
+        return self._host.procs.identity().pid
 
     async def _query_state(self, job_id: str, key: AttemptKey, node_id: int, query: bytes) -> bytes:
         return await self._job(job_id).query_remote_state(key, node_id, query)

@@ -18,7 +18,7 @@ from aioflow.cluster.fencing import StaleLeader
 from aioflow.cluster.job_session import attempt_key, unpack_error
 from aioflow.cluster.remote_home import RemoteHome
 from aioflow.cluster.remote_master import RemoteJobMaster
-from aioflow.cluster.secret_file import read_secret
+from aioflow.cluster.secret_file import given_secret
 from aioflow.cluster.submission import ClusterClient, submission_of
 from aioflow.cluster.told import ToldWorker, decode_told, statistics_of
 from aioflow.cluster.whereabouts import NobodyLeads, Whereabouts, parse_addresses
@@ -88,15 +88,14 @@ class RemoteCluster:
     def start(
         self, host: Host, graph: JobGraph, restart: RestartPolicy, options: TaskOptions, checkpoints: CheckpointSettings | None = None
     ) -> RemoteRun:
-        """The run of one job. Raises GraphError if the flow cannot travel, CheckpointError for a store that others cannot reach."""
+        """The run of one job.
+
+        Raises GraphError if the flow cannot travel, CheckpointError for a store that others cannot reach, NotAuthenticated for a secret
+        that is none.
+        """
         if self.tls is not None or self.allow_plaintext:
             host = SecuredHost(host, Security.of(self.tls, allow_plaintext=self.allow_plaintext))
-        secret = self.secret
-        if isinstance(secret, Path):
-            secret = read_secret(str(secret))
-        elif isinstance(secret, str):
-            secret = secret.encode()
-        return RemoteRun(host, graph, restart, options, checkpoints, self.where, secret, self.bind)
+        return RemoteRun(host, graph, restart, options, checkpoints, self.where, given_secret(self.secret), self.bind)
 
 
 class RemoteRun:

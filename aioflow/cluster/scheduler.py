@@ -191,6 +191,11 @@ class SlotScheduler:
         """Slots that the job wants now: for what is placed and what waits to be."""
         return self._declared
 
+    @property
+    def slots_missing(self) -> int:
+        """Slots that the job wants and has not got."""
+        return max(0, self._declared - len(self._slots))
+
     def slot_of(self, subtask: Subtask) -> tuple[str, str] | None:
         """(worker id, allocation id) of a subtask that is placed and was not released or lost."""
         state = self._places[self._place_of[subtask]]

@@ -8,16 +8,29 @@ import stat
 from aioflow.core.errors import NotAuthenticated
 from aioflow.protocol.handshake import SECRET_BYTES_MIN
 
-__all__ = ["create_secret", "read_secret"]
+__all__ = ["create_secret", "given_secret", "read_secret"]
 
 FILE_MODE = 0o600
 
 
-def read_secret(path: str) -> bytes:
-    """The secret in a file. Raises FileNotFoundError, or NotAuthenticated if others may read it or it is too short."""
-    descriptor = os.open(path, os.O_RDONLY)
+def read_secret(path: str, named: str = "by secret=Path(...)") -> bytes:
+    """The secret in a file. Raises NotAuthenticated if there is none, others may read it, or it is too short.
+
+    `named`: how the user says which file it is.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        raise NotAuthenticated(
+            f"there is no secret file {path}: name that of the cluster {named}. Its first jobmanager makes it, as `secret` in its "
+            "directory (aioflow cluster start: .aioflow/secret); another machine needs a copy of it, of mode 600"
+        ) from None
+    except OSError as error:
+        raise NotAuthenticated(f"secret file {path} cannot be read: {error.strerror}; name that of the cluster {named}") from error
     try:
         mode = os.fstat(descriptor).st_mode
+        if not stat.S_ISREG(mode):
+            raise NotAuthenticated(f"{path} is no file, expected the secret of the cluster: name it {named}")
         if mode & (stat.S_IRWXG | stat.S_IRWXO):
             allowed = f"mode {stat.S_IMODE(mode):o}"
             raise NotAuthenticated(f"secret file {path} can be used by others ({allowed}), expected mode 600: chmod 600 {path}")
@@ -30,13 +43,27 @@ def read_secret(path: str) -> bytes:
     return secret
 
 
+def given_secret(secret: bytes | str | os.PathLike[str]) -> bytes:
+    """The secret that a program gives: itself, or the path of its file. Raises NotAuthenticated."""
+    if isinstance(secret, os.PathLike):
+        return read_secret(os.fspath(secret))
+    if not isinstance(secret, (bytes, str)):
+        raise NotAuthenticated(f"secret= takes the secret of the cluster, or secret=Path(...) of its file; got {type(secret).__name__}")
+    encoded = secret.strip().encode() if isinstance(secret, str) else secret  # As what is read from a file.
+    if len(encoded) < SECRET_BYTES_MIN:
+        raise NotAuthenticated(
+            f"secret= has {len(encoded)} bytes, expected at least {SECRET_BYTES_MIN}; if it is the path of a file, give secret=Path(...)"
+        )
+    return encoded
+
+
 def create_secret(path: str, secret: bytes) -> bytes:
     """Write `secret` unless the file exists; returns what is in the file then."""
     os.makedirs(os.path.dirname(path) or ".", mode=0o700, exist_ok=True)
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, FILE_MODE)
     except FileExistsError:
-        return read_secret(path)
+        return read_secret(path, "with --secret-file")
     try:
         os.write(descriptor, secret)
     finally:

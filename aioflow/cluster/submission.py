@@ -72,6 +72,12 @@ class JobLine:
     error: str
     savepoint: str
     """URL of the savepoint that it was stopped with; empty if there is none."""
+    tasks_running: int = 0
+    tasks_finished: int = 0
+    tasks: int = 0
+    """All that it has; 0 where it has no JobMaster, not yet or no more."""
+    slots_missing: int = 0
+    """So many it waits for."""
 
 
 def submission_of(
@@ -215,14 +221,14 @@ class ClusterClient:
         """How many messages of leaders, workers and attempts that were replaced the cluster has refused since this leader leads."""
         return int((await self.connection.call("overview"))["fenced_total"])
 
-    async def shutdown(self) -> None:
-        """End the cluster. Its jobs stay stored."""
-        await self.connection.call("shutdown")
+    async def shutdown(self) -> int:
+        """End the leader and its TaskManagers. Its jobs stay stored. Returns the pid of the leader, on its machine."""
+        return int(await self.connection.call("shutdown"))
 
 
 def _line(packed: tuple[Any, ...]) -> JobLine:
-    job_id, name, status, submitted_ms, ended_ms, error, savepoint = packed
-    return JobLine(job_id, name, JobStatus(status), submitted_ms, ended_ms, error, savepoint)
+    job_id, name, status, *rest = packed
+    return JobLine(job_id, name, JobStatus(status), *rest)
 
 
 @contextmanager

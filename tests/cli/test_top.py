@@ -79,6 +79,18 @@ def test_a_job_is_shown_with_its_tasks() -> None:
     assert price == ["price", "->", "out", "2", "█" * 20, "100%", "1,200", "-", "3.0", "s", "2026-11-22", "02:09:07"]
 
 
+def test_a_job_that_waits_for_slots_says_so() -> None:
+    """Its state is RUNNING all the same, here as in Flink."""
+    vertices = [
+        {"id": ORDERS, "name": "orders", "parallelism": 1, "status": "SCHEDULED", "tasks": {"SCHEDULED": 1, "RUNNING": 0}},
+        {"id": PRICE, "name": "price -> out", "parallelism": 2, "status": "RUNNING", "tasks": {"SCHEDULED": 1, "RUNNING": 1}},
+    ]
+
+    lines = lines_of(job_lines({**DETAIL, "vertices": vertices}, CHECKPOINTS, EXCEPTIONS, {}))
+
+    assert lines[3] == "2 of 3 subtasks wait for slots"
+
+
 def test_the_last_failure_is_named() -> None:
     lines = lines_of(job_lines(DETAIL, CHECKPOINTS, FAILED_ONCE, METRICS))
 

@@ -333,6 +333,28 @@ def test_a_deployment_that_was_overtaken_by_a_failure_does_not_stand() -> None:
     assert not job.graph.awaits_deployment(second)
 
 
+def test_a_task_that_waits_for_its_slot_is_scheduled_until_it_has_one() -> None:
+    """I2: as in Flink, so that whoever watches tells a job that waits from one that runs."""
+    job = Job(graph(no_restart()))
+    source = job.graph.executions[0, 0]
+
+    assert job.graph.slot_is_there(source.attempt, False)
+    assert not job.graph.slot_is_there(source.attempt, False)
+    assert source.state is ExecutionState.SCHEDULED
+    assert job.graph.awaits_deployment(source.attempt)
+    assert job.graph.slot_is_there(source.attempt, True)
+    assert source.state is ExecutionState.DEPLOYING
+
+
+def test_a_job_that_waits_for_slots_can_be_cancelled() -> None:
+    job = Job(graph(no_restart()))
+    for execution in job.graph.executions.values():
+        job.graph.slot_is_there(execution.attempt, False)
+
+    assert canceled(job.graph.cancel()) == [(0, 0), (1, 0)]
+    assert not job.graph.slot_is_there(job.graph.executions[0, 0].attempt, True)
+
+
 def test_failing_a_job_that_never_started_ends_it() -> None:
     executions, error = graph(no_restart()), OSError("no splits")
     assert executions.fail(error) == [JobEnded(JobStatus.FAILED, error)]

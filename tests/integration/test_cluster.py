@@ -135,6 +135,8 @@ def test_a_job_without_slots_waits_until_more_come(cluster: Cluster) -> None:
     cluster.start(workers=1, slots=2, request_timeout="10m")
     waits = cluster.submit("wide")
     until(lambda: cluster.slots() == [(2, 0)], "it has what there is")
+    until(lambda: "(waits for 2 slots)" in cluster.ask("list").stdout, "it says what it waits for")
+    assert re.fullmatch(rf"{waits}  RUNNING 0/\d+ tasks \(waits for 2 slots\)  wide\n", cluster.ask("list").stdout)
     joined = cluster.spawn("taskmanager", "--jobmanager", cluster.address, "--slots", "2", "--secret-file", str(cluster.secret))
     until(lambda: cluster.job(waits) == "FINISHED", "the job has got its slots")
     joined.terminate()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import signal
 import socket
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -107,7 +109,7 @@ def test_a_cluster_whose_port_or_dashboard_is_taken_says_so_and_leaves_no_proces
         taken = aioflow("cluster", "start", "--data", cluster.data, "--port", port)
         assert (taken.returncode, f"port {port} is in use: another jobmanager may run there" in taken.stderr) == (2, True), taken.stderr
         shown = aioflow("cluster", "start", "--data", cluster.data, "--port", "0", "--monitor", f"127.0.0.1:{port}")
-        assert (shown.returncode, f"monitor='127.0.0.1:{port}' cannot be listened at" in shown.stderr) == (2, True), shown.stderr
+        assert (shown.returncode, f"--monitor 127.0.0.1:{port} cannot be listened at" in shown.stderr) == (2, True), shown.stderr
     assert not any(map(alive, cluster.pids()))
     assert "1 slots" in cluster.start(workers=1, slots=1)
 
@@ -232,3 +234,49 @@ def test_a_taskmanager_that_dies_while_a_job_comes_is_made_up_for(cluster: Clust
     job = cluster.submit("ending", "--restarts", "100")
     cluster.spawn("taskmanager", "--jobmanager", cluster.address, "--slots", "1", "--secret-file", str(cluster.secret))
     until(lambda: cluster.job(job) == "FINISHED", "the job ends")
+
+
+# Processes that were started by hand.
+
+
+def test_stop_ends_a_jobmanager_that_was_started_again_by_hand_at_another_port(cluster: Cluster) -> None:
+    cluster.start(workers=1, slots=1)
+    for pid in cluster.pids():
+        os.kill(pid, signal.SIGKILL)
+    first = cluster.address
+    again = cluster.spawn("jobmanager", "--data", str(cluster.data), "--port", "0")
+    until(lambda: cluster.address != first, "it listens at another port")
+    until(lambda: "no jobs" in cluster.ask("list").stdout, "it leads")
+    second = aioflow("cluster", "start", "--data", cluster.data, "--port", "0")
+    assert f"a cluster runs with {cluster.data} already (processes {again.pid}); stop it first" in second.stderr
+
+    stopped = aioflow("cluster", "stop", "--data", cluster.data)
+
+    assert (stopped.returncode, stopped.stdout, stopped.stderr) == (0, "cluster stopped\n", "")
+    assert again.wait(60) == 0
+
+
+def test_stop_ends_a_standby_too_and_no_other_leads_afterwards(cluster: Cluster) -> None:
+    cluster.start(workers=1, slots=1)
+    first = cluster.address
+    standby = cluster.spawn("jobmanager", "--data", os.path.relpath(cluster.data, ROOT), "--port", "0")
+    until(lambda: cluster.address != first, "the standby listens")
+    by_hand = cluster.spawn("taskmanager", f"--data={cluster.data}")
+    until(lambda: len(cluster.slots()) == 2, "a further TaskManager has registered")
+
+    stopped = aioflow("cluster", "stop", "--data", cluster.data)
+
+    assert (stopped.returncode, stopped.stdout, stopped.stderr) == (0, "cluster stopped\n", "")
+    assert standby.wait(60) == by_hand.wait(60) == 0
+    assert not any(map(alive, (standby.pid, by_hand.pid)))
+    again = aioflow("cluster", "stop", "--data", cluster.data)
+    assert (again.returncode, again.stderr) == (2, f"aioflow cluster: no cluster runs with {cluster.data}\n")
+
+
+def test_a_cluster_with_a_dashboard_says_where_it_is(cluster: Cluster) -> None:
+    started = aioflow("cluster", "start", "--data", cluster.data, "--port", "0", "--workers", "0", "--monitor", "127.0.0.1:0")
+
+    said = re.search(r"^dashboard at (http://127\.0\.0\.1:\d+)$", started.stdout, re.MULTILINE)
+    assert said is not None, started.stdout + started.stderr
+    with urllib.request.urlopen(f"{said[1]}/overview", timeout=60) as answer:
+        assert json.load(answer)["slots-total"] == 0

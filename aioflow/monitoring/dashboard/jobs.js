@@ -44,7 +44,7 @@ function list(jobs, label, empty) {
 }
 
 function tasks(counts) {
-  const parts = Object.entries(counts ?? {}).filter(([name, n]) => name !== "total" && n > 0).map(([name, n]) => `${n} ${name}`);
+  const parts = Object.entries(counts ?? {}).filter(([name, n]) => name !== "total" && n > 0).map(([name, n]) => (name === "scheduled" ? `${n} waiting for slots` : `${n} ${name}`));
   return parts.join(", ") || "none";
 }
 

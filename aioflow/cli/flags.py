@@ -1,0 +1,44 @@
+"""What the library says of its arguments, said of the options of the command line: whoever typed `--every` knows nothing of `every=`."""
+
+from __future__ import annotations
+
+import re
+
+__all__ = ["in_flags"]
+
+FLAGS = {
+    "allow_non_restored": "--allow-non-restored",
+    "allow_plaintext": "--allow-plaintext",
+    "checkpoints": "--checkpoints",
+    "enable_control": "--enable-control",
+    "every": "--every",
+    "fresh": "--fresh",
+    "monitor": "--monitor",
+    "on": "--on",
+    "restore": "--restore",
+    "secret": "--secret-file",
+    "show_data": "--show-data",
+    "token": "--monitor-token-file",
+    "workers": "--workers",
+}
+"""By argument; those that a command line does not offer stay as they are."""
+
+ARGUMENT = re.compile(rf"(?<![\w?&-])(?P<name>{'|'.join(FLAGS)})=(?P<value>True|None|\"[^\"]*\"|'[^']*'|[A-Z]+\b|Path\(\.\.\.\))?")
+SUBJECT = re.compile(rf"(?P<name>{'|'.join(FLAGS)}) (?=is ['\"])")
+"""`every is '0s', expected more than nothing`: what begins a message, and names what was given."""
+
+
+def in_flags(message: str) -> str:
+    """`message` with flags in place of arguments: `--fresh` for `fresh=True` and for `restore=None`, `--every 1s` for `every='1s'`."""
+    message = message.replace("restore=None, fresh=True", "--fresh").replace("give restore=None with it", "leave --restore out")
+    message = SUBJECT.sub(lambda found: f"{FLAGS[found['name']]} ", message, count=1)
+    return ARGUMENT.sub(_flag, message)
+
+
+def _flag(found: re.Match[str]) -> str:
+    name, value = found["name"], found["value"]
+    if value == "None":
+        return "--fresh" if name == "restore" else f"no {FLAGS[name]}"
+    if value in (None, "True"):
+        return FLAGS[name]
+    return f"{FLAGS[name]} {value.strip(chr(39) + chr(34)) if value != 'Path(...)' else 'FILE'}"

@@ -1,0 +1,64 @@
+"""The processes of this machine that belong to a cluster, found by how they were started: whoever started them, and whenever.
+
+`aioflow cluster start` writes down which it starts (`pids`), but a JobManager that died is started again by hand, or by a supervisor, and a
+standby and further TaskManagers are started by hand too: to be ended with the cluster they have to be found like the rest.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+__all__ = ["DATA", "jobmanagers_of", "processes_of"]
+
+DATA = Path(".aioflow")
+"""Where a cluster keeps its jobs, its secret and its logs, unless told otherwise."""
+
+PROC = Path("/proc")
+JOBMANAGER, TASKMANAGER = "jobmanager", "taskmanager"
+
+
+def processes_of(data: Path) -> list[int]:
+    """JobManagers and TaskManagers with `--data` of this directory that run here."""
+    return [pid for pid, _ in _found(data)]
+
+
+def jobmanagers_of(data: Path) -> list[int]:
+    """Those that lead, or would lead next."""
+    return [pid for pid, command in _found(data) if command == JOBMANAGER]
+
+
+def _found(data: Path) -> Iterator[tuple[int, str]]:
+    """(pid, command) of each; none on a system that does not tell (`/proc`)."""
+    whole = os.path.realpath(data)
+    for pid in sorted(int(entry.name) for entry in PROC.glob("[0-9]*") if entry.name.isdecimal()):
+        try:
+            argv = (PROC / str(pid) / "cmdline").read_bytes().decode("utf-8", "surrogateescape").split("\0")
+            command = _command(argv)
+            directory = _data(argv, command) if command else None
+            if directory is not None and os.path.realpath((PROC / str(pid) / "cwd").readlink() / directory) == whole:
+                yield pid, command
+        except OSError:  # It has ended meanwhile, or is somebody else's.
+            continue
+
+
+def _command(argv: list[str]) -> str:
+    """Which part of a cluster it is; nothing for any other program. One that only starts it, like `timeout`, is none."""
+    if os.path.basename(argv[0]).startswith("python"):
+        for program, command in pairwise(argv):
+            if os.path.basename(program) == "aioflow" and command in (JOBMANAGER, TASKMANAGER):
+                return command
+    return ""
+
+
+def _data(argv: list[str], command: str) -> str | None:
+    """Its `--data`. None: a TaskManager that was told its JobManager alone, which ends it."""
+    given = None if command == TASKMANAGER else str(DATA)
+    for option, value in zip(argv, [*argv[1:], ""], strict=True):
+        if option == "--data":
+            given = value
+        elif option.startswith("--data="):
+            given = option.removeprefix("--data=")
+    return given

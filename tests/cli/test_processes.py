@@ -1,0 +1,63 @@
+"""Which processes belong to a cluster is told from their command lines, whoever started them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from aioflow.cli import processes
+from aioflow.cli.processes import jobmanagers_of, processes_of
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory in which `/proc` shows what `running` puts there."""
+    monkeypatch.setattr(processes, "PROC", tmp_path / "proc")
+    (tmp_path / "proc" / "self").mkdir(parents=True)
+    return tmp_path
+
+
+def running(machine: Path, pid: int, *argv: str, cwd: str = "home") -> None:
+    (machine / cwd).mkdir(exist_ok=True)
+    (machine / "proc" / str(pid)).mkdir()
+    (machine / "proc" / str(pid) / "cmdline").write_bytes(b"".join(word.encode() + b"\0" for word in argv))
+    (machine / "proc" / str(pid) / "cwd").symlink_to(machine / cwd)
+
+
+def test_those_of_a_directory_are_found_however_it_is_spelled(machine: Path) -> None:
+    data = machine / "home" / "data"
+    running(machine, 12, "/venv/bin/python", "-m", "aioflow", "jobmanager", "--data", str(data), "--port", "0")
+    running(machine, 9, "python3.11", "/venv/bin/aioflow", "jobmanager", "--data", "data")
+    running(machine, 100, "python", "-X", "dev", "-m", "aioflow", "taskmanager", "--slots", "2", "--data=../home/./data")
+    (machine / "link").symlink_to(data)
+    running(machine, 3, "python", "-m", "aioflow", "taskmanager", "--data", str(machine / "link"))
+
+    assert processes_of(data) == processes_of(machine / "link") == [3, 9, 12, 100]
+    assert jobmanagers_of(data) == [9, 12]
+
+
+def test_a_jobmanager_without_a_directory_has_the_usual_one_of_where_it_was_started(machine: Path) -> None:
+    running(machine, 5, "python", "-m", "aioflow", "jobmanager")
+    running(machine, 6, "python", "-m", "aioflow", "jobmanager", cwd="elsewhere")
+    running(machine, 7, "python", "-m", "aioflow", "taskmanager")
+
+    assert processes_of(machine / "home" / ".aioflow") == [5]
+
+
+def test_other_programs_and_those_that_are_gone_are_passed_over(machine: Path) -> None:
+    data = str(machine / "home" / "data")
+    running(machine, 5, "timeout", "60", "python", "-m", "aioflow", "jobmanager", "--data", data)
+    running(machine, 6, "python", "-m", "aioflow", "cluster", "stop", "--data", data)
+    running(machine, 7, "vim", "aioflow", "jobmanager", "--data", data)
+    running(machine, 8, "python", "-m", "aioflow", "jobmanager", "--data", f"{data}-other")
+    running(machine, 9)  # One that has ended, and is not waited for yet.
+    (machine / "proc" / "10").mkdir()
+
+    assert processes_of(Path(data)) == []
+
+
+def test_a_system_that_does_not_tell_has_none(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "PROC", machine / "nowhere")
+
+    assert processes_of(machine) == []
