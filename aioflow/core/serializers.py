@@ -211,7 +211,7 @@ def _are_rows_of_scalars(values: Sequence[Iterable[Any]]) -> bool:
 def _encode_rows(tagger: Tagger, kind: type[Any], values: list[Any]) -> bytes | None:
     """Returns the batch of values of one class or of tuples of one length, or None if they are neither."""
     row_class: int | None = None
-    rows: list[tuple[Any, ...]] = values
+    rows: Sequence[tuple[Any, ...]] = values
     if kind is tuple:
         if len(set(map(len, values))) != 1:
             return None
@@ -247,14 +247,14 @@ def _decode_rows(untagger: Untagger, row_class: int | None, tagged: list[int], r
     return assembler.assemble(rows)
 
 
-def _transpose(rows: list[tuple[Any, ...]]) -> list[list[Any]]:
+def _transpose(rows: Sequence[tuple[Any, ...]]) -> list[Sequence[Any]]:
     """Returns the columns of rows of one length."""
     if len(rows) <= _ZIP_ROWS_MAX:
-        return list(map(list, zip(*rows, strict=True)))
+        return list(zip(*rows, strict=True))
     return [list(map(itemgetter(index), rows)) for index in range(len(rows[0]))]
 
 
-def _framed(shape: _Shape, header: list[Any], body: list[Any]) -> bytes:
+def _framed(shape: _Shape, header: list[Any], body: Sequence[Any]) -> bytes:
     packed = _pack(header)
     return b"".join((bytes((FORMAT_VERSION, shape)), len(packed).to_bytes(4, "big"), packed, _pack(body)))
 

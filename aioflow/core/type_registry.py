@@ -16,6 +16,7 @@ import logging
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import starmap
 from operator import attrgetter
 from typing import Any, TypeVar
@@ -57,10 +58,10 @@ class TypePlan:
     fields: tuple[str, ...] = ()
     encode: Callable[[Any], Any] | None = None
 
-    def rows(self, values: Iterable[Any]) -> list[tuple[Any, ...]]:
-        """Returns the field values of each of `values`. Raises TypeNotSupported if one lacks a field."""
+    def rows(self, values: Sequence[Any]) -> Sequence[tuple[Any, ...]]:
+        """Returns the field values of each of `values`; NamedTuples are that themselves. Raises TypeNotSupported if one lacks a field."""
         if self.kind is Kind.NAMED_TUPLE:
-            return list(map(tuple, values))
+            return values
         fields = self.fields
         try:
             if len(fields) > 1:
@@ -247,6 +248,8 @@ class Assembler:
             raise ValueError(f"rows of {type_name(self.cls)} do not all have {self.written} values")
         if self._sources is not None:
             rows = [self._current(row) for row in rows]
+        if self.kind is Kind.NAMED_TUPLE:  # Half the price of a call with the values.
+            return list(map(partial(tuple.__new__, self.cls), rows))
         return list(starmap(self._create, rows))
 
     def _current(self, row: Sequence[Any]) -> list[Any]:
@@ -356,8 +359,6 @@ def _constant(value: Any) -> Callable[[], Any]:
 
 def _creator(cls: type[Any], kind: Kind, fields: tuple[str, ...]) -> Callable[..., Any]:
     """Returns what makes an instance from the values of all fields, in their order."""
-    if kind is Kind.NAMED_TUPLE:
-        return lambda *values: tuple.__new__(cls, values)
     if kind is Kind.STRUCT:
         return _struct_creator(cls, fields)
     if kind is Kind.DATACLASS and not _is_plain_dataclass(cls, fields):

@@ -33,7 +33,7 @@ class Price(NamedTuple):
 
 class Held(NamedTuple):
     user: Any = None
-    name: list[int] = []  # noqa: RUF012  # It is about such a default.
+    name: list[int] = []  # It is about such a default.
 
 
 KINDS: list[Any] = [Plain, Either, Price, Held]
