@@ -11,14 +11,16 @@ from collections.abc import Iterator
 from typing import Any
 
 import aioflow as af
-from benchmarks.nexmark.events import Auction, Bid, Event
-from benchmarks.nexmark.query import Query, auctions, bids, latest, people, rows
+from benchmarks.nexmark.events import Auction, Bid
+from benchmarks.nexmark.query import Events, Query, latest, rows
 
 __all__ = ["JOINED"]
 
 Sale = tuple[Auction, Bid]
 
 LAST_SALES = 10
+WINNERS = ("id", "auction", "price", "date_time", "expires", "category")
+"""What it takes to find them, and to tell them by category."""
 
 
 class OneToMany(af.KeyedCoProcessFunction[int, Any, Any, tuple[Any, Any]]):
@@ -103,32 +105,33 @@ class LastSales(af.KeyedProcessFunction[int, Sale, tuple[int, int, float]]):
             yield auction.seller, auction.id, sum(prices) / len(prices)
 
 
-def winners(events: af.DataStream[Event]) -> af.DataStream[Sale]:
-    return auctions(events).connect(bids(events)).key_by(af.col.id, af.col.auction).process(Winner(), name="winner")
+def winners(events: Events) -> af.DataStream[Sale]:
+    both = events.auctions(records=True).connect(events.bids(records=True))
+    return both.key_by(af.col.id, af.col.auction).process(Winner(), name="winner")
 
 
-def q3(events: af.DataStream[Event]) -> af.DataStream[Any]:
-    sellers = people(events).filter(af.col.state.is_in(["OR", "ID", "CA"]))
-    items = auctions(events).filter(af.col.category == 10)
+def q3(events: Events) -> af.DataStream[Any]:
+    sellers = events.people(records=True).filter(af.col.state.is_in(["OR", "ID", "CA"]))
+    items = events.auctions(records=True).filter(af.col.category == 10)
     pairs = sellers.connect(items).key_by(af.col.id, af.col.seller).process(OneToMany())
     return pairs.map(lambda pair: (pair[0].name, pair[0].city, pair[0].state, pair[1].id))
 
 
-def q4(events: af.DataStream[Event]) -> af.DataStream[Any]:
+def q4(events: Events) -> af.DataStream[Any]:
     return winners(events).key_by(lambda sale: sale[0].category).aggregate(af.mean(lambda sale: sale[1].price))
 
 
-def q6(events: af.DataStream[Event]) -> af.DataStream[Any]:
+def q6(events: Events) -> af.DataStream[Any]:
     return winners(events).key_by(lambda sale: sale[0].seller).process(LastSales())
 
 
-def q9(events: af.DataStream[Event]) -> af.DataStream[Any]:
+def q9(events: Events) -> af.DataStream[Any]:
     return winners(events).map(lambda sale: (*sale[0], *sale[1]))
 
 
-def q20(events: af.DataStream[Event]) -> af.DataStream[Any]:
-    items = auctions(events).filter(af.col.category == 10)
-    pairs = items.connect(bids(events)).key_by(af.col.id, af.col.auction).process(OneToMany())
+def q20(events: Events) -> af.DataStream[Any]:
+    items = events.auctions(records=True).filter(af.col.category == 10)
+    pairs = items.connect(events.bids(records=True)).key_by(af.col.id, af.col.auction).process(OneToMany())
     return pairs.map(lambda pair: (*pair[1], *pair[0]))
 
 
@@ -140,6 +143,7 @@ JOINED = [
         name="q3",
         asks="who sells in some states, in one category",
         flow=q3,
+        reads=("id", "name", "city", "state", "seller", "category"),
         sql="""SELECT name, city, state, auction.id FROM auction JOIN person ON seller = person.id
                WHERE category = 10 AND state IN ('OR', 'ID', 'CA')""",
         answer=rows,
@@ -148,6 +152,7 @@ JOINED = [
         name="q4",
         asks="the mean price of what was sold, by category",
         flow=q4,
+        reads=WINNERS,
         sql=f"SELECT category, avg(price) FROM (SELECT category, price {SALE}) GROUP BY category",
         answer=latest(lambda category, mean: (category, mean)),
         event_time=True,
@@ -156,6 +161,7 @@ JOINED = [
         name="q6",
         asks="the mean price of each seller's last ten sales",
         flow=q6,
+        reads=(*WINNERS, "seller"),
         sql=f"""SELECT seller, id, avg(price) OVER (PARTITION BY seller ORDER BY expires, id ROWS BETWEEN 9 PRECEDING AND CURRENT ROW)
                 FROM (SELECT seller, auction.id AS id, expires, price {SALE})""",
         answer=rows,
@@ -165,6 +171,7 @@ JOINED = [
         name="q9",
         asks="the winning bid of each auction",
         flow=q9,
+        reads=(*Auction._fields, *Bid._fields),
         sql=f"SELECT auction.* EXCLUDE (seq), bid.* EXCLUDE (seq) {SALE}",
         answer=rows,
         event_time=True,
@@ -173,6 +180,7 @@ JOINED = [
         name="q20",
         asks="bids with their auction, in one category",
         flow=q20,
+        reads=(*Auction._fields, *Bid._fields),
         sql="""SELECT bid.* EXCLUDE (seq), auction.* EXCLUDE (seq) FROM bid JOIN auction ON auction = id WHERE category = 10""",
         answer=rows,
     ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import aioflow as af
@@ -13,6 +13,7 @@ from aioflow.testing import run_simulated
 from benchmarks.nexmark.duck import Tables, difference
 from benchmarks.nexmark.events import Event, Nexmark
 from benchmarks.nexmark.query import Query, flow_of
+from benchmarks.nexmark.table import read_by, table_of
 
 __all__ = ["Judge", "Verdict"]
 
@@ -42,19 +43,27 @@ class Judge:
         self._nexmark = nexmark
         self._count = count
         p_times = [CLOCK_MS + self._part(index) * CLOCK_STEP_S * 1000 for index in range(count)]
-        self._tables = Tables([nexmark(index) for index in range(count)], p_times)
+        self._events = [nexmark(index) for index in range(count)]
+        self._tables = Tables(self._events, p_times)
 
-    async def judge(self, query: Query, *, parallelism: int = 1, **options: Any) -> Verdict:
-        """`options` are those of a run; q12 runs in simulated time and takes none of other processes."""
+    @cached_property
+    def _table(self) -> Any:
+        return table_of(self._events)
+
+    async def judge(self, query: Query, *, parallelism: int = 1, columns: bool = False, **options: Any) -> Verdict:
+        """`options` are those of a run; q12 runs in simulated time, on rows, and takes none of other processes."""
         source: Any = af.io.datagen(self._nexmark, count=self._count)
         if query.clock:
+            assert not columns, "a table is read at once, and tells nothing of windows of the clock"
             source = partial(_in_parts, self._nexmark, self._count, self._part)
-        flow, stream = flow_of(query, source, self._nexmark, parallelism=parallelism)
+        elif columns:
+            source = af.io.arrow(read_by(query, self._table))
+        flow, stream = flow_of(query, source, self._nexmark, parallelism=parallelism, columns=columns)
         if query.clock:
             (given,) = run_simulated(flow, clock=CLOCK_MS, collect=[stream], perturb=False, **options).outputs
         else:
             given = await stream.collect(**options)
-        answer = list(query.answer(given))
+        answer = list(((columns and query.column_answer) or query.answer)(given))
         return Verdict(difference(answer, self._tables.answer(query)), len(given), len(answer))
 
     def expected(self, query: Query) -> list[tuple[Any, ...]]:

@@ -9,9 +9,41 @@ from typing import Any
 import aioflow as af
 from benchmarks.nexmark.events import Auction, Bid, Event, Nexmark, Person
 
-__all__ = ["Query", "Row", "auctions", "bids", "flow_of", "latest", "people", "rows"]
+__all__ = ["KINDS", "Events", "Query", "Row", "flow_of", "latest", "rows", "values_of"]
 
 Row = tuple[Any, ...]
+
+KINDS: dict[type[Any], int] = {Person: 0, Auction: 1, Bid: 2}
+"""The column `kind` of an event on columns."""
+
+
+@dataclass(frozen=True, slots=True)
+class Events:
+    """The stream of events. As rows it is one of three kinds of NamedTuples; on columns one table that has the fields of all."""
+
+    stream: af.DataStream[Any]
+    reads: tuple[str, ...] | None = None
+    """The fields that there are on columns; None: rows."""
+
+    def people(self, *, records: bool = False) -> af.DataStream[Any]:
+        return self._of(Person, "people", records)
+
+    def auctions(self, *, records: bool = False) -> af.DataStream[Any]:
+        return self._of(Auction, "auctions", records)
+
+    def bids(self, *, records: bool = False) -> af.DataStream[Any]:
+        return self._of(Bid, "bids", records)
+
+    def _of(self, kind: type[Any], name: str, records: bool) -> af.DataStream[Any]:
+        """`records`: what follows calls functions with them, and not by expressions alone."""
+        if self.reads is None:
+            return self.stream.filter(lambda event: type(event) is kind, name=name)
+        there = {field: af.col(field) for field in kind._fields if field in self.reads}
+        columns = self.stream.filter(af.col.kind == KINDS[kind], name=name).select(**there)
+        if not records:
+            return columns
+        blank = dict.fromkeys(kind._fields)
+        return columns.map(lambda row: kind(**{**blank, **row}), name=f"{name} as records")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +53,9 @@ class Query:
     name: str
     asks: str
     """What is asked, in a few words."""
-    flow: Callable[[af.DataStream[Event]], af.DataStream[Any]]
+    flow: Callable[[Events], af.DataStream[Any]]
+    reads: tuple[str, ...]
+    """The fields that it needs of a table."""
     sql: str
     """Over the tables person, auction and bid; `seq` is the index of the event, for ties."""
     answer: Callable[[list[Any]], Iterable[Row]]
@@ -30,11 +64,20 @@ class Query:
     """Whether it needs watermarks."""
     clock: bool = False
     """Whether its answer depends on when the events come."""
+    on_columns: Callable[[Events], af.DataStream[Any]] | None = None
+    """The flow on columns, where it is said otherwise: a key of two fields is one expression."""
+    column_answer: Callable[[list[Any]], Iterable[Row]] | None = None
+    """And its answer, where that looks different."""
 
 
 def rows(given: list[Any]) -> Iterable[Row]:
     """The answer of a flow whose every element counts."""
-    return [tuple(row.values()) if isinstance(row, dict) else tuple(row) for row in given]
+    return list(map(values_of, given))
+
+
+def values_of(row: Any) -> Row:
+    """The fields of a record in their order."""
+    return tuple(row.values()) if isinstance(row, dict) else tuple(row)
 
 
 def latest(row: Callable[[Any, Any], Row]) -> Callable[[list[Any]], Iterable[Row]]:
@@ -42,21 +85,16 @@ def latest(row: Callable[[Any, Any], Row]) -> Callable[[list[Any]], Iterable[Row
     return lambda given: [row(key, value) for key, value in dict(given).items()]
 
 
-def people(events: af.DataStream[Event]) -> af.DataStream[Any]:
-    return events.filter(lambda event: type(event) is Person, name="people")
+def flow_of(
+    query: Query, source: Any, nexmark: Nexmark, *, parallelism: int = 1, columns: bool = False
+) -> tuple[af.Flow, af.DataStream[Any]]:
+    """The query over `source`, whose events are those of `nexmark`: the flow, still without a sink, and the stream of its answers.
 
-
-def auctions(events: af.DataStream[Event]) -> af.DataStream[Any]:
-    return events.filter(lambda event: type(event) is Auction, name="auctions")
-
-
-def bids(events: af.DataStream[Event]) -> af.DataStream[Any]:
-    return events.filter(lambda event: type(event) is Bid, name="bids")
-
-
-def flow_of(query: Query, source: Any, nexmark: Nexmark, *, parallelism: int = 1) -> tuple[af.Flow, af.DataStream[Any]]:
-    """The query over `source`, whose events are those of `nexmark`: the flow, still without a sink, and the stream of its answers."""
+    `columns`: the source gives the table of them.
+    """
     flow = af.Flow(f"nexmark-{query.name}", parallelism=parallelism)
     delay: af.WatermarkStrategy[Event] = af.WatermarkStrategy.bounded_out_of_orderness(f"{nexmark.delay_ms}ms", timestamp=af.col.date_time)
-    events: af.DataStream[Event] = flow.source(source, name="events", watermarks=delay if query.event_time else None)
-    return flow, query.flow(events)
+    stream: af.DataStream[Any] = flow.source(source, name="events", watermarks=delay if query.event_time else None)
+    if columns:
+        return flow, (query.on_columns or query.flow)(Events(stream, query.reads))
+    return flow, query.flow(Events(stream))

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Any, Generic, TypeVar
 
 import aioflow as af
-from benchmarks.nexmark.events import Auction, Event, Person
-from benchmarks.nexmark.query import Query, Row, auctions, bids, people, rows
+from benchmarks.nexmark.events import Auction, Person
+from benchmarks.nexmark.query import Events, Query, Row, rows
 
 __all__ = ["WINDOWED", "Highest"]
 
@@ -39,28 +39,28 @@ class Highest(af.AggregateFunction[T, tuple[Any, list[T]], list[T]], Generic[T])
         return max(a, b, key=lambda one: one[0])
 
 
-def q5(events: af.DataStream[Event]) -> af.DataStream[Any]:
-    counts = bids(events).key_by(bid.auction).window(af.sliding("10s", "2s")).aggregate(af.count())
+def q5(events: Events) -> af.DataStream[Any]:
+    counts = events.bids().key_by(bid.auction).window(af.sliding("10s", "2s")).aggregate(af.count())
     # A count has the time of its window's end, and the windows end every two seconds: those of one end, and no others, meet.
-    hottest = counts.key_by(lambda count: count.end).window(af.tumbling("2s")).aggregate(Highest("value"))
+    hottest = counts.key_by(af.col.end).window(af.tumbling("2s")).aggregate(Highest("value"))
     return hottest.flat_map(lambda window: [(count.key, count.value, count.end) for count in window.value])
 
 
-def q7(events: af.DataStream[Event]) -> af.DataStream[Any]:
+def q7(events: Events) -> af.DataStream[Any]:
     # First of each auction, then of all: the second step is one task's, and sees few.
-    of_auction = bids(events).key_by(bid.auction).window(af.tumbling("10s")).aggregate(Highest("price"))
+    of_auction = events.bids(records=True).key_by(bid.auction).window(af.tumbling("10s")).aggregate(Highest("price"))
     highest = of_auction.flat_map(lambda window: window.value).key_by(lambda _: 0).window(af.tumbling("10s")).aggregate(Highest("price"))
     return highest.flat_map(lambda window: [(b.auction, b.price, b.bidder, b.date_time, b.extra) for b in window.value])
 
 
-def q8(events: af.DataStream[Event]) -> af.DataStream[Any]:
+def q8(events: Events) -> af.DataStream[Any]:
     def both(key: int, new: list[Person], sold: list[Auction]) -> Iterator[Row]:
         if sold:
             yield from ((person.id, person.name, person.date_time // 10_000 * 10_000) for person in new)
 
     return (
-        people(events)
-        .co_group(auctions(events))
+        events.people(records=True)
+        .co_group(events.auctions(records=True))
         .where(af.col.id)
         .equal_to(af.col.seller)
         .window(af.tumbling("10s"))
@@ -68,13 +68,13 @@ def q8(events: af.DataStream[Event]) -> af.DataStream[Any]:
     )
 
 
-def q11(events: af.DataStream[Event]) -> af.DataStream[Any]:
-    sessions = bids(events).key_by(bid.bidder).window(af.session("10s")).aggregate(af.count())
+def q11(events: Events) -> af.DataStream[Any]:
+    sessions = events.bids().key_by(bid.bidder).window(af.session("10s")).aggregate(af.count())
     return sessions.map(lambda session: (session.key, session.value, session.start, session.end))
 
 
-def q12(events: af.DataStream[Event]) -> af.DataStream[Any]:
-    windows = bids(events).key_by(bid.bidder).window(af.tumbling("10s", time="processing")).aggregate(af.count())
+def q12(events: Events) -> af.DataStream[Any]:
+    windows = events.bids().key_by(bid.bidder).window(af.tumbling("10s", time="processing")).aggregate(af.count())
     return windows.map(lambda window: (window.key, window.value, window.start))
 
 
@@ -83,6 +83,7 @@ WINDOWED = [
         name="q5",
         asks="the auctions with most bids in ten seconds, every two",
         flow=q5,
+        reads=("auction", "date_time"),
         sql="""WITH counts AS (
                    SELECT auction, count(*) AS num, (date_time // 2000 + 1 + slide) * 2000 AS window_end
                    FROM bid, range(5) AS slides(slide) GROUP BY auction, window_end)
@@ -94,6 +95,7 @@ WINDOWED = [
         name="q7",
         asks="the highest bids of each ten seconds",
         flow=q7,
+        reads=("auction", "bidder", "price", "date_time", "extra"),
         sql="""SELECT auction, price, bidder, date_time, extra FROM bid
                QUALIFY price = max(price) OVER (PARTITION BY date_time // 10000)""",
         answer=rows,
@@ -103,6 +105,7 @@ WINDOWED = [
         name="q8",
         asks="people who sell within the ten seconds in which they came",
         flow=q8,
+        reads=("id", "name", "seller", "date_time"),
         sql="""SELECT DISTINCT id, name, sale_window * 10000
                FROM person JOIN (SELECT seller, date_time // 10000 AS sale_window FROM auction) AS sold
                ON id = seller AND date_time // 10000 = sale_window""",
@@ -113,6 +116,7 @@ WINDOWED = [
         name="q11",
         asks="bids of each bidder in one session",
         flow=q11,
+        reads=("bidder", "date_time"),
         sql="""WITH gaps AS (SELECT bidder, date_time,
                                     date_time - lag(date_time) OVER (PARTITION BY bidder ORDER BY date_time) >= 10000 AS gap FROM bid),
                     sessions AS (SELECT bidder, date_time,
@@ -125,6 +129,7 @@ WINDOWED = [
         name="q12",
         asks="bids of each bidder in ten seconds of the clock",
         flow=q12,
+        reads=("bidder",),
         sql="SELECT bidder, count(*), p_time // 10000 * 10000 AS start FROM bid JOIN clock USING (seq) GROUP BY bidder, start",
         answer=rows,
         clock=True,

@@ -20,6 +20,12 @@ def judge() -> Iterator[Judge]:
     judge.close()
 
 
+@pytest.mark.parametrize("name", ["q0", "q2", "q5", "q17", "q20", "q22"])
+async def test_a_query_on_columns_over_two_workers_gives_what_duckdb_gives(name: str, judge: Judge) -> None:
+    verdict = await judge.judge(QUERIES[name], parallelism=2, columns=True, workers=2)
+    assert not verdict.difference
+
+
 @pytest.mark.parametrize("name", ["q5", "q6", "q8", "q11", "q13", "q16", "q19", "q20"])
 async def test_a_query_over_two_workers_gives_what_duckdb_gives(name: str, judge: Judge) -> None:
     verdict = await judge.judge(QUERIES[name], parallelism=2, workers=2)
