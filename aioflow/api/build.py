@@ -52,6 +52,16 @@ def check_parallelism(name: str, parallelism: object) -> None:
         raise GraphError(f"{name}: parallelism must be at least 1, got {parallelism}")
 
 
+def check_place(graph: StreamGraph, name: str, options: OperatorOptions) -> None:
+    """Raises GraphError for a uid that another operator of `graph` has, or more subtasks than there are key groups."""
+    if options.parallelism is not None and options.parallelism > graph.max_parallelism:
+        raise GraphError(f"operator {name!r} has parallelism {options.parallelism}; expected 1 to max_parallelism={graph.max_parallelism}")
+    if options.uid is not None:
+        other = next((node.name for node in graph.nodes.values() if node.uid == options.uid), None)
+        if other is not None:
+            raise GraphError(f"two operators have uid {options.uid!r}, {other!r} and {name!r}; a uid names one operator's state")
+
+
 def add_operator(
     graph: StreamGraph,
     kind: str,
@@ -73,13 +83,15 @@ def add_operator(
 
     It has keyed state if everything that it reads comes straight from a `key_by`; `keyed` and `event_time` say otherwise.
     """
+    name = options.name or name_of(kind, function)
     check_parallelism(options.name or kind, options.parallelism)
+    check_place(graph, name, options)
     streams = [stream for one in inputs for stream in one]
     node = graph.add_node(
         StreamNode(
             id=graph.next_id(),
             kind=kind,
-            name=options.name or name_of(kind, function),
+            name=name,
             uid=options.uid,
             factory=factory,
             parallelism=options.parallelism,

@@ -238,6 +238,7 @@ class DataStream(Generic[T]):
         """`fn` gets up to `max_size` elements at once, gathered for at most `max_wait`, and returns one result for each, in order."""
         from aioflow.operators.batching import MapBatchesOperator
 
+        MapBatchesOperator(fn, max_size, max_wait, blocking=blocking)  # As for `throttle`.
         factory = partial(make_operator, MapBatchesOperator, fn, max_size=max_size, max_wait=max_wait, blocking=blocking)
         return self._add("map_batches", factory, OperatorOptions(name, uid, parallelism), function=fn, chaining=Chaining.HEAD)
 
@@ -258,6 +259,7 @@ class DataStream(Generic[T]):
         """At most `n` elements in each `per`, by each subtask; more wait, and hold back what is upstream."""
         from aioflow.operators.batching import ThrottleOperator
 
+        ThrottleOperator(n, per)  # A wrong rate is an error here, where it was written.
         factory = partial(make_operator, ThrottleOperator, n, per)
         return self._add("throttle", factory, OperatorOptions(name, uid, parallelism), chaining=Chaining.HEAD)
 

@@ -12,6 +12,7 @@ import importlib
 import lzma
 import os
 import zipfile
+import zlib
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple, cast
 
 from aioflow.core.errors import RestoreError
@@ -29,6 +30,9 @@ LINE_BYTES_MAX = 64 * 1024 * 1024
 """A longer line is refused: it would be held in memory whole. As the limit for one record on the wire."""
 
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".zip")
+
+DAMAGED = (EOFError, OSError, zlib.error, lzma.LZMAError, zipfile.BadZipFile)
+"""What modules of compression raise for a file that is none of theirs, or ends early: an OSError of theirs has no number."""
 
 
 class Block(NamedTuple):
@@ -74,7 +78,18 @@ class BlockFile:
         self._file: BinaryIO | None = None
 
     def read(self) -> Block:
-        """The next block. Its data is empty only if it is the final one."""
+        """The next block. Its data is empty only if it is the final one. Raises ValueError naming a file that cannot be uncompressed."""
+        try:
+            return self._read_block()
+        except DAMAGED as error:
+            if isinstance(error, OSError) and error.errno is not None:
+                raise  # Of the disk, and it names the file.
+            raise ValueError(
+                f"{self._part.path} cannot be uncompressed behind byte {self._offset} of its content: {error}; "
+                "is it damaged, or not written to its end yet?"
+            ) from error
+
+    def _read_block(self) -> Block:
         if self._file is None:
             self._open()
         while True:

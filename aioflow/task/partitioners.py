@@ -7,8 +7,8 @@ The key function runs once, here; what it gave travels with the record. After Fl
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
-from operator import length_hint
 from typing import TYPE_CHECKING, Any, Protocol
 
 from aioflow.core.elements import RecordBatch
@@ -95,6 +95,17 @@ class _RoundRobin:
         return parts
 
 
+def _checked(target: Any, consumers: int) -> int:
+    """What a function of partition_custom gave, as an int: an integer of numpy is one too. Raises ValueError for what names no consumer."""
+    try:
+        index = operator.index(target)
+    except TypeError:
+        index = -1
+    if type(target) is bool or not 0 <= index < consumers:
+        raise ValueError(f"partition_custom gave {target!r}, expected an int from 0 to {consumers - 1}")
+    return index
+
+
 def _gather(batch: RecordBatch, targets: list[list[int]]) -> list[tuple[int, RecordBatch]]:
     """Parts by lists of record indices, one list a consumer."""
     values = batch.values
@@ -126,8 +137,8 @@ class _Custom:
         for index, value in enumerate(batch.values):
             try:
                 target = function(value, consumers)
-                if not 0 <= target < consumers:
-                    raise ValueError(f"partition_custom gave {target!r}, expected an int from 0 to {consumers - 1}")
+                if type(target) is not int or not 0 <= target < consumers:
+                    target = _checked(target, consumers)
                 targets[target].append(index)
             except Exception as error:
                 note_once(error, f"in partition_custom after {self._place}, at record {describe_record(value)}")
@@ -217,7 +228,7 @@ class _SingleKeyed(_Keyed):
                 for _, _subtask in zip(source, map(self._cache.__getitem__, keys), strict=False):
                     pass
         except Exception as error:  # noqa: BLE001  # Raised again, with the record named.
-            raise self.blame(error, values[len(values) - length_hint(source) - 1]) from None
+            raise self.blame(error, values[len(values) - operator.length_hint(source) - 1]) from None
         return [(0, RecordBatch(values, batch.timestamps, keys, batch.watermarks, batch.watermark))]
 
 
@@ -255,7 +266,7 @@ class _Hash(_Keyed):
         try:
             loop(source, timestamps, watermarks, self._key, self._cache, v, k, t, w)
         except Exception as error:  # noqa: BLE001  # Raised again, with the record named.
-            raise self.blame(error, values[len(values) - length_hint(source) - 1]) from None
+            raise self.blame(error, values[len(values) - operator.length_hint(source) - 1]) from None
         return [
             (i, RecordBatch(v[i], None if t is None else t[i], k[i], None if w is None else w[i])) for i in consumers if v[i]
         ]

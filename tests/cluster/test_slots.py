@@ -190,7 +190,7 @@ def test_the_old_leader_stays_refused_while_its_job_has_a_slot_here() -> None:
 
 
 def test_a_task_is_refused_where_its_job_has_no_active_slot() -> None:
-    """B1: submitTask is rejected if the slot is absent or inactive."""
+    """B1.4: submitTask is rejected if the slot is absent or inactive."""
     table = active(slots=2)
     with pytest.raises(SlotNotActive, match="no slot has it"):
         table.add_task(attempt(), "a7", 1)

@@ -7,6 +7,7 @@ import dataclasses
 import gzip
 import lzma
 import zipfile
+from collections.abc import Callable
 from datetime import date
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -401,3 +402,16 @@ def test_wrong_options_are_build_errors(make: Any, message: str) -> None:
 
 def test_a_lines_decoder_keeps_what_follows_a_carriage_return() -> None:
     assert LinesDecoder("utf-8").decode(b"a\rb\n", True).records == ["a\rb"]
+
+
+@pytest.mark.parametrize(("suffix", "compress"), [(".gz", gzip.compress), (".bz2", bz2.compress), (".xz", lzma.compress)])
+@pytest.mark.parametrize("whole", [True, False], ids=["cut off", "of another kind"])
+async def test_a_compressed_file_that_cannot_be_read_to_its_end_is_named(
+    tmp_path: Path, suffix: str, compress: Callable[[bytes], bytes], whole: bool
+) -> None:
+    """What came before the damage has been handed out; what is missing is an error, never an end."""
+    path = tmp_path / f"log{suffix}"
+    path.write_bytes(compress(b"line\n" * 100_000)[:-9] if whole else b"no such thing\n")
+    async with system_context() as ctx:
+        with pytest.raises(ValueError, match=rf"log\{suffix} cannot be uncompressed behind byte \d+ of its content: "):
+            await read_all(lines(path), ctx)

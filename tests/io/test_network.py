@@ -469,6 +469,29 @@ async def test_a_port_that_is_taken_is_the_error_of_the_source(ctx: Context) -> 
             await read_all(webhook(port=port), ctx)
 
 
+async def test_a_webhook_listens_once_it_is_open_and_a_taken_port_is_an_error_of_opening(ctx: Context) -> None:
+    """So whoever has started a job may post at once, and hears of the port where the job is started."""
+    async with opened(webhook(port=0), ctx) as reader:
+        assert reader.port.done()
+        taken = webhook(port=reader.port.result()).reader(ctx)
+        with pytest.raises(OSError, match="in use"):
+            await taken.open([Split("0")])
+        await taken.close()
+
+
+async def test_a_job_whose_webhook_has_no_port_does_not_start() -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        pass
+
+    async with tcp_server(serve) as port:
+        flow = aioflow.Flow("posted")
+        flow.source(webhook(port=port)).sink(aioflow.io.blackhole())
+        with pytest.raises(OSError, match="in use") as caught:
+            async with flow.run():
+                pytest.fail("it must not be entered")
+        assert any("in open() of source" in note for note in caught.value.__notes__)
+
+
 # The package.
 
 

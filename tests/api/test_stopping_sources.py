@@ -1,0 +1,105 @@
+"""Stopping a job whose source blocks in a thread of its own: the step that is under way is left to itself, and no element is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import aioflow as af
+
+pytestmark = pytest.mark.timeout(120)
+
+
+async def eventually(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+class Blocks:
+    """0, 1, 2 as fast as they are read, and then a step that blocks until the test lets it go on."""
+
+    def __init__(self) -> None:
+        self.release = threading.Event()
+        self.blocked = threading.Event()
+        self.log: list[str] = []
+        self.threads: list[threading.Thread] = []
+
+    def read(self, position: int | None) -> Iterator[tuple[int, int]]:
+        self.threads.append(threading.current_thread())
+        try:
+            for n in range(position or 0, 6):
+                if n == 3 and not self.release.is_set():
+                    self.blocked.set()
+                    self.release.wait()
+                    self.log.append("the step went on to its end")
+                yield n, n + 1
+        except BaseException as error:
+            self.log.append(f"interrupted by {error!r}")
+            raise
+        finally:
+            self.log.append("closed")
+
+
+def numbers(blocks: Blocks, rows: list[Any]) -> af.Flow:
+    flow = af.Flow("blocking")
+    flow.source(blocks.read, uid="numbers").key_by(lambda n: 0).count(uid="count").sink(rows.append)
+    return flow
+
+
+@pytest.mark.parametrize("drain", [False, True], ids=["stop", "drain"])
+async def test_a_stop_with_a_savepoint_interrupts_no_thread_of_a_source_and_loses_nothing(tmp_path: Path, drain: bool) -> None:
+    """A11.6: the savepoint stands between two elements although the thread is in the middle of a step."""
+    blocks, rows = Blocks(), list[Any]()
+    async with numbers(blocks, rows).run(checkpoints=tmp_path, every="1h") as job:
+        await asyncio.to_thread(blocks.blocked.wait)
+        await eventually(lambda: len(rows) == 3)
+        path = await job.stop(drain=drain)
+        assert job.status is af.JobStatus.FINISHED
+    assert path is not None
+    assert blocks.log == [], "nobody has touched the thread"
+    blocks.release.set()
+    await asyncio.to_thread(blocks.threads[0].join)
+    # It saw that nobody reads any more, and its generator was closed where it stood, in its own thread.
+    assert blocks.log[0] == "the step went on to its end"
+    assert blocks.log[-1] == "closed"
+
+    result = await numbers(blocks, rows).execute(checkpoints=tmp_path, restore=path)
+    assert result.status == "FINISHED"
+    assert rows == [(0, n) for n in range(1, 7)]
+    await asyncio.get_running_loop().shutdown_default_executor()
+
+
+async def test_a_savepoint_is_taken_while_the_thread_of_a_source_blocks_and_the_job_goes_on(tmp_path: Path) -> None:
+    """A11.1, A11.6: what the savepoint counts is what its position stands behind."""
+    blocks, rows = Blocks(), list[Any]()
+    async with numbers(blocks, rows).run(checkpoints=tmp_path / "store", every="1h") as job:
+        await asyncio.to_thread(blocks.blocked.wait)
+        await eventually(lambda: len(rows) == 3)
+        path = await job.savepoint()
+        blocks.release.set()
+        await job.wait()
+    assert rows == [(0, n) for n in range(1, 7)]
+    again: list[Any] = []
+    await numbers(blocks, again).execute(restore=path)
+    assert again == [(0, n) for n in range(4, 7)]
+    await asyncio.get_running_loop().shutdown_default_executor()
+
+
+async def test_a_cancel_does_not_wait_for_a_step_that_never_ends() -> None:
+    """A11.6, B3.1: the job is over; its thread ends with the step."""
+    blocks, rows = Blocks(), list[Any]()
+    async with numbers(blocks, rows).run() as job:
+        await asyncio.to_thread(blocks.blocked.wait)
+        await job.cancel()
+        assert job.status is af.JobStatus.CANCELED
+    assert blocks.log == []
+    blocks.release.set()
+    await asyncio.to_thread(blocks.threads[0].join)
+    assert blocks.log[-1] == "closed"
+    await asyncio.get_running_loop().shutdown_default_executor()
