@@ -5,13 +5,13 @@ What needs keys stands here alone, so that leaving out the `key_by` is an error 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, Callable, Iterable
+from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from aioflow.api.build import OperatorOptions, event_time_of, fresh, make_operator
-from aioflow.api.streams import DataStream
+from aioflow.api.streams import DataStream, Elements
 from aioflow.core.errors import GraphError
 from aioflow.core.functions import Function, KeyedProcessFunction, ProcessContext, ProcessFunction
 from aioflow.graph.stream_graph import ShipStrategy
@@ -66,7 +66,7 @@ class KeyedStream(DataStream[T], Generic[K, T]):
     @overload
     def process(
         self,
-        fn: ProcessFunction[T, U] | type[ProcessFunction[T, U]] | Callable[[T, ProcessContext], Iterable[U] | AsyncIterable[U] | None],
+        fn: ProcessFunction[T, U] | type[ProcessFunction[T, U]] | Callable[[T, ProcessContext], Elements[U]],
         *,
         name: str | None = ...,
         uid: str | None = ...,

@@ -6,12 +6,12 @@ Functions are plain functions, expressions, or function classes. `def` runs inli
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from keyword import iskeyword
-from typing import TYPE_CHECKING, Any, Generic, Never, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Never, TypeAlias, TypeVar, overload
 
 from aioflow.api.build import OperatorOptions, Upstream, add_operator, check_takes_two, fresh, make_operator
 from aioflow.core.errors import GraphError
@@ -19,6 +19,7 @@ from aioflow.core.expression_rows import columns_to_function
 from aioflow.core.expression_trees import column_names
 from aioflow.core.expressions import Column, Expr, is_expression
 from aioflow.core.functions import (
+    CheckpointedFunction,
     FilterFunction,
     FlatMapFunction,
     Function,
@@ -52,6 +53,9 @@ __all__ = ["DataStream"]
 T = TypeVar("T")
 U = TypeVar("U")
 K = TypeVar("K")
+
+Elements: TypeAlias = Iterable[U] | AsyncIterable[U] | Awaitable[Iterable[U] | None] | None
+"""What a process function may give back: also as a generator, and of either kind by `async def`."""
 
 OPERATOR_OPTIONS = ("name", "uid", "parallelism")
 
@@ -177,7 +181,7 @@ class DataStream(Generic[T]):
     @overload
     def flat_map(
         self,
-        fn: Callable[[T], Awaitable[Iterable[U]]],
+        fn: Callable[[T], Awaitable[Iterable[U]] | AsyncIterable[U]],
         *,
         concurrency: int = ...,
         ordered: bool = ...,
@@ -244,7 +248,7 @@ class DataStream(Generic[T]):
 
     def process(
         self,
-        fn: ProcessFunction[T, U] | type[ProcessFunction[T, U]] | Callable[[T, ProcessContext], Iterable[U] | None],
+        fn: ProcessFunction[T, U] | type[ProcessFunction[T, U]] | Callable[[T, ProcessContext], Elements[U]],
         *,
         name: str | None = None,
         uid: str | None = None,
@@ -459,13 +463,12 @@ class DataStream(Generic[T]):
             raise GraphError(f"{kind.value} needs a function or an expression, got {type(fn).__name__}: {fn!r}{_field_hint(fn)}")
         factory = asynchronous_factory(kind, fn, options)
         if factory is not None:
-            return self._add(
-                kind.value, factory, operator, function=fn, chaining=Chaining.HEAD if is_async(fn, kind.value) else Chaining.ALWAYS
-            )
+            chaining = Chaining.HEAD if is_async(fn, kind.value) else Chaining.ALWAYS
+            return self._add(kind.value, factory, operator, function=fn, chaining=chaining, stateful=_has_state(fn))
         return self._apply(kind.value, kind, fn, operator)
 
     def _apply(self, kind: str, step: StatelessKind, fn: Any, options: OperatorOptions) -> DataStream[Any]:
-        return self._add(kind, partial(_stateless, step, fn), options, function=fn)
+        return self._add(kind, partial(_stateless, step, fn), options, function=fn, stateful=_has_state(fn))
 
     def _process(self, fn: Any, options: OperatorOptions, *, keyed: bool) -> DataStream[Any]:
         from aioflow.operators.async_process import AsyncProcessOperator, is_async_process
@@ -480,6 +483,11 @@ class DataStream(Generic[T]):
             return self._add("process", factory, options, function=fn, stateful=keyed, chaining=Chaining.HEAD)
         factory = partial(make_operator, KeyedProcessOperator if keyed else ProcessOperator, fn)
         return self._add("process", factory, options, function=fn, stateful=keyed)
+
+
+def _has_state(fn: Any) -> bool:
+    """Whether a function of one element has operator state."""
+    return issubclass(fn if isinstance(fn, type) else type(fn), CheckpointedFunction)
 
 
 def _field_hint(given: Any) -> str:

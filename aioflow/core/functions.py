@@ -6,9 +6,9 @@ an iterable, or are generators; `async def` is allowed where `API` says so. Cont
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Iterable, Sequence
+from collections.abc import AsyncIterable, Awaitable, Iterable, Sequence
 from enum import Flag
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Never, Protocol, TypeAlias, TypeVar, overload, runtime_checkable
 
 if TYPE_CHECKING:
     from aioflow.core.metrics import MetricGroup
@@ -145,6 +145,9 @@ class RuntimeContext(Protocol):
     def operator_state(self) -> Any:
         """Operator state (list, union list, broadcast) of this subtask."""
 
+    @overload  # Of `ValueStateDescriptor("last", default=None)` nothing tells the type.
+    def get_state(self, descriptor: ValueStateDescriptor[Never]) -> ValueState[Any]: ...
+    @overload
     def get_state(self, descriptor: ValueStateDescriptor[T]) -> ValueState[T]: ...
     def get_list_state(self, descriptor: ListStateDescriptor[T]) -> ListState[T]: ...
     def get_map_state(self, descriptor: MapStateDescriptor[K, U]) -> MapState[K, U]: ...
@@ -200,23 +203,23 @@ class Function:
 
 
 class MapFunction(Function, Generic[IN, OUT]):
-    """One element out for each element in."""
+    """One element out for each element in. `map` may be `async def`: it is awaited then, as an async function is."""
 
-    def map(self, value: IN) -> OUT:
+    def map(self, value: IN) -> OUT | Awaitable[OUT]:
         raise TypeError(f"{type(self).__name__} must define map(self, value)")
 
 
 class FilterFunction(Function, Generic[IN]):
-    """Keeps the elements for which `filter` is true."""
+    """Keeps the elements for which `filter` is true. It may be `async def`."""
 
-    def filter(self, value: IN) -> bool:
+    def filter(self, value: IN) -> bool | Awaitable[bool]:
         raise TypeError(f"{type(self).__name__} must define filter(self, value)")
 
 
 class FlatMapFunction(Function, Generic[IN, OUT]):
-    """Any number of elements out for each element in."""
+    """Any number of elements out for each element in. `flat_map` may be `async def`, also a generator."""
 
-    def flat_map(self, value: IN) -> Iterable[OUT]:
+    def flat_map(self, value: IN) -> Iterable[OUT] | Awaitable[Iterable[OUT]] | AsyncIterable[OUT]:
         raise TypeError(f"{type(self).__name__} must define flat_map(self, value)")
 
 

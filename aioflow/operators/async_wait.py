@@ -26,6 +26,7 @@ from aioflow.operators.operator import Operator
 from aioflow.operators.results import FirstResult, elements_of
 from aioflow.operators.stateless import StatelessKind, describe_place
 from aioflow.operators.userfunction import UserFunction, describe_record
+from aioflow.state.backend import NO_KEY
 
 if TYPE_CHECKING:
     from aioflow.core.functions import OutputTag
@@ -108,6 +109,9 @@ class AsyncWaitOperator(Operator):
             self.availability.set_unavailable()
             self._start_waiting()
 
+    def initialize_state(self) -> None:
+        self._user.initialize_state(self.ctx)
+
     def room(self) -> int:
         return max(0, self._concurrency - len(self._queue))
 
@@ -131,10 +135,11 @@ class AsyncWaitOperator(Operator):
             self.availability.set_unavailable()
         return RecordBatch([], None, None, None, self._reached())
 
-    def snapshot_state(self, checkpoint_id: int) -> None:
+    def snapshot_state(self, checkpoint_id: int) -> Awaitable[None] | None:
         """The checkpoint holds the inputs of what is in flight: their results come behind the barrier."""
         in_flight = [(entry.value, entry.timestamp) for entry in self._queue.entries()]
         self.ctx.operator_state.get_list_state(IN_FLIGHT).update(in_flight)
+        return self._user.snapshot_state(self.ctx)
 
     async def close(self) -> None:
         await self._user.close()
@@ -150,7 +155,7 @@ class AsyncWaitOperator(Operator):
                 return lambda value: blocking(whole, value)
             plain = FirstResult(call, f"operator {self.ctx.name!r}: the function of {self._kind.value}")
             return lambda value: blocking(plain, value)
-        if inspect.isasyncgenfunction(call):
+        if inspect.isasyncgenfunction(call) or inspect.isasyncgenfunction(getattr(call, "__call__", None)):  # noqa: B004
 
             async def collect(value: Any) -> list[Any]:
                 return [result async for result in call(value)]
@@ -280,7 +285,10 @@ class AsyncWaitOperator(Operator):
 
 
 class GuardedRowsOperator(Operator):
-    """`on_error=` for a plain function: an element that fails goes to the side output, with what it would have given; the rest goes on."""
+    """`on_error=` for a plain function: an element that fails goes to the side output, with what it would have given; the rest goes on.
+
+    Directly after `key_by` a function class has keyed state here, too; what a call wrote before it failed stays.
+    """
 
     def __init__(self, kind: StatelessKind | str, function: Any, on_error: OutputTag[Any]) -> None:
         self._kind = StatelessKind(kind)
@@ -289,16 +297,22 @@ class GuardedRowsOperator(Operator):
         self._call: Callable[[Any], Any] = self._user.call
         self._watermark = MIN_WATERMARK
 
+    def initialize_state(self) -> None:
+        self._user.initialize_state(self.ctx)
+
     async def open(self) -> None:
         await self._user.open(self.ctx)
         call, what = self._user.call, f"operator {self.ctx.name!r}: the function of {self._kind.value}"
         self._call = _collecting(call) if self._kind is StatelessKind.FLAT_MAP else FirstResult(call, what)
 
     def process_batch(self, batch: RecordBatch) -> RecordBatch:
-        call, kind = self._call, self._kind
+        call, kind, keys = self._call, self._kind, batch.keys
+        keyed = None if keys is None else self.ctx.keyed_state
         out: list[Any] = []
         origin: list[int] = []
         for i, value in enumerate(batch.values):
+            if keyed is not None and keys is not None:
+                keyed.current_key = keys[i]
             try:
                 result = call(value)
             except Exception as error:  # noqa: BLE001  # Whatever it is: it is this element's outcome.
@@ -313,8 +327,13 @@ class GuardedRowsOperator(Operator):
             elif result:
                 out.append(value)
                 origin.append(i)
+        if keyed is not None:
+            keyed.current_key = NO_KEY
         self._watermark = max(self._watermark, batch.watermark)
         return batch.select(origin, out)
+
+    def snapshot_state(self, checkpoint_id: int) -> Awaitable[None] | None:
+        return self._user.snapshot_state(self.ctx)
 
     async def close(self) -> None:
         await self._user.close()

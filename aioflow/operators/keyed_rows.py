@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from aioflow.core.elements import RecordBatch
 from aioflow.core.errors import note_once
-from aioflow.core.functions import CheckpointedFunction
 from aioflow.operators.operator import Operator
 from aioflow.operators.results import PLAIN_RESULTS, elements_of
 from aioflow.operators.stateless import StatelessKind, describe_place
@@ -32,9 +31,7 @@ class KeyedRowsOperator(Operator):
         self._keyed: KeyedStateBackend
 
     def initialize_state(self) -> None:
-        function = self._user.function
-        if isinstance(function, CheckpointedFunction):
-            function.initialize_state(self.ctx.runtime)
+        self._user.initialize_state(self.ctx)
 
     async def open(self) -> None:
         self._keyed = require_keyed(self.ctx.keyed_state, self.ctx.name)
@@ -72,8 +69,7 @@ class KeyedRowsOperator(Operator):
         return batch.with_values(out) if kind is StatelessKind.MAP else batch.select(origin, out)
 
     def snapshot_state(self, checkpoint_id: int) -> Awaitable[None] | None:
-        function = self._user.function
-        return function.snapshot_state(self.ctx.runtime) if isinstance(function, CheckpointedFunction) else None
+        return self._user.snapshot_state(self.ctx)
 
     async def close(self) -> None:
         await self._user.close()

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aioflow.core.elements import MIN_WATERMARK, RecordBatch, empty_batch
 from aioflow.core.errors import note_once
-from aioflow.core.functions import CheckpointedFunction, Function
+from aioflow.core.functions import Function
 from aioflow.core.injection import injected_parameters
 from aioflow.operators.operator import Operator
 from aioflow.operators.process_context import OperatorProcessContext
@@ -106,9 +106,7 @@ class ProcessOperator(Operator):
         if self._keyed is not None:
             self._timers = self.ctx.timer_service(TIMERS, _no_callback, self._on_processing_time)
             self._timers.on_processing_done = self._emit_fired
-        function = self._user.function
-        if isinstance(function, CheckpointedFunction):
-            function.initialize_state(self.ctx.runtime)
+        self._user.initialize_state(self.ctx)
 
     async def open(self) -> None:
         ctx, function = self.ctx, self._user.function
@@ -153,8 +151,7 @@ class ProcessOperator(Operator):
         return self._process_keyed(DRAIN_RECORDS_MAX)
 
     def snapshot_state(self, checkpoint_id: int) -> Awaitable[None] | None:
-        function = self._user.function
-        return function.snapshot_state(self.ctx.runtime) if isinstance(function, CheckpointedFunction) else None
+        return self._user.snapshot_state(self.ctx)
 
     async def close(self) -> None:
         await self._user.close()

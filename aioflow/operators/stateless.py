@@ -18,7 +18,7 @@ coroutine that nobody would await; then the loop is made anew, without the look.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
@@ -96,6 +96,10 @@ class StatelessOperator(Operator):
         super().setup(ctx)
         self._contexts = [ctx] * len(self.steps)
 
+    def initialize_state(self) -> None:
+        for function in self._functions:
+            function.initialize_state(self.ctx)
+
     async def open(self) -> None:
         for function in self._functions:
             await function.open(self.ctx)
@@ -142,6 +146,10 @@ class StatelessOperator(Operator):
         except NotOnColumns:
             return None
         return done if self._rest is None else self._rest.process_batch(done)
+
+    def snapshot_state(self, checkpoint_id: int) -> Awaitable[None] | None:
+        ongoing = [one for function in self._functions if (one := function.snapshot_state(self.ctx)) is not None]
+        return _in_turn(ongoing) if ongoing else None
 
     async def close(self) -> None:
         for function in reversed(self._functions):
@@ -197,6 +205,11 @@ class StatelessOperator(Operator):
         at = max(0, min(index, len(values) - 1))
         note_once(error, f"in {describe_place(context)}, at record {describe_record(values[at])}")
         return error
+
+
+async def _in_turn(ongoing: list[Awaitable[None]]) -> None:
+    for one in ongoing:
+        await one
 
 
 def _column_steps(steps: Sequence[StatelessStep]) -> list[Any]:
@@ -292,6 +305,10 @@ def _generate(
 
 
 def is_async(function: Any, method: str) -> bool:
-    """Whether calling `function` (or its `method`, for a function class) gives an awaitable."""
-    target = getattr(function, method) if isinstance(function, Function) else function
-    return inspect.iscoroutinefunction(target) or inspect.iscoroutinefunction(getattr(target, "__call__", None))  # noqa: B004
+    """Whether calling `function` (or its `method`, for a function class) gives an awaitable; of flat_map also an async generator."""
+    is_class = isinstance(function, Function) or (isinstance(function, type) and issubclass(function, Function))
+    target = getattr(function, method, None) if is_class else function
+    calls = (target, getattr(target, "__call__", None))  # noqa: B004  # Not whether it can be called, but how.
+    if method == StatelessKind.FLAT_MAP.value and any(map(inspect.isasyncgenfunction, calls)):
+        return True
+    return any(map(inspect.iscoroutinefunction, calls))

@@ -7,13 +7,13 @@ and `close` are driven by the operator. Parameters whose default is `use(resourc
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from aioflow.core.expression_rows import compile_predicate, compile_row
 from aioflow.core.expressions import is_expression
-from aioflow.core.functions import Function
+from aioflow.core.functions import CheckpointedFunction, Function
 from aioflow.core.injection import injected_parameters
 
 if TYPE_CHECKING:
@@ -50,6 +50,15 @@ class UserFunction:
         if not callable(function):
             raise TypeError(f"expected a function for {self._method}, got {type(function).__name__}: {function!r}")
         return function  # type: ignore[no-any-return]
+
+    def initialize_state(self, ctx: OperatorContext) -> None:
+        """Hand a function its operator state, if it has some. Called before `open`."""
+        if isinstance(self._function, CheckpointedFunction):
+            self._function.initialize_state(ctx.runtime)
+
+    def snapshot_state(self, ctx: OperatorContext) -> Awaitable[None] | None:
+        """A checkpoint is taken: let a function write its operator state. May give something to await."""
+        return self._function.snapshot_state(ctx.runtime) if isinstance(self._function, CheckpointedFunction) else None
 
     async def open(self, ctx: OperatorContext) -> None:
         """Open a function class, and fill in resources. Called once, before the first element."""

@@ -9,7 +9,7 @@ not depend on where batches were cut. A window's state goes when the watermark p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, MutableMapping
 from typing import TYPE_CHECKING, Any
 
 from aioflow.core.elements import MAX_WATERMARK, RecordBatch, empty_batch
@@ -96,6 +96,8 @@ class WindowOperator(Operator):
     def initialize_state(self) -> None:
         if self._aggregate is not None:
             check_same_aggregate(self.ctx, self._aggregate)
+        if self._process is not None:
+            self._process.initialize_state(self.ctx)
 
     async def open(self) -> None:
         ctx, merging = self.ctx, self._assigner.is_merging
@@ -111,6 +113,9 @@ class WindowOperator(Operator):
         for function in (self._process, self._window_fn):
             if function is not None:
                 await function.open(ctx)
+
+    def snapshot_state(self, checkpoint_id: int) -> Awaitable[None] | None:
+        return None if self._process is None else self._process.snapshot_state(self.ctx)
 
     async def close(self) -> None:
         for function in (self._process, self._window_fn):

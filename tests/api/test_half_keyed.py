@@ -89,4 +89,3 @@ async def test_keyed_state_is_refused_where_one_side_has_no_keys() -> None:
     keyed, plain = both()
     with pytest.raises(af.StateError, match="its input is not keyed"):
         await keyed.connect(plain).process(Remembers).collect()
-

@@ -97,6 +97,30 @@ class Letters(af.FlatMapFunction[Trade, str]):
         return value.symbol
 
 
+class Fetched(af.MapFunction[Trade, float]):
+    async def map(self, value: Trade) -> float:
+        return value.price
+
+
+class Known(af.FilterFunction[Trade]):
+    async def filter(self, value: Trade) -> bool:
+        return value.size > 100
+
+
+class Listed(af.FlatMapFunction[Trade, str]):
+    async def flat_map(self, value: Trade) -> list[str]:
+        return [value.symbol]
+
+
+class Paged(af.FlatMapFunction[Trade, str]):
+    async def flat_map(self, value: Trade) -> AsyncIterator[str]:
+        yield value.symbol
+
+
+async def pages(trade: Trade) -> AsyncIterator[str]:
+    yield trade.symbol
+
+
 bad = af.OutputTag[af.Failed[Trade]]("bad")
 assert_type(trades.map(lambda t: t.price), af.DataStream[float])
 assert_type(trades.map(price_of), af.DataStream[float])
@@ -118,6 +142,12 @@ assert_type(trades.flat_map(lambda t: [t.symbol]), af.DataStream[str])
 assert_type(trades.flat_map(parts), af.DataStream[str])
 assert_type(trades.flat_map(Letters()), af.DataStream[str])
 assert_type(trades.flat_map(Letters), af.DataStream[str])
+assert_type(trades.flat_map(pages), af.DataStream[str])
+assert_type(trades.map(Fetched), af.DataStream[float])
+assert_type(trades.map(Fetched(), concurrency=8), af.DataStream[float])
+assert_type(trades.filter(Known), af.DataStream[Trade])
+assert_type(trades.flat_map(Listed), af.DataStream[str])
+assert_type(trades.flat_map(Paged), af.DataStream[str])
 assert_type(flow.source(["to be"]).flat_map(str.split), af.DataStream[str])
 assert_type(trades.select(symbol=af.col.symbol, value=af.col.price * af.col.size), af.DataStream[dict[str, Any]])
 assert_type(trades.map_batches(lambda batch: [t.price for t in batch], max_size=8), af.DataStream[float])
@@ -145,6 +175,18 @@ def split(value: Trade, ctx: af.ProcessContext) -> Iterator[str]:
     yield value.symbol
 
 
+async def split_later(value: Trade, ctx: af.ProcessContext) -> AsyncIterator[str]:
+    yield value.symbol
+
+
+async def split_at_once(value: Trade, ctx: af.ProcessContext) -> list[str]:
+    return [value.symbol]
+
+
+async def split_perhaps(value: Trade, ctx: af.ProcessContext) -> list[str] | None:
+    return [value.symbol] if value.size else None
+
+
 class Alert(af.KeyedProcessFunction[str, Trade, tuple[str, int]]):
     def open(self, ctx: af.RuntimeContext) -> None:
         self.last = ctx.get_state(af.ValueStateDescriptor("last", default=0, ttl="1d"))
@@ -164,11 +206,15 @@ class Remembering(af.KeyedProcessFunction[str, Trade, int]):
         self.by_time = ctx.get_map_state(af.MapStateDescriptor[int, Trade]("by time"))
         self.total = ctx.get_reducing_state(af.ReducingStateDescriptor[int]("total", lambda a, b: a + b))
         self.mean = ctx.get_aggregating_state(af.AggregatingStateDescriptor[float]("mean", af.mean()))
+        self.untold = ctx.get_state(af.ValueStateDescriptor("untold", default=None, ttl="1d"))
+        self.told = ctx.get_state(af.ValueStateDescriptor("told", default=0))
         self.declared: af.ValueState[int] = ctx.get_state(af.ValueStateDescriptor("declared", default=0))
 
     def process_element(self, value: Trade, ctx: af.ProcessContext) -> Iterator[int]:
         assert_type(self.last, af.ValueState[int])
         assert_type(self.last.value(), int | Any)
+        assert_type(self.untold, af.ValueState[Any])
+        assert_type(self.told, af.ValueState[int])
         assert_type(self.sizes.get(), list[int])
         assert_type(self.by_time.get(1), Trade | Any)
         assert_type(self.by_time.get(1, None), Trade | None)
@@ -185,12 +231,17 @@ by_symbol = trades.key_by(lambda t: t.symbol)
 assert_type(symbols, af.DataStream[str])
 assert_type(trades.process(Split()), af.DataStream[str])
 assert_type(trades.process(split), af.DataStream[str])
+assert_type(trades.process(split_later), af.DataStream[str])
+assert_type(trades.process(split_at_once), af.DataStream[str])
+assert_type(trades.process(split_perhaps), af.DataStream[str])
 assert_type(symbols.side(odd), af.DataStream[int])
 assert_type(trades.map(price_of, on_error=bad).side(bad), af.DataStream[af.Failed[Trade]])
 assert_type(by_symbol.process(Alert), af.DataStream[tuple[str, int]])
 assert_type(by_symbol.process(Remembering), af.DataStream[int])
 assert_type(by_symbol.process(Alert()), af.DataStream[tuple[str, int]])
 assert_type(by_symbol.process(split), af.DataStream[str])
+assert_type(by_symbol.process(split_later), af.DataStream[str])
+assert_type(by_symbol.process(split_at_once), af.DataStream[str])
 
 # Keyed streams.
 
