@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copy
 import inspect
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from aioflow.core.errors import GraphError
+from aioflow.core.errors import GraphError, did_you_mean
 from aioflow.core.expressions import is_expression
 from aioflow.core.functions import AggregateFunction, Function
 from aioflow.graph.stream_graph import Chaining, Partitioning, ShipStrategy, StreamEdge, StreamGraph, StreamNode
@@ -17,7 +18,19 @@ if TYPE_CHECKING:
     from aioflow.core.functions import OutputTag
     from aioflow.operators.operator import Operator
 
-__all__ = ["OperatorOptions", "Upstream", "add_operator", "check_takes_two", "event_time_of", "fresh", "make_operator", "name_of"]
+__all__ = [
+    "OperatorOptions",
+    "Upstream",
+    "add_operator",
+    "check_takes_two",
+    "event_time_of",
+    "fresh",
+    "make_operator",
+    "name_of",
+    "warn_of_empty_side",
+]
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +91,7 @@ def add_operator(
     chaining: Chaining = Chaining.ALWAYS,
     parallelism_max: int | None = None,
     remark: str = "",
+    side_tags: tuple[OutputTag[Any], ...] | None = None,
 ) -> StreamNode:
     """Add one operator that reads `inputs` (a list of streams for each of its inputs; several are a union).
 
@@ -104,12 +118,29 @@ def add_operator(
             chaining=chaining,
             slot_sharing_group=graph.nodes[streams[0].node_id].slot_sharing_group,
             remark=remark,
+            side_tags=side_tags,
         )
     )
     for input_index, one in enumerate(inputs):
         for stream in one:
             graph.add_edge(StreamEdge(stream.node_id, node.id, input_index, stream.partitioning, stream.side))
     return node
+
+
+def warn_of_empty_side(graph: StreamGraph, nodes: list[StreamNode], tag: OutputTag[Any]) -> None:
+    """Say that `tag` will never have anything, if that is known of all of `nodes`: no error, since it is a stream like any other."""
+    if any(node.side_tags is None or tag in node.side_tags for node in nodes):
+        return
+    own = dict.fromkeys(one.name for node in nodes for one in node.side_tags or ())
+    above = [graph.nodes[i] for i in sorted(graph.upstream_of(node.id for node in nodes))]
+    makers = [node.name for node in above if tag in (node.side_tags or ())]
+    functions = [node.name for node in above if node.side_tags is None and node.kind == "process"]
+    if makers or (functions and not own):
+        whose = " or ".join(map(repr, makers or functions))
+        remedy = f"it reads the operator that made the stream, nothing upstream: take it of the stream that {whose} made"
+    else:
+        remedy = f"it has {', '.join(map(repr, own)) or 'no side output'}{did_you_mean(tag.name, own)}"
+    logger.warning("side(%r) of %s will stay empty: %s", tag, " and ".join(repr(node.name) for node in nodes), remedy)
 
 
 def event_time_of(graph: StreamGraph, streams: list[Upstream]) -> bool:

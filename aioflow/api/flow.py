@@ -143,6 +143,7 @@ class Flow:
                 event_time=(watermarks is not None and watermarks.emits_watermarks) or bool(getattr(source, "event_time", False)),
                 stateful=True,
                 stays_here=bool(getattr(source, "stays_here", False)),
+                side_tags=getattr(source, "side_outputs", None),
             )
         )
         return DataStream(self, [Upstream(node.id)])

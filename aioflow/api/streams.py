@@ -13,7 +13,7 @@ from functools import partial
 from keyword import iskeyword
 from typing import TYPE_CHECKING, Any, Generic, Never, TypeAlias, TypeVar, overload
 
-from aioflow.api.build import OperatorOptions, Upstream, add_operator, check_takes_two, fresh, make_operator
+from aioflow.api.build import OperatorOptions, Upstream, add_operator, check_takes_two, fresh, make_operator, warn_of_empty_side
 from aioflow.core.errors import GraphError
 from aioflow.core.expression_rows import columns_to_function
 from aioflow.core.expression_trees import column_names
@@ -313,6 +313,7 @@ class DataStream(Generic[T]):
         """The side output `tag` of the operator that made this stream; nothing upstream of it."""
         if not isinstance(tag, OutputTag):
             raise GraphError(f"side() takes a tag, got {type(tag).__name__}: {tag!r}; expected af.OutputTag({str(tag)!r})")
+        warn_of_empty_side(self._graph, [self._graph.nodes[upstream.node_id] for upstream in self._upstreams], tag)
         return DataStream(self._flow, [Upstream(upstream.node_id, tag) for upstream in self._upstreams])
 
     @overload
@@ -463,12 +464,14 @@ class DataStream(Generic[T]):
             raise GraphError(f"{kind.value} needs a function or an expression, got {type(fn).__name__}: {fn!r}{_field_hint(fn)}")
         factory = asynchronous_factory(kind, fn, options)
         if factory is not None:
+            on_error = options.get("on_error")
             chaining = Chaining.HEAD if is_async(fn, kind.value) else Chaining.ALWAYS
-            return self._add(kind.value, factory, operator, function=fn, chaining=chaining, stateful=_has_state(fn))
+            side_tags = () if on_error is None else (on_error,)
+            return self._add(kind.value, factory, operator, function=fn, chaining=chaining, side_tags=side_tags, stateful=_has_state(fn))
         return self._apply(kind.value, kind, fn, operator)
 
     def _apply(self, kind: str, step: StatelessKind, fn: Any, options: OperatorOptions) -> DataStream[Any]:
-        return self._add(kind, partial(_stateless, step, fn), options, function=fn, stateful=_has_state(fn))
+        return self._add(kind, partial(_stateless, step, fn), options, function=fn, side_tags=(), stateful=_has_state(fn))
 
     def _process(self, fn: Any, options: OperatorOptions, *, keyed: bool) -> DataStream[Any]:
         from aioflow.operators.async_process import AsyncProcessOperator, is_async_process

@@ -112,6 +112,8 @@ class StreamNode:
     slot_sharing_group: str = DEFAULT_SLOT_SHARING_GROUP
     remark: str = ""
     """Why it runs as it does (rows, slices, per window): what `explain()` says."""
+    side_tags: tuple[OutputTag[Any], ...] | None = None
+    """The side outputs that it may have. None: its function decides that while it runs."""
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ The watermark rides in the batches; a channel that got no record learns it as an
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -159,6 +159,8 @@ class TaskOutput:
     def __init__(self) -> None:
         self._main: list[RecordWriter] = []
         self._side: dict[tuple[int, OutputTag[Any]], list[RecordWriter]] = {}
+        self.sides_sent: dict[tuple[int, OutputTag[Any]], None] = {}
+        """Side outputs that something was sent to, read or not."""
         self._all: list[RecordWriter] = []
         self.availability: Availability = AVAILABLE
         self.on_slice_records: Callable[[int], None] | None = None
@@ -180,6 +182,11 @@ class TaskOutput:
             self.availability = writer.partition.availability
         else:
             self.availability = JointAvailability([w.partition.availability for w in self._all])
+
+    @property
+    def sides_read(self) -> Collection[tuple[int, OutputTag[Any]]]:
+        """Side outputs that have edges, by index of the node in the chain and tag."""
+        return self._side.keys()
 
     @property
     def writers(self) -> Sequence[RecordWriter]:
@@ -207,7 +214,9 @@ class TaskOutput:
 
     def emit_side(self, node_index: int, tag: OutputTag[Any], value: Any, timestamp: int | None, watermark: int) -> bool:
         """One record to the side output `tag` of one operator. False when nobody reads it: it is dropped, as the caller may count."""
-        writers = self._side.get((node_index, tag))
+        side = node_index, tag
+        self.sides_sent[side] = None
+        writers = self._side.get(side)
         if writers is None:
             return False
         self.records_out += 1

@@ -46,6 +46,7 @@ from aioflow.task.network_input import NetworkInput
 from aioflow.task.queries import answered
 from aioflow.task.restoring import forget_finished, mark_finished, restore_state, was_finished
 from aioflow.task.source_input import SourceInput
+from aioflow.task.unread_sides import tell_unread_sides
 
 if TYPE_CHECKING:
     from aioflow.checkpoint.assignment import TaskRestore
@@ -246,6 +247,8 @@ class StreamTask:
             with naming(operator, "end_of_data()"):
                 operator.end_of_data()
         await self._settle()
+        if drain:
+            tell_unread_sides(self.descriptor.vertex.nodes, self._output.sides_read, self._output.sides_sent)
         if self._options.checkpointing:
             self._output.end_of_data(drain=drain)
             await self._linger(drain=drain)

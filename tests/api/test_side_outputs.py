@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -47,3 +48,73 @@ async def test_what_a_timer_sends_to_the_side_is_as_little_late_as_what_it_emits
     assert late == []
     assert sides == mains
     assert [row.value for row in sides] == [[999], [1999], [5000]]
+
+
+# A tag that is misspelt is a stream that stays empty: what can be said of it.
+
+ODD, ODDS = af.OutputTag[int]("odd"), af.OutputTag[int]("odds")
+
+
+def apart(value: int, ctx: af.ProcessContext) -> Iterator[int]:
+    if value % 2:
+        ctx.output(ODD, value)
+    else:
+        yield value
+
+
+async def test_a_tag_that_nothing_was_sent_to_while_a_similar_one_went_unread_is_told_at_the_end(caplog: pytest.LogCaptureFixture) -> None:
+    flow = af.Flow("slip")
+    even = flow.source(range(6)).process(apart, name="apart")
+
+    assert await flow.collect(even, even.side(ODDS)) == ([0, 2, 4], [])
+
+    (told,) = [record for record in caplog.records if record.name == "aioflow.task.unread_sides"]
+    assert told.levelname == "WARNING"
+    assert told.getMessage() == (
+        "operator 'apart' sent nothing to its side output 'odds', which is read, but to 'odd', which nobody reads; did you mean 'odd'?"
+    )
+
+
+@pytest.mark.parametrize("values", [range(6), [0, 2]])
+async def test_a_side_output_that_is_read_or_never_sent_to_is_no_news(values: range, caplog: pytest.LogCaptureFixture) -> None:
+    flow = af.Flow("fine")
+    even = flow.source(values).process(apart)
+
+    await flow.collect(even, even.side(ODD))
+
+    assert "aioflow.task.unread_sides" not in {record.name for record in caplog.records}
+
+
+async def test_a_side_output_of_an_operator_that_has_none_is_told_where_it_is_written(caplog: pytest.LogCaptureFixture) -> None:
+    flow = af.Flow("upstream")
+    bad = af.OutputTag[af.Failed[int]]("bad")
+    inverse = flow.source([1, 0]).map(lambda x: 1 / x, on_error=bad, name="inverse")
+    doubled = inverse.map(lambda x: 2 * x, name="doubled")
+
+    side = doubled.side(bad)
+
+    assert caplog.messages == [
+        "side(OutputTag('bad')) of 'doubled' will stay empty: it reads the operator that made the stream, nothing upstream: take it of the "
+        "stream that 'inverse' made"
+    ]
+    assert await side.collect() == []
+
+
+@pytest.mark.parametrize(
+    ("build", "told"),
+    [
+        (lambda s: s.process(apart, name="apart").filter(bool).side(ODD), "take it of the stream that 'apart' made"),
+        (lambda s: s.map(str, on_error=ODD).side(ODDS), "it has 'odd'; did you mean 'odd'?"),
+        (lambda s: s.map(str).side(ODD), "it has no side output"),
+        (lambda s: s.map(str).union(s.filter(bool)).side(ODD), "side(OutputTag('odd')) of 'map(str)' and 'filter(bool)' will stay empty"),
+        (lambda s: s.select(n=af.col.n).side(ODD), "it has no side output"),
+        (lambda s: s.process(apart).side(ODDS), None),
+        (lambda s: s.map(str, on_error=ODD).union(s.filter(bool)).side(ODD), None),
+    ],
+)
+def test_what_is_known_of_a_side_output_is_told_when_it_is_built(
+    build: Callable[[af.DataStream[Any]], Any], told: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    build(af.Flow("built").source([1]))
+
+    assert (told is None and not caplog.messages) or (told is not None and told in caplog.text)
