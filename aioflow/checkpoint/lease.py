@@ -89,6 +89,9 @@ class LeaseStore(Protocol):
     async def delete(self, number: int) -> None:
         """Remove it, if it exists."""
 
+    def where(self, number: int) -> str:
+        """Its path or URL, for messages."""
+
 
 @dataclass(frozen=True, slots=True)
 class LeaseInfo:
@@ -103,14 +106,15 @@ class LeaseInfo:
         return msgpack.packb([FORMAT, self.token, self.holder, self.address])  # type: ignore[no-any-return]  # msgpack has no types.
 
     @staticmethod
-    def decode(number: int, data: bytes) -> LeaseInfo:
+    def decode(number: int, data: bytes, where: str) -> LeaseInfo:
+        """Raises RestoreError, which names `where`."""
         try:
             version, token, holder, address = msgpack.unpackb(data)
             if version == FORMAT and type(token) is int and type(holder) is str and (address is None or type(address) is str):
                 return LeaseInfo(number, token, holder, address)
         except (ValueError, TypeError, msgpack.UnpackException):
             pass
-        raise RestoreError(f"lease {number} cannot be read ({len(data)} bytes), expected format {FORMAT}: delete it if no holder is alive")
+        raise RestoreError(f"lease {where} cannot be read ({len(data)} bytes), expected format {FORMAT}: delete it if no holder is alive")
 
 
 class Lease:
@@ -171,6 +175,9 @@ class ObjectLeases:
     async def delete(self, number: int) -> None:
         await self._objects.delete([self._name(number)])
 
+    def where(self, number: int) -> str:
+        return f"{self._objects.url}/{self._name(number)}"
+
     def _name(self, number: int) -> str:
         return f"{self._prefix}/{number:016d}" if self._prefix else f"{number:016d}"
 
@@ -180,7 +187,7 @@ async def current_holder(leases: LeaseStore) -> LeaseInfo | None:
     for number in reversed(await leases.numbers()):
         data = await leases.read(number)
         if data is not None:
-            return LeaseInfo.decode(number, data)
+            return LeaseInfo.decode(number, data, leases.where(number))
     return None
 
 

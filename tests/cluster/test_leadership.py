@@ -48,6 +48,9 @@ class MemoryLeases:
     async def delete(self, number: int) -> None:
         self.objects.pop(number, None)
 
+    def where(self, number: int) -> str:
+        return f"{LEASES}/{number}"
+
 
 async def forever(leadership: Leadership) -> None:
     await asyncio.get_running_loop().create_future()
@@ -468,7 +471,7 @@ def test_a_created_number_survives_loss_of_power() -> None:
 async def test_a_lease_that_cannot_be_read_stops_the_election_loudly(garbage: bytes) -> None:
     leases = MemoryLeases()
     leases.objects[7] = garbage
-    with pytest.raises(RestoreError, match="lease 7 cannot be read"):
+    with pytest.raises(RestoreError, match="lease /shared/leases/7 cannot be read"):
         await current_holder(leases)
 
 
