@@ -173,6 +173,8 @@ def _start(arguments: argparse.Namespace) -> int:
             process.kill()
         for process in started:
             process.wait()
+        for pid in processes_of(data):  # One that was just being started is not among them yet.
+            _signal(pid, signal.SIGKILL)
         (data / "pids").unlink(missing_ok=True)
         (data / "address").unlink(missing_ok=True)
         raise
