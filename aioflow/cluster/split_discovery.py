@@ -76,14 +76,15 @@ class SplitDiscovery:
             return  # A later look finds them too.
         running = [one.attempt for one in attempts]
         handed = [self._handed[attempt] for attempt in running]
-        known = {split.id for split in self._found[vertex.id]}
+        for ids in handed:
+            found = [split for split in found if split.id not in ids]
+        known = {split.id for split in self._found[vertex.id]} if found else set()
         for split in found:
-            if not any(split.id in ids for ids in handed):
-                index = min(range(len(handed)), key=lambda one: len(handed[one]))
-                handed[index][split.id] = None
-                self._in_doubt.setdefault(running[index], []).append(split)
-                if split.id not in known:
-                    self._found[vertex.id].append(split)
+            index = min(range(len(handed)), key=lambda one: len(handed[one]))
+            handed[index][split.id] = None
+            self._in_doubt.setdefault(running[index], []).append(split)
+            if split.id not in known:
+                self._found[vertex.id].append(split)
         for attempt in running:
             if splits := self._in_doubt.get(attempt):
                 await self._hand_out(attempt, splits, workers)

@@ -48,15 +48,15 @@ class FilePart(NamedTuple):
 async def find_files(host: Host, path: str | PurePath, *, may_be_missing: bool = False) -> dict[str, FileStat]:
     """The files that `path` means, sorted. Raises FileNotFoundError when there are none, unless `may_be_missing`.
 
-    However many they are, this takes a few calls into the executor: it is asked again and again of directories with very many.
+    However many they are, this takes a few calls into the executor, and does next to nothing outside of it: it is asked again and again
+    of directories with very many.
     """
     text = str(path)
     (itself,) = await host.fs.stats([text])
     if itself is not None:
         if not itself.is_dir:
             return {text: itself}
-        names = [name for name in await _names(host, text) if not name.startswith((".", "_"))]
-        found = await _only_files(host, [posixpath.join(text, name) for name in names])
+        found = await _only_files(host, await host.blocking(_data_in, text, await _names(host, text)))
         what = f"directory {text!r} holds no file that is data"
     elif isinstance(path, str) and _MAGIC.search(text):
         parts = [part for part in text.split("/") if part]
@@ -85,8 +85,15 @@ async def _names(host: Host, directory: str) -> list[str]:
         return []
 
 
+def _data_in(directory: str, names: list[str]) -> list[str]:
+    return [posixpath.join(directory, name) for name in names if not name.startswith((".", "_"))]
+
+
 async def _only_files(host: Host, paths: list[str]) -> dict[str, FileStat]:
-    stats = await host.fs.stats(paths)
+    return await host.blocking(_files_of, paths, await host.fs.stats(paths))
+
+
+def _files_of(paths: list[str], stats: list[FileStat | None]) -> dict[str, FileStat]:
     return {path: stat for path, stat in zip(paths, stats, strict=True) if stat is not None and not stat.is_dir}
 
 

@@ -6,11 +6,12 @@ brings it into the store meanwhile. A view that is not written must be cancelled
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from aioflow.checkpoint.source_state import SplitState, encode_source_state
+from aioflow.checkpoint.source_state import SourceState
 from aioflow.checkpoint.subtask import OperatorStateHandle, SubtaskState
 from aioflow.state import operator_state as operator_states
 from aioflow.state.handles import KeyedStateHandle, StateFile, StateInput, StateOutput
@@ -45,7 +46,7 @@ class _View:
     uid: str
     keyed: PendingSnapshot | None
     operator: OperatorSnapshot
-    splits: Sequence[SplitState] | None
+    source: SourceState | None
 
 
 class SubtaskSnapshot:
@@ -59,12 +60,12 @@ class SubtaskSnapshot:
         self,
         contexts: Sequence[TaskOperatorContext],
         operators: Sequence[Operator],
-        splits: Callable[[], Sequence[SplitState]] | None,
+        source: Callable[[], SourceState] | None,
         scope: Scope,
     ) -> None:
         """The synchronous part, tail to head. What an operator gives to await is awaited here: nothing else of the task runs then.
 
-        `splits` gives the positions of the source, whose context is the first and has no operator. If anything fails, nothing is kept.
+        `source` gives the positions of the source, whose context is the first and has no operator. If anything fails, nothing is kept.
         """
         try:
             for operator in reversed(operators):
@@ -76,19 +77,19 @@ class SubtaskSnapshot:
             scope.operator_context = None
             # One instant for all state: whatever was awaited above is over.
             for context in reversed(contexts):
-                source = splits() if splits is not None and context is contexts[0] else None
-                self._views.append(self._view(context, source))
+                positions = source() if source is not None and context is contexts[0] else None
+                self._views.append(self._view(context, positions))
         except BaseException:
             self.cancel()
             raise
 
-    def _view(self, context: TaskOperatorContext, splits: Sequence[SplitState] | None) -> _View:
+    def _view(self, context: TaskOperatorContext, source: SourceState | None) -> _View:
         barrier, keyed = self.barrier, None
         operator = context.operator_state.snapshot()
         if context.keyed_state is not None:
             full = barrier.full or barrier.savepoint
             keyed = context.keyed_state.begin_snapshot(barrier.checkpoint_id, full=full, canonical=barrier.savepoint)
-        return _View(context.uid, keyed, operator, splits)
+        return _View(context.uid, keyed, operator, source)
 
     async def write(self, output: StateOutput, codec: Codec, *, finished: bool) -> SubtaskState:
         """The asynchronous part: all views, one after the other."""
@@ -105,8 +106,10 @@ class SubtaskSnapshot:
         # A name without elements is no state: an operator that declared it may vanish from the flow.
         if any(elements for kind in (state.split, state.union, state.broadcast) for elements in kind.values()):
             operator = await output.write(_once(operator_states.encode_operator_state(state, codec, view.uid)))
-        if view.splits is not None:
-            source = await output.write(_once(encode_source_state(view.splits, codec, view.uid)))
+        if view.source is not None:
+            for _ in view.source.pack(codec, view.uid):
+                await asyncio.sleep(0)
+            source = await output.write(_once(view.source.encode(codec, view.uid)))
         return OperatorStateHandle(view.uid, keyed, operator, source)
 
     def cancel(self) -> None:

@@ -17,7 +17,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
-from aioflow.checkpoint.source_state import SplitState
+from aioflow.checkpoint.source_state import FinishedSplits, SourceState, SplitState
 from aioflow.core.availability import Availability
 from aioflow.core.column_batch import COLUMN_RECORDS_MAX
 from aioflow.core.elements import MIN_WATERMARK, empty_batch
@@ -57,8 +57,10 @@ class SourceInput:
         """
         self._reader = reader
         self._splits = [split for split in splits if not split.finished]
-        self._known_finished = [split for split in splits if split.finished]
+        self._finished_before = [split for split in splits if split.finished]
+        self._finished = FinishedSplits((split.id, split.payload) for split in self._finished_before)
         """They stay in every checkpoint: forgotten, they would be found anew, and read again."""
+        self._ids = {split.id for split in splits}
         self._strategy = strategy
         self._consumer = consumer
         self._spawn = spawn
@@ -94,7 +96,8 @@ class SourceInput:
     async def open(self) -> None:
         """Open the reader on this subtask's splits, each where it was; event time goes on from where it had been."""
         await self._reader.open(self._splits)
-        self._times.open(self._splits, self._known_finished)
+        self._times.open(self._splits, self._finished_before)
+        self._finished_before = []
         self._owed = self._times.current
         idle_after_ms = None if self._strategy is None else self._strategy.idle_after_ms
         side_by_side = hasattr(self._reader, "current_split") and not getattr(self._reader, "one_at_a_time", False)
@@ -103,10 +106,10 @@ class SourceInput:
 
     async def add_splits(self, splits: Sequence[Split]) -> None:
         """More of them were found. What is known already is not read twice, and a source that is being stopped reads nothing new."""
-        known = {split.id for split in (*self._splits, *self._known_finished)}
-        new = [split for split in splits if split.id not in known]
+        new = [split for split in splits if split.id not in self._ids]
         if not new or self._stopped is not None:
             return
+        self._ids.update(split.id for split in new)
         await self._reader.open(new)
         self._splits += new
         self._times.add(new)
@@ -195,21 +198,25 @@ class SourceInput:
         self._wait_for_reader()
         return InputStatus.NOTHING_AVAILABLE
 
-    def checkpoint(self, checkpoint_id: int) -> list[SplitState]:
+    def checkpoint(self, checkpoint_id: int) -> SourceState:
         """Where every split stands behind the last record that was handed on. Between two polls."""
         reader = self._reader
         # A reader that ended because the job is stopped has not come to an end of its own: it goes on after a restore.
         ended = reader.finished and self._stopped is None
-        finished = {split.id for split in self._splits} if ended else {*self._over, *getattr(reader, "finished_splits", ())}
-        state = [SplitState(split.id, split.position, split.payload, self._times.current, True) for split in self._known_finished]
+        finished = getattr(reader, "finished_splits", ())
+        state, left = [], []
         for split in self._splits:
-            is_finished = split.id in finished
-            watermark = self._times.current if is_finished else self._times.of(split.id)
-            state.append(SplitState(split.id, reader.position(split.id), split.payload, watermark, is_finished))
+            if ended or split.id in self._over or split.id in finished:
+                self._finished.add(split.id, split.payload)
+            else:
+                left.append(split)
+                state.append(SplitState(split.id, reader.position(split.id), split.payload, self._times.of(split.id)))
+        self._splits = left
+        self._over.clear()
         hook = getattr(reader, "checkpoint", None)
         if hook is not None:
             hook(checkpoint_id)
-        return state
+        return SourceState(state, self._finished.view(), self._times.current)
 
     def checkpoint_completed(self, checkpoint_id: int) -> None:
         """What was read before the checkpoint will not be asked for again."""

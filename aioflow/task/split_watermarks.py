@@ -123,7 +123,8 @@ class SplitWatermarks:
         """A source may come to know very many splits in its life."""
         finished = getattr(self._reader, "finished_splits", ())
         if len(finished) > self._forgotten:
-            for split_id in finished:
+            # Whichever are fewer: those that were read since it began, or those that wait.
+            for split_id in [id_ for id_ in self._generators if id_ in finished] if len(self._generators) < len(finished) else finished:
                 if split_id != but:
                     self._generators.pop(split_id, None)
             self._forgotten = len(finished) - (but in finished)

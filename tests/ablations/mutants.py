@@ -643,12 +643,41 @@ MUTANTS: list[Mutant] = [
     Mutant(
         "a split that was read to its end is forgotten by the second checkpoint",
         "aioflow/task/source_input.py",
-        " for split in self._known_finished]\n        for split in self._splits:",
-        " for split in ()]\n        for split in self._splits:",
+        "FinishedSplits((split.id, split.payload) for split in self._finished_before)",
+        "FinishedSplits()",
         (
             "tests/task/test_exactly_once.py::"
             "test_a_split_that_was_read_to_its_end_is_not_read_again_after_the_second_crash_either",
         ),
+    ),
+    Mutant(
+        "of the finished splits only whole packs are in the checkpoint",
+        "aioflow/checkpoint/source_state.py",
+        "return (*self._full, _Pack(list(self._rows))) if self._rows else tuple(self._full)",
+        "return tuple(self._full)",
+        (
+            "tests/checkpoint/test_source_state.py::"
+            "test_every_checkpoint_has_what_was_finished_up_to_it_however_late_it_is_written",
+            "tests/task/test_source_input.py::test_splits_that_were_added_and_those_that_were_read_are_in_the_checkpoint",
+        ),
+    ),
+    Mutant(
+        "a file that has grown is cut anew over a restart",
+        "aioflow/io/found_files.py",
+        "        if not former <= {tuple(part)[1:] for part in parts}:\n",
+        "        if not parts:\n",
+        (
+            "tests/io/test_files_grown.py::test_whatever_parts_a_checkpoint_knows_the_rest_of_the_file_is_read_once",
+            "tests/io/test_files_grown.py::"
+            "test_a_file_that_grew_while_the_job_was_down_or_is_cut_elsewhere_now_is_not_read_again",
+        ),
+    ),
+    Mutant(
+        "what lies behind the known parts of a file is not read",
+        "aioflow/io/found_files.py",
+        "    return [*left, any_part._replace(start=reached, end=None)]\n",
+        "    return left\n",
+        ("tests/io/test_files_grown.py::test_whatever_parts_a_checkpoint_knows_the_rest_of_the_file_is_read_once",),
     ),
     Mutant(
         "a split that was found later is not in the checkpoint",
@@ -663,8 +692,8 @@ MUTANTS: list[Mutant] = [
     Mutant(
         "a split that is found again is handed out again",
         "aioflow/cluster/split_discovery.py",
-        "            if not any(split.id in ids for ids in handed):\n",
-        "            if split.id not in handed[0]:\n",
+        "        for ids in handed:\n",
+        "        for ids in handed[:1]:\n",
         ("tests/cluster/test_split_discovery.py::test_new_splits_go_where_the_fewest_are_each_to_one_subtask",),
     ),
     Mutant(
