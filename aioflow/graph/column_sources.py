@@ -1,4 +1,4 @@
-"""Which sources of a flow give columns: those that can, where what follows has use for them. And which columns travel.
+"""Which sources of a flow give columns: those that can, where what follows has use for them. And which columns are read, and travel.
 
 Some sources are columnar by themselves. Others, as files of JSON lines, decode into either, and the program does not say which: it says
 what it does with the records. Columns are made where they stay columns up to where they are put to use, by an aggregate, a window or a
@@ -8,7 +8,9 @@ sink; a function on the way gets rows, and those are best made at once. Why a so
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
+from aioflow.core.expression_trees import column_names
 from aioflow.core.expressions import is_expression
 from aioflow.graph.stream_graph import Partitioning, ShipStrategy, StreamEdge, StreamGraph, StreamNode
 from aioflow.operators.column_aggregates import fields_read
@@ -19,6 +21,9 @@ from aioflow.operators.slice_window import SliceWindowOperator
 from aioflow.operators.stateless import StatelessOperator
 from aioflow.operators.watermarks import TimestampsAndWatermarksOperator
 
+if TYPE_CHECKING:
+    from aioflow.operators.operator import Operator
+
 __all__ = ["with_columns", "with_fields"]
 
 NO_COLUMNS = "rows: its elements are Python values, and those of parquet, arrow, jsonl, csv and datagen of expressions can be columns"
@@ -28,32 +33,84 @@ NOT_USED = "nothing puts columns to use: an aggregate, a window or a sink of par
 def with_columns(graph: StreamGraph, node: StreamNode) -> StreamNode:
     """A source node whose source gives columns, where it can and they are of use; else `node` with the reason in its remark."""
     source, by_row = node.source, why_rows_for_times(node.watermarks)
-    if source is None or getattr(source, "columnar", False):
-        return replace(node, remark=f"columns, of which rows are made for their times: {by_row}") if source and by_row else node
+    if source is None:
+        return node
+    if getattr(source, "columnar", False):
+        if by_row:
+            return replace(node, remark=f"columns, of which rows are made for their times: {by_row}")
+        return _narrowed(graph, node)
     obstacle = by_row or _obstacle(graph, node)
     offer = getattr(source, "with_columns", None)
     if offer is None:
         return node if obstacle else replace(node, remark=NO_COLUMNS)
     if obstacle is None and (columnar := offer()) is not None:
-        return replace(node, source=columnar)
+        return _narrowed(graph, replace(node, source=columnar))
     return replace(node, remark=f"rows: {obstacle or source.why_rows}")  # type: ignore[attr-defined]  # Beside `with_columns`.
 
 
-def with_fields(graph: StreamGraph, edge: StreamEdge, partitioning: Partitioning) -> Partitioning:
-    """`partitioning`, with the fields that the consumer reads where it is known, and nothing else of a record comes out of it.
+def _narrowed(graph: StreamGraph, node: StreamNode) -> StreamNode:
+    """A source node whose source makes no columns that nobody reads, where it can leave them out."""
+    offer = getattr(node.source, "with_fields", None)
+    read = None if offer is None else _read_behind(graph, node)
+    if not read or not all(isinstance(name, str) for name in read):
+        return node
+    return replace(node, source=offer(tuple(sorted(read))))  # type: ignore[misc]  # It is not None: there is something to read.
 
-    A running aggregate is one, and a window whose late elements nobody reads: those come out whole.
+
+def _read_behind(graph: StreamGraph, node: StreamNode) -> set[str | int] | None:
+    """The fields that the steps behind `node` read of its records, and itself for their times; None: records come out whole."""
+    times = node.watermarks.timestamp if node.watermarks is not None else None
+    read = set(column_names(times)) if is_expression(times) else set[str | int]()
+    for edge in graph.outputs_of(node.id):
+        if edge.side is not None:
+            continue
+        found = _read_by(graph, edge)
+        if found is None:
+            return None
+        read |= found
+    return read
+
+
+def _read_by(graph: StreamGraph, edge: StreamEdge) -> set[str | int] | None:
+    """What one consumer reads."""
+    if _why_exchanged_as_rows(edge.partitioning) is not None:
+        return None
+    node = graph.nodes[edge.target]
+    assert node.factory is not None, "what has an input is no source"
+    operator = node.factory()
+    by_key = edge.partitioning is not None and edge.partitioning.strategy is ShipStrategy.HASH
+    read = set(column_names(edge.partitioning.function)) if by_key and edge.partitioning is not None else set[str | int]()
+    if isinstance(operator, StatelessOperator) and why_rows(operator) is None:
+        (step,) = operator.steps
+        fields = getattr(step.function, "__columns__", None)
+        if fields is not None:
+            return read | set(column_names(*fields.values()))
+        behind = _read_behind(graph, node)
+        return None if behind is None else read | set(column_names(step.function)) | behind
+    fields = _fields_of(graph, node.id, operator)
+    return None if fields is None else read | set(fields)
+
+
+def _fields_of(graph: StreamGraph, node_id: int, operator: Operator) -> tuple[str | int, ...] | None:
+    """The fields that an aggregate or a window reads; None: something comes out whole, or it is neither.
+
+    A window whose late elements somebody reads is one: those come out whole.
     """
+    if not isinstance(operator, (RunningAggregateOperator, SliceWindowOperator)) or not operator.reads_columns:
+        return None
+    if any(out.side is not None for out in graph.outputs_of(node_id)):
+        return None
+    assert isinstance(operator.aggregate, FoldingAggregate), "others read rows"
+    return fields_read(operator.aggregate)
+
+
+def with_fields(graph: StreamGraph, edge: StreamEdge, partitioning: Partitioning) -> Partitioning:
+    """`partitioning`, with the fields that the consumer reads where it is known, and nothing else of a record comes out of it."""
     factory = graph.nodes[edge.target].factory
     if partitioning.strategy is not ShipStrategy.HASH or not is_expression(partitioning.function) or factory is None:
         return partitioning
-    operator = factory()
-    if not isinstance(operator, (RunningAggregateOperator, SliceWindowOperator)) or not operator.reads_columns:
-        return partitioning
-    if any(out.side is not None for out in graph.outputs_of(edge.target)):
-        return partitioning
-    assert isinstance(operator.aggregate, FoldingAggregate), "others read rows"
-    return replace(partitioning, fields=fields_read(operator.aggregate))
+    fields = _fields_of(graph, edge.target, factory())
+    return partitioning if fields is None else replace(partitioning, fields=fields)
 
 
 def _obstacle(graph: StreamGraph, node: StreamNode) -> str | None:

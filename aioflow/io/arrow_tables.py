@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -73,6 +75,10 @@ class ArrowTable:
     def __repr__(self) -> str:
         return f"arrow(table of {self._table.num_rows} rows)"
 
+    def with_fields(self, names: tuple[str, ...]) -> ArrowTable:
+        """The same source with these columns alone, if it has all of them."""
+        return ArrowTable(self._table.select(names)) if set(names) <= set(self._table.column_names) else self
+
     async def discover(self) -> list[Split]:
         return [Split(ONLY_SPLIT)]
 
@@ -138,6 +144,7 @@ class ArrowFiles:
         # A Path means itself; only a text may be a pattern.
         self._path: str | PurePath = path if isinstance(path, (str, PurePath)) else os.fspath(path)
         self._roll = roll
+        self._fields: tuple[str, ...] | None = None
         self.finder = FoundFiles(self._path, _whole, what=repr(self), discover_every=discover_every)
         """Knows what is there to be read."""
         self.discover_every = discover_every
@@ -167,8 +174,14 @@ class ArrowFiles:
         """Raises GraphError if it was asked to read in a way that a sink cannot."""
         check_sink(self, "discover_every=" if self.discover_every is not None else "")
 
+    def with_fields(self, names: tuple[str, ...]) -> ArrowFiles:
+        """The same source; of files that have all these columns it reads no others."""
+        source = copy.copy(self)
+        source._fields = names
+        return source
+
     def reader(self, ctx: SourceContext) -> ColumnReader:
-        return ColumnReader(ctx, _ArrowFile)
+        return ColumnReader(ctx, partial(_ArrowFile, fields=self._fields))
 
     def writer(self, ctx: OperatorContext) -> ColumnPartWriter:
         return ColumnPartWriter(ctx, str(self._path), "arrow", _open_table, self._roll)
@@ -180,11 +193,15 @@ class ArrowFiles:
 class _ArrowFile:
     """One open file; its pages are its record batches."""
 
-    def __init__(self, file: BinaryIO, path: str) -> None:
+    def __init__(self, file: BinaryIO, path: str, fields: tuple[str, ...] | None = None) -> None:
         import pyarrow as pa
 
         try:
             self._file = pa.ipc.open_file(file)
+            names = self._file.schema.names
+            if fields is not None and set(fields) < set(names):
+                wanted = pa.ipc.IpcReadOptions(included_fields=[i for i, name in enumerate(names) if name in fields])
+                self._file = pa.ipc.open_file(file, options=wanted)
         except pa.ArrowInvalid as error:
             raise ValueError(f"{path} is no file in Arrow's IPC format: {error}") from error
 

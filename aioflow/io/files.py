@@ -153,6 +153,20 @@ class Files(Generic[T]):
         source.columnar = True
         return source
 
+    def with_fields(self, names: tuple[str, ...]) -> Files[T]:
+        """The same source, which makes no other columns than these, if its decoder can leave some out."""
+        source, make = copy.copy(self), self._decoder
+
+        def decoder(header: list[str] | None) -> Decoder:
+            made = make(header)
+            narrow = getattr(made, "narrow", None)
+            if narrow is not None:
+                narrow(names)
+            return made
+
+        source._decoder = decoder
+        return source
+
     @property
     def why_rows(self) -> str:
         """Why `with_columns` gives None, as `explain()` says it."""

@@ -176,11 +176,15 @@ class JsonColumnDecoder:
         from aioflow.io.record_columns import RecordColumns  # Here, because a program of rows does not load numpy.
 
         struct = struct_like(type)
-        made: RecordColumns = RecordColumns(None if struct is None else type)
+        self._made = made = RecordColumns(None if struct is None else type)
         self._columns: Callable[[list[Any]], ColumnBatch | list[Any]] = made.of_dicts if struct is None else made.of_objects
         self._rows = JsonDecoder(type)
         wanted = struct or type
         self._decode_lines = (msgspec.json.Decoder() if wanted is None else msgspec.json.Decoder(wanted)).decode_lines
+
+    def narrow(self, names: Sequence[str]) -> None:
+        """Make no other columns than these. Lines are checked as before."""
+        self._made.narrow(names)
 
     def decode(self, data: bytes, final: bool) -> Decoded:
         records = decode_objects(data, self._decode_lines)

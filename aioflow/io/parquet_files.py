@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Sequence
 from pathlib import PurePath
@@ -62,6 +63,7 @@ class ParquetFiles:
         # A Path means itself; only a text may be a pattern.
         self._path: str | PurePath = path if isinstance(path, (str, PurePath)) else os.fspath(path)
         self._columns = columns
+        self._fields: tuple[str, ...] | None = None
         self._split_bytes = split_bytes
         self._roll = roll
         self.finder = FoundFiles(self._path, self._cut, what=repr(self), discover_every=discover_every)
@@ -96,11 +98,19 @@ class ParquetFiles:
         """Raises GraphError if it was asked to read in a way that a sink cannot."""
         check_sink(self, "discover_every=" if self.discover_every is not None else "")
 
+    def with_fields(self, names: tuple[str, ...]) -> ParquetFiles:
+        """The same source; of files that have all these columns it reads no others."""
+        if self._columns is not None and not set(names) <= set(self._columns):
+            return self
+        source = copy.copy(self)
+        source._fields = names
+        return source
+
     def reader(self, ctx: SourceContext) -> ColumnReader:
         return ColumnReader(ctx, self._open)
 
     def _open(self, file: BinaryIO, path: str) -> _ParquetFile:
-        return _ParquetFile(file, path, self._columns)
+        return _ParquetFile(file, path, self._columns, self._fields)
 
     def writer(self, ctx: OperatorContext) -> ColumnPartWriter:
         return ColumnPartWriter(ctx, str(self._path), "parquet", _open_table, self._roll)
@@ -112,13 +122,16 @@ class ParquetFiles:
 class _ParquetFile:
     """One open file; its pages are its row groups."""
 
-    def __init__(self, file: BinaryIO, path: str, columns: list[str] | None) -> None:
+    def __init__(self, file: BinaryIO, path: str, columns: list[str] | None, fields: tuple[str, ...] | None) -> None:
+        """`columns` have to be there; `fields` are all that is needed of them, where they are."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
         found = _opened(file, path).schema_arrow
         if columns is not None and (missing := [name for name in columns if name not in found.names]):
             raise ValueError(f"{path} has no column {missing[0]!r}, expected one of {', '.join(found.names)}")
+        if fields is not None and set(fields) <= set(found.names):
+            columns = [name for name in found.names if name in fields]
         texts = [field.name for field in found if pa.types.is_string(field.type) or pa.types.is_large_string(field.type)]
         # Text is mostly stored as a dictionary and its codes, which is what columns want.
         self._file = pq.ParquetFile(file, read_dictionary=texts)

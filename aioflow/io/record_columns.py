@@ -48,6 +48,15 @@ class RecordColumns:
         self._type = type
         hints = {} if type is None else certain_hints_of(type)
         self._fields = {name: FieldColumns(hint) for name, hint in hints.items()}
+        self._wanted: frozenset[str] | None = None
+
+    def narrow(self, names: Sequence[str]) -> None:
+        """Make columns of these fields alone, dicts instead of records of the type; of records without one of them all columns."""
+        if self._type is None:
+            self._wanted = frozenset(names)
+        elif set(names) < set(self._fields):
+            self._fields = {name: make for name, make in self._fields.items() if name in names}
+            self._type = None
 
     def of_objects(self, records: Sequence[Any]) -> ColumnBatch:
         """Of instances of the type, or of one with its fields."""
@@ -61,6 +70,8 @@ class RecordColumns:
         names = tuple(records[0])
         if not names or list(map(tuple, records)).count(names) < len(records) or not all(type(name) is str for name in names):
             return records
+        if self._wanted is not None and self._wanted < set(names):
+            names = tuple(name for name in names if name in self._wanted)
         for name in names:
             if name not in self._fields:
                 self._fields[name] = FieldColumns()

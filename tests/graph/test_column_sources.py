@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import aioflow as af
+from aioflow.core.column_batch import ColumnBatch
 from aioflow.graph.job_graph import build_job_graph
+from aioflow.operators.source import discover_splits
+from tests.io.driver import system_context
 
 e = af.col
 TIMES = af.WatermarkStrategy.bounded_out_of_orderness("1s", timestamp=e.ts)
@@ -92,3 +98,90 @@ def test_what_an_aggregate_or_a_window_does_not_read_does_not_travel(tmp_path: P
     assert fields(windowed)[0] is None, "late elements come out whole"
     assert fields(keyed().window(af.session("1s")).aggregate(af.sum(e.value))) == [None]
     assert fields(keyed().process(lambda value, ctx: None)) == [None]
+
+
+READ: dict[str, tuple[Callable[[Any], Any], list[str] | None]] = {
+    "a key and a time": (lambda s: s.key_by(e.user).count(), ["ts", "user"]),
+    "a window": (
+        lambda s: s.filter(e.flag).key_by(e.user % 3).window(af.tumbling("1s")).aggregate(af.sum(e.a + e.b)),
+        ["a", "b", "flag", "ts", "user"],
+    ),
+    "a select": (lambda s: s.filter(e.a > 0).select(x=e.b).filter(e.x > 1).key_by(e.x).count(), ["a", "b", "ts"]),
+    "late elements": (lambda s: s.key_by(e.user).window(af.tumbling("1s")).aggregate(af.count()).late, None),
+    "whole records": (lambda s: s.filter(e.a > 0).rebalance(), None),
+}
+
+
+def two_readers(stream: Any) -> Any:
+    written(stream.key_by(e.user).count())
+    return stream.filter(e.flag).select(x=e.a)
+
+
+READ["two readers"] = (two_readers, ["a", "flag", "ts", "user"])
+
+
+@pytest.mark.parametrize("shape", READ)
+async def test_sources_make_no_columns_that_nobody_reads(shape: str, tmp_path: Path) -> None:
+    """Of whatever form, and without them a flow gives the same."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    build, names = READ[shape]
+    rows = [{"ts": i, "user": i % 5, "flag": i % 2 == 0, "a": i % 7, "b": i % 3, "word": f"w{i}"} for i in range(40)]
+    table = pa.Table.from_pylist(rows)
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    pq.write_table(table, tmp_path / "in.parquet")
+    with pa.ipc.new_file(str(tmp_path / "in.arrow"), table.schema) as file:
+        file.write_table(table)
+    expected = list(map(repr, await build(af.Flow("rows").source(rows, watermarks=TIMES)).collect()))
+    sources: list[Any] = [af.io.arrow(table), af.io.arrow(tmp_path / "in.arrow"), af.io.parquet(tmp_path / "in.parquet")]
+    for source in [*sources, af.io.jsonl(tmp_path / "in.jsonl"), af.io.jsonl(tmp_path / "in.jsonl", Record)]:
+        flow = af.Flow("read")
+        stream = build(flow.source(source, watermarks=TIMES))
+        if shape != "whole records":  # Which are of the type, if there is one.
+            assert sorted(map(repr, await stream.collect())) == sorted(expected)
+        stream.sink(af.io.blackhole())
+        head: Any = build_job_graph(flow.graph).vertices[0].head.source
+        batch = await first_batch(head)
+        if names is None:
+            assert len(batch.columns) == 6
+        else:
+            assert sorted(batch.columns) == names
+
+
+async def test_of_records_without_one_of_the_fields_all_are_read(tmp_path: Path) -> None:
+    """So that what says which is missing shows what there is."""
+    import pyarrow as pa
+
+    (tmp_path / "in.jsonl").write_text('{"user": 1, "word": "w"}\n')
+    for source in (af.io.arrow(pa.table({"user": [1], "word": ["w"]})), af.io.jsonl(tmp_path / "in.jsonl")):
+        flow = af.Flow("read")
+        counts = flow.source(source).key_by(e.user).sum(e.missing)
+        head: Any = build_job_graph(flow.graph).vertices[0].head.source
+        assert sorted((await first_batch(head)).columns) == ["user", "word"]
+        with pytest.raises(LookupError, match="missing"):
+            await counts.collect()
+
+
+@dataclass
+class Record:
+    ts: int
+    user: int
+    flag: bool
+    a: int
+    b: int
+    word: str
+
+
+async def first_batch(source: Any) -> ColumnBatch:
+    """The first columns that its reader gives."""
+    async with system_context() as context, asyncio.timeout(60):
+        reader = source.reader(context)
+        await reader.open(await discover_splits(source, context.host))
+        try:
+            while (batch := reader.poll_batch(1_024)) is None:
+                await reader.wait()
+        finally:
+            await reader.close()
+    assert isinstance(batch, ColumnBatch)
+    return batch
