@@ -11,6 +11,7 @@ from aioflow.task.chain import OperatorChain
 from benchmarks import (
     bare,
     bench_columns,
+    bench_holds,
     bench_latency,
     bench_monitor,
     bench_rocksdb,
@@ -116,6 +117,12 @@ def test_what_rocksdb_costs_is_reported(capsys: pytest.CaptureFixture[str]) -> N
     assert [row["access"] for row in report["accesses"]] == ["ValueState value + update", "running count"]
     assert [row["snapshot"] for row in report["snapshots"]] == ["everything", "1 % changed", "1 %, most bytes", "savepoint"]
     assert json.loads(capsys.readouterr().out.splitlines()[-1]) == report
+
+
+def test_the_longest_hold_of_each_flow_is_told() -> None:
+    report = bench_holds.main(["--keys", "2000"])
+    assert [row["flow"] for row in report["holds"]] == list(bench_holds.FLOWS)
+    assert all(row["hold_ms"] > 0 for row in report["holds"])
 
 
 def test_a_fresh_process_reports_what_it_costs(capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,6 +22,7 @@ from itertools import islice, repeat
 from operator import is_
 from typing import Any
 
+from aioflow.state.burial import bury
 from aioflow.state.snapshot import ATOMS, frozen_copy
 
 __all__ = ["MISSING", "ChangeLog", "Generation", "Guard", "OrderedSpace", "Space", "missing_in", "values_at"]
@@ -66,7 +67,8 @@ class Space:
 
     def release(self) -> None:
         """Lets go of the contents, which nobody will ask for any more."""
-        self.entries = {}
+        entries, self.entries = self.entries, {}
+        bury(entries)
 
 
 class OrderedSpace(Space):

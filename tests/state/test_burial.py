@@ -1,0 +1,78 @@
+"""What state lets go of at once is freed a slice at a time, and only what nobody looks at."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from aioflow.core.keygroups import KeyGroupRange
+from aioflow.state.burial import FREED_A_TURN, bury
+from aioflow.state.heap import HeapKeyedStateBackend
+from aioflow.state.inline import InlineState
+from aioflow.state.timers import TimerQueue
+
+MANY = 3 * FREED_A_TURN + 7
+
+
+async def lengths(entries: dict[Any, Any]) -> list[int]:
+    """How many there are before each turn of the loop, until they stay."""
+    seen = [len(entries)]
+    while True:
+        await asyncio.sleep(0)
+        if len(entries) == seen[-1]:
+            return seen
+        seen.append(len(entries))
+
+
+async def test_much_is_freed_in_as_many_turns() -> None:
+    entries = dict.fromkeys(range(MANY))
+    bury(entries)
+    assert await lengths(entries) == [MANY, MANY - FREED_A_TURN, MANY - 2 * FREED_A_TURN, 7]
+
+
+async def test_little_is_freed_by_whoever_lets_go_of_it() -> None:
+    entries = dict.fromkeys(range(FREED_A_TURN))
+    bury(entries)
+    assert await lengths(entries) == [FREED_A_TURN]
+
+
+def test_without_a_loop_nobody_waits() -> None:
+    entries = dict.fromkeys(range(MANY))
+    bury(entries)
+    assert len(entries) == MANY
+
+
+async def test_a_namespace_that_is_dropped_begins_anew_at_once() -> None:
+    table = HeapKeyedStateBackend(max_parallelism=8, key_group_range=KeyGroupRange(0, 7), now_ms=lambda: 0).table("windows")
+    old = table.of(10, range(MANY))
+    old.update(dict.fromkeys(range(MANY), 1))
+    table.drop(10)
+    table.of(10, [1])[1] = 2
+    assert len(await lengths(old)) == 4  # type: ignore[arg-type]  # The dict of the heap.
+    assert dict(table.peek(10)) == {1: 2}
+
+
+async def test_what_an_unfinished_snapshot_needs_stays() -> None:
+    backend = HeapKeyedStateBackend(max_parallelism=8, key_group_range=KeyGroupRange(0, 7), now_ms=lambda: 0)
+    table = backend.table("windows")
+    held = table.of(10, range(MANY))
+    held.update(dict.fromkeys(range(MANY), 1))
+    pending = backend.begin_snapshot(1)
+    table.drop(10)
+    assert await lengths(held) == [MANY]  # type: ignore[arg-type]  # As above.
+    await pending.write(InlineState())
+    backend.checkpoint_completed(1)
+    assert (await lengths(held))[-1] < FREED_A_TURN  # type: ignore[arg-type]  # As above.
+
+
+async def test_timers_of_one_instant_that_have_fired_are_freed_in_slices() -> None:
+    timers = TimerQueue()
+    for key in range(MANY):
+        timers.add(5, key, None)
+    bucket = timers.find(5)
+    assert bucket is not None
+    fired, entries = 0, bucket.entries
+    while timers.pop(5) is not None:
+        fired += 1
+    assert fired == MANY
+    assert len(await lengths(entries)) == 4
