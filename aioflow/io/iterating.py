@@ -15,6 +15,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from aioflow.core.aio import wait_all
+from aioflow.core.injection import injected_parameters
 from aioflow.io.buffered import BUFFER_RECORDS, BufferedReader
 
 if TYPE_CHECKING:
@@ -67,6 +68,8 @@ class FunctionReader(BufferedReader):
         self._loop_thread = threading.get_ident()
         function = self._function
         arguments = {"position": split.position} if self._replayable else {}
+        for name, resource in injected_parameters(function).items():
+            arguments[name] = await self.ctx.resource(resource)
         if inspect.isasyncgenfunction(inspect.unwrap(function)):
             made = function(**arguments)
         elif inspect.iscoroutinefunction(function):

@@ -245,7 +245,7 @@ class AsyncProcessOperator(ProcessOperator):
             if self._perf_ns() >= deadline or len(rows.values) >= DRAIN_RECORDS_MAX:
                 return False
         self._ending = False
-        finish = self._finish_method()
+        finish = self._finish
         if finish is not None:
             stamp = self._mark if self.ctx.has_event_time else None
             try:

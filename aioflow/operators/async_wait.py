@@ -25,7 +25,7 @@ from aioflow.operators.async_queue import CompletionQueue, Entry, OrderedQueue, 
 from aioflow.operators.operator import Operator
 from aioflow.operators.results import FirstResult, elements_of
 from aioflow.operators.stateless import StatelessKind, describe_place
-from aioflow.operators.userfunction import UserFunction, describe_record
+from aioflow.operators.userfunction import UserFunction, describe_record, with_resources
 from aioflow.state.backend import NO_KEY
 
 if TYPE_CHECKING:
@@ -93,6 +93,8 @@ class AsyncWaitOperator(Operator):
 
     async def open(self) -> None:
         await self._user.open(self.ctx)
+        if self._on_timeout is not None:
+            self._on_timeout = await with_resources(self._on_timeout, self.ctx)
         self._once = self._prepare(self._user.call)
         self._call = self._once if self._retry is None else self._try
         self._task_name = f"{self.ctx.name}-call"

@@ -11,18 +11,16 @@ stays here, and the watermark that was sent on is never above what has fired.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aioflow.core.elements import MIN_WATERMARK, RecordBatch, empty_batch
 from aioflow.core.errors import note_once
 from aioflow.core.functions import Function
-from aioflow.core.injection import injected_parameters
 from aioflow.operators.operator import Operator
 from aioflow.operators.process_context import OperatorProcessContext
 from aioflow.operators.results import PLAIN_RESULTS, elements_of
 from aioflow.operators.stateless import describe_place
-from aioflow.operators.userfunction import UserFunction, describe_record
+from aioflow.operators.userfunction import UserFunction, describe_record, with_resources
 from aioflow.state.backend import NO_KEY, require_keyed
 
 if TYPE_CHECKING:
@@ -91,6 +89,7 @@ class ProcessOperator(Operator):
         self._user = UserFunction(function, self.sides[0].method)
         self._calls: list[Callable[..., Any]] = []
         self._on_timer: Callable[..., Any] | None = None
+        self._finish: Callable[..., Any] | None = None
         self._keyed: KeyedStateBackend | None = None
         self._timers: InternalTimerService | None = None
         self._batch: RecordBatch | None = None
@@ -117,10 +116,13 @@ class ProcessOperator(Operator):
         await self._user.open(ctx)
         self._calls = [self._user.call]
         if isinstance(function, Function):
-            self._calls += [await _injected(getattr(function, side.method), ctx) for side in self.sides[1:]]
+            self._calls += [await with_resources(getattr(function, side.method), ctx) for side in self.sides[1:]]
             on_timer = getattr(function, "on_timer", None)
             if on_timer is not None:
-                self._on_timer = await _injected(on_timer, ctx)
+                self._on_timer = await with_resources(on_timer, ctx)
+            finish = getattr(function, "finish", None)
+            if finish is not None:
+                self._finish = await with_resources(finish, ctx)
 
     def process_batch(self, batch: RecordBatch) -> RecordBatch:
         return self.process_input(0, batch)
@@ -332,7 +334,7 @@ class ProcessOperator(Operator):
         return True
 
     def _finish_function(self, rows: Rows) -> None:
-        finish = self._finish_method()
+        finish = self._finish
         if finish is None:
             return
         stamp = self._mark if self.ctx.has_event_time else None
@@ -349,9 +351,6 @@ class ProcessOperator(Operator):
                 "KeyedProcessFunction"
             )
         return self._on_timer
-
-    def _finish_method(self) -> Callable[[], Any] | None:
-        return getattr(self._user.function, "finish", None) if isinstance(self._user.function, Function) else None
 
     def _described(self, index: int) -> str:
         if isinstance(self._user.function, Function):
@@ -377,11 +376,6 @@ class BroadcastProcessOperator(ProcessOperator):
     """Input 0: elements, keyed or not. Input 1: the broadcast stream; only its elements change broadcast state."""
 
     sides = (_Side("process_element"), _Side("process_broadcast_element", broadcast=True))
-
-
-async def _injected(call: Callable[..., Any], ctx: Any) -> Callable[..., Any]:
-    needed = injected_parameters(call)
-    return partial(call, **{name: await ctx.resource(resource) for name, resource in needed.items()}) if needed else call
 
 
 def _no_callback(timestamp: int, key: Any, namespace: Any) -> None:

@@ -17,6 +17,7 @@ from aioflow.core.optional_arguments import call_with
 if TYPE_CHECKING:
     from aioflow.core.functions import OutputTag, RuntimeContext
     from aioflow.core.host import Host
+    from aioflow.core.injection import Resource
 
 __all__ = ["Source", "SourceContext", "SourceReader", "Split", "discover_splits"]
 
@@ -54,6 +55,9 @@ class SourceContext(Protocol):
     @property
     def checkpointing(self) -> bool:
         """Whether checkpoints are taken: only then `checkpoint_completed` is ever called."""
+
+    async def resource(self, resource: Resource) -> Any:
+        """The worker's instance of `resource`, opened by the first task that asks."""
 
     def side_output(self, tag: OutputTag[Any], value: Any) -> None:
         """Send a malformed element to the side output that `on_error=` names."""

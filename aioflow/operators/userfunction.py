@@ -19,7 +19,7 @@ from aioflow.core.injection import injected_parameters
 if TYPE_CHECKING:
     from aioflow.operators.operator import OperatorContext
 
-__all__ = ["UserFunction", "describe_record"]
+__all__ = ["UserFunction", "describe_record", "with_resources"]
 
 RECORD_TEXT_MAX = 200
 """Characters of a record that an error may show."""
@@ -62,12 +62,11 @@ class UserFunction:
 
     async def open(self, ctx: OperatorContext) -> None:
         """Open a function class, and fill in resources. Called once, before the first element."""
-        needed = injected_parameters(self.call)
-        if needed:
-            self.call = partial(self.call, **{name: await ctx.resource(resource) for name, resource in needed.items()})
+        self.call = await with_resources(self.call, ctx)
         self._opened = True
         if isinstance(self._function, Function):
-            result = self._function.open(ctx.runtime)
+            opener = await with_resources(self._function.open, ctx)
+            result = opener(ctx.runtime)
             if inspect.isawaitable(result):
                 await result
 
@@ -78,6 +77,12 @@ class UserFunction:
             result = self._function.close()
             if inspect.isawaitable(result):
                 await result
+
+
+async def with_resources(call: Callable[..., Any], ctx: OperatorContext) -> Callable[..., Any]:
+    """`call` with the parameters that resources fill bound to those of the worker."""
+    needed = injected_parameters(call)
+    return partial(call, **{name: await ctx.resource(one) for name, one in needed.items()}) if needed else call
 
 
 def describe_record(value: Any) -> str:

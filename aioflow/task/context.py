@@ -222,6 +222,9 @@ class SourceTaskContext:
     def host(self) -> Host:
         return self._services.host
 
+    async def resource(self, resource: Resource) -> Any:
+        return await self._services.resources.get(resource)
+
     def side_output(self, tag: OutputTag[Any], value: Any) -> None:
         self._services.emit_side(-1, tag, value, None, self._services.input_watermark)
 
