@@ -46,19 +46,24 @@ def asynchronous_factory(kind: StatelessKind, function: Any, options: dict[str, 
             )
         return None if on_error is None else partial(_guarded, kind, function, on_error)
     concurrency = options.get("concurrency", CONCURRENCY)
-    if concurrency < 1:
-        raise GraphError(f"{kind.value}: concurrency must be at least 1, got {concurrency}")
+    if type(concurrency) is not int or concurrency < 1:
+        raise GraphError(f"{kind.value}: concurrency must be at least 1, got {concurrency!r}")
     retry = options.get("retry")
     if retry is not None and not isinstance(retry, Retry):
         raise GraphError(f"{kind.value}: retry= takes af.Retry(...), got {type(retry).__name__}")
-    timeout = options.get("timeout")
+    timeout, on_timeout = options.get("timeout"), options.get("on_timeout")
+    timeout_s = None if timeout is None else to_seconds(timeout, f"{kind.value}: timeout")
+    if timeout_s is not None and timeout_s <= 0:
+        raise GraphError(f"{kind.value}: timeout is {timeout!r}, expected more than 0")
+    if on_timeout is not None and timeout_s is None:
+        raise GraphError(f"{kind.value}: on_timeout= is given without timeout=, so it could never be called")
     settings = {
         "concurrency": concurrency,
         "ordered": options.get("ordered", True),
-        "timeout_s": None if timeout is None else to_seconds(timeout),
+        "timeout_s": timeout_s,
         "retry": retry,
         "on_error": on_error,
-        "on_timeout": options.get("on_timeout"),
+        "on_timeout": on_timeout,
         "blocking": blocking,
     }
     return partial(_waiting, kind, function, settings)

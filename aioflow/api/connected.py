@@ -18,6 +18,7 @@ from aioflow.core.functions import (
 )
 from aioflow.operators.async_process import AsyncBroadcastProcessOperator, AsyncCoProcessOperator, is_async_process
 from aioflow.operators.connected_rows import ConnectedRowsOperator
+from aioflow.operators.plain_functions import check_plain
 from aioflow.operators.process import BroadcastProcessOperator, CoProcessOperator
 from aioflow.operators.stateless import StatelessKind
 
@@ -125,6 +126,8 @@ class ConnectedStreams(Generic[T, U]):
     def _rows(self, kind: StatelessKind, f1: Any, f2: Any, options: OperatorOptions) -> DataStream[Any]:
         if self._broadcast:
             raise GraphError(f"{kind.value}() of a broadcast connection would lose its state: use process(BroadcastProcessFunction)")
+        for function in (f1, f2):
+            check_plain(function, f"{kind.value} of connected streams", kind.value)
         return self._add(kind.value, partial(_rows, kind, f1, f2), options, function=None)
 
     def _add(self, kind: str, factory: Any, options: OperatorOptions, **more: Any) -> DataStream[Any]:

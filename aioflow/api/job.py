@@ -261,6 +261,8 @@ class Job:
         `rows.dropped`), or ends the subscription with an error. At-most-once over a restart.
         """
         key = self._tapped(stream)
+        if buffer is None:
+            raise ValueError("buffer must be at least 1 row, got None: a reader that fell behind would fill the memory")
         gathered = self._gathering.pop(key, None)
         if gathered is not None:
             gathered.bound(buffer, overflow)
@@ -317,6 +319,8 @@ class Job:
 
     def _node_ids(self, stream: DataStream[Any]) -> tuple[int, ...]:
         """The nodes that make `stream`. Raises GraphError when they are no part of this job."""
+        if not hasattr(stream, "upstreams"):
+            raise GraphError(f"job {self.name!r} was asked for {stream!r} of type {type(stream).__name__}, expected a stream of its flow")
         ids = tuple(upstream.node_id for upstream in stream.upstreams)
         running = {node.id for vertex in self._job_graph.vertices for node in vertex.nodes}
         if stream.flow.name != self.name or not running.issuperset(ids):

@@ -14,6 +14,7 @@ from aioflow.api.windows import require_event_time
 from aioflow.core.errors import GraphError
 from aioflow.core.timeunits import to_ms
 from aioflow.operators.joins import CoGroupOperator, IntervalJoinOperator, WindowJoinOperator
+from aioflow.operators.plain_functions import check_plain
 from aioflow.operators.window_plan import check_window
 
 if TYPE_CHECKING:
@@ -77,6 +78,7 @@ class _TwoStreams(Generic[T, U]):
     def _apply(self, fn: Any, options: OperatorOptions) -> DataStream[Any]:
         if self._window is None:
             raise GraphError(f"{self.kind}: where(...).equal_to(...).window(...) come before apply(...)")
+        check_plain(fn, f"apply of {self.kind}")
         assigner, trigger, evictor, lateness_ms = self._window
         factory = partial(_window_join, self.operator, assigner, fn, trigger, evictor, lateness_ms)
         flow = self._left.flow
@@ -152,6 +154,7 @@ class IntervalJoin(Generic[K, T, U]):
         parallelism: int | None = None,
     ) -> DataStream[R]:
         """`fn(left, right, ctx)` gives the rows of one pair, stamped with the larger of the two times."""
+        check_plain(fn, "process of interval_join", "process_element")
         factory = partial(_interval_join, fn, *self._bounds)
         flow = self._left.flow
         inputs = [self._left.upstreams, self._right.upstreams]

@@ -19,6 +19,7 @@ from aioflow.operators.aggregates import count, resolve_aggregate
 from aioflow.operators.aggregates import max as max_of
 from aioflow.operators.aggregates import min as min_of
 from aioflow.operators.aggregates import sum as sum_of
+from aioflow.operators.plain_functions import check_plain
 from aioflow.operators.running import RunningAggregateOperator, RunningReduceOperator
 
 if TYPE_CHECKING:
@@ -80,6 +81,7 @@ class KeyedStream(DataStream[T], Generic[K, T]):
         self, fn: Callable[[T, T], T], *, name: str | None = None, uid: str | None = None, parallelism: int | None = None
     ) -> DataStream[T]:
         """Running: the reduced value of the key after each element."""
+        check_plain(fn, "reduce")
         return self._running(partial(make_operator, RunningReduceOperator, fn), "reduce", fn, OperatorOptions(name, uid, parallelism))
 
     def count(self, *, name: str | None = None, uid: str | None = None, parallelism: int | None = None) -> DataStream[tuple[K, int]]:

@@ -26,6 +26,8 @@ def run(flow: Flow, **options: Any) -> JobResult:
     second ends the job at once. Nothing else in this package touches signals. Raises what the job failed with; KeyboardInterrupt when
     the second signal was Ctrl-C.
     """
+    if asyncio._get_running_loop() is not None:
+        raise RuntimeError(f"af.run({flow.name!r}) makes a loop of its own, and one is running here: use `await flow.execute()` instead")
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         return runner.run(_run(flow, options))
 

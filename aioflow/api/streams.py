@@ -30,6 +30,7 @@ from aioflow.core.functions import (
     ProcessFunction,
 )
 from aioflow.graph.stream_graph import Chaining, ShipStrategy
+from aioflow.operators.plain_functions import check_plain, check_without_resources
 from aioflow.operators.process import KeyedProcessOperator, ProcessOperator
 from aioflow.operators.sink import SinkOperator
 from aioflow.operators.stateless import StatelessKind, StatelessOperator, StatelessStep, is_async
@@ -328,6 +329,7 @@ class DataStream(Generic[T]):
             raise GraphError("key_by needs a plain function: the key is computed for each element at the sender; map(async fn) before it")
         if not callable(fn) and not is_expression(fn):
             raise GraphError(f"key_by needs a function or an expression, got {type(fn).__name__}: {fn!r}{_field_hint(fn)}")
+        check_without_resources(fn, "key_by")
         return KeyedStream(self._flow, [upstream.partitioned(ShipStrategy.HASH, fn) for upstream in self._upstreams])
 
     # How elements are dealt out to the next operator.
@@ -367,6 +369,8 @@ class DataStream(Generic[T]):
 
     def partition_custom(self, fn: Callable[[T, int], int]) -> DataStream[T]:
         """`fn(value, n)` gives the index of the subtask, 0 to n - 1."""
+        check_plain(fn, "partition_custom")
+        check_without_resources(fn, "partition_custom")
         return self._partitioned(ShipStrategy.CUSTOM, fn)
 
     def start_new_chain(self) -> DataStream[T]:
@@ -462,6 +466,7 @@ class DataStream(Generic[T]):
         operator = OperatorOptions(options.pop("name", None), options.pop("uid", None), options.pop("parallelism", None))
         if not callable(fn) and not is_expression(fn) and not isinstance(fn, Function):
             raise GraphError(f"{kind.value} needs a function or an expression, got {type(fn).__name__}: {fn!r}{_field_hint(fn)}")
+        _check_method(fn, kind.value, kind.value)
         factory = asynchronous_factory(kind, fn, options)
         if factory is not None:
             on_error = options.get("on_error")
@@ -481,11 +486,19 @@ class DataStream(Generic[T]):
             raise GraphError(f"{given.__name__} is a KeyedProcessFunction, and {self!r} has no keys: put key_by(...) directly before it")
         if not issubclass(given, Function):
             check_takes_two(fn, "process")
+        _check_method(fn, "process", "process_element")
         if is_async_process(fn):
             factory = partial(make_operator, AsyncProcessOperator, fn, keyed=keyed)
             return self._add("process", factory, options, function=fn, stateful=keyed, chaining=Chaining.HEAD)
         factory = partial(make_operator, KeyedProcessOperator if keyed else ProcessOperator, fn)
         return self._add("process", factory, options, function=fn, stateful=keyed)
+
+
+def _check_method(fn: Any, kind: str, method: str) -> None:
+    """Raises GraphError for a function class of another kind."""
+    given = fn if isinstance(fn, type) else type(fn)
+    if issubclass(given, Function) and not hasattr(given, method):
+        raise GraphError(f"{kind} needs a function class with a method {method!r}, and {given.__name__} has none")
 
 
 def _has_state(fn: Any) -> bool:

@@ -51,8 +51,8 @@ class Subscription(Generic[T]):
         """From here on at most `buffer` rows wait, besides what was gathered before."""
         if overflow not in OVERFLOWS:
             raise ValueError(f"overflow must be one of {', '.join(OVERFLOWS)}, got {overflow!r}{did_you_mean(overflow, OVERFLOWS)}")
-        if buffer < 1:
-            raise ValueError(f"buffer must be at least 1 row, got {buffer}")
+        if type(buffer) is not int or buffer < 1:
+            raise ValueError(f"buffer must be at least 1 row, got {buffer!r}")
         self._buffer = buffer
         self._overflow = overflow
         self._owed, self._rows = self._rows, self._owed

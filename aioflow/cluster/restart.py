@@ -170,18 +170,18 @@ def no_restart() -> RestartPolicy:
 
 def fixed_delay(attempts: int, delay: str | timedelta = "1s", *, fatal: Fatal = ()) -> RestartPolicy:
     """Up to `attempts` restarts, `delay` after each failure."""
-    if attempts < 1:
-        raise ValueError(f"fixed_delay needs at least one attempt, got {attempts}; use no_restart() for none")
-    return _FixedDelay(attempts, to_seconds(delay), fatal)
+    if type(attempts) is not int or attempts < 1:
+        raise ValueError(f"fixed_delay needs at least one attempt, got {attempts!r}; use no_restart() for none")
+    return _FixedDelay(attempts, _pause_s(delay, "delay"), _checked_fatal(fatal))
 
 
 def failure_rate(
     failures: int, interval: str | timedelta = "1m", delay: str | timedelta = "1s", *, fatal: Fatal = ()
 ) -> RestartPolicy:
     """Restart unless more than `failures` fall into one `interval`."""
-    if failures < 1:
-        raise ValueError(f"failure_rate needs at least one failure, got {failures}; use no_restart() for none")
-    return _FailureRate(failures, to_seconds(interval), to_seconds(delay), fatal)
+    if type(failures) is not int or failures < 1:
+        raise ValueError(f"failure_rate needs at least one failure, got {failures!r}; use no_restart() for none")
+    return _FailureRate(failures, _pause_s(interval, "interval"), _pause_s(delay, "delay"), _checked_fatal(fatal))
 
 
 def exponential_delay(
@@ -198,8 +198,27 @@ def exponential_delay(
     if multiplier <= 1:
         raise ValueError(f"multiplier must be above 1, got {multiplier}; use fixed_delay() for equal waits")
     return _ExponentialDelay(
-        to_seconds(initial), to_seconds(maximum), multiplier, jitter, to_seconds(reset_after), attempts, fatal
+        _pause_s(initial, "initial"),
+        _pause_s(maximum, "maximum"),
+        multiplier,
+        jitter,
+        _pause_s(reset_after, "reset_after"),
+        attempts,
+        _checked_fatal(fatal),
     )
+
+
+def _pause_s(duration: str | timedelta, name: str) -> float:
+    seconds = to_seconds(duration, name)
+    if seconds < 0:
+        raise ValueError(f"{name} is {duration!r}, expected 0 or more")
+    return seconds
+
+
+def _checked_fatal(fatal: Fatal) -> Fatal:
+    if not isinstance(fatal, tuple) or not all(isinstance(one, type) and issubclass(one, BaseException) for one in fatal):
+        raise TypeError(f"fatal= takes a tuple of exception classes, like (ValueError,), got {fatal!r}")
+    return fatal
 
 
 def once_running() -> RestartPolicy:

@@ -66,8 +66,8 @@ class OutputTag(Generic[T]):
     __slots__ = ("name",)
 
     def __init__(self, name: str) -> None:
-        if not name:
-            raise ValueError("an OutputTag needs a name that is not empty")
+        if not isinstance(name, str) or not name:
+            raise ValueError(f"an OutputTag needs a name that is not empty, got {name!r}")
         self.name = name
 
     def __eq__(self, other: object) -> bool:

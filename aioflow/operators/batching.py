@@ -71,6 +71,8 @@ class MapBatchesOperator(Operator):
         self._wait_ms = 0 if max_wait is None else to_ms(max_wait, "map_batches: max_wait")
         if self._wait_ms < 0:
             raise GraphError(f"map_batches: max_wait is {max_wait!r}, expected 0 or more")
+        if not callable(function):
+            raise GraphError(f"map_batches needs a function of a list, got {type(function).__name__}: {function!r}")
         self._user = UserFunction(function, "map_batches")
         self._max_size = max_size
         self._blocking = blocking

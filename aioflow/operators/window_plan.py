@@ -18,6 +18,7 @@ from aioflow.operators.aggregates import Agg, Collect, First, Last, MaxBy, MinBy
 from aioflow.operators.clock_window import ClockWindowOperator
 from aioflow.operators.folding import FoldingAggregate, UserAggregate
 from aioflow.operators.operator import Operator
+from aioflow.operators.plain_functions import check_plain
 from aioflow.operators.session_window import SessionWindowOperator
 from aioflow.operators.slice_window import SliceWindowOperator
 from aioflow.operators.triggers import Trigger, on_count, purging
@@ -47,6 +48,7 @@ class ReduceAggregate(FoldingAggregate):
     def __init__(self, fn: Callable[[Any, Any], Any]) -> None:
         if not callable(fn):
             raise GraphError(f"reduce: expected a function of two elements, got {fn!r}")
+        check_plain(fn, "reduce")
         self.fn = fn
 
     def create_accumulator(self) -> Any:
@@ -135,6 +137,9 @@ def plan_window(spec: WindowSpec) -> WindowPlan:
     aggregate = None if spec.aggregate is None else resolve_aggregate(spec.aggregate)
     if (aggregate is None) == (spec.process is None):
         raise GraphError("window: expected either an aggregate or a process function")
+    for function, what in ((spec.process, "process of a window"), (spec.window_fn, "window_fn")):
+        if function is not None:
+            check_plain(function, what, "process")
     if aggregate is not None and assigner.is_merging and spec.evictor is None and not aggregate.mergeable:
         raise GraphError(
             f"window: session windows merge, but the aggregate {aggregate!r} does not define merge(self, a, b); define it, or use "

@@ -1,0 +1,38 @@
+"""Functions that nothing awaits: keys, reductions, windows and joins call them in the middle of a batch.
+
+An `async def` there would give coroutines in the place of values, and be noticed far from its line; so it is refused at it. Where no
+resource is passed in either, a parameter that wants one is refused too: the function would get the declaration in its place.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from aioflow.core.errors import GraphError
+from aioflow.core.functions import Function
+from aioflow.core.injection import injected_parameters
+
+__all__ = ["check_plain", "check_without_resources"]
+
+
+def check_plain(function: Any, what: str, method: str = "__call__") -> None:
+    """Raises GraphError unless `function`, or the `method` of a function class, can be called and gives its result at once."""
+    is_class = isinstance(function, Function) or (isinstance(function, type) and issubclass(function, Function))
+    if is_class and not hasattr(function, method):
+        name = function.__name__ if isinstance(function, type) else type(function).__name__
+        raise GraphError(f"{what}: {name} has no method {method!r}, so it is no function for this place")
+    target = getattr(function, method) if is_class else function
+    if not callable(target):
+        raise GraphError(f"{what} needs a function, got {type(function).__name__}: {function!r}")
+    for call in (target, getattr(target, "__call__", None)):  # noqa: B004  # Not whether it can be called, but how.
+        if inspect.iscoroutinefunction(call) or inspect.isasyncgenfunction(call):
+            raise GraphError(f"{what} needs a plain function, and this one is async, which nobody awaits here; map(async fn) beside it")
+
+
+def check_without_resources(function: Any, what: str) -> None:
+    """Raises GraphError if a parameter of `function` is to be filled by a resource."""
+    for parameter, resource in injected_parameters(function).items():
+        raise GraphError(
+            f"{what}: its parameter {parameter!r} wants the resource {resource.name!r}, and is given none here; use it in a map before"
+        )

@@ -1,0 +1,180 @@
+"""A function that does not fit its place is refused at its line, while the flow is built."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import aioflow as af
+
+
+async def later(*values: Any) -> Any:
+    """What nobody awaits where a plain function belongs."""
+
+
+@af.resource
+def anything() -> Iterator[str]:
+    yield "opened"
+
+
+def wants(value: Any, other: Any = None, resource: Any = af.use(anything)) -> Any:
+    return resource
+
+
+class Kept(af.FilterFunction[Any]):
+    def filter(self, value: Any) -> bool:
+        return True
+
+
+class Summed(af.ProcessWindowFunction[Any, Any, Any]):
+    async def process(self, key: Any, ctx: af.WindowContext, elements: Any) -> Any:  # type: ignore[override]
+        return []
+
+
+def timed(flow: af.Flow) -> Any:
+    """A stream with event time; Any, because what follows is what a checker would refuse."""
+    return flow.source([1, 2], watermarks=af.WatermarkStrategy.monotonous_timestamps(timestamp=lambda x: x))
+
+
+def keyed(flow: af.Flow) -> Any:
+    return timed(flow).key_by(lambda x: x)
+
+
+def joined(flow: af.Flow, method: str) -> Any:
+    both = getattr(timed(flow), method)(timed(flow))
+    return both.where(lambda x: x).equal_to(lambda x: x).window(af.tumbling("1s"))
+
+
+PLACES: dict[str, Callable[[af.Flow, Any], Any]] = {
+    "reduce": lambda flow, fn: keyed(flow).reduce(fn),
+    "reduce of a window": lambda flow, fn: keyed(flow).window(af.tumbling("1s")).reduce(fn),
+    "process of a window": lambda flow, fn: keyed(flow).window(af.session("1s")).process(fn),
+    "window_fn": lambda flow, fn: keyed(flow).window(af.tumbling("1s")).aggregate(af.count(), fn),
+    "join": lambda flow, fn: joined(flow, "join").apply(fn),
+    "co_group": lambda flow, fn: joined(flow, "co_group").apply(fn),
+    "interval_join": lambda flow, fn: keyed(flow).interval_join(keyed(flow), "0s", "1s").process(fn),
+    "map of connected streams": lambda flow, fn: timed(flow).connect(timed(flow)).map(str, fn),
+    "flat_map of connected streams": lambda flow, fn: timed(flow).connect(timed(flow)).flat_map(fn, str),
+    "partition_custom": lambda flow, fn: timed(flow).partition_custom(fn),
+    "key_by": lambda flow, fn: timed(flow).key_by(fn),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_what_nobody_would_await_is_refused(place: str) -> None:
+    with pytest.raises(af.GraphError, match="needs a plain function"):
+        PLACES[place](af.Flow("refused"), later)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_what_cannot_be_called_is_refused(place: str) -> None:
+    with pytest.raises(af.GraphError, match="a function"):
+        PLACES[place](af.Flow("refused"), 5)
+
+
+def test_a_window_function_of_a_class_is_plain_too() -> None:
+    with pytest.raises(af.GraphError, match="process of a window needs a plain function"):
+        keyed(af.Flow("refused")).window(af.tumbling("1s")).process(Summed)
+
+
+def test_a_list_is_mapped_by_a_function() -> None:
+    with pytest.raises(af.GraphError, match="map_batches needs a function of a list, got int: 5"):
+        timed(af.Flow("refused")).map_batches(5)
+
+
+@pytest.mark.parametrize(
+    ("use", "told"),
+    [
+        (lambda s: s.key_by(wants), "key_by: its parameter 'resource' wants the resource 'anything', and is given none here"),
+        (lambda s: s.partition_custom(wants), "partition_custom: its parameter 'resource'"),
+        (lambda s: s.key_by(str).aggregate(af.sum(wants)), "sum: fn: its parameter 'resource'"),
+        (lambda s: s.key_by(str).aggregate(af.count(where=wants)), "count: where: its parameter 'resource'"),
+    ],
+)
+def test_a_resource_is_not_wanted_where_none_is_given(use: Callable[[Any], Any], told: str) -> None:
+    with pytest.raises(af.GraphError, match=told):
+        use(timed(af.Flow("refused")))
+
+
+@pytest.mark.parametrize(
+    ("use", "told"),
+    [
+        (lambda s: s.map(Kept), "map needs a function class with a method 'map', and Kept has none"),
+        (lambda s: s.flat_map(Kept()), "flat_map needs a function class with a method 'flat_map', and Kept has none"),
+        (lambda s: s.process(Kept), "process needs a function class with a method 'process_element', and Kept has none"),
+        (lambda s: s.key_by(str).process(Kept), "process needs a function class with a method 'process_element'"),
+        (lambda s: s.key_by(str).count_window(2).process(Kept), "Kept has no method 'process'"),
+    ],
+)
+def test_a_function_class_of_another_kind_is_refused(use: Callable[[Any], Any], told: str) -> None:
+    with pytest.raises(af.GraphError, match=told):
+        use(timed(af.Flow("refused")))
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"concurrency": "4"}, "concurrency must be at least 1, got '4'"),
+        ({"concurrency": 1.5}, "concurrency must be at least 1, got 1.5"),
+        ({"concurrency": None}, "concurrency must be at least 1, got None"),
+        ({"timeout": "0s"}, "timeout is '0s', expected more than 0"),
+        ({"timeout": "-1s"}, "timeout is '-1s', expected more than 0"),
+        ({"on_timeout": str}, "on_timeout= is given without timeout="),
+    ],
+)
+def test_options_of_async_calls_that_cannot_be_meant_are_refused(options: dict[str, Any], told: str) -> None:
+    with pytest.raises(af.GraphError, match=f"^map: {told}"):
+        timed(af.Flow("refused")).map(later, **options)
+
+
+@pytest.mark.parametrize("name", ["", None, 5])
+def test_a_tag_has_a_name(name: Any) -> None:
+    with pytest.raises(ValueError, match="an OutputTag needs a name that is not empty, got"):
+        af.OutputTag(name)
+
+
+@pytest.mark.parametrize(
+    ("policy", "error", "told"),
+    [
+        (lambda: af.fixed_delay(1, "-1s"), ValueError, "delay is '-1s', expected 0 or more"),
+        (lambda: af.fixed_delay("3", "1s"), ValueError, "at least one attempt, got '3'"),  # type: ignore[arg-type]
+        (lambda: af.failure_rate(1.5), ValueError, "at least one failure, got 1.5"),  # type: ignore[arg-type]
+        (lambda: af.failure_rate(2, "1m", "-1s"), ValueError, "delay is '-1s'"),
+        (lambda: af.exponential_delay("-1s"), ValueError, "initial is '-1s'"),
+        (lambda: af.fixed_delay(1, fatal=ValueError), TypeError, "fatal= takes a tuple of exception classes"),  # type: ignore[arg-type]
+        (lambda: af.exponential_delay(fatal=("ValueError",)), TypeError, "fatal= takes a tuple"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_restart_policy_that_cannot_be_meant_is_refused(policy: Callable[[], Any], error: type[Exception], told: str) -> None:
+    with pytest.raises(error, match=told):
+        policy()
+
+
+async def test_a_job_is_asked_for_streams_and_rows_by_the_number() -> None:
+    flow = af.Flow("asked")
+    pushed: Any = flow.source(af.io.push())
+    async with flow.run() as job:
+        for ask in (job.subscribe, job.state, job.input):
+            with pytest.raises(af.GraphError, match="expected a stream of its flow"):
+                ask(5)  # type: ignore[operator]
+        for buffer in (0, "3", 1.5, None):
+            with pytest.raises(ValueError, match="buffer must be at least 1 row"):
+                job.subscribe(pushed, buffer=buffer)  # type: ignore[arg-type]
+    with pytest.raises(af.GraphError, match="expected a stream of its flow"):
+        async with flow.run(subscribe=["pushed"]):
+            pass
+
+
+def test_a_program_of_its_own_does_not_run_inside_of_a_loop() -> None:
+    """Nothing is left behind that was never awaited."""
+    flow = af.Flow("inside")
+    flow.source([1])
+
+    async def service() -> None:
+        with pytest.raises(RuntimeError, match=r"one is running here: use `await flow\.execute"):
+            af.run(flow)
+
+    asyncio.run(service())
