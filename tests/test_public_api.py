@@ -17,7 +17,7 @@ NAMES = [
     "ConnectedStreams", "DataStream", "Evictor", "Expr", "Failed", "FilterFunction", "FlatMapFunction", "Flow", "Function",
     "GlobalWindow", "GraphError", "InsufficientBuffers", "Job", "JobCanceled", "JobError", "JobFailed", "JobNotRunning",
     "JobResult", "JobStatus", "KeyedBroadcastProcessFunction", "KeyedCoProcessFunction", "KeyedProcessFunction", "KeyedStream",
-    "ListState", "ListStateDescriptor", "LocalProtocolError", "MAX_WATERMARK", "MailboxClosed", "MapFunction", "MapState",
+    "ListState", "ListStateDescriptor", "LocalProtocolError", "MAX_WATERMARK", "MailboxClosed", "MalformedInput", "MapFunction", "MapState",
     "MapStateDescriptor", "NotAuthenticated", "OutputTag", "ProcessContext", "ProcessFunction", "ProcessWindowFunction",
     "ProducerFailed", "ProtocolError", "ReducingState", "ReducingStateDescriptor", "RemoteCluster", "RemoteError",
     "RemoteProtocolError", "Resource", "RestartPolicy", "RestoreError", "Retry", "RuntimeContext", "Savepoint", "Sink", "SinkWriter",

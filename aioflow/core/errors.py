@@ -10,6 +10,7 @@
     ├── ProtocolError
     │   ├── LocalProtocolError    our own side broke the protocol: a bug of this program
     │   └── RemoteProtocolError   the peer sent something that the protocol does not allow
+    │       └── MalformedInput    what a source read, from a file or a server, is not of the format that it should be
     ├── JobError
     │   ├── JobFailed         the job ended FAILED; the cause is chained
     │   ├── JobCanceled       the job ended CANCELED while somebody waited for its result
@@ -42,6 +43,7 @@ __all__ = [
     "JobNotRunning",
     "LocalProtocolError",
     "MailboxClosed",
+    "MalformedInput",
     "NotAuthenticated",
     "ProducerFailed",
     "ProtocolError",
@@ -93,6 +95,10 @@ class LocalProtocolError(ProtocolError):
 
 class RemoteProtocolError(ProtocolError):
     """The peer, or a file, held something that the protocol or the format does not allow."""
+
+
+class MalformedInput(RemoteProtocolError, ValueError):
+    """A source read something of another format. Names file and line; mend it there, or let the source pass over it by `on_error=`."""
 
 
 class JobError(AioflowError):

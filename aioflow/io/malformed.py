@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from aioflow.core.errors import GraphError, RemoteProtocolError, did_you_mean
+from aioflow.core.errors import GraphError, MalformedInput, did_you_mean
 from aioflow.core.functions import Failed, OutputTag
 
 if TYPE_CHECKING:
@@ -42,11 +42,9 @@ class Malformed:
         return self._on_error == "fail"
 
     def report(self, value: bytes, message: str, error: Exception) -> None:
-        """`message` says where and what. Raises RemoteProtocolError if the job is to fail."""
+        """`message` says where and what. Raises MalformedInput if the job is to fail."""
         if self._on_error == "fail":
-            raise RemoteProtocolError(
-                f"{message}. To go on without such input give on_error='skip', or an OutputTag to collect it"
-            ) from error
+            raise MalformedInput(f"{message}. To go on without such input give on_error='skip', or an OutputTag to collect it") from error
         self._errors.inc()
         if isinstance(self._on_error, OutputTag):
             runtime = self._ctx.runtime

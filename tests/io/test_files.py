@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aioflow.core.errors import GraphError, RemoteProtocolError
+from aioflow.core.errors import GraphError, MalformedInput
 from aioflow.core.functions import OutputTag
 from aioflow.core.host import SystemHost
 from aioflow.io.blocks import BlockFile
@@ -226,7 +226,7 @@ async def test_a_malformed_line_fails_is_skipped_or_goes_aside_by_choice(
         reader = source(path).reader(ctx)
         await reader.open(await source(path).discover(ctx.host))
         assert len(await take(reader, 2, max_records)) == 2
-        with pytest.raises(RemoteProtocolError, match=r"a\.data, line 3: "):
+        with pytest.raises(MalformedInput, match=r"a\.data, line 3: "):
             await next_batch(reader, max_records)
         await reader.close()
 
