@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from aioflow.core.aio import DONE
@@ -78,21 +77,25 @@ class Subscription(Generic[T]):
             self.wake()
         return DONE
 
-    async def __aiter__(self) -> AsyncIterator[T]:
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> T:
+        """The next row, which no other reader gets. Ends once this is closed or the job is over, with what the job failed with."""
         while True:
-            while self._owed or self._rows:
-                yield (self._owed or self._rows).popleft()
+            if self._owed or self._rows:
+                return (self._owed or self._rows).popleft()
             if self._refused is not None:
                 raise self._refused
             if self._overflowed:
                 raise Broken(f"the reader of this subscription fell {self._buffer} rows behind; read faster, or use a larger buffer=")
             if self._closed:
-                return
+                raise StopAsyncIteration
             assert self._job is not None
             if self._job.status.is_terminal:
                 if self._job.status.value == "FAILED":
                     await self._job.wait()
-                return
+                raise StopAsyncIteration
             self._arrived.set_unavailable()
             await asyncio.shield(self._arrived.get_available_future())
 

@@ -160,7 +160,7 @@ async def test_a_subscription_to_a_side_output_begins_and_ends_while_the_job_run
         for word in ("x", "y"):
             async with job.subscribe(side) as rows:
                 await inlet.put(word)
-                assert (await anext(aiter(rows))).value == word
+                assert (await anext(rows)).value == word
         inlet.close()
         await job.wait()
 
@@ -268,3 +268,19 @@ async def test_closing_acts_at_once_and_may_be_awaited(awaited: bool) -> None:
                 await closing
         assert [row async for row in rows] == [1]
         assert [row async for row in others] == []
+
+
+async def test_rows_are_read_one_by_one_and_readers_share_them() -> None:
+    flow = af.Flow("shared")
+    events = flow.source(af.io.push())
+    async with flow.run() as job:
+        async with job.subscribe(events) as rows:
+            await job.input(events).put_many([1, 2, 3, 4])
+            assert await anext(rows) == 1
+            async for row in rows:
+                assert row == 2
+                break
+            assert await anext(aiter(rows)) == 3
+            assert [await anext(rows) for _ in range(1)] == [4]
+        with pytest.raises(StopAsyncIteration):
+            await anext(rows)
