@@ -1,0 +1,46 @@
+"""The commands that the documentation shows are commands that there are, with options that they take."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from aioflow.cli.command import _parser
+
+ROOT = Path(__file__).parents[2]
+STANDS_FOR = {
+    "HOST:PORT": "127.0.0.1:8081",
+    "ADDRESS": "127.0.0.1",
+    "JOB": "0d2c",
+    "[DIR]": "DIR",
+    "N": "2",
+}
+LINE = re.compile(r"^aioflow [^\n]+$|`aioflow ([^`]+)`", re.MULTILINE)
+
+
+def documented() -> list[tuple[str, str]]:
+    """(page, command) of each, without its remark."""
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    found = [(page.name, match[0].strip("`")) for page in pages for match in LINE.finditer(page.read_text(encoding="utf-8"))]
+    return [(page, command.partition("  #")[0].strip()) for page, command in dict.fromkeys(found)]
+
+
+COMMANDS = documented()
+
+
+def test_the_documentation_shows_commands() -> None:
+    assert {"clusters.md", "guide.md", "rest.md"} <= {page for page, _ in COMMANDS}
+
+
+@pytest.mark.parametrize(("page", "command"), COMMANDS)
+def test_a_command_is_shown_as_it_can_be_typed(page: str, command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = [STANDS_FOR.get(word, word) for word in shlex.split(command)[1:]]
+    try:
+        _parser(argv[0]).parse_args(argv)
+    except SystemExit as stop:
+        said = capsys.readouterr().err
+        # A command that is only spoken of needs no arguments.
+        assert stop.code == 0 or "the following arguments are required" in said, f"{page}: {command}\n{said}"
