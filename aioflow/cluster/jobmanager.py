@@ -213,6 +213,13 @@ class JobManager:
     def options(self) -> JobManagerOptions:
         return self._options
 
+    @property
+    def fenced_total(self) -> int:
+        """Messages of leaders, workers and attempts that were replaced, refused by the processes of the cluster since this one leads."""
+        leading = self._now_leading()
+        elsewhere = 0 if leading is None else leading.resources.fenced_total
+        return self._fenced + elsewhere + sum(job.fenced_total for job in self._jobs.values())
+
     def known_jobs(self) -> dict[str, ClusterJob]:
         """Those that run here, and the last ones that are over; none while another leads."""
         return {} if self._now_leading() is None else {**self._ended, **self._jobs}
@@ -473,8 +480,7 @@ class JobManager:
 
     async def _overview(self) -> dict[str, Any]:
         leading = await self._leader()
-        fenced = self._fenced + leading.resources.fenced_total + sum(job.fenced_total for job in self._jobs.values())
-        return {"token": leading.token, "taskmanagers": leading.resources.overview(), "fenced_total": fenced}
+        return {"token": leading.token, "taskmanagers": leading.resources.overview(), "fenced_total": self.fenced_total}
 
     async def _shutdown(self) -> int:
         """End the whole cluster: TaskManagers are sent home, then this process ends. Returns its pid."""

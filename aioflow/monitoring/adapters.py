@@ -185,6 +185,11 @@ class MonitoredCluster:
     def host(self) -> Host:
         return self._manager.host
 
+    @property
+    def fenced_total(self) -> int:
+        """See `JobManager.fenced_total`."""
+        return self._manager.fenced_total
+
     def jobs(self) -> Sequence[JobView]:
         known = self._manager.known_jobs()
         # A view is made once: it is what the series and the cached metrics of the job hang on.

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from aioflow.cluster.execution_graph import JobStatus
+from aioflow.monitoring.adapters import MonitoredCluster
 from aioflow.monitoring.calls import BadRequest, Call
 from aioflow.monitoring.metric_index import shown_value
 from aioflow.monitoring.rest_cluster import find_worker
@@ -153,7 +154,9 @@ def jobmanager(call: Call) -> Any:
 def cluster_metrics(monitor: Monitor) -> dict[str, float]:
     """What there is to say about the cluster, and about this process."""
     workers = monitor.workers()
+    fenced = {"fenced_total": monitor.watched.fenced_total} if isinstance(monitor.watched, MonitoredCluster) else {}
     return {
+        **fenced,
         "numRegisteredTaskManagers": len(workers),
         "numRunningJobs": sum(not view.status.is_terminal for view in monitor.jobs()),
         "taskSlotsAvailable": sum(worker.free_slots for worker in workers),

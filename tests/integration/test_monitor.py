@@ -114,7 +114,8 @@ def test_a_jobmanager_shows_its_jobs_also_those_that_are_over(cluster: Cluster, 
     token = tmp_path / "token"
     token.write_text(f"{TOKEN}\n")
     data = ["--data", str(cluster.data)]
-    cluster.spawn("jobmanager", *data, "--port", "0", "--monitor", "127.0.0.1:0", "--monitor-token-file", str(token), "--enable-control")
+    options = ["--monitor", "127.0.0.1:0", "--monitor-token-file", str(token), "--enable-control", "--request-timeout", "10m"]
+    cluster.spawn("jobmanager", *data, "--port", "0", *options)
     found: list[str] = []
 
     def is_served() -> bool:
@@ -124,11 +125,13 @@ def test_a_jobmanager_shows_its_jobs_also_those_that_are_over(cluster: Cluster, 
     until(is_served, "the jobmanager listens")
     url = found[0]
     until(lambda: ask(f"{url}/overview")[0] == 200, "it answers")
-    cluster.spawn("taskmanager", *data, "--jobmanager", cluster.address, "--slots", "4", "--secret-file", str(cluster.secret))
-    until(lambda: ask(f"{url}/overview")[1]["slots-total"] == 4, "a taskmanager is registered")
+    assert ask(f"{url}/jobmanager/metrics?get=fenced_total")[1] == [{"id": "fenced_total", "value": "0"}]
     job_id = cluster.submit("endless")
     path = f"{url}/jobs/{job_id}"
-    until(lambda: ask(f"{path}/status")[1].get("status") == "RUNNING", "the job runs")
+    until(lambda: {one["status"] for one in ask(path)[1].get("vertices", ())} == {"SCHEDULED"}, "its tasks wait for slots")
+    assert ask(path)[1]["vertices"][0]["start-time"] == -1
+    cluster.spawn("taskmanager", *data, "--jobmanager", cluster.address, "--slots", "4", "--secret-file", str(cluster.secret))
+    until(lambda: ask(f"{url}/overview")[1]["slots-total"] == 4, "a taskmanager is registered")
     until(lambda: ask(path)[1]["vertices"][-1]["metrics"]["read-records"] > 0, "its metrics come")
     check(ask(path)[1], "Job")
     check(ask(f"{url}/taskmanagers")[1], "TaskManagers")
