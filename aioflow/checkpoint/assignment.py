@@ -231,7 +231,7 @@ def _refuse_unmatched(checkpoint: CompletedCheckpoint, lost: Sequence[_Former], 
         lines.append(f"{one.operator.name!r} (uid {one.operator.uid}{hint})")
     raise RestoreError(
         f"{_title(checkpoint)} holds state of operators that the flow does not have: {', '.join(lines)}; give them their uids back with "
-        "uid(...), or begin without that state with allow_non_restored=True"
+        "uid=, or begin without that state with allow_non_restored=True"
     )
 
 

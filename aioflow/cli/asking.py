@@ -103,6 +103,9 @@ def _remedy(arguments: argparse.Namespace) -> str:
 
 def secret_of(path: Path) -> bytes:
     """Raises NotAuthenticated."""
+    if path == DATA / "secret" and not path.exists():  # Nobody has named it: the first command in a new directory.
+        here = f"no cluster was started in this directory: there is no {path}"
+        raise NotAuthenticated(f"{here}. Start one with aioflow cluster start, or name the secret of another with --secret-file")
     return read_secret(str(path), "with --secret-file")
 
 
