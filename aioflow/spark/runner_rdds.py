@@ -10,7 +10,7 @@ the JVM twice what the shuffle does. A DataFrame that the flow reads is one all 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from itertools import islice
 from operator import itemgetter
@@ -50,7 +50,6 @@ class StageRdds:
         self._kept: list[Any] = []
         self._rdds: dict[int, Any] = {}
         self._results: list[Any] = []
-        self._taken: list[BlockRow] = []
         self._rows: Iterator[BlockRow] | None = None
         for stage in plan.stages:
             if not stage.at_home:
@@ -58,28 +57,30 @@ class StageRdds:
                 self._rdds[stage.id] = self._rdd(stage, programs[stage.id], subtasks.get(stage.id, 0), frame)
 
     def compute(self) -> int:
-        """Run the job, as far as Spark is concerned. Gives the bytes that come to this program."""
-        size = 0
+        """Run the job, as far as Spark is concerned. Gives the bytes of what is kept for this program, and of what leaves beside it.
+
+        Counting is the cheapest way to have a stage run: rows stay bytes to Java, and need no second process of Python.
+        """
+        ends, kept = [], set()
         for stage in self._plan.stages:
             if stage.at_home:
                 continue
-            wanted = self._wanted(stage)
-            rdd = self._rdds[stage.id]
-            rows = rdd.filter(partial(_is_of, frozenset(wanted)))
-            if wanted == [COMMITTABLES]:
-                self._taken += map(_row_of, rows.collect())  # Names of files and the like: one job is enough.
-            elif wanted:
-                self._results.append(rows)
-                size += rows.map(_size_of).sum()
-            elif rdd.is_cached or not stage.outputs:
-                rdd.foreachPartition(_drain)  # Several read it; or nobody does, and it is run for what its functions do.
-        return size
+            wanted, rdd = self._wanted(stage), self._rdds[stage.id]
+            is_read = bool(self._readers(stage))
+            if not is_read:
+                ends.append(rdd)
+            elif rdd.is_cached:
+                rdd._jrdd.count()  # Before its readers, which would each begin to compute it.
+            if wanted:
+                kept.add(rdd._jrdd.rdd().id())
+                self._results.append(rdd.filter(partial(_is_of, frozenset(wanted))) if is_read else rdd)
+        if ends:
+            self._context.union(ends)._jrdd.count()  # One job for all: Spark runs beside each other what can be.
+        return sum(info.memSize() + info.diskSize() for info in self._context._jsc.sc().getRDDStorageInfo() if info.id() in kept)
 
     def take(self) -> list[BlockRow]:
         """All rows of `compute` for this program."""
-        for rdd in self._results:
-            self._taken += map(_row_of, rdd.collect())
-        return self._taken
+        return list(map(_row_of, self._context.union(self._results).collect())) if self._results else []
 
     def take_some(self) -> list[BlockRow]:
         """The next of these rows, and none at the end."""
@@ -93,9 +94,12 @@ class StageRdds:
             rdd.unpersist()
 
     def _iterate(self) -> Iterator[BlockRow]:
-        yield from self._taken
         for rdd in self._results:
             yield from map(_row_of, rdd.toLocalIterator())
+
+    def _readers(self, stage: Stage) -> set[int]:
+        """The other stages in Spark that read from this one."""
+        return {self._plan.target_of(edge).id for edge in stage.outputs if not self._plan.target_of(edge).at_home}
 
     def _wanted(self, stage: Stage) -> list[int]:
         """Edges of the rows that come to this program."""
@@ -114,9 +118,8 @@ class StageRdds:
             rdd = self._context.parallelize(range(subtasks), subtasks).mapPartitionsWithIndex(program.on_splits)
         else:
             rdd = self._exchange(stage).mapPartitionsWithIndex(program.on_rows)
-        readers = {self._plan.target_of(edge).id for edge in stage.outputs if not self._plan.target_of(edge).at_home}
-        wanted = self._wanted(stage)
-        if len(readers) + bool(wanted) > 1 or wanted not in ([], [COMMITTABLES]):
+        wanted = bool(self._wanted(stage))
+        if wanted or len(self._readers(stage)) > 1:
             rdd = rdd.persist(StorageLevel.MEMORY_AND_DISK)
             self._kept.append(rdd)
         return rdd
@@ -141,10 +144,6 @@ def _is_of(edges: frozenset[int], pair: Pair) -> bool:
     return pair[0][2] in edges
 
 
-def _size_of(pair: Pair) -> int:
-    return len(pair[1])
-
-
 def _row_of(pair: Pair) -> BlockRow:
     return BlockRow(*pair[0], pair[1])
 
@@ -153,8 +152,3 @@ def _pair_of(row: Any) -> Pair:
     """Of a row of a DataFrame with `SCHEMA`."""
     target, mark, edge, producer, seq, payload = row
     return (target, mark, edge, producer, seq), bytes(payload)
-
-
-def _drain(pairs: Iterable[Pair]) -> None:
-    for _ in pairs:
-        pass

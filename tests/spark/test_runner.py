@@ -78,6 +78,19 @@ async def test_much_output_comes_partition_by_partition(on: af.Spark, monkeypatc
     assert sorted(await counts.collect(on=on)) == sorted(await counts.collect())
 
 
+async def test_however_much_comes_out_it_is_one_job_of_spark_and_another_to_take_it(on: af.Spark, spark: SparkBridge) -> None:
+    session = await spark.session()
+    scheduler = session.sparkContext._jsc.sc().dagScheduler()
+    flow = af.Flow("many")
+    streams = [flow.source(range(10), name=f"source {number}").key_by(lambda value: value % 3).count() for number in range(3)]
+
+    before = await spark.call(scheduler.numTotalJobs)
+    there = await flow.collect(*streams, on=on)
+
+    assert await spark.call(scheduler.numTotalJobs) - before == 2
+    assert [len(rows) for rows in there] == [10] * 3
+
+
 async def test_files_are_committed_when_the_job_is_through(on: af.Spark, tmp_path: Path) -> None:
     flow = af.Flow("files", parallelism=2)
     numbers = flow.source(range(1000)).rebalance().map(str)
