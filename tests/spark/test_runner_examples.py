@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import runpy
+import sys
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -19,14 +21,14 @@ import aioflow as af
 from aioflow.api import flow as flow_module
 from aioflow.api.options import RunOptions, parse_options
 from aioflow.spark.session import SparkBridge
-from tests.integration.test_examples_everywhere import alone, elsewhere
+from tests.integration.clusters import ROOT
 
 pytestmark = pytest.mark.timeout(900)  # The first job of a Java process on a busy machine takes minutes.
 
 EXAMPLES = ["wordcount", "sessions", "dedup", "fraud_alerts", "joins", "rules"]
 
 AS_PROGRAMS = ["enrichment", "batch_inference"]
-"""They tell their functions something in globals of the script, or print where a resource is: only `__main__` travels with that."""
+"""They tell their functions something in globals of the script: only `__main__` travels with that."""
 
 
 def parse(on: af.Spark, given: Mapping[str, Any]) -> RunOptions:
@@ -52,11 +54,16 @@ async def test_an_example_prints_the_same_on_spark(
     assert await printed(name, capsys) == here != []
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("java")
-@pytest.mark.spark
 @pytest.mark.parametrize("name", AS_PROGRAMS)
-def test_a_program_prints_the_same_on_spark(name: str) -> None:
-    there = elsewhere(name, '"on": af.Spark("local[2]")')
+def test_a_program_prints_the_same_on_spark(
+    name: str, spark: SparkBridge, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(ROOT / "examples" / f"{name}.py")
+    monkeypatch.setattr(sys, "argv", [path])
+    runpy.run_path(path, run_name="__main__")
+    here = capsys.readouterr().out.splitlines()
+    monkeypatch.setattr(flow_module, "parse_options", partial(parse, af.Spark(spark.master, bridge=spark)))
+    runpy.run_path(path, run_name="__main__")
 
-    assert there == [line for line in alone(name) if " reviews in " not in line]  # That one is printed on an executor.
+    # How many reviews a resource has seen is printed where it is: on an executor.
+    assert capsys.readouterr().out.splitlines() == [line for line in here if " reviews in " not in line] != []
