@@ -57,7 +57,7 @@ class Killer:
 
     async def seal(self, handover: Handover, number: int) -> Taken:
         taken = await self._seal(handover, number)
-        if number == 3 and len(self.killed) == 1:
+        if number == 2 and len(self.killed) == 1:
             self.killed.append("killed Java")
             os.kill(self.java(), signal.SIGKILL)
         return taken
@@ -100,7 +100,7 @@ async def main(folder: Path, files: int) -> None:
         sink = af.io.spark(bridge, table="numbers", schema="id bigint, part int", spool=folder / "spool")
         rows.map(watch, uid="watch").sink(sink, uid="table")
         last = (files // 2 if is_first else files) * ROWS - 1
-        settings = {"checkpoints": folder / "checkpoints", "every": "300ms", "restart": af.fixed_delay(attempts=20, delay="200ms")}
+        settings = {"checkpoints": folder / "checkpoints", "every": "1s", "restart": af.fixed_delay(attempts=20, delay="200ms")}
         async with flow.run(**settings) as job:  # type: ignore[arg-type]
             waiting = asyncio.ensure_future(job.wait())
             while last not in seen and not waiting.done():

@@ -20,7 +20,8 @@ def same(batches):
     yield from batches
 
 async def main():
-    async with SparkBridge("local[1]", config={"spark.driver.memory": "512m"}) as spark:
+    brief = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"  # Java lives for seconds here.
+    async with SparkBridge("local[1]", config={"spark.driver.memory": "512m", "spark.driver.extraJavaOptions": brief}) as spark:
         session = await spark.session()
         print("java", session._jvm.System.getProperty("java.home").rpartition("/site-packages/")[2].partition("/")[0])
         frame = await spark.sql("SELECT 40 + id AS answer FROM range(2, 3)")
