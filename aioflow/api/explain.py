@@ -25,7 +25,7 @@ def explain(stream: DataStream[Any]) -> str:
     """The part of the flow that `stream` depends on."""
     graph = stream.flow.graph
     needed = graph.upstream_of([upstream.node_id for upstream in stream.upstreams])
-    return explain_graph(build_job_graph(graph.restricted_to(needed)))
+    return explain_graph(build_job_graph(graph.restricted_to(needed), explained=True))
 
 
 def explain_graph(graph: JobGraph) -> str:

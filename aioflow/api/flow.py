@@ -71,7 +71,7 @@ class Flow:
 
     def job_graph(self) -> JobGraph:
         """The vertices and exchanges that a run deploys. Raises GraphError for a wrong flow."""
-        return build_job_graph(self._graph)
+        return build_job_graph(self._graph, explained=True)
 
     @overload
     def source(

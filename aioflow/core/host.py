@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import logging
 import random
 import secrets
@@ -298,7 +299,8 @@ class Host(Protocol):
     def blocking(
         self, fn: Callable[[*Args], T], *args: *Args, dedicated: bool = False, name: str | None = None
     ) -> asyncio.Future[T]:
-        """Run `fn(*args)` where it may block, and return a future of its result on the running loop.
+        """Run `fn(*args)` where it may block, and return a future of its result on the running loop. It sees the context
+        variables of whoever asks.
 
         Short calls share a bounded pool. `dedicated` gives the call a thread of its own, for work that lasts as long
         as a task does (a source's generator), so that it never starves the pool. Cancelling the future does not stop
@@ -346,11 +348,12 @@ class SystemHost:
         if self._closed:
             raise RuntimeError(f"host is closed, cannot run {name or getattr(fn, '__name__', fn)}: call before close()")
         loop = asyncio.get_running_loop()
+        in_context = contextvars.copy_context().run  # As asyncio.to_thread does.
         if dedicated:
-            return self._start_thread(loop, lambda: fn(*args), name or f"aioflow-{getattr(fn, '__name__', 'call')}")
+            return self._start_thread(loop, lambda: in_context(fn, *args), name or f"aioflow-{getattr(fn, '__name__', 'call')}")
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self._max_workers, thread_name_prefix="aioflow-blocking")
-        return loop.run_in_executor(self._pool, fn, *args)
+        return loop.run_in_executor(self._pool, in_context, fn, *args)
 
     def _start_thread(
         self, loop: asyncio.AbstractEventLoop, call: Callable[[], T], name: str

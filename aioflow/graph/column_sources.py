@@ -30,8 +30,11 @@ NO_COLUMNS = "rows: its elements are Python values, and those of parquet, arrow,
 NOT_USED = "nothing puts columns to use: an aggregate, a window or a sink of parquet or arrow does"
 
 
-def with_columns(graph: StreamGraph, node: StreamNode) -> StreamNode:
-    """A source node whose source gives columns, where it can and they are of use; else `node` with the reason in its remark."""
+def with_columns(graph: StreamGraph, node: StreamNode, *, explained: bool = False) -> StreamNode:
+    """A source node whose source gives columns, where it can and they are of use; else `node` with the reason in its remark.
+
+    Of a source that never has any, the reason is only found for whoever wants it `explained`: nothing of what follows is made for it.
+    """
     source, by_row = node.source, why_rows_for_times(node.watermarks)
     if source is None:
         return node
@@ -39,8 +42,10 @@ def with_columns(graph: StreamGraph, node: StreamNode) -> StreamNode:
         if by_row:
             return replace(node, remark=f"columns, of which rows are made for their times: {by_row}")
         return _narrowed(graph, node)
-    obstacle = by_row or _obstacle(graph, node)
     offer = getattr(source, "with_columns", None)
+    if offer is None and not explained:
+        return node
+    obstacle = by_row or _obstacle(graph, node)
     if offer is None:
         return node if obstacle else replace(node, remark=NO_COLUMNS)
     if obstacle is None and (columnar := offer()) is not None:

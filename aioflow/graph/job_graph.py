@@ -103,8 +103,10 @@ def connected_subtasks(strategy: ShipStrategy, producer: int, producers: int, co
     return range(start, -(-(producer + 1) * consumers // producers))
 
 
-def build_job_graph(graph: StreamGraph, *, apart: bool = False) -> JobGraph:
-    """Chain, validate, and number the exchanges. `apart`: what stays in the program's process shares no chain with what need not."""
+def build_job_graph(graph: StreamGraph, *, apart: bool = False, explained: bool = False) -> JobGraph:
+    """Chain, validate, and number the exchanges. `apart`: what stays in the program's process shares no chain with what need not.
+    `explained`: also say of sources that never give columns what is in the way, for which operators are made.
+    """
     _validate(graph)
     uids = graph.uids()
     chained_into: dict[int, int] = {}
@@ -119,7 +121,7 @@ def build_job_graph(graph: StreamGraph, *, apart: bool = False) -> JobGraph:
         chain = [head]
         while chain[-1] in chained_into:
             chain.append(chained_into[chain[-1]])
-        nodes = (with_columns(graph, graph.nodes[head]), *(graph.nodes[i] for i in chain[1:]))
+        nodes = (with_columns(graph, graph.nodes[head], explained=explained), *(graph.nodes[i] for i in chain[1:]))
         for index, node_id in enumerate(chain):
             place[node_id] = (head, index)
         name = " -> ".join(node.name for node in nodes)

@@ -177,11 +177,7 @@ class StreamTask:
         self._checkpoints.bind(self._contexts, self._operators, source, self.emit_from, restored, self._chain, network)
         in_flight = () if restore is None or not restore.channels else await self._read_in_flight(restore)
         if isinstance(self._input, SourceInput):
-            try:
-                await self._input.open()
-            except BaseException as error:
-                note_once(error, f"in open() of {self._source_place}")
-                raise
+            await self._open_source(self._input.open)
             if self._stop is not None:
                 self._input.stop(drain=self._stop is InputStatus.END_OF_DATA)
         # Last, and nothing is awaited after it: subscriptions that came while user code was opening count.
@@ -193,6 +189,17 @@ class StreamTask:
             if network is not None:
                 network.restore([place for place in in_flight if place.side != CHAIN])
         self._metrics.initialized()
+
+    async def _open_source(self, opening: Callable[[], Awaitable[None]]) -> None:
+        """What a reader starts as it opens, tasks and threads, belongs to the source, whichever operator runs meanwhile."""
+        token = enter_scope(self._scope.at(self._contexts[0]))
+        try:
+            await opening()
+        except BaseException as error:
+            note_once(error, f"in open() of {self._source_place}")
+            raise
+        finally:
+            leave_scope(token)
 
     async def _read_in_flight(self, restore: TaskRestore) -> Sequence[RestoredPlace]:
         assert self._environment.store is not None, "a task that is restored has a store to read from"
@@ -526,10 +533,9 @@ class StreamTask:
 
     async def _read_too(self, source: SourceInput, splits: Sequence[Split]) -> None:
         try:
-            await source.add_splits(splits)
+            await self._open_source(partial(source.add_splits, splits))
         except Exception as error:
             # Not only told to whoever found them: some may be read by now, others not.
-            note_once(error, f"in open() of {self._source_place}")
             self.report(error)
             raise
         self._resume()

@@ -998,6 +998,46 @@ async def test_context_variables_are_those_of_the_caller_of_run() -> None:
     assert await af.Flow("context").source([1, 2]).map(lambda x: REQUEST.get()).collect() == ["mine", "mine"]
 
 
+async def test_context_variables_of_the_caller_reach_the_threads_of_functions_and_sources() -> None:
+    def seen(x: Any = None) -> str:
+        return REQUEST.get()
+
+    async def seen_by_async() -> AsyncIterator[str]:
+        yield REQUEST.get()
+
+    REQUEST.set("mine")
+    flow = af.Flow("context")
+    assert await flow.source([1]).map(seen, blocking=True).collect() == ["mine"]
+    assert await flow.source([1]).map_batches(lambda rows: [seen() for _ in rows], blocking=True).collect() == ["mine"]
+    assert await flow.source(lambda: iter([seen()])).collect() == ["mine"]
+    assert await flow.source(seen_by_async).collect() == ["mine"]
+
+
+async def test_what_a_source_starts_is_in_its_own_scope_whichever_operator_runs_meanwhile() -> None:
+    seen: dict[str, set[str]] = {"async": set(), "thread": set(), "blocking": set()}
+
+    async def in_a_task() -> AsyncIterator[int]:
+        for n in range(200):
+            seen["async"].add(repr(af.current_scope()))
+            yield n
+            await asyncio.sleep(0)
+
+    def in_a_thread() -> Iterator[int]:
+        for n in range(200):
+            seen["thread"].add(repr(af.current_scope()))
+            yield n
+
+    def look(n: int) -> int:
+        seen["blocking"].add(repr(af.current_scope()))
+        return n
+
+    flow = af.Flow("scoped")
+    numbers = flow.source(in_a_task, name="tasks").union(flow.source(in_a_thread, name="threads"))
+    await numbers.map(lambda n: n, name="plain").map(look, blocking=True, name="blocks").collect()
+    await flow.source(in_a_task, name="tasks").map(lambda n: n, name="chained").collect()
+    assert seen == {"async": {"scoped/tasks[1/1]"}, "thread": {"scoped/threads[1/1]"}, "blocking": {"scoped/blocks[1/1]"}}
+
+
 async def test_the_scope_names_job_operator_subtask_and_key_while_user_code_runs() -> None:
     seen: list[str] = []
 
