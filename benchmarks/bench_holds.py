@@ -17,10 +17,11 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from time import thread_time
+from time import perf_counter_ns, thread_time
 from typing import Any
 
 import aioflow as af
+from aioflow.cluster.collector import Collector
 from aioflow.cluster.worker import COLLECTED_AFTER
 from benchmarks.bench_throughput import environment, loop_factory, print_rows
 
@@ -183,12 +184,15 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--only", nargs="+", default=list(FLOWS), choices=list(FLOWS))
     parser.add_argument("--collector", choices=["worker", "python"], default="worker")
     options = parser.parse_args(arguments)
-    before = gc.get_threshold()
+    before, collector = gc.get_threshold(), Collector(perf_counter_ns)
     if options.collector == "worker":
         gc.set_threshold(*COLLECTED_AFTER)
+        gc.callbacks.append(collector.hear)
     try:
         rows = [held(name, options.keys) for name in options.only]
     finally:
+        if options.collector == "worker":
+            gc.callbacks.remove(collector.hear)
         gc.set_threshold(*before)
         gc.unfreeze()
     report = {**environment(), "unit": "ms of the thread's CPU time", "goal_ms": GOAL_MS, "keys": options.keys, "holds": rows}

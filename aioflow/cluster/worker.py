@@ -22,6 +22,7 @@ from typing import Any
 from aioflow.checkpoint.failure import CheckpointFailureReason
 from aioflow.checkpoint.metadata import encode_subtask
 from aioflow.checkpoint.subtask import CheckpointStats, SubtaskState
+from aioflow.cluster.collector import Collector, collector_of_process
 from aioflow.cluster.heartbeat import HeartbeatMonitor, HeartbeatOptions, SendHeartbeat, TimedOut
 from aioflow.cluster.pulse import Pulse
 from aioflow.cluster.rpc import RpcConnection, connect_rpc
@@ -52,9 +53,10 @@ REPORT_S = 0.5
 
 MASTER = "job master"
 
-COLLECTED_AFTER = (10_000, 20, 20)
+COLLECTED_AFTER = (10_000, 20, 3)
 """Thresholds of the garbage collector. A batch makes thousands of tuples that live until the next one, and a window as many accumulators:
-with Python's own (700, 10, 10) a window of rows costs a ninth more. A process that is not ours keeps what it has.
+with Python's own (700, 10, 10) a window of rows costs a ninth more. A full collection comes after 600,000 objects that stay: no more are
+walked at one go (`collector`). A process that is not ours keeps what it has.
 """
 
 PARENT_CHECK_S = 0.5
@@ -68,8 +70,10 @@ FINISHED, UNREACHABLE, LOST_MASTER = 0, 1, 3
 class Worker:
     """The worker's side of the control connection: its handlers, and the TaskExecutor behind them."""
 
-    def __init__(self, host: Host, secret: bytes, worker_id: str) -> None:
+    def __init__(self, host: Host, secret: bytes, worker_id: str, collector: Collector | None = None) -> None:
+        """`collector`: in a process that is its own."""
         self._host = host
+        self._collector = collector
         self._secret = secret
         self._worker_id = worker_id
         self._connection: RpcConnection | None = None
@@ -220,6 +224,8 @@ class Worker:
             return
         if state.is_terminal:
             self._send_report()  # So that the numbers of a job that is over are complete.
+            if self._collector is not None:
+                self._collector.look_everywhere()
         self._connection.notify("update_task_state", _key(attempt), state.value, self._packed(error))
 
     def acknowledge_checkpoint(self, attempt: ExecutionAttemptId, checkpoint_id: int, state: SubtaskState, stats: CheckpointStats) -> None:
@@ -308,7 +314,7 @@ async def _main(address: tuple[str, int], worker_id: str) -> int:
     over, parent = threading.Event(), os.getppid()
     watching = host.blocking(_end_with_parent, parent, over, dedicated=True, name="aioflow-parent")
     try:
-        return await Worker(host, secret, worker_id).run(address)
+        return await Worker(host, secret, worker_id, collector_of_process(host.clock.perf_ns)).run(address)
     except (OSError, Broken) as error:
         logger.error("%s cannot reach its job master at %s:%d: %s", worker_id, *address, error)
         return UNREACHABLE
