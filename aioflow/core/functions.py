@@ -142,6 +142,10 @@ class RuntimeContext(Protocol):
     @property
     def metrics(self) -> MetricGroup: ...
     @property
+    def is_restored(self) -> bool:
+        """Whether the operator begins with the state of a checkpoint, also where this subtask's share of it is empty."""
+
+    @property
     def operator_state(self) -> Any:
         """Operator state (list, union list, broadcast) of this subtask."""
 

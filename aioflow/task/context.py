@@ -79,6 +79,11 @@ class SubtaskRuntimeContext:
     job_id: str = ""
     restored_checkpoint: int | None = None
 
+    @property
+    def is_restored(self) -> bool:
+        """Whether it begins with the state of a checkpoint, also where this subtask's share of it is empty."""
+        return self.operator_state.is_restored
+
     def get_state(self, descriptor: StateDescriptor) -> Any:
         """State of the current key, of the kind that `descriptor` declares. Raises StateError without `key_by`."""
         return require_keyed(self.keyed_state, self.operator_name).get_state(descriptor)

@@ -20,7 +20,8 @@ class Remembers(af.ProcessFunction[str, Any]):
 
     def initialize_state(self, ctx: Any) -> None:
         self.state = ctx.operator_state.get_list_state("seen")
-        self.restored = ctx.operator_state.is_restored
+        self.restored = ctx.is_restored
+        assert ctx.operator_state.is_restored is self.restored
         self.seen = self.state.get()
 
     def snapshot_state(self, ctx: Any) -> None:
