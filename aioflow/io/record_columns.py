@@ -17,7 +17,9 @@ from aioflow.columns.making import column_of
 from aioflow.core.column_batch import Column, ColumnBatch, NumberColumn, ObjectColumn
 from aioflow.io.shapes import certain_hints_of
 
-__all__ = ["FieldColumns", "RecordColumns"]
+__all__ = ["FieldColumns", "RecordColumns", "count_objects"]
+
+_NEW_LINE, _OPENS, _CLOSES = b"\n{}"
 
 _NUMBERS: dict[Any, Any] = {int: np.int64, float: np.float64, bool: np.bool_}
 
@@ -33,12 +35,25 @@ class FieldColumns:
     def __call__(self, items: list[Any]) -> Column:
         if self._dtype is not None:
             try:
-                return NumberColumn(np.array(items, self._dtype))
+                return NumberColumn(np.fromiter(items, self._dtype, len(items)))
             except OverflowError:
                 return ObjectColumn(items)
         if self._is_text or (items and type(items[0]) is str and list(map(type, items)).count(str) == len(items)):
             return self._entries.column(items, len(items))
         return column_of(items)
+
+
+def count_objects(data: bytes) -> int | None:
+    """How many lines there are, if each begins with `{` and ends with `}`; None if not. On arrays: it is the price of a field otherwise."""
+    from aioflow.io.json_files import lines_of_objects
+
+    if b"\r" in data or not data.startswith(b"{") or not data.endswith((b"}", b"}\n")):
+        return lines_of_objects(data)
+    marks = np.frombuffer(data, np.uint8)
+    ends = np.flatnonzero(marks[:-1] == _NEW_LINE)
+    if (marks[ends - 1] != _CLOSES).any() or (marks[ends + 1] != _OPENS).any():
+        return None
+    return len(ends) + 1
 
 
 class RecordColumns:

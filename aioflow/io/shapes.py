@@ -84,7 +84,8 @@ def struct_like(type_: Any) -> type[msgspec.Struct] | None:
         fields: list[Any] = [
             (name, hint, msgspec.field(default_factory=made_by[name])) if name in made_by else (name, hint) for name, hint in hints.items()
         ]
-        made = msgspec.defstruct(type_.__name__, fields)
+        # What is decoded has no cycles, and lives no longer than it takes to read its fields: the collector need not know of it.
+        made = msgspec.defstruct(type_.__name__, fields, gc=False)
         msgspec.json.Decoder(made)
     except (TypeError, NameError, msgspec.ValidationError):
         return None  # No type with fields, or with annotations that say nothing to msgspec, or not what its defaults are.

@@ -100,10 +100,11 @@ class ResumableOutput:
         assert not self._values, "what was added before goes first"
         if watermark > self.watermark:
             self.watermark = watermark
-        count = len(values)
-        self._values = values  # type: ignore[assignment]  # It reads like a list.
-        self._timestamps = [timestamp] * count
-        self._watermarks = [self.watermark] * count
+        from aioflow.columns.making import repeat
+
+        self._values = values  # type: ignore[assignment]  # These three read like lists.
+        self._timestamps = repeat(timestamp, len(values))  # type: ignore[assignment]
+        self._watermarks = repeat(self.watermark, len(values))  # type: ignore[assignment]
 
     def take(self) -> RecordBatch:
         """What was added since the last time, as a batch."""
@@ -111,6 +112,6 @@ class ResumableOutput:
         if not values:
             return empty_batch(self.watermark)
         self._values, self._timestamps, self._watermarks = [], [], []
-        # Results of elements without event time have none either.
-        timed: Any = None if None in timestamps else timestamps
+        # Results of elements without event time have none either; columns have it.
+        timed: Any = None if type(timestamps) is list and None in timestamps else timestamps
         return RecordBatch(values, timed, None, watermarks, self.watermark)

@@ -96,9 +96,9 @@ COLUMN_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "lines that hold two objects, or half of one, are decoded at once",
-        "aioflow/io/json_files.py",
-        "if borders + 1 != lines or not data.startswith",
-        "if not data.startswith",
+        "aioflow/io/record_columns.py",
+        "    if (marks[ends - 1] != _CLOSES).any() or (marks[ends + 1] != _OPENS).any():\n",
+        "    if False:\n",
         ("tests/io/test_record_columns.py::test_lines_that_hold_two_objects_or_half_of_one_are_refused",),
     ),
     Mutant(

@@ -21,7 +21,8 @@ from aioflow.core.functions import OutputTag
 from aioflow.io.csv_files import CsvDecoder, csv
 from aioflow.io.file_reader import Decoded
 from aioflow.io.generating import datagen
-from aioflow.io.json_files import JsonColumnDecoder, JsonDecoder, jsonl
+from aioflow.io.json_files import JsonColumnDecoder, JsonDecoder, jsonl, lines_of_objects
+from aioflow.io.record_columns import count_objects
 from aioflow.io.shapes import struct_like
 from aioflow.operators.source import Split, discover_splits
 from tests.io.driver import Context, system_context
@@ -299,6 +300,12 @@ def test_lines_that_hold_two_objects_or_half_of_one_are_refused() -> None:
     data = b'{"user":1,"price":\n2.5}\n{"user":3,"price":2.5}{"user":4,"price":2.5}\n'
     for decoder in (JsonDecoder(None), JsonColumnDecoder(None), JsonDecoder(Bid), JsonColumnDecoder(Bid)):
         assert len(decoder.decode(data, True).bad) == 3
+
+
+@given(st.lists(st.sampled_from([b"{", b"}", b"\n", b"\r\n", b"x", b"{}", b"}\n{", b'{"a":1}\n'])))
+def test_lines_of_objects_are_counted_alike_on_arrays(pieces: list[bytes]) -> None:
+    data = b"".join(pieces)
+    assert count_objects(data) == lines_of_objects(data)
 
 
 def test_plain_lines_come_as_columns() -> None:
