@@ -9,14 +9,15 @@ from __future__ import annotations
 import asyncio
 import pickle
 from collections.abc import Callable
-from dataclasses import astuple, replace
+from dataclasses import astuple, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from aioflow.checkpoint.failure import CheckpointFailureReason
 from aioflow.checkpoint.metadata import encode_subtask
-from aioflow.cluster.split_discovery import unpack_splits
+from aioflow.cluster.split_discovery import SplitDiscovery, unpack_splits
 from aioflow.cluster.task_executor import TaskExecutor
+from aioflow.core.aio import cancel_and_wait
 from aioflow.core.batch_codec import encode_batch
 from aioflow.core.errors import AioflowError, Closed, TypeNotSupported
 from aioflow.core.metrics import MetricGroup
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from aioflow.core.elements import CheckpointBarrier, RecordBatch
     from aioflow.core.host import Host
     from aioflow.core.ids import TapPlace
+    from aioflow.graph.job_graph import JobGraph
     from aioflow.operators.source import Split
 
 __all__ = ["AttemptKey", "JobSession", "attempt_key", "pack_error", "unpack_error"]
@@ -43,6 +45,27 @@ AttemptKey = tuple[str, int, int, int]
 
 Tell = Callable[..., None]
 """Tells the JobManager: method and arguments."""
+
+
+@dataclass(slots=True)
+class _HomeSubtask:
+    attempt: ExecutionAttemptId
+    state: ExecutionState
+
+
+class _Home:
+    """The subtasks that run in this process."""
+
+    def __init__(self, graph: JobGraph) -> None:
+        self.graph = graph
+        self.executions: dict[tuple[int, int], _HomeSubtask] = {}
+
+    def update(self, attempt: ExecutionAttemptId, state: ExecutionState) -> None:
+        """One is that far now; what an attempt before the newest has to tell is over."""
+        place = attempt.vertex_id, attempt.subtask_index
+        newest = self.executions.get(place)
+        if newest is None or newest.attempt.attempt <= attempt.attempt:
+            self.executions[place] = _HomeSubtask(attempt, state)
 
 
 class JobSession:
@@ -71,8 +94,11 @@ class JobSession:
         self._on_end = on_end
         self._taps: dict[int, Callable[[RecordBatch], None]] = {}
         self._missed: dict[int, int] = {}
+        self._home = _Home(job.graph)
         self._splits: dict[int, list[Split]] = {}
         """Of sources that cannot leave this process: the JobMaster does not have them."""
+        self._discovery: SplitDiscovery | None = None
+        self._looking: list[asyncio.Task[None]] = []
         self._attempts: set[ExecutionAttemptId] = set()
         self._closing = asyncio.Event()
         self._life: asyncio.Task[None] | None = None
@@ -94,10 +120,14 @@ class JobSession:
         await opened
 
     async def discover_at_home(self) -> None:
-        """Find the splits of the sources that stay in this process."""
+        """Find the splits of the sources that stay in this process, and go on looking for more where one asks for it."""
+        discovery = self._discovery = SplitDiscovery(self._host, self._home, self._splits)
         for vertex in self._job.graph.vertices:
             if vertex.head.source is not None and vertex.head.stays_here:
                 self._splits[vertex.id] = await discover_splits(vertex.head.source, self._host)
+                if vertex.id in discovery.vertices:
+                    looking = discovery.watch(vertex, self.executor)
+                    self._looking.append(asyncio.get_running_loop().create_task(looking, name=f"discover {vertex.name}"))
 
     async def _live(self, opened: asyncio.Future[None]) -> None:
         try:
@@ -111,6 +141,8 @@ class JobSession:
     async def close(self) -> None:
         """Cancel what still runs here, and wait until it has ended and the job's resources are closed."""
         self._closing.set()
+        looking, self._looking = self._looking, []
+        await cancel_and_wait(looking)
         if self._life is not None:
             await asyncio.shield(self._life)
 
@@ -119,8 +151,12 @@ class JobSession:
     def submit_task(self, content: bytes) -> None:
         descriptor = self._job.load_task(content)
         splits = self._splits.get(descriptor.vertex.id)
-        if splits is not None and not descriptor.splits:  # Those that were restored stand where they stood.
+        # Those that were restored stand where they stood, also where that is none for this subtask.
+        if splits is not None and (descriptor.restore is None or descriptor.vertex.uids[0] not in descriptor.restore.operators):
             descriptor = replace(descriptor, splits=tuple(splits[descriptor.attempt.subtask_index :: descriptor.vertex.parallelism]))
+        if self._discovery is not None:
+            self._home.update(descriptor.attempt, ExecutionState.DEPLOYING)
+            self._discovery.deployed(descriptor)
         if self._closing.is_set():
             raise Closed(f"task {descriptor.task_name} came when its job was about to leave this process")
         self._attempts.add(descriptor.attempt)
@@ -187,6 +223,7 @@ class JobSession:
 
     def update_task_state(self, attempt: ExecutionAttemptId, state: ExecutionState, error: BaseException | None) -> None:
         self._tell("update_task_state", self._job_id, self.token, attempt_key(attempt), state.value, pack_error(error, self._codec))
+        self._home.update(attempt, state)
         if state.is_terminal:
             self._attempts.discard(attempt)
             self._on_end(attempt)

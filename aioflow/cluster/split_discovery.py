@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from aioflow.checkpoint.source_state import SplitState, decode_source_state, encode_source_state
 from aioflow.core.timeunits import to_seconds
@@ -19,22 +19,44 @@ from aioflow.operators.source import Split, discover_splits
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from aioflow.cluster.execution_graph import ExecutionGraph
-    from aioflow.cluster.gateways import TaskExecutorGateway
     from aioflow.core.host import Host
     from aioflow.core.serializers import Codec
     from aioflow.graph.deployment import ExecutionAttemptId, TaskDeploymentDescriptor
-    from aioflow.graph.job_graph import JobVertex
+    from aioflow.graph.job_graph import JobGraph, JobVertex
 
-__all__ = ["SplitDiscovery", "pack_splits", "unpack_splits"]
+__all__ = ["SplitDiscovery", "Subtask", "Subtasks", "pack_splits", "unpack_splits"]
 
 logger = logging.getLogger(__name__)
+
+
+class Subtask(Protocol):
+    """A subtask of a source: the attempt that is the newest, and how far that is."""
+
+    @property
+    def attempt(self) -> ExecutionAttemptId: ...
+    @property
+    def state(self) -> ExecutionState: ...
+
+
+class Subtasks(Protocol):
+    """Those of a job by vertex and index, as far as they are looked after from here."""
+
+    @property
+    def graph(self) -> JobGraph: ...
+    @property
+    def executions(self) -> Mapping[tuple[int, int], Subtask]: ...
+
+
+class SplitTaker(Protocol):
+    """Takes splits to the subtask that is to read them."""
+
+    async def add_splits(self, attempt: ExecutionAttemptId, splits: Sequence[Split]) -> None: ...
 
 
 class SplitDiscovery:
     """Of one job. `found`: the splits of each source vertex that are known, which grows here."""
 
-    def __init__(self, host: Host, executions: ExecutionGraph, found: Mapping[int, list[Split]]) -> None:
+    def __init__(self, host: Host, executions: Subtasks, found: Mapping[int, list[Split]]) -> None:
         self._host = host
         self._executions = executions
         self._found = found
@@ -58,7 +80,7 @@ class SplitDiscovery:
             self._in_doubt.pop(old, None)
         self._handed[attempt] = dict.fromkeys(split.id for split in descriptor.splits)
 
-    async def watch(self, vertex: JobVertex, workers: TaskExecutorGateway) -> None:
+    async def watch(self, vertex: JobVertex, workers: SplitTaker) -> None:
         """Look for new splits of one of `vertices` until cancelled. What cannot be looked at is logged, and tried again."""
         every_s = to_seconds(vertex.head.source.discover_every, "discover_every")  # type: ignore[union-attr]  # It is one of those.
         while True:
@@ -68,13 +90,13 @@ class SplitDiscovery:
             except Exception as error:  # noqa: BLE001  # A share that is away comes back; what is read already is read on meanwhile.
                 logger.warning("no new splits of source %r are found now: %r", vertex.head.name, error)
 
-    async def _look(self, vertex: JobVertex, workers: TaskExecutorGateway) -> None:
+    async def _look(self, vertex: JobVertex, workers: SplitTaker) -> None:
         assert vertex.head.source is not None, "only sources have splits"
         found = await discover_splits(vertex.head.source, self._host)
-        attempts = [self._executions.executions[vertex.id, index] for index in range(vertex.parallelism)]
-        if any(one.state is not ExecutionState.RUNNING for one in attempts):
+        attempts = [self._executions.executions.get((vertex.id, index)) for index in range(vertex.parallelism)]
+        running = [one.attempt for one in attempts if one is not None and one.state is ExecutionState.RUNNING]
+        if len(running) < vertex.parallelism:
             return  # A later look finds them too.
-        running = [one.attempt for one in attempts]
         handed = [self._handed[attempt] for attempt in running]
         for ids in handed:
             found = [split for split in found if split.id not in ids]
@@ -89,7 +111,7 @@ class SplitDiscovery:
             if splits := self._in_doubt.get(attempt):
                 await self._hand_out(attempt, splits, workers)
 
-    async def _hand_out(self, attempt: ExecutionAttemptId, splits: list[Split], workers: TaskExecutorGateway) -> None:
+    async def _hand_out(self, attempt: ExecutionAttemptId, splits: list[Split], workers: SplitTaker) -> None:
         try:
             await workers.add_splits(attempt, splits)
         except Exception as error:  # noqa: BLE001  # Whatever it is: the next look sends them again.
