@@ -46,6 +46,12 @@ FLUSH_CHANNEL_NS = 125_000
 a task that is busy all the while; before it sleeps it flushes whatever there is.
 """
 
+FLUSH_CHANNEL_RECORDS = 64
+FLUSH_LATER = 4
+"""And so many records must have been gathered for each of these channels, or so many times that time have passed: where readers and writer
+share a processor that is busy with others too, the readers of one flush may take longer than the time to the next.
+"""
+
 
 class TravelCheck:
     """Looks at the first value that crosses an edge inside this process: could it have gone to another one?
@@ -169,6 +175,7 @@ class TaskOutput:
         """The last one that went out."""
         self.records_out = 0
         """Records that went out, each counted once however many edges it took."""
+        self._records_flushed = 0
 
     def add(self, writer: RecordWriter, side: tuple[int, OutputTag[Any]] | None = None) -> None:
         """Register the writer of an edge; `side` is (index of the node in the chain, tag). Without edges it is always available."""
@@ -194,8 +201,17 @@ class TaskOutput:
 
     def flush_age_ns(self, flush_max_age_ns: int) -> int:
         """How old what was gathered may get while the task is busy, where it is `flush_max_age_ns` for a few channels."""
+        return flush_max_age_ns + self._costly_channels * FLUSH_CHANNEL_NS
+
+    @property
+    def is_worth_a_flush(self) -> bool:
+        """Whether batches would be of some size, on average over many channels; a few need not ask."""
+        return self.records_out - self._records_flushed >= self._costly_channels * FLUSH_CHANNEL_RECORDS
+
+    @property
+    def _costly_channels(self) -> int:
         channels = sum(len(writer.partition.subpartitions) for writer in self._all)
-        return flush_max_age_ns + max(0, channels - FLUSH_FREE_CHANNELS) * FLUSH_CHANNEL_NS
+        return max(0, channels - FLUSH_FREE_CHANNELS)
 
     def emit(self, batch: RecordBatch) -> None:
         """A batch of the last operator, to every main edge."""
@@ -230,6 +246,7 @@ class TaskOutput:
             self.on_slice_records(min(writer.slice_records for writer in self._all if writer.partition.subpartitions))
 
     def flush(self) -> None:
+        self._records_flushed = self.records_out
         for writer in self._all:
             writer.flush()
 

@@ -43,6 +43,7 @@ from aioflow.task.inflight import CHAIN, read_in_flight, waiting_in_chain
 from aioflow.task.input import InputStatus
 from aioflow.task.metrics import HARD, IDLE, SOFT
 from aioflow.task.network_input import NetworkInput
+from aioflow.task.output import FLUSH_LATER
 from aioflow.task.queries import answered
 from aioflow.task.restoring import forget_finished, mark_finished, restore_state, was_finished
 from aioflow.task.source_input import SourceInput
@@ -446,7 +447,8 @@ class StreamTask:
     def _flush_if_old(self) -> None:
         if self._output.has_gathered:
             now = self.host.clock.perf_ns()
-            if now - self._last_flush_ns > self._flush_age_ns:
+            age_ns = now - self._last_flush_ns
+            if age_ns > self._flush_age_ns and (self._output.is_worth_a_flush or age_ns > FLUSH_LATER * self._flush_age_ns):
                 self._output.flush()
                 self._last_flush_ns = now
 

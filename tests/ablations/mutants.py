@@ -263,7 +263,7 @@ MUTANTS: list[Mutant] = [
     Mutant(
         "flush is forgotten under a steady trickle",
         "aioflow/task/stream_task.py",
-        "            if now - self._last_flush_ns > self._flush_age_ns:\n",
+        "            if age_ns > self._flush_age_ns and (self._output.is_worth_a_flush or age_ns > FLUSH_LATER * self._flush_age_ns):\n",
         "            if False:\n",
         (
             "tests/task/test_lifecycle_edges.py::test_a_record_leaves_in_time_though_its_task_never_sleeps",

@@ -211,6 +211,17 @@ def test_a_task_of_many_channels_gathers_for_longer(edges: tuple[int, ...], age_
     assert task_output(*outputs).flush_age_ns(1_000) == age_ns
 
 
+@pytest.mark.parametrize(("channels", "records"), [(8, 0), (9, 64), (16, 512)])
+def test_a_flush_to_many_channels_is_worth_it_from_some_records_each_on(channels: int, records: int) -> None:
+    output = task_output(writer(channels=channels, permits=channels))
+    for _ in range(2):  # Counted anew behind each flush.
+        for _ in range(records):
+            assert not output.is_worth_a_flush
+            output.emit(RecordBatch([1]))
+        assert output.is_worth_a_flush
+        output.flush()
+
+
 def test_a_task_without_edges_always_has_room() -> None:
     output = TaskOutput()
     output.emit(RecordBatch([1]))
