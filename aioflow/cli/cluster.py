@@ -257,23 +257,21 @@ def _status(arguments: argparse.Namespace) -> int:
 
 
 def _stop_cluster(arguments: argparse.Namespace) -> int:
-    alive = processes_of(arguments.data)
-    if not alive:
+    if not processes_of(arguments.data):
         raise UsageError(f"no cluster runs with {arguments.data}")
     _find(arguments)
+    leader = None
     try:
         leader = asyncio.run(_ask_once(arguments, ClusterClient.shutdown, timeout_s=STOP_TIMEOUT_S / 3))
     except (AioflowError, OSError) as error:
         print(f"aioflow cluster: the jobmanager does not answer ({error}), its processes are ended", file=sys.stderr)
-        for pid in alive:
+    # JobManagers first: a standby would lead next, and to one that leads the end of a TaskManager is a failure of the jobs that run there.
+    for pid in jobmanagers_of(arguments.data):
+        if pid != leader:
             _signal(pid, signal.SIGTERM)
-    else:
-        for pid in jobmanagers_of(arguments.data):
-            if pid != leader:  # A standby would lead next. The leader ends when its TaskManagers have been told: jobs outlive that.
-                _signal(pid, signal.SIGTERM)
-        _wait_until(lambda: not jobmanagers_of(arguments.data), STOP_TIMEOUT_S)
-        for pid in processes_of(arguments.data):  # TaskManagers that the leader did not know, or not any more.
-            _signal(pid, signal.SIGTERM)
+    _wait_until(lambda: not jobmanagers_of(arguments.data), STOP_TIMEOUT_S)
+    for pid in processes_of(arguments.data):  # Those that no leader has sent home.
+        _signal(pid, signal.SIGTERM)
     if not _wait_until(lambda: not processes_of(arguments.data), STOP_TIMEOUT_S):
         for pid in processes_of(arguments.data):
             _signal(pid, signal.SIGKILL)

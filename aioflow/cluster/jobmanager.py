@@ -116,6 +116,8 @@ class JobManager:
         self._returning: dict[str, asyncio.Future[Submitter]] = {}
         """Jobs of the leader before that wait for the processes that submitted them."""
         self._stopping = asyncio.Event()
+        self._shutting_down = False
+        """Whether the cluster ends with this leader."""
         self._leases = DirectoryLeases(host, f"{options.data}/{LEASE_DIRECTORY}")
         self._address = ""
         self._fenced = 0
@@ -159,14 +161,17 @@ class JobManager:
         store = JobStore(self._host, f"{self._options.data}/jobs", leadership)
         dispatcher = Dispatcher(self._host, store, leadership, partial(self._make_job, resources))
         try:
-            async with resources, dispatcher:
-                self._leading.set_result(_Leading(leadership.token, dispatcher, resources))
-                try:
-                    await self._stopping.wait()
-                finally:
-                    # From now on whoever asks waits for the next leader. Who waited for this one, which never came to lead, does so too:
-                    # the future that they wait for is only replaced when it is done.
-                    self._leading = asyncio.get_running_loop().create_future()
+            async with resources:
+                async with dispatcher:
+                    self._leading.set_result(_Leading(leadership.token, dispatcher, resources))
+                    try:
+                        await self._stopping.wait()
+                    finally:
+                        # From now on whoever asks waits for the next leader. Who waited for this one, which never came to lead, does so
+                        # too: the future that they wait for is only replaced when it is done.
+                        self._leading = asyncio.get_running_loop().create_future()
+                if self._shutting_down:  # Behind the jobs, which have let go of their tasks: the end of these would be their failure.
+                    resources.release_all("the cluster is stopped")
         finally:
             self._jobs.clear()
             self._ended.clear()
@@ -483,9 +488,10 @@ class JobManager:
         return {"token": leading.token, "taskmanagers": leading.resources.overview(), "fenced_total": self.fenced_total}
 
     async def _shutdown(self) -> int:
-        """End the whole cluster: TaskManagers are sent home, then this process ends. Returns its pid."""
-        (await self._leader()).resources.release_all("the cluster is stopped")
-        asyncio.get_running_loop().call_later(0.1, self.stop)
+        """End the whole cluster: jobs are left as they are, TaskManagers sent home, then this process ends. Returns its pid."""
+        await self._leader()
+        self._shutting_down = True
+        asyncio.get_running_loop().call_later(0.1, self.stop)  # Behind the answer.
         return self._host.procs.identity().pid
 
     async def _query_state(self, job_id: str, key: AttemptKey, node_id: int, query: bytes) -> bytes:

@@ -280,3 +280,16 @@ def test_a_cluster_with_a_dashboard_says_where_it_is(cluster: Cluster) -> None:
     assert said is not None, started.stdout + started.stderr
     with urllib.request.urlopen(f"{said[1]}/overview", timeout=60) as answer:
         assert json.load(answer)["slots-total"] == 0
+
+
+def test_a_job_that_runs_when_its_cluster_is_stopped_goes_on_at_the_next_start(cluster: Cluster) -> None:
+    """I6: without checkpoints and without a restart policy, too: that TaskManagers go home with the cluster is no failure of a job."""
+    cluster.start(workers=2, slots=1)
+    job = cluster.submit("endless")
+    until(lambda: "RUNNING 2/2 tasks" in cluster.ask("list").stdout, "it runs")
+
+    assert aioflow("cluster", "stop", "--data", cluster.data).returncode == 0
+
+    assert "has ended as" not in cluster.log("jobmanager")
+    cluster.start(workers=1, slots=1)
+    until(lambda: cluster.job(job) == "RUNNING", "it runs again")
