@@ -32,8 +32,8 @@ _HOMES = {
     "core.elements": "MAX_WATERMARK",
     "core.errors": (
         "AioflowError Broken CheckpointError Closed GraphError InsufficientBuffers JobCanceled JobError JobFailed JobNotRunning "
-        "LocalProtocolError MailboxClosed MalformedInput NotAuthenticated ProducerFailed ProtocolError RemoteError RemoteProtocolError "
-        "RestoreError StateError TypeNotSupported"
+        "LocalProtocolError MailboxClosed MalformedInput NoResourceAvailable NotAuthenticated ProducerFailed ProtocolError RemoteError "
+        "RemoteProtocolError RestoreError StateError TypeNotSupported"
     ),
     "core.expression_roots": "col lit when",
     "core.expressions": "Expr",

@@ -34,6 +34,7 @@ from aioflow.core.errors import JobNotRunning as JobNotRunning
 from aioflow.core.errors import LocalProtocolError as LocalProtocolError
 from aioflow.core.errors import MailboxClosed as MailboxClosed
 from aioflow.core.errors import MalformedInput as MalformedInput
+from aioflow.core.errors import NoResourceAvailable as NoResourceAvailable
 from aioflow.core.errors import NotAuthenticated as NotAuthenticated
 from aioflow.core.errors import ProducerFailed as ProducerFailed
 from aioflow.core.errors import ProtocolError as ProtocolError

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from aioflow.core.errors import AioflowError, GraphError
+from aioflow.core.errors import GraphError, NoResourceAvailable
 from aioflow.graph.job_graph import JobGraph, JobVertex
 
 __all__ = [
@@ -40,10 +40,6 @@ __all__ = [
 
 Subtask = tuple[int, int]
 """Vertex id and index of the subtask, as in `ExecutionGraph.executions`."""
-
-
-class NoResourceAvailable(AioflowError):
-    """The slots that a job needs did not come in time. Add workers, or lower the parallelism."""
 
 
 @dataclass(frozen=True, slots=True)

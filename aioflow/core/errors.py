@@ -15,6 +15,7 @@
     │   ├── JobFailed         the job ended FAILED; the cause is chained
     │   ├── JobCanceled       the job ended CANCELED while somebody waited for its result
     │   └── JobNotRunning     the job is not in a state in which it can answer
+    ├── NoResourceAvailable   a cluster has fewer slots than a job needs
     ├── CheckpointError       a checkpoint or savepoint could not be made
     ├── RestoreError          a checkpoint or savepoint could not be read back
     ├── StateError            state was used where there is none, or against its declaration
@@ -44,6 +45,7 @@ __all__ = [
     "LocalProtocolError",
     "MailboxClosed",
     "MalformedInput",
+    "NoResourceAvailable",
     "NotAuthenticated",
     "ProducerFailed",
     "ProtocolError",
@@ -115,6 +117,10 @@ class JobCanceled(JobError):
 
 class JobNotRunning(JobError):
     """The job cannot answer now: not started, restarting for too long, or over."""
+
+
+class NoResourceAvailable(AioflowError):
+    """The slots that a job needs did not come in time. Add workers, or lower the parallelism."""
 
 
 class CheckpointError(AioflowError):
