@@ -8,6 +8,7 @@ from __future__ import annotations
 import bz2
 import errno
 import gzip
+import hashlib
 import importlib
 import lzma
 import os
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from aioflow.core.host import FileSystem
     from aioflow.io.paths import FilePart
 
-__all__ = ["BLOCK_BYTES", "Block", "BlockFile", "is_compressed", "zip_members"]
+__all__ = ["BLOCK_BYTES", "Block", "BlockFile", "Mark", "is_compressed", "mark_of", "zip_members"]
 
 BLOCK_BYTES = 128 * 1024
 """One trip to the executor, and about one millisecond of decoding on the loop."""
@@ -47,6 +48,18 @@ class Block(NamedTuple):
     """Whether nothing follows in this part."""
 
 
+Mark = tuple[int, bytes]
+"""Length and digest of the last bytes that were read: by them it is known whether a file is still the one that was begun."""
+
+MARK_BYTES = 1024
+
+
+def mark_of(data: bytes) -> Mark:
+    """Of what ends `data`."""
+    end = data[-MARK_BYTES:]
+    return len(end), hashlib.blake2b(end, digest_size=8).digest()
+
+
 def is_compressed(path: str) -> bool:
     """Whether the suffix names a compression that is undone while reading."""
     return path.endswith(COMPRESSED)
@@ -62,9 +75,17 @@ class BlockFile:
     """One part of a file, opened at the first `read`. `offset` and `line` are where to go on, at a line's start."""
 
     def __init__(
-        self, fs: FileSystem, part: FilePart, offset: int | None, line: int | None, *, block_bytes: int = BLOCK_BYTES, tail: bool = False
+        self,
+        fs: FileSystem,
+        part: FilePart,
+        offset: int | None,
+        line: int | None,
+        *,
+        block_bytes: int = BLOCK_BYTES,
+        tail: bool = False,
+        mark: Mark | None = None,
     ) -> None:
-        """`tail`: the file may grow, so a last line without its end is left for another time."""
+        """`tail`: the file may grow, so a last line without its end is left for another time. `mark`: what was read up to `offset`."""
         self._fs = fs
         self._part = part
         self._skip_first = offset is None and part.start > 0
@@ -73,6 +94,7 @@ class BlockFile:
         self._line = line if offset is not None else (0 if part.start == 0 else None)
         self._block_bytes = block_bytes
         self._tail = tail
+        self._mark = mark
         self._rest = b""
         self._files: list[BinaryIO | zipfile.ZipFile] = []
         self._file: BinaryIO | None = None
@@ -187,7 +209,11 @@ class BlockFile:
             end = opened.seek(self._offset) if opened is not raw else raw.seek(0, os.SEEK_END)
             if end < self._offset:
                 raise RestoreError(f"{self._gone_on(f'has only {end} bytes now')}: it must not be shortened or replaced while it is read")
-            opened.seek(self._offset)
+            length, digest = self._mark or (0, b"")
+            opened.seek(self._offset - length)
+            if length and mark_of(opened.read(length)) != (length, digest):
+                what = self._gone_on("holds something else there now")
+                raise RestoreError(f"{what}: it must not be shortened or replaced while it is read")
         self._file = opened
 
     def _gone_on(self, what: str) -> str:

@@ -1,7 +1,8 @@
 """Reads the splits of a file source one after the other, a few blocks ahead, and decodes each block when it is polled.
 
-The position of a split is `(offset, line, header)`: the byte of the next line in the uncompressed file, how many lines come before it
-(None in a later part of a large file), and the names of the columns where the format has them.
+The position of a split is `(offset, line, header, mark)`: the byte of the next line in the uncompressed file, how many lines come before
+it (None in a later part of a large file), the names of the columns where the format has them, and what the bytes in front of it were, by
+which a file that was replaced is known. Earlier releases left out the mark.
 
 Invariant: a malformed line is reported when the records before it have been polled and not earlier, so it too counts exactly once.
 """
@@ -15,12 +16,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from aioflow.core.aio import cancel_and_wait, wait_all
-from aioflow.io.blocks import BLOCK_BYTES, BlockFile
+from aioflow.io.blocks import BLOCK_BYTES, MARK_BYTES, BlockFile, mark_of
 from aioflow.io.malformed import Malformed
 from aioflow.io.paths import FilePart
 
 if TYPE_CHECKING:
-    from aioflow.io.blocks import Block
+    from aioflow.io.blocks import Block, Mark
     from aioflow.io.malformed import OnError
     from aioflow.operators.source import SourceContext, Split
 
@@ -78,10 +79,12 @@ class _Page:
     final: bool
     header: list[str] | None
     decoded: Decoded
+    mark: Mark | None
+    """Of what comes before this block."""
     next: int = 0
     bad_next: int = 0
 
-    def position(self) -> tuple[int, int | None, list[str] | None]:
+    def position(self) -> tuple[int, int | None, list[str] | None, Mark | None]:
         """After the last record that was handed out."""
         decoded, i = self.decoded, self.next
         if i == len(decoded.records):
@@ -90,7 +93,8 @@ class _Page:
         else:
             lines = i if decoded.starts is None else decoded.starts[i]
             end = len(self.data) - len(self.data.split(b"\n", lines)[-1]) if lines else 0
-        return self.offset + end, None if self.line is None else self.line + lines, self.header
+        mark = mark_of(self.data[max(end - MARK_BYTES, 0) : end]) if end else self.mark
+        return self.offset + end, None if self.line is None else self.line + lines, self.header, mark
 
 
 class FileReader:
@@ -150,15 +154,17 @@ class FileReader:
         while self._splits:
             split = self._splits[0]
             part = FilePart(*split.payload)
-            offset, line, _ = split.position or (None, None, None)
-            await self.read_part(split, part, offset, line, tail=False)
+            offset, line, _, *mark = split.position or (None, None, None)
+            await self.read_part(split, part, offset, line, tail=False, mark=mark[0] if mark else None)
             self._splits.popleft()
 
-    async def read_part(self, split: Split, part: FilePart, offset: int | None, line: int | None, *, tail: bool) -> None:
+    async def read_part(
+        self, split: Split, part: FilePart, offset: int | None, line: int | None, *, tail: bool, mark: Mark | None = None
+    ) -> None:
         """Read one part to its end in the executor. `tail`: the end for now; the last line is left until it is complete."""
         if split.id not in self._decoders:
             self._decoders[split.id] = self._make_decoder(split.position[2] if split.position else None)
-        self._file = file = BlockFile(self._host.fs, part, offset, line, block_bytes=self._block_bytes, tail=tail)
+        self._file = file = BlockFile(self._host.fs, part, offset, line, block_bytes=self._block_bytes, tail=tail, mark=mark)
         final = False
         while not final:
             self._reading = self._host.blocking(file.read)
@@ -215,7 +221,9 @@ class FileReader:
             decoded.used += len(data) - len(text)
             lines = data.count(b"\n", 0, decoded.used)
             self._rests[split_id] = (data[decoded.used :], offset + decoded.used, None if line is None else line + lines)
-        return _Page(split_id, path, data, offset, line, final, decoder.header, decoded)
+        before = self._positions[split_id]
+        mark = before[3] if before is not None and len(before) > 3 and before[0] == offset else None
+        return _Page(split_id, path, data, offset, line, final, decoder.header, decoded, mark)
 
     def _take(self, page: _Page, max_records: int) -> list[Any]:
         decoded, start = page.decoded, page.next

@@ -223,7 +223,7 @@ class FollowReader(FileReader):
         for id_ in self._positions:
             position = where(id_)
             if position is not None:
-                positions[id_] = (*position, self._digest_up_to(self._known[id_], position[0]))
+                positions[id_] = (*position[:3], self._digest_up_to(self._known[id_], position[0]))
         return positions
 
     def _digest_up_to(self, known: _Followed, offset: int) -> bytes:

@@ -61,6 +61,47 @@ async def test_a_file_that_was_shortened_below_the_position_is_refused(tmp_path:
         await read_all(source, ctx, splits)
 
 
+@pytest.mark.parametrize("packed", [False, True], ids=["plain", "gz"])
+@pytest.mark.parametrize("read", [1, 2, 300, 5000])
+async def test_a_file_that_was_replaced_is_refused(tmp_path: Path, ctx: Context, packed: bool, read: int) -> None:
+    """Row 21: another one under the same name, as long as it or longer. Its middle is not what was left of the first."""
+    path = tmp_path / ("a.txt.gz" if packed else "a.txt")
+
+    def write(text: str) -> None:
+        path.write_bytes(gzip.compress(text.encode()) if packed else text.encode())
+
+    write("".join(f"old {n:05d}\n" for n in range(6000)))
+    source = lines(path, split_bytes=1 << 30)
+    _, splits = await read_some(source, ctx, read)
+    assert len(await read_all(source, ctx, splits)) == 6000 - read, "it is the same"
+    write("".join(f"new {n:05d}\n" for n in range(7000)))
+    with pytest.raises(RestoreError, match=rf"was read up to byte {10 * read}, and holds something else there now: it must not be"):
+        await read_all(source, ctx, splits)
+
+
+@pytest.mark.parametrize("at", [0, 1, 2, 3])
+async def test_every_part_of_a_large_file_that_was_replaced_is_refused(tmp_path: Path, ctx: Context, at: int) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("".join(f"old {n}\n" for n in range(8)))
+    source = lines(path, split_bytes=12)
+    split = (await source.discover(ctx.host))[at]
+    reader = source.reader(ctx)
+    await reader.open([split])
+    await take(reader, 1)
+    restored = Split(split.id, reader.position(split.id), split.payload)
+    await reader.close()
+    await read_all(source, ctx, [restored])
+    path.write_text("".join(f"new {n}\n" for n in range(8)))
+    with pytest.raises(RestoreError, match="holds something else there now"):
+        await read_all(source, ctx, [restored])
+
+
+async def test_a_position_of_an_earlier_release_is_taken_up(tmp_path: Path, ctx: Context) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("1\n2\n3\n")
+    assert await read_all(lines(path), ctx, [Split(str(path), (2, 1, None), (str(path), 0, None, None))]) == ["2", "3"]
+
+
 async def test_a_file_that_is_gone_is_refused(tmp_path: Path, ctx: Context) -> None:
     path = tmp_path / "a.csv"
     path.write_text("x\n1\n2\n")
