@@ -13,6 +13,7 @@ from aioflow.core.errors import GraphError, did_you_mean
 from aioflow.core.expressions import is_expression
 from aioflow.core.functions import AggregateFunction, Function
 from aioflow.graph.stream_graph import Chaining, Partitioning, ShipStrategy, StreamEdge, StreamGraph, StreamNode
+from aioflow.operators.watermarks import WatermarkStrategy
 
 if TYPE_CHECKING:
     from aioflow.core.functions import OutputTag
@@ -23,6 +24,7 @@ __all__ = [
     "Upstream",
     "add_operator",
     "check_takes_two",
+    "check_watermarks",
     "event_time_of",
     "fresh",
     "make_operator",
@@ -159,6 +161,13 @@ def name_of(kind: str, function: Any) -> str:
         return kind
     name = getattr(function, "__name__", None) or type(function).__name__
     return kind if "<" in name or name in ("function", "partial") else f"{kind}({name})"
+
+
+def check_watermarks(name: str, strategy: object) -> None:
+    """Raises GraphError for what is no strategy, as a function that gives the timestamp."""
+    if not isinstance(strategy, WatermarkStrategy):
+        expected = 'af.WatermarkStrategy.bounded_out_of_orderness("5s", timestamp=fn), or another of its kinds'
+        raise GraphError(f"{name}: watermarks is {type(strategy).__name__}: {strategy!r}, expected a strategy, like {expected}")
 
 
 def check_takes_two(function: Any, method: str) -> None:

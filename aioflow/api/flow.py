@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Never, TypeVar, overload
 
-from aioflow.api.build import OperatorOptions, Upstream, add_operator, check_parallelism, check_place
+from aioflow.api.build import OperatorOptions, Upstream, add_operator, check_parallelism, check_place, check_watermarks
 from aioflow.api.gather import Collected, CollectOperator, RowStream
 from aioflow.api.job import Job, JobResult
 from aioflow.api.options import parse_options
@@ -128,6 +128,8 @@ class Flow:
         iterable is one split, read by one subtask; the flow's parallelism begins after it.
         """
         source = as_source(what)
+        if watermarks is not None:
+            check_watermarks(name or "source", watermarks)
         check_parallelism(name or "source", parallelism)
         check_place(self._graph, name or type(source).__name__, OperatorOptions(name, uid, parallelism))
         node = self._graph.add_node(

@@ -13,7 +13,16 @@ from functools import partial
 from keyword import iskeyword
 from typing import TYPE_CHECKING, Any, Generic, Never, TypeAlias, TypeVar, overload
 
-from aioflow.api.build import OperatorOptions, Upstream, add_operator, check_takes_two, fresh, make_operator, warn_of_empty_side
+from aioflow.api.build import (
+    OperatorOptions,
+    Upstream,
+    add_operator,
+    check_takes_two,
+    check_watermarks,
+    fresh,
+    make_operator,
+    warn_of_empty_side,
+)
 from aioflow.core.errors import GraphError
 from aioflow.core.expression_rows import columns_to_function
 from aioflow.core.expression_trees import column_names
@@ -74,6 +83,9 @@ class DataStream(Generic[T]):
 
     def __iter__(self) -> Any:
         raise TypeError("a stream is not a list: use `await stream.collect()`, or `async for x in stream.execute_and_collect()`")
+
+    def __aiter__(self) -> Never:
+        raise TypeError("a stream is read while its flow runs: `async for x in stream.execute_and_collect()`, or job.subscribe(stream)")
 
     if not TYPE_CHECKING:  # A checker knows better which methods there are.
 
@@ -272,6 +284,7 @@ class DataStream(Generic[T]):
         self, strategy: WatermarkStrategy[T], *, name: str | None = None, uid: str | None = None, parallelism: int | None = None
     ) -> DataStream[T]:
         """Event time from here on. Prefer `watermarks=` of the source, which sees each split on its own."""
+        check_watermarks(name or "timestamps", strategy)
         factory = partial(make_operator, TimestampsAndWatermarksOperator, strategy)
         options = OperatorOptions(name, uid, parallelism)
         return self._add("timestamps", factory, options, event_time=strategy.emits_watermarks, stateful=True)

@@ -39,6 +39,9 @@ def as_source(what: Any) -> Source[Any]:
             f"flow.source got {what!r} of type {type(what).__name__}, expected a source, an iterable of elements or a function: "
             f"to read a file write af.io.lines({str(what)!r}), for a single element write [{what!r}]"
         )
+    if inspect.isfunction(what) and what.__module__.startswith("aioflow.io."):
+        name = what.__name__
+        raise GraphError(f"flow.source got the function {name}, expected what it makes: add the parentheses, {name}(...)")
     if callable(what):
         return FunctionSource(what)
     if isinstance(what, Iterable):

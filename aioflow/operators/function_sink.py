@@ -25,6 +25,8 @@ def as_sink(what: Any) -> Sink[Any]:
         raise GraphError(f"sink() got the class {what.__name__}, expected an instance: add the parentheses, {what.__name__}(...)")
     if isinstance(what, Sink):
         return what
+    if inspect.isfunction(what) and what.__module__.startswith("aioflow.io."):  # It would be called with each element, and make a sink.
+        raise GraphError(f"sink() got the function {what.__name__}, expected what it makes: add the parentheses, {what.__name__}(...)")
     if callable(what):
         return FunctionSink(what)
     raise GraphError(f"sink() takes a Sink or a function of one element, got {type(what).__name__}: {what!r}")

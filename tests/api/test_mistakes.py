@@ -288,3 +288,23 @@ async def test_a_savepoint_that_is_not_there_and_nearly_called_latest_is_a_slip(
     with pytest.raises(af.RestoreError) as caught:
         await numbers().collect(restore="friday")
     assert "did you mean" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("use", "told"),
+    [
+        (lambda: numbers().sink(af.io.stdout), r"sink\(\) got the function stdout, expected what it makes: add the parentheses, stdout\("),
+        (lambda: af.Flow("in").source(af.io.push), r"flow\.source got the function push, expected what it makes: add the parentheses"),
+        (lambda: af.Flow("in").source([1], watermarks=abs), r"source: watermarks is builtin_function_or_method: .*timestamp=fn"),
+        (lambda: numbers().assign_timestamps_and_watermarks(abs), r"timestamps: watermarks is builtin_function_or_method"),
+    ],
+)
+def test_what_lacks_its_parentheses_or_its_strategy_is_told_so(use: Callable[[], Any], told: str) -> None:
+    with pytest.raises(af.GraphError, match=told):
+        use()
+
+
+async def test_a_stream_that_is_read_like_an_iterator_is_told_how() -> None:
+    with pytest.raises(TypeError, match=r"async for x in stream\.execute_and_collect\(\)`, or job\.subscribe\(stream\)"):
+        async for _ in numbers():
+            raise AssertionError("there is nothing to read yet")
