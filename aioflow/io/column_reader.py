@@ -1,21 +1,26 @@
 """Reads files that hold columns, page by page: the row groups of Parquet, the record batches of Arrow. Gives batches of columns.
 
-The position of a split is `(page, row)`: the page of the next row, and how many rows of that page were handed out. Pages are read and
-decoded in the executor, one ahead of the one that is handed out.
+The position of a split is `(page, row, mark)`: the page of the next row, how many rows of that page were handed out, and size and end of
+the file, by which one that was replaced is known. Earlier releases left out the mark. Pages are read and decoded in the executor, one ahead
+of the one that is handed out.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol
 
 from aioflow.core.aio import cancel_and_wait, wait_all
+from aioflow.core.errors import RestoreError
+from aioflow.io.blocks import MARK_BYTES, mark_of
 
 if TYPE_CHECKING:
     from aioflow.columns.growing import GrowingColumns
     from aioflow.core.column_batch import ColumnBatch
+    from aioflow.io.blocks import Mark
     from aioflow.operators.source import SourceContext, Split
 
 __all__ = ["ColumnReader", "PagedFile", "Pages"]
@@ -58,6 +63,8 @@ class ColumnReader:
         self._texts: GrowingColumns | None = None
         self._splits: deque[Split] = deque()
         self._positions: dict[str, tuple[int, int]] = {}
+        self._marks: dict[str, tuple[int, Mark]] = {}
+        """Size and end of the file, of splits that were begun."""
         self._pages: deque[tuple[str, int, int, bool, ColumnBatch]] = deque()
         """(split, page, rows of it that were handed out, whether it is the last, rows)."""
         self._task: asyncio.Task[None] | None = None
@@ -71,7 +78,10 @@ class ColumnReader:
 
     async def open(self, splits: Sequence[Split]) -> None:
         for split in splits:
-            self._positions[split.id] = tuple(split.position) if split.position else (Pages(*split.payload).start, 0)
+            page, row, *mark = split.position or (Pages(*split.payload).start, 0)
+            self._positions[split.id] = (page, row)
+            if mark and mark[0] is not None:
+                self._marks[split.id] = mark[0]
             self._splits.append(split)
         if self._task is None or self._task.done():
             # Owned by this reader: close() cancels it and waits for its end.
@@ -93,7 +103,7 @@ class ColumnReader:
         if pages.end is not None and first >= pages.end:
             self.finished_splits.add(split.id)
             return
-        opened = await self._blocking(self._open, pages.path)
+        opened = await self._blocking(self._open, split.id, pages.path)
         end = opened.pages if pages.end is None else pages.end
         if first >= end:
             self.finished_splits.add(split.id)
@@ -116,9 +126,22 @@ class ColumnReader:
         # Shielded: a read that has begun goes on when we are cancelled, and close() waits for it.
         return await asyncio.shield(self._reading)
 
-    def _open(self, path: str) -> PagedFile:
-        self._file = self._host.fs.open_read(path)
-        return self._open_file(self._file, path)
+    def _open(self, split_id: str, path: str) -> PagedFile:
+        known = self._marks.get(split_id)
+        begun = f"{path} was begun, and"
+        try:
+            file = self._file = self._host.fs.open_read(path)
+        except FileNotFoundError:
+            if known is None:
+                raise
+            raise RestoreError(f"{begun} is not there any more: put it back") from None
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(size - MARK_BYTES, 0))
+        mark = self._marks[split_id] = size, mark_of(file.read())
+        if known is not None and known != mark:
+            raise RestoreError(f"{begun} another one has its name now: it must not be replaced while it is read")
+        file.seek(0)
+        return self._open_file(file, path)
 
     def _close_file(self) -> None:
         file, self._file = self._file, None
@@ -164,8 +187,8 @@ class ColumnReader:
     def finished(self) -> bool:
         return not self._splits and not self._pages and self._error is None
 
-    def position(self, split_id: str) -> tuple[int, int]:
-        return self._positions[split_id]
+    def position(self, split_id: str) -> tuple[int, int, tuple[int, Mark] | None]:
+        return (*self._positions[split_id], self._marks.get(split_id))
 
     async def close(self) -> None:
         task, self._task = self._task, None

@@ -651,6 +651,23 @@ MUTANTS: list[Mutant] = [
         ),
     ),
     Mutant(
+        "a file that was replaced is read on",
+        "aioflow/io/blocks.py",
+        "            if length and mark_of(opened.read(length)) != (length, digest):\n",
+        "            if length and len(opened.read(length)) != length:\n",
+        (
+            "tests/io/test_files_restored.py::test_a_file_that_was_replaced_is_refused",
+            "tests/io/test_files_restored.py::test_every_part_of_a_large_file_that_was_replaced_is_refused",
+        ),
+    ),
+    Mutant(
+        "a file of columns that was replaced is read on",
+        "aioflow/io/column_reader.py",
+        "        if known is not None and known != mark:\n",
+        "        if known is not None and not mark:\n",
+        ("tests/io/test_files_grown.py::test_a_file_of_columns_that_was_replaced_or_is_gone_is_refused",),
+    ),
+    Mutant(
         "of the finished splits only whole packs are in the checkpoint",
         "aioflow/checkpoint/source_state.py",
         "return (*self._full, _Pack(list(self._rows))) if self._rows else tuple(self._full)",

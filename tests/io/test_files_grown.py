@@ -18,6 +18,8 @@ from aioflow.checkpoint.source_state import SplitState
 from aioflow.core.errors import GraphError, RestoreError
 from aioflow.io.found_files import FoundFiles
 from aioflow.io.paths import FilePart
+from aioflow.operators.source import Split
+from tests.io.driver import read_all, system_context, take
 from tests.io.test_files_discovered import EVERY, Inbox, eventually
 
 pytestmark = pytest.mark.timeout(120)
@@ -240,6 +242,28 @@ async def test_a_file_that_is_not_complete_keeps_no_other_from_being_read(
         (inbox / "a").write_bytes(content)
         await eventually(lambda: len(rows) == 4)
     assert rows == [4, 1, 2, 3]
+
+
+@FORMATS
+@pytest.mark.parametrize("how", ["replaced", "gone"])
+async def test_a_file_of_columns_that_was_replaced_or_is_gone_is_refused(tmp_path: Path, make: Make, write: Write, how: str) -> None:
+    path = tmp_path / "a"
+    write(path, range(20))
+    source = make(path)
+    async with system_context() as ctx:
+        (split,) = await source.discover(ctx.host)
+        reader = source.reader(ctx)
+        await reader.open([split])
+        assert len(await take(reader, 3)) == 3
+        restored = Split(split.id, reader.position(split.id), split.payload)
+        await reader.close()
+        assert len(await read_all(source, ctx, [restored])) == 17
+        path.unlink()
+        if how == "replaced":
+            write(path, range(100, 122))
+        message = "another one has its name now" if how == "replaced" else "is not there any more: put it back"
+        with pytest.raises(RestoreError, match=f"{path} was begun, and {message}"):
+            await read_all(source, ctx, [restored])
 
 
 async def test_an_archive_that_is_not_complete_keeps_no_other_from_being_read(inbox: Inbox) -> None:
