@@ -179,6 +179,9 @@ class Count(BuiltIn):
     def _write(self, writer: LoopWriter, slot: str) -> None:
         writer.line(f"{slot} += 1")
 
+    def write_merge(self, a: str, b: str) -> str:
+        return f"{a} + {b}"
+
     def merge(self, a: Any, b: Any) -> Any:
         return a + b
 
@@ -191,6 +194,9 @@ class Sum(BuiltIn):
 
     def _write(self, writer: LoopWriter, slot: str) -> None:
         writer.line(f"if (x := {writer.value(self.fn)}) is not None: {slot} += x")
+
+    def write_merge(self, a: str, b: str) -> str:
+        return f"{a} + {b}"
 
     def merge(self, a: Any, b: Any) -> Any:
         return a + b
@@ -206,6 +212,9 @@ class Min(BuiltIn):
         value = writer.value(self.fn)
         writer.line(f"if (x := {value}) is not None and ({slot} is None or x < {slot} or {slot} != {slot}): {slot} = x")
 
+    def write_merge(self, a: str, b: str) -> str:
+        return f"({b} if {a} is None or ({b} is not None and ({b} < {a} or {a} != {a})) else {a})"
+
     def merge(self, a: Any, b: Any) -> Any:
         return b if a is None or (b is not None and (b < a or a != a)) else a
 
@@ -218,6 +227,9 @@ class Max(BuiltIn):
     def _write(self, writer: LoopWriter, slot: str) -> None:
         value = writer.value(self.fn)
         writer.line(f"if (x := {value}) is not None and ({slot} is None or x > {slot} or x != x): {slot} = x")
+
+    def write_merge(self, a: str, b: str) -> str:
+        return f"({b} if {a} is None or ({b} is not None and ({b} > {a} or {b} != {b})) else {a})"
 
     def merge(self, a: Any, b: Any) -> Any:
         return b if a is None or (b is not None and (b > a or b != b)) else a
@@ -238,6 +250,9 @@ class Mean(BuiltIn):
 
     def write_result(self, writer: LoopWriter, slot: str) -> str:
         return f"({slot}[0] / {slot}[1] if {slot}[1] else None)"
+
+    def write_merge(self, a: str, b: str) -> str:
+        return f"[{a}[0] + {b}[0], {a}[1] + {b}[1]]"
 
     def merge(self, a: Any, b: Any) -> Any:
         a[0] += b[0]
@@ -399,6 +414,10 @@ class Agg(FoldingAggregate):
     def write_result(self, writer: LoopWriter, slot: str) -> str:
         items = (f"{name!r}: {part.write_result(writer, f'{slot}[{i}]')}" for i, (name, part) in enumerate(self.parts.items()))
         return f"{{{', '.join(items)}}}"
+
+    def write_merge(self, a: str, b: str) -> str | None:
+        merged = [part.write_merge(f"{a}[{i}]", f"{b}[{i}]") for i, part in enumerate(self.parts.values())]
+        return None if None in merged else f"[{', '.join(map(str, merged))}]"
 
     def merge(self, a: Any, b: Any) -> Any:
         for i, part in enumerate(self.parts.values()):

@@ -165,6 +165,13 @@ class FoldingAggregate(AggregateFunction[Any, Any, Any]):
         """Source of the result of the accumulator in `slot`, sharing nothing with it that can change."""
         return slot
 
+    def write_merge(self, a: str, b: str) -> str | None:
+        """Source of a new accumulator: those in `a` and `b` merged, and neither changed. None: `merge` has to be called.
+
+        `a` and `b` may stand in it more than once.
+        """
+        return None
+
     def fold(self, table: MutableMapping[Any, Any], keys: Sequence[Any], values: Sequence[Any]) -> None:
         """Add `values[i]` to the accumulator of `keys[i]` in `table`, in order; keys that are new get one."""
         if values:
@@ -185,6 +192,18 @@ class FoldingAggregate(AggregateFunction[Any, Any, Any]):
     def adder(self, value: Any) -> Callable[[Any, Any], Any]:
         """`add` for elements like `value`: which kind of row they are is looked at once."""
         return self._program(value, _PLAIN).add
+
+    @property
+    def merger(self) -> Callable[[dict[Any, Any], Iterable[tuple[Any, Any]]], None] | None:
+        """`merger(merged, items)` merges each (key, accumulator) of `items` into `merged`, behind what it holds. It changes no accumulator.
+
+        None: they have to be merged one by one.
+        """
+        if "merger" not in self._cache:
+            merging = self.write_merge("a", "b")
+            self._cache["merger"] = None if merging is None else _make_merger(merging, repr(self))
+        made: Callable[[dict[Any, Any], Iterable[tuple[Any, Any]]], None] | None = self._cache["merger"]
+        return made
 
     def results(self, accumulators: Iterable[Any]) -> list[Any]:
         """`get_result` of each, in one loop."""
@@ -251,6 +270,14 @@ class FoldingAggregate(AggregateFunction[Any, Any, Any]):
         names = writer.names
         fold = build_function(source, "fold", names, repr(self))
         return _Program(fold, names["running"], names["add"])
+
+
+def _make_merger(merging: str, what: str) -> Callable[..., None]:
+    source = "\n".join([
+        "def merger(merged, items):", " get = merged.get", " for key, b in items:", "  a = get(key, absent)",
+        f"  merged[key] = b if a is absent else {merging}", "",
+    ])  # fmt: skip
+    return build_function(source, "merger", {"absent": _ABSENT}, what)
 
 
 class UserAggregate(FoldingAggregate):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping
 from functools import reduce
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from aioflow.state.snapshot import frozen_copy
@@ -44,6 +45,14 @@ def merge_tables(aggregate: FoldingAggregate, copies: bool, tables: list[Table])
     One look-up for each key of each table; key by key over all tables costs three times as much. Yields while there is much to merge.
     """
     merged = dict(tables[0])
+    if not copies and (merger := aggregate.merger) is not None:
+        for table in tables[1:]:
+            items = iter(table.items())
+            while part := list(islice(items, MERGES_AT_ONCE)):
+                merger(merged, part)
+                if len(part) == MERGES_AT_ONCE:
+                    yield
+        return merged
     get, merge = merged.get, aggregate.merge
     changes = copies or aggregate.in_place
     own: set[Any] = set()  # Keys whose accumulator was made here.

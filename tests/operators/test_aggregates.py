@@ -8,6 +8,7 @@ import pickle
 from collections import UserDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import msgspec
@@ -165,6 +166,34 @@ def test_add_one_by_one_equals_fold(name: str, rows: list[dict[str, Any]], choic
     for row in rows:
         accumulator = aggregate.add(row, accumulator)
     assert same(aggregate.get_result(accumulator), meaning(rows))
+
+
+IN_ONE_LOOP = ("count", "sum", "min", "max", "mean")
+"""Those whose accumulators merge to a new one without a call."""
+
+
+@pytest.mark.parametrize("name", [*IN_ONE_LOOP, "agg"])
+@FEW
+@given(first=WITH_NAN, second=WITH_NAN, choice=st.sampled_from(CHOICES))
+def test_tables_merged_in_one_loop_are_merged_key_by_key(
+    name: str, first: list[dict[str, Any]], second: list[dict[str, Any]], choice: tuple[int, bool]
+) -> None:
+    every = ALL[choice]
+    together = af.agg(**{each: every[each][0] for each in IN_ONE_LOOP})
+    aggregate: Any = together if name == "agg" else every[name][0]
+    tables: list[dict[str, Any]] = [{}, {}]
+    for table, rows in zip(tables, (first, second), strict=True):
+        aggregate.fold(table, keys_of(rows), rows)
+    before = copy.deepcopy(tables)
+
+    merged = dict(tables[0])
+    aggregate.merger(merged, tables[1].items())
+
+    assert list(merged) == list(dict.fromkeys([*tables[0], *tables[1]]))
+    for key, held in merged.items():
+        alone = [copy.deepcopy(table[key]) for table in tables if key in table]
+        assert same(aggregate.get_result(held), aggregate.get_result(reduce(aggregate.merge, alone)))
+    assert same(tables, before), "no accumulator of theirs is changed"
 
 
 @EVERY
