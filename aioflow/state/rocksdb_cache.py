@@ -250,10 +250,16 @@ class Cache:
         return space
 
     def adopt(self, number: int, space: Space) -> None:
-        """`space` goes on as `number`, of which there are rows."""
+        """`space` goes on as `number`, of which there are rows. Another one that was given it here, and has none yet, gets a new one."""
+        if self.spaces.get(space.number) is space:
+            del self.spaces[space.number]
+        self._next_space = max(self._next_space, number + 1)
+        if (other := self.spaces.get(number)) is not None:
+            other.number = self._next_space
+            self.spaces[other.number] = other
+            self._next_space += 1
         space.number, space.stored, space.complete, space.groups = number, True, False, None
         self.spaces[number] = space
-        self._next_space = max(self._next_space, number + 1)
 
     def drop(self, space: Space) -> None:
         """`space` is gone. Its rows go when no capture needs them."""

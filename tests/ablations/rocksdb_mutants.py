@@ -55,4 +55,11 @@ ROCKSDB_MUTANTS: list[Mutant] = [
         "",
         (f"{ROCKSDB}test_hardly_anything_stays_in_memory_and_everything_is_found",),
     ),
+    Mutant(
+        "a namespace that is new takes the number, and the rows, of one that was restored",
+        "aioflow/state/rocksdb_cache.py",
+        "        if (other := self.spaces.get(number)) is not None:\n",
+        "        if (other := None) is not None:\n",
+        ("tests/contracts/test_state_backend.py::test_a_namespace_used_first_after_a_restore_is_none_that_was_restored",),
+    ),
 ]

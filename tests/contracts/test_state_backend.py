@@ -505,6 +505,32 @@ def test_restored_state_is_found_before_and_after_it_is_declared(bench: Bench, b
     assert late.get_state(ValueStateDescriptor("x")).value() == 3
 
 
+@pytest.mark.parametrize("early", [False, True], ids=["declared behind the restore", "declared before it"])
+def test_a_namespace_used_first_after_a_restore_is_none_that_was_restored(bench: Bench, backend: KeyedStateBackend, early: bool) -> None:
+    window = (10, 20)
+    sums, values = ReducingStateDescriptor("sum", max), ValueStateDescriptor("value")
+
+    def write(where: KeyedStateBackend, descriptor: StateDescriptor, key: str, namespace: Any, value: int) -> None:
+        where.set_current_key(key)
+        state = where.get_state(descriptor, namespace)
+        state.add(value) if descriptor is sums else state.update(value)
+
+    write(backend, sums, "a", window, 1)
+    write(backend, values, "b", window, 2)
+    model = {("sum", window, "a"): 1, ("value", window, "b"): 2}
+    for number, (descriptor, key, namespace) in enumerate([(values, "c", None), (sums, "d", None), (values, "e", 7), (sums, "f", 8)], 3):
+        snapshot = taken(backend)
+        backend = bench.create()
+        if early:
+            backend.get_state(values), backend.get_state(sums)
+        restore(backend, [snapshot])
+        write(backend, descriptor, key, namespace, number)
+        model[descriptor.name, namespace, key] = number
+        names, namespaces = ("sum", "value"), (None, window, 7, 8)
+        found = {(name, ns, key): value for name in names for ns in namespaces for key, value in backend.items(name, namespace=ns)}
+        assert found == model
+
+
 KEYS = st.one_of(st.integers(-3, 3), st.text(max_size=2), st.tuples(st.integers(0, 2), st.booleans()), st.sampled_from([1.0, 2.5, -0.0]))
 STEP = st.tuples(
     st.sampled_from(["value", "list", "map", "sum", "clear", "rescale"]),
