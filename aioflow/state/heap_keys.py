@@ -7,6 +7,7 @@ tuple of texts or numbers once, and at a list of a million in each full collecti
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import filterfalse, islice
 from typing import Any
@@ -66,14 +67,11 @@ class GatheredKeys:
         if self._source_of.setdefault(space, self.sources) != self.sources:
             self._repeated.add(space)
         kind = space.table.meta.kind
-        found: dict[int, list[Any]] = {}
+        found: defaultdict[int, list[Any]] = defaultdict(list)
         remaining = iter(keys)
         while part := list(islice(remaining, KEYS_A_SLICE)):
             for group, key in zip(groups_of(kind, part, self._max_parallelism), part, strict=True):
-                held = found.get(group)
-                if held is None:
-                    held = found[group] = []
-                held.append(key)
+                found[group].append(key)
             await self._looked(len(part))
         if not found:
             return
