@@ -71,6 +71,9 @@ class Job:
         self._cancel_asked = False
         self._stop_asked = False
         self._gathering: dict[tuple[TapPlace, ...], Subscription[Any]] = {}
+        self._result: JobResult | None = None
+        self._told_of_uids = False
+        self._loop = asyncio.get_running_loop()
 
     def __repr__(self) -> str:
         return f"Job({self.name!r}, {self.id[:8]}, {self.status.value})"
@@ -189,6 +192,7 @@ class Job:
 
         Cancelling this cancels only the wait.
         """
+        self._check_loop("wait()")
         assert self._runner is not None
         await wait_first([self._runner])
         if self.status is JobStatus.FAILED:
@@ -196,10 +200,13 @@ class Job:
         if self.status is JobStatus.CANCELED:
             raise JobCanceled(f"job {self.name!r} ({self.id}) was cancelled while its result was awaited")
         await self._ended()
-        return self._result()
+        if self._result is None:  # Made once: rates go on falling after the end.
+            self._result = self._sum_up()
+        return self._result
 
     async def cancel(self) -> None:
         """End the job now, without a result, and wait until its tasks are gone. A job that is over stays as it is."""
+        self._check_loop("cancel()")
         self._cancel_asked = True
         self._cluster.job_master.cancel()
         await self._ended()
@@ -211,8 +218,11 @@ class Job:
         `savepoint`; False: none, the job goes on from its last checkpoint then. With `drain`, event time ends too: open windows fire and
         functions finish. Raises what the job failed with, if it could not be stopped that way.
         """
+        self._check_loop("stop()")
         assert self._runner is not None
         directory = self._directory(savepoint, "savepoint") if savepoint else None
+        if savepoint is not False:
+            self._warn_of_derived_uids()
         self._cluster.job_master.stop(drain=drain, savepoint=savepoint is not False, directory=directory)
         refused = self._cluster.job_master.stop_refused
         await wait_first([self._runner, refused], timeout_s=self._options.stop_timeout_s)
@@ -234,7 +244,9 @@ class Job:
 
         Under the store, or in `directory`. Raises CheckpointError when it cannot be made, JobNotRunning when the job is over before.
         """
+        self._check_loop("savepoint()")
         where = None if directory is None else self._directory(directory, "directory")
+        self._warn_of_derived_uids()
         return shown_path(await self._cluster.job_master.savepoint(where))
 
     async def savepoints(self) -> list[str]:
@@ -243,7 +255,22 @@ class Job:
 
     async def checkpoint(self) -> int:
         """Take a checkpoint now and wait until it is completed. Returns its number. Raises as `savepoint` does."""
+        self._check_loop("checkpoint()")
         return await self._cluster.job_master.checkpoint()
+
+    def _warn_of_derived_uids(self) -> None:
+        """Once a job: state that a savepoint holds is found again by uid, and one that comes from the graph changes with it."""
+        if self._told_of_uids or self._options.checkpoints is None or self.status.is_terminal:
+            return
+        self._told_of_uids = True
+        names = [repr(node.name) for node in self._graph.nodes.values() if node.stateful and node.uid is None]
+        if names:
+            logger.warning(
+                "the savepoint of job %s keeps the state of %s under uids derived from the graph: once the flow changes before them it may "
+                "not be found again; give them uid=",
+                self.name,
+                ", ".join(names),
+            )
 
     def _directory(self, given: str | PathLike[str], option: str) -> str:
         if self._options.checkpoints is None:
@@ -260,6 +287,7 @@ class Job:
         A slow reader never holds the job: when `buffer` rows wait, `overflow` drops the oldest or the newest (counted in
         `rows.dropped`), or ends the subscription with an error. At-most-once over a restart.
         """
+        self._check_loop("subscribe()")
         key = self._tapped(stream)
         if buffer is None:
             raise ValueError("buffer must be at least 1 row, got None: a reader that fell behind would fill the memory")
@@ -281,6 +309,7 @@ class Job:
 
     def state(self, stream: DataStream[Any] | str) -> StateReader:
         """The keyed state of the operator that made `stream` (or that has this uid), read between two slices: `.get(key)`, `.items()`."""
+        self._check_loop("state()")
         if isinstance(stream, str):
             uids = self._graph.uids()
             nodes = [node_id for node_id, uid in uids.items() if uid == stream]
@@ -302,6 +331,14 @@ class Job:
         if inlet is None:
             raise GraphError(f"{node.name!r} cannot be pushed into: job.input(stream) takes the stream of flow.source(af.io.push())")
         return inlet
+
+    def _check_loop(self, call: str) -> None:
+        """A call from another loop would wait for what wakes nobody there, and wake the job's from the wrong thread."""
+        if asyncio._get_running_loop() is not self._loop:
+            raise RuntimeError(
+                f"{call} of job {self.name!r} was called outside of the loop that runs it: from another thread use "
+                "asyncio.run_coroutine_threadsafe(..., loop)"
+            )
 
     def on_end(self, callback: Callable[[], None]) -> None:
         """Call `callback` when the job is over; at once if it is."""
@@ -334,7 +371,7 @@ class Job:
         self._node_ids(stream)
         return tuple(one.node_id if one.side is None else (one.node_id, one.side.name) for one in stream.upstreams)
 
-    def _result(self) -> JobResult:
+    def _sum_up(self) -> JobResult:
         times = self._cluster.job_master.timestamps_ms
         duration = times[self.status] - times[JobStatus.CREATED]
         return JobResult(self.id, self.name, self.status.value, duration, self._cluster.job_master.executions.restarts, self.metrics())

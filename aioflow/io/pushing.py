@@ -87,6 +87,7 @@ class PushInlet(Generic[T]):
         self._room: asyncio.Future[None] | None = None
         self._news: asyncio.Future[None] | None = None
         self._durable: list[tuple[int, asyncio.Future[None]]] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     async def put(self, value: T, timestamp: int | None = None, *, durable: bool = False) -> None:
         """Returns when `value` was accepted; with `durable` when a completed checkpoint covers it.
@@ -95,6 +96,8 @@ class PushInlet(Generic[T]):
         CheckpointError for `durable` in a job that takes no checkpoints. An element whose `durable` put was cancelled, or ended with
         JobNotRunning, may have been processed all the same.
         """
+        if asyncio.get_running_loop() is not self._loop:
+            self._check_loop()
         if durable:
             self._check_durable()
         while self._check() and self._end - self._read >= self._capacity:
@@ -105,6 +108,8 @@ class PushInlet(Generic[T]):
 
     async def put_many(self, values: Iterable[T], timestamps: Iterable[int] | None = None, *, durable: bool = False) -> None:
         """As `put` for each of `values` in order; others may put in between."""
+        if asyncio.get_running_loop() is not self._loop:
+            self._check_loop()
         if durable:
             self._check_durable()
         left = iter(values)
@@ -171,10 +176,20 @@ class PushInlet(Generic[T]):
         self._durable.append((number, future))
         await future
 
+    def _check_loop(self) -> None:
+        """The first who puts, or reads, says whose loop it is: what waits in it is not woken from another."""
+        loop = asyncio.get_running_loop()
+        if self._loop is not None and self._loop is not loop:
+            raise RuntimeError(
+                "push input belongs to another loop: from another thread use asyncio.run_coroutine_threadsafe(inlet.put(...), loop)"
+            )
+        self._loop = loop
+
     # The reader's end.
 
     def attach(self, position: int | None, keep: bool, checkpointing: bool) -> None:
         """A reader begins at `position`: the first one of a run, or the next after a restart."""
+        self._check_loop()
         start = position or 0
         if not self._attached:
             # What came in before the first reader follows what an earlier run had read.

@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK
 from aioflow.core.errors import GraphError, StateError
+from aioflow.core.functions import OutputTag
 from aioflow.state.backend import NO_KEY
 
 if TYPE_CHECKING:
-    from aioflow.core.functions import OutputTag
     from aioflow.core.state_descriptors import MapStateDescriptor
     from aioflow.operators.operator import OperatorContext
     from aioflow.state.backend import KeyedStateBackend
     from aioflow.state.timers import InternalTimerService
 
-__all__ = ["KeyedTimers", "OperatorProcessContext"]
+__all__ = ["KeyedTimers", "OperatorProcessContext", "no_tag"]
 
 
 class OperatorProcessContext:
@@ -81,6 +81,8 @@ class OperatorProcessContext:
 
     def output(self, tag: OutputTag[Any], value: Any) -> None:
         """One element for the side output `tag`, at the time of this call."""
+        if not isinstance(tag, OutputTag):
+            raise no_tag(tag)
         self._ctx.side_output(tag, value, self.timestamp, self.watermark if self.mark is None else self.mark)
 
     def get_broadcast_state(self, descriptor: MapStateDescriptor[Any, Any]) -> Any:
@@ -183,6 +185,11 @@ class KeyedTimers:
         if key is NO_KEY:
             raise StateError(f"operator {self._ctx.name!r} used a timer without a current key: a broadcast element has none")
         return self._timers, key
+
+
+def no_tag(given: object) -> TypeError:
+    """The error for a side output that is named by something else."""
+    return TypeError(f"output() takes a tag, got {type(given).__name__}: {given!r}; expected af.OutputTag({str(given)!r})")
 
 
 def _checked(timestamp: int) -> int:

@@ -7,12 +7,14 @@ again after `wait()` completed. A reader that is through with all of its splits 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 from aioflow.core.elements import MIN_WATERMARK
 from aioflow.core.optional_arguments import call_with
+from aioflow.operators.userfunction import describe_record
 
 if TYPE_CHECKING:
     from aioflow.core.functions import OutputTag, RuntimeContext
@@ -93,8 +95,8 @@ class SourceReader(Protocol[T_co]):
     def finished(self) -> bool:
         """Whether all splits given so far were read to their end; false again with the next `open`."""
 
-    def position(self, split_id: str) -> Any:
-        """Where to go on after the last record that `poll_batch` returned."""
+    def position(self, split_id: str, /) -> Any:
+        """Where to go on in the split of this id after the last record that `poll_batch` returned."""
 
     async def close(self) -> None:
         """Release everything. Called once, also after a failure."""
@@ -126,5 +128,15 @@ class Source(Protocol[T_co]):
 
 async def discover_splits(source: Source[Any], host: Host) -> list[Split]:
     """What `source.discover` finds; it may want the host."""
-    splits: list[Split] = await call_with(source.discover, host)
-    return splits
+    found = call_with(source.discover, host)
+    what = f"discover() of {type(source).__name__}"
+    if not inspect.isawaitable(found):
+        raise TypeError(f"{what} returned {type(found).__name__} at once, expected `async def discover(self)`")
+    splits = await found
+    if not isinstance(splits, Sequence) or not all(isinstance(split, Split) for split in splits):
+        raise TypeError(f"{what} returned {describe_record(splits)}, expected a list of af.Split, [] for none")
+    if len({split.id for split in splits}) < len(splits):
+        seen: set[str] = set()
+        twice = next(split.id for split in splits if split.id in seen or seen.add(split.id))  # type: ignore[func-returns-value]
+        raise ValueError(f"{what} gave two splits the id {twice!r}, expected one for each: positions are kept under it")
+    return list(splits)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK
 from aioflow.core.errors import StateError
+from aioflow.core.functions import OutputTag
 from aioflow.core.state_descriptors import (
     AggregatingStateDescriptor,
     ListStateDescriptor,
@@ -14,9 +15,9 @@ from aioflow.core.state_descriptors import (
     StateDescriptor,
     ValueStateDescriptor,
 )
+from aioflow.operators.process_context import no_tag
 
 if TYPE_CHECKING:
-    from aioflow.core.functions import OutputTag
     from aioflow.operators.operator import OperatorContext
     from aioflow.operators.windowing import TimeWindow, Window
     from aioflow.state.backend import KeyedStateBackend
@@ -162,4 +163,6 @@ class BoundWindowContext(_Clocks):
 
     def output(self, tag: OutputTag[Any], value: Any) -> None:
         """Emit `value` to a side output, with the time of the window's results."""
+        if not isinstance(tag, OutputTag):
+            raise no_tag(tag)
         self._ctx.side_output(tag, value, self.timestamp, self.watermark)

@@ -14,6 +14,7 @@ A poll takes as many records as the slice has time for, measured here.
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -56,6 +57,11 @@ class SourceInput:
         `unbounded`: some splits may be silent for long. `discovers`: more of them may come.
         """
         self._reader = reader
+        self._may_end = inspect.getattr_static(reader, "finished", None) is not None
+        if not self._may_end and not unbounded:
+            raise TypeError(
+                f"{type(reader).__name__} reads a bounded source and has no `finished`: add it as a property, True once all splits are read"
+            )
         self._splits = [split for split in splits if not split.finished]
         self._finished_before = [split for split in splits if split.finished]
         self._finished = FinishedSplits((split.id, split.payload) for split in self._finished_before)
@@ -165,7 +171,7 @@ class SourceInput:
             watermark, self._owed = self._owed, MIN_WATERMARK
             self._consumer.on_batch(empty_batch(watermark), 0)
             return InputStatus.MORE_AVAILABLE
-        if self._stopped is not None and not (self._drains_reader and not self._reader.finished):
+        if self._stopped is not None and not (self._drains_reader and not self._is_finished):
             return self._stopped
         reader, begun = self._reader, self._perf_ns()
         # Columns are dealt with by the batch, and whoever makes rows of them takes no more at a time than it can.
@@ -191,18 +197,23 @@ class SourceInput:
             self._ns_per_record = spent if spent > 4 * old or old >= self._slice_ns else old + (spent - old) / share
             self._consumer.on_batch(batch, 0)
             return InputStatus.MORE_AVAILABLE
-        if reader.finished:
+        if self._is_finished:
             if self._stopped is not None or not self._discovers:
                 return self._stopped or InputStatus.END_OF_DATA
             return self._wait_for_splits()
         self._wait_for_reader()
         return InputStatus.NOTHING_AVAILABLE
 
+    @property
+    def _is_finished(self) -> bool:
+        """Whether the reader is through with its splits; one that reads without end need not say that it is not."""
+        return self._may_end and self._reader.finished
+
     def checkpoint(self, checkpoint_id: int) -> SourceState:
         """Where every split stands behind the last record that was handed on. Between two polls."""
         reader = self._reader
         # A reader that ended because the job is stopped has not come to an end of its own: it goes on after a restore.
-        ended = reader.finished and self._stopped is None
+        ended = self._is_finished and self._stopped is None
         finished = getattr(reader, "finished_splits", ())
         state, left = [], []
         for split in self._splits:

@@ -1,0 +1,46 @@
+"""A savepoint whose state is found again by uids that nobody gave says so, once a job, and names the operators."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+
+import aioflow as af
+
+
+def counted(flow: af.Flow, **options: Any) -> af.DataStream[Any]:
+    """Pushed into, and counted by an operator with `options`."""
+    pushed = flow.source(af.io.push())
+    pushed.key_by(lambda x: x).map(str).key_by(len).count(name="counts", **options).sink(lambda row: None)
+    return pushed
+
+
+def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if "derived from the graph" in record.getMessage()]
+
+
+async def test_a_savepoint_that_depends_on_derived_uids_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    flow = af.Flow("derived")
+    counted(flow)
+    with caplog.at_level(logging.WARNING):
+        async with flow.run(checkpoints="memory://derived-uids") as job:
+            await job.checkpoint()
+            assert told(caplog) == []
+            for _ in range(2):
+                await job.savepoint()
+    (message,) = told(caplog)
+    assert "job derived keeps the state of 'counts' under uids derived from the graph" in message
+    assert "give them uid=" in message
+
+
+@pytest.mark.parametrize("stop", ["named", "without a savepoint", "without checkpoints"])
+async def test_a_savepoint_that_depends_on_none_says_nothing(stop: str, caplog: pytest.LogCaptureFixture) -> None:
+    flow = af.Flow("named")
+    counted(flow, **({"uid": "counts"} if stop == "named" else {}))
+    options = {} if stop == "without checkpoints" else {"checkpoints": f"memory://uids-{stop.replace(' ', '-')}"}
+    with caplog.at_level(logging.WARNING):
+        async with flow.run(**options) as job:
+            await job.stop(savepoint=False if stop == "without a savepoint" else None)
+    assert told(caplog) == []

@@ -1,0 +1,164 @@
+"""Calls from where they cannot work say so instead of waiting for ever: from another loop, to no tag, of a source without splits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import pytest
+
+import aioflow as af
+
+
+def from_another_loop(call: Callable[[], Awaitable[Any]]) -> BaseException | None:
+    """What `call` raises in a thread with a loop of its own."""
+
+    async def attempt() -> BaseException | None:
+        try:
+            async with asyncio.timeout(60):
+                await call()
+        except BaseException as error:  # It is what is looked at.
+            return error
+        return None
+
+    return asyncio.run(attempt())
+
+
+async def test_a_job_is_spoken_to_on_its_own_loop() -> None:
+    flow = af.Flow("own loop")
+    pushed = flow.source(af.io.push())
+    counts = pushed.key_by(lambda x: x).count()
+    async with flow.run(subscribe=[counts]) as job:
+        inlet = job.input(pushed)
+
+        async def subscribe() -> None:
+            job.subscribe(counts)
+
+        async def state() -> None:
+            await job.state(counts).get(1)
+
+        calls: list[Callable[[], Awaitable[Any]]] = [
+            job.wait, job.cancel, job.stop, job.savepoint, job.checkpoint, subscribe, state,
+            lambda: inlet.put(1), lambda: inlet.put_many([1]),
+        ]
+        for call in calls:
+            error = await asyncio.to_thread(from_another_loop, call)
+            assert isinstance(error, RuntimeError), call
+            assert "run_coroutine_threadsafe" in str(error)
+        await inlet.put(7)
+        inlet.close()
+        assert [row async for row in job.subscribe(counts)] == [(7, 1)]
+
+
+async def test_what_another_thread_hands_over_arrives() -> None:
+    """The remedy that the error names."""
+    flow = af.Flow("handed over")
+    pushed = flow.source(af.io.push())
+    out: list[int] = []
+    pushed.sink(out.append)
+    loop = asyncio.get_running_loop()
+    async with flow.run() as job:
+        put = job.input(pushed).put
+        await asyncio.to_thread(lambda: asyncio.run_coroutine_threadsafe(put(5), loop).result(60))
+    assert out == [5]
+
+
+async def test_the_result_of_a_job_stays_what_it_was() -> None:
+    flow = af.Flow("once")
+    flow.source([1]).sink(lambda value: None)
+    async with flow.run() as job:
+        first = await job.wait()
+    assert await job.wait() is first
+
+
+def test_a_side_output_is_named_by_a_tag() -> None:
+    def aside(value: int, ctx: af.ProcessContext) -> None:
+        ctx.output("aside", value)  # type: ignore[arg-type]
+
+    class Aside(af.ProcessWindowFunction[int, int, int]):
+        def process(self, key: int, ctx: af.WindowContext, elements: Any) -> Iterator[int]:
+            ctx.output("aside", 1)  # type: ignore[arg-type]
+            yield from elements
+
+    numbers = af.Flow("aside").source([1])
+    for stream in (numbers.process(aside), numbers.key_by(lambda x: x).count_window(1).process(Aside)):
+        with pytest.raises(TypeError, match=r"output\(\) takes a tag, got str: 'aside'; expected af.OutputTag\('aside'\)"):
+            asyncio.run(stream.collect())
+
+
+class Gives:
+    """A source that answers `discover` with what it is told."""
+
+    bounded = True
+
+    def __init__(self, splits: Any) -> None:
+        self.splits = splits
+
+    async def discover(self) -> Any:
+        return self.splits
+
+    def reader(self, ctx: af.SourceContext) -> Any:
+        raise AssertionError("nothing to read")
+
+
+class GivesAtOnce(Gives):
+    def discover(self) -> Any:  # type: ignore[override]
+        return self.splits
+
+
+@pytest.mark.parametrize(
+    ("source", "error", "told"),
+    [
+        (Gives(None), TypeError, r"discover\(\) of Gives returned None, expected a list of af.Split, \[\] for none"),
+        (Gives(["a"]), TypeError, r"discover\(\) of Gives returned \['a'\], expected a list of af.Split"),
+        (Gives([af.Split("a"), af.Split("b"), af.Split("a")]), ValueError, "gave two splits the id 'a'"),
+        (GivesAtOnce([]), TypeError, "returned list at once, expected `async def discover"),
+    ],
+)
+async def test_a_source_gives_splits_of_different_names(source: Any, error: type[Exception], told: str) -> None:
+    with pytest.raises(error, match=told):
+        await af.Flow("splits").source(source).collect()
+
+
+class Ticks:
+    """Reads without end, and says no more than that there is something or nothing now."""
+
+    def __init__(self) -> None:
+        self.number = 0
+
+    async def open(self, splits: Any) -> None:
+        """Nothing to open."""
+
+    def poll_batch(self, max_records: int) -> list[int] | None:
+        self.number += 1
+        return [self.number] if self.number % 2 else None
+
+    async def wait(self) -> None:
+        await asyncio.sleep(0)
+
+    def position(self, split: str) -> int:
+        return self.number
+
+    async def close(self) -> None:
+        """Nothing to close."""
+
+
+class Clock(Gives):
+    """Its readers are never finished."""
+
+    def reader(self, ctx: af.SourceContext) -> Any:
+        return Ticks()
+
+
+async def test_a_reader_without_end_need_not_say_that_it_is_not_finished() -> None:
+    source = Clock([af.Split("0")])
+    source.bounded = False
+    flow = af.Flow("clock")
+    ticks = flow.source(source)
+    async with flow.run(checkpoints="memory://ticks-without-end") as job:
+        async with job.subscribe(ticks) as rows:
+            assert await anext(aiter(rows)) % 2 == 1
+        await job.checkpoint()
+    with pytest.raises(TypeError, match="Ticks reads a bounded source and has no `finished`: add it as a property"):
+        await af.Flow("clock").source(Clock([af.Split("0")])).collect()
