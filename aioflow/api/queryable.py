@@ -7,7 +7,7 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from aioflow.core.errors import Closed, JobNotRunning, StateError
+from aioflow.core.errors import Closed, JobNotRunning, StateError, did_you_mean
 from aioflow.core.keygroups import key_group, subtask_for_group
 from aioflow.core.timeunits import to_seconds
 from aioflow.graph.deployment import ExecutionState
@@ -108,5 +108,6 @@ def _named(operator: str, name: str | None, backend: KeyedStateBackend) -> str:
         return names[0]
     if name is None or name not in names:
         have = ", ".join(repr(n) for n in names) or "none so far"
-        raise StateError(f"operator {operator!r}: name the state to read with name=; it has {have}")
+        what = "name the state to read with name=" if name is None else f"there is no state {name!r}"
+        raise StateError(f"operator {operator!r}: {what}; it has {have}{'' if name is None else did_you_mean(name, names)}")
     return name

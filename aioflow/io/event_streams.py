@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from aioflow.core.errors import Broken
 from aioflow.io.backoff import Backoff
 from aioflow.io.buffered import BufferedReader
-from aioflow.io.http_client import client_session, http_error
+from aioflow.io.http_client import checked_url, client_session, http_error
 from aioflow.operators.source import Split
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ def sse(url: str, *, headers: Mapping[str, str] | None = None, reconnect: bool =
     Exactly-once over a restart if the server gives ids and honours `Last-Event-ID`. `reconnect`: connect again when the stream ends;
     without it that is the end of the source. An answer of 204 ends it in any case.
     """
+    checked_url(url, "sse", ("http", "https"))
     return SseSource(url, dict(headers or {}), reconnect, backoff)
 
 

@@ -58,7 +58,7 @@ class DatagenSource(Generic[T]):
             _check_fields(fn)
         elif not callable(fn):
             raise GraphError(f"datagen: fn is {fn!r}, expected a function of the index, or expressions of af.col.index by name")
-        if rate is not None and not (rate > 0 and math.isfinite(rate)):
+        if rate is not None and not (isinstance(rate, (int, float)) and rate > 0 and math.isfinite(rate)):
             raise GraphError(f"datagen: rate is {rate!r}, expected elements a second, more than 0")
         if count is not None and count < 0:
             raise GraphError(f"datagen: count is {count!r}, expected 0 or more")

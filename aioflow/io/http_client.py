@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from aioflow.operators.operator import OperatorContext
     from aioflow.operators.source import SourceContext, SourceReader
 
-__all__ = ["DECODINGS", "HttpConnector", "client_session", "http", "http_error"]
+__all__ = ["DECODINGS", "HttpConnector", "checked_url", "client_session", "http", "http_error"]
 
 RETRIES = 5
 """Failures in a row that are worth another try: connections refused or broken, and answers of 429 and 5xx."""
@@ -58,6 +58,7 @@ def http(
     `decode`: "json", "text" or "bytes". `batch`: above 1 the sink posts arrays of up to so many records. Requests that fail are tried
     `retries` times again, so a record may arrive twice; then, and for other answers than 2xx, the job fails.
     """
+    checked_url(url, "http", ("http", "https"))
     if decode not in DECODINGS:
         hint = did_you_mean(decode, DECODINGS)
         raise GraphError(f"http({url!r}): decode is {decode!r}, expected 'json', 'text' or 'bytes'{hint}")
@@ -75,6 +76,14 @@ def http(
         retries,
         checked_on_error(on_error, f"http({url!r})"),
     )
+
+
+def checked_url(url: str, connector: str, schemes: tuple[str, ...]) -> None:
+    """Raises GraphError naming `connector` for a URL without one of `schemes`, or without a host."""
+    scheme, found, rest = str(url).partition("://")
+    if not found or scheme.lower() not in schemes or not rest.strip("/"):
+        expected = " or ".join(f"{known}://HOST/PATH" for known in schemes)
+        raise GraphError(f"{connector}: the URL is {url!r}, expected {expected}")
 
 
 class HttpConnector:

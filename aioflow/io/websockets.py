@@ -11,7 +11,7 @@ import msgspec
 from aioflow.core.errors import Broken
 from aioflow.io.backoff import Backoff
 from aioflow.io.buffered import BufferedReader
-from aioflow.io.http_client import client_session
+from aioflow.io.http_client import checked_url, client_session
 from aioflow.operators.source import Split
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ def websocket(
     `reconnect`: connect again when the connection ends; without it that is the end of the source. As a sink: str and bytes are sent as
     they are, anything else as JSON; what was in hand when the connection broke is sent again.
     """
+    checked_url(url, "websocket", ("ws", "wss", "http", "https"))
     return WebSocketConnector(url, tuple(subscribe), dict(headers or {}), reconnect, backoff)
 
 

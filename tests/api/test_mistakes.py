@@ -297,9 +297,13 @@ async def test_a_savepoint_that_is_not_there_and_nearly_called_latest_is_a_slip(
         (lambda: af.Flow("in").source(af.io.push), r"flow\.source got the function push, expected what it makes: add the parentheses"),
         (lambda: af.Flow("in").source([1], watermarks=abs), r"source: watermarks is builtin_function_or_method: .*timestamp=fn"),
         (lambda: numbers().assign_timestamps_and_watermarks(abs), r"timestamps: watermarks is builtin_function_or_method"),
+        (lambda: af.io.http("127.0.0.1/prices"), r"http: the URL is '127\.0\.0\.1/prices', expected http://HOST/PATH or https:"),
+        (lambda: af.io.websocket("/prices"), r"websocket: the URL is '/prices', expected ws://HOST/PATH or wss://"),
+        (lambda: af.io.sse("ftp://host/prices"), r"sse: the URL is 'ftp://host/prices', expected http://HOST/PATH or"),
+        (lambda: af.io.datagen(abs, rate="10"), r"datagen: rate is '10', expected elements a second, more than 0"),
     ],
 )
-def test_what_lacks_its_parentheses_or_its_strategy_is_told_so(use: Callable[[], Any], told: str) -> None:
+def test_what_cannot_be_meant_is_told_what_is_expected(use: Callable[[], Any], told: str) -> None:
     with pytest.raises(af.GraphError, match=told):
         use()
 
@@ -308,3 +312,13 @@ async def test_a_stream_that_is_read_like_an_iterator_is_told_how() -> None:
     with pytest.raises(TypeError, match=r"async for x in stream\.execute_and_collect\(\)`, or job\.subscribe\(stream\)"):
         async for _ in numbers():
             raise AssertionError("there is nothing to read yet")
+
+
+async def test_a_state_that_an_operator_does_not_have_is_told_the_nearest() -> None:
+    flow = af.Flow("states")
+    pushed = flow.source(af.io.push())
+    counts = pushed.key_by(abs).count()
+    async with flow.run() as job:
+        await job.input(pushed).put(1)
+        with pytest.raises(af.StateError, match=r"there is no state 'runing'; it has 'running'; did you mean 'running'\?"):
+            await job.state(counts).get(1, name="runing")
