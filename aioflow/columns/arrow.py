@@ -1,7 +1,7 @@
 """Columns from Arrow arrays and back.
 
 A row holds what `to_pylist` would give, with two exceptions: integers and floats of every width are the int and float of Python, as
-there, and a timestamp of nanoseconds becomes a `datetime`, which ends at microseconds.
+there, and a timestamp or duration of nanoseconds becomes a `datetime` or `timedelta`, which end at microseconds.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ def from_arrow(array: Any) -> Column:
         return from_arrow(array.dictionary_decode())
     if pa.types.is_timestamp(kind) and kind.unit == "ns":
         return from_arrow(array.cast(pa.timestamp("us", kind.tz), safe=False))
+    if pa.types.is_duration(kind) and kind.unit == "ns":
+        return from_arrow(array.cast(pa.duration("us"), safe=False))
     if pa.types.is_struct(kind) and array.null_count == 0 and kind.num_fields:
         fields = {kind.field(i).name: from_arrow(array.field(i)) for i in range(kind.num_fields)}
         return ColumnBatch(fields, len(array))
