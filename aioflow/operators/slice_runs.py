@@ -79,7 +79,7 @@ class SliceRuns:
     `slice_of(number)` gives key -> accumulator, empty for none; `any_in(first, stop)` whether some slice there holds something.
     """
 
-    __slots__ = ("_aggregate", "_any_in", "_copies", "_levels", "_runs", "_slice_of")
+    __slots__ = ("_aggregate", "_any_in", "_copies", "_levels", "_merged", "_runs", "_slice_of")
 
     def __init__(
         self,
@@ -94,6 +94,8 @@ class SliceRuns:
         self._any_in = any_in
         self._runs: dict[tuple[int, int], Table] = {}
         self._levels = 0
+        self._merged = 0
+        """Keys since others got their turn: hundreds of small tables are as long as a large one."""
 
     def cover(self, first: int, stop: int) -> Generator[None, None, list[Table]]:
         """The tables that hold slices [first, stop), in order. Yields while there is much to merge."""
@@ -127,4 +129,8 @@ class SliceRuns:
         merged = yield from merge_tables(self._aggregate, self._copies, [left, right])
         self._runs[level, index] = merged
         self._levels = max(self._levels, level)
+        self._merged += len(right)
+        if self._merged >= MERGES_AT_ONCE:
+            self._merged = 0
+            yield
         return merged

@@ -1,0 +1,27 @@
+"""Runs of slices: what they hold, and that much merging lets others have their turn."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from aioflow.operators import aggregates as af
+from aioflow.operators.slice_runs import MERGES_AT_ONCE, SliceRuns
+
+
+@pytest.mark.parametrize("keys", [1, 100, MERGES_AT_ONCE])
+def test_many_slices_are_merged_in_pieces_however_small_they_are(keys: int) -> None:
+    slices: list[dict[int, Any]] = [dict.fromkeys(range(keys), 1) for _ in range(256)]
+    runs = SliceRuns(af.resolve_aggregate(af.count()), False, lambda number: slices[number], lambda first, stop: True)
+    covering, pauses = runs.cover(0, 256), 0
+    while True:
+        try:
+            next(covering)
+        except StopIteration as done:
+            tables = done.value
+            break
+        pauses += 1
+    assert tables == [dict.fromkeys(range(keys), 256)]
+    # Each but one of the slices is merged into another table, and so are runs: as many merges as there are slices.
+    assert pauses >= 255 * keys // (2 * MERGES_AT_ONCE)
