@@ -41,13 +41,17 @@ R = TypeVar("R")
 ACC = TypeVar("ACC")
 
 
+METHODS = {ShipStrategy.GLOBAL: "global_", ShipStrategy.CUSTOM: "partition_custom"}
+"""How what deals records out is called, where it is not its own name."""
+
+
 class KeyedStream(DataStream[T], Generic[K, T]):
     """A stream dealt out by key. What follows directly has keyed state; after `map` or `filter` it is keyed no more."""
 
     def _partitioned(self, strategy: ShipStrategy, function: Any = None) -> DataStream[T]:
+        method = METHODS.get(strategy, strategy.value.lower())
         raise GraphError(
-            f"key_by(...).{strategy.value.lower()}() of {self!r} would undo the key_by: apply what needs the keys first, "
-            f"then {strategy.value.lower()}()"
+            f"key_by(...).{method}() of {self!r} would undo the key_by: apply what needs the keys first, then {method}()"
         )
 
     def _apply(self, kind: str, step: StatelessKind, fn: Any, options: OperatorOptions) -> DataStream[Any]:

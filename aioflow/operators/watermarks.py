@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from aioflow.core.elements import MAX_WATERMARK, RecordBatch
 from aioflow.core.errors import note_once
+from aioflow.core.expressions import is_expression
 from aioflow.core.timeunits import Duration, to_ms
 from aioflow.operators.operator import Operator, ProcessingTimeTimer
+from aioflow.operators.plain_functions import check_plain, check_without_resources
 from aioflow.operators.stateless import describe_place
 from aioflow.operators.userfunction import describe_record
 from aioflow.operators.watermark_generators import (
@@ -63,6 +65,16 @@ class WatermarkStrategy(Generic[T]):
     """What the application brought to decide about watermarks."""
     idle_after_ms: int | None = None
     """After how long without records the stream counts as idle; None: never."""
+
+    def __post_init__(self) -> None:
+        timestamp_extractor(self.timestamp)  # What is no function is an error here, where it was written.
+        if self.timestamp is not None and not is_expression(self.timestamp):
+            check_plain(self.timestamp, "timestamp= of a watermark strategy")
+            check_without_resources(self.timestamp, "timestamp= of a watermark strategy")
+        if self.kind is WatermarkKind.PUNCTUATED:
+            check_plain(self.function, "punctuated()")
+        elif self.kind is WatermarkKind.CUSTOM and not hasattr(self.function, "on_event"):
+            check_plain(self.function, "custom()")
 
     @staticmethod
     def monotonous_timestamps(

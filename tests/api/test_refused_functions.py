@@ -60,6 +60,9 @@ PLACES: dict[str, Callable[[af.Flow, Any], Any]] = {
     "flat_map of connected streams": lambda flow, fn: timed(flow).connect(timed(flow)).flat_map(fn, str),
     "partition_custom": lambda flow, fn: timed(flow).partition_custom(fn),
     "key_by": lambda flow, fn: timed(flow).key_by(fn),
+    "timestamp": lambda flow, fn: af.WatermarkStrategy.monotonous_timestamps(timestamp=fn),
+    "punctuated": lambda flow, fn: af.WatermarkStrategy.punctuated(fn),
+    "custom": lambda flow, fn: af.WatermarkStrategy.custom(fn),
 }
 
 
@@ -71,7 +74,7 @@ def test_what_nobody_would_await_is_refused(place: str) -> None:
 
 @pytest.mark.parametrize("place", PLACES)
 def test_what_cannot_be_called_is_refused(place: str) -> None:
-    with pytest.raises(af.GraphError, match="a function"):
+    with pytest.raises((af.GraphError, TypeError), match="a function"):
         PLACES[place](af.Flow("refused"), 5)
 
 
@@ -90,6 +93,7 @@ def test_a_list_is_mapped_by_a_function() -> None:
     [
         (lambda s: s.key_by(wants), "key_by: its parameter 'resource' wants the resource 'anything', and is given none here"),
         (lambda s: s.partition_custom(wants), "partition_custom: its parameter 'resource'"),
+        (lambda s: af.WatermarkStrategy.no_watermarks(timestamp=wants), "timestamp= of a watermark"),
         (lambda s: s.key_by(str).aggregate(af.sum(wants)), "sum: fn: its parameter 'resource'"),
         (lambda s: s.key_by(str).aggregate(af.count(where=wants)), "count: where: its parameter 'resource'"),
     ],
@@ -178,3 +182,10 @@ def test_a_program_of_its_own_does_not_run_inside_of_a_loop() -> None:
             af.run(flow)
 
     asyncio.run(service())
+
+
+@pytest.mark.parametrize("method", ["rebalance", "rescale", "shuffle", "forward", "global_", "broadcast", "partition_custom"])
+def test_dealing_out_anew_what_has_keys_is_refused_by_its_name(method: str) -> None:
+    arguments = [lambda value, n: 0] if method == "partition_custom" else []
+    with pytest.raises(af.GraphError, match=rf"^key_by\(...\).{method}\(\) of .* would undo the key_by: .* then {method}\(\)$"):
+        getattr(keyed(af.Flow("refused")), method)(*arguments)
