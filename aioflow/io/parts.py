@@ -11,11 +11,14 @@ by their names alone:
     since < r     prepared up to r: it is among the committables of r, this subtask's or another's, or was committed
     since >= r    begun after r: nobody will ever commit it, its records are written again; deleted before the writer begins
     newer         of a later attempt of this job: left alone; whoever sees it is the one that should be gone
+    none          of a run without checkpoints. No lease keeps a second one of its flow from running beside it, so what another run left is
+                  deleted only when nobody has written to it for so long that nobody can be about to
 
 Invariants: a visible part is complete and never changes; committing and aborting again do nothing; no name is used twice, so a copy of
 a request that comes late finds nothing to act on. Several sinks, of one flow or of many, may write to one directory: a part never
-replaces another, whose number is taken gets the next one that is free, and nobody touches the hidden files of another sink. Only two runs
-of the same flow at once are not told apart.
+replaces another, whose number is taken gets the next one that is free, and nobody touches the hidden files of another sink. Two runs of the
+same flow at once are told apart by age where neither takes checkpoints; with checkpoints their lease lets no second one in, unless they
+have different stores: then they must not share a directory.
 """
 
 from __future__ import annotations
@@ -39,6 +42,10 @@ __all__ = ["PartCommitter", "PartWriter", "RollPolicy"]
 
 UNCHECKED = "none"
 """Stands for `since` where nobody takes checkpoints."""
+
+ABANDONED_MS = 600_000
+"""A part of a run without checkpoints is shown when it is `RollPolicy.age_ms` old. One that nobody has written to for twice that time, and
+for this long, is nobody's."""
 
 _HIDDEN = re.compile(r"\.part-(\d+)-(\d+)\.[^.]+\.(\d+|none)-([0-9a-f]{8})-([0-9A-Za-z]*)-(\d+)-[0-9a-f]+")
 """Groups: subtask, number, since, sink, job, attempt."""
@@ -113,7 +120,7 @@ class PartWriter:
         matches = [pattern.match(name) for name in names]
         self._next = max((int(match[1]) + 1 for match in matches if match), default=0)
         for name in names:
-            if self._is_orphan(name):
+            if self._is_orphan(name) and await self._is_abandoned(name):
                 await self._fs.delete(posixpath.join(self._directory, name))
 
     async def _make_directory(self) -> None:
@@ -147,6 +154,16 @@ class PartWriter:
             return True
         # A run without checkpoints knows of none: what one with checkpoints left may still be wanted.
         return not self._self_commit and int(match[3]) >= self._restored
+
+    async def _is_abandoned(self, name: str) -> bool:
+        """Whether nobody writes to an orphan any more."""
+        match = _HIDDEN.fullmatch(name)
+        assert match is not None, "an orphan has such a name"
+        if match[3] != UNCHECKED or match[5] == self._job:
+            return True
+        (stat,) = await self._fs.stats([posixpath.join(self._directory, name)])
+        age_ms = 0 if stat is None else self._ctx.host.clock.wall_ms() - stat.modified_ms
+        return age_ms > max(ABANDONED_MS, 2 * self._roll.age_ms)
 
     def write_batch(self, values: Sequence[Any], timestamps: Sequence[int] | None) -> None:
         if not values:

@@ -109,12 +109,19 @@ SINK_MUTANTS: list[Mutant] = [
     Mutant(
         "what an attempt left is not removed",
         "aioflow/io/parts.py",
-        "            if self._is_orphan(name):\n",
+        "            if self._is_orphan(name) and await self._is_abandoned(name):\n",
         "            if False:\n",
         (
             _CRASH,
             "tests/contracts/test_sink.py::test_what_an_attempt_left_is_removed_by_the_next_and_what_is_prepared_is_not",
         ),
+    ),
+    Mutant(
+        "a run without checkpoints removes the parts of another that goes on",
+        "aioflow/io/parts.py",
+        "            if self._is_orphan(name) and await self._is_abandoned(name):\n",
+        "            if self._is_orphan(name):\n",
+        ("tests/io/test_parts.py::test_two_runs_of_one_flow_without_checkpoints_do_not_take_each_others_parts",),
     ),
     Mutant(
         "a writer removes what another subtask is to commit",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import os
 from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +15,7 @@ import aioflow as af
 from aioflow.io.csv_files import csv
 from aioflow.io.files import lines
 from aioflow.io.json_files import jsonl
-from aioflow.io.parts import PartCommitter, RollPolicy
+from aioflow.io.parts import ABANDONED_MS, PartCommitter, RollPolicy
 from tests.io.driver import SinkContext, read_all, system_context
 
 
@@ -69,6 +70,48 @@ async def test_several_sinks_write_to_one_directory_and_no_part_replaces_another
     rows = Counter(row for path in shown for row in path.read_text().splitlines())
     assert rows == {f"{name} {i}": 2 for name in ("one", "two") for i in range(400)}
     assert len(names(tmp_path / "out")) == len(shown)
+
+
+async def test_two_runs_of_one_flow_without_checkpoints_do_not_take_each_others_parts(tmp_path: Path) -> None:
+    """The second begins while a part of the first is open: what that holds was deleted, and nobody said so."""
+    async with system_context() as machine:
+        contexts = [SinkContext(machine.host, checkpointing=False) for _ in range(2)]
+        for ctx, job_id in zip(contexts, ("a" * 32, "b" * 32), strict=True):
+            ctx.job_id = job_id
+        sink = lines(tmp_path)
+        first, second = (sink.writer(ctx) for ctx in contexts)
+        await first.open()
+        first.write_batch(["1"], None)
+        await first.flush()
+        await second.open()
+        second.write_batch(["2"], None)
+        await second.flush()
+        first.write_batch(["3"], None)
+        for writer in (first, second):
+            await writer.prepare(0)
+            await writer.close()
+    assert names(tmp_path) == ["part-0-0.txt", "part-0-1.txt"]
+    assert sorted(row for path in tmp_path.iterdir() for row in path.read_text().split()) == ["1", "2", "3"]
+
+
+async def test_what_a_run_without_checkpoints_left_is_removed_by_another_when_it_is_old(tmp_path: Path) -> None:
+    async with system_context() as machine:
+        ctx = SinkContext(machine.host, checkpointing=False)
+        ctx.job_id = "a" * 32
+        killed = lines(tmp_path).writer(ctx)
+        await killed.open()
+        killed.write_batch(["1"], None)
+        await killed.flush()
+        (left,) = tmp_path.iterdir()
+        ctx.job_id = "b" * 32
+        await lines(tmp_path).writer(ctx).open()
+        assert left.exists(), "it may still be written"
+        old = (machine.host.clock.wall_ms() - ABANDONED_MS) / 1000 - 60
+        os.utime(left, (old, old))
+        await lines(tmp_path, roll=RollPolicy(age_ms=ABANDONED_MS)).writer(ctx).open()
+        assert left.exists(), "parts may grow older than that"
+        await lines(tmp_path).writer(ctx).open()
+        assert not left.exists()
 
 
 async def test_a_part_whose_number_is_taken_is_committed_once_under_the_next(tmp_path: Path) -> None:
