@@ -7,7 +7,7 @@ import os
 import stat
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, BinaryIO
 
 if TYPE_CHECKING:
@@ -36,6 +36,8 @@ class FileStat:
     size: int
     modified_ms: int
     is_dir: bool
+    place: tuple[int, int] | None = field(default=None, compare=False)
+    """What is the same of two paths that lead to one place; None where there are no links."""
 
 
 class SystemFileSystem:
@@ -197,7 +199,8 @@ def check_inside(path: str, within: str) -> None:
 
 def _stat(path: str) -> FileStat:
     status = os.stat(path)
-    return FileStat(status.st_size, status.st_mtime_ns // 1_000_000, stat.S_ISDIR(status.st_mode))
+    is_dir = stat.S_ISDIR(status.st_mode)
+    return FileStat(status.st_size, status.st_mtime_ns // 1_000_000, is_dir, (status.st_dev, status.st_ino) if is_dir else None)
 
 
 def _stat_of_what_is_there(path: str) -> FileStat | None:

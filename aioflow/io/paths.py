@@ -97,8 +97,8 @@ def _files_of(paths: list[str], stats: list[FileStat | None]) -> dict[str, FileS
     return {path: stat for path, stat in zip(paths, stats, strict=True) if stat is not None and not stat.is_dir}
 
 
-async def _expand(host: Host, base: str, parts: list[str]) -> list[str]:
-    """Paths that exist and match `parts` below `base`."""
+async def _expand(host: Host, base: str, parts: list[str], above: tuple[FileStat, ...] = ()) -> list[str]:
+    """Paths that exist and match `parts` below `base`. `above`: the directories that `**` came through. Links may lead back to them."""
     if not parts:
         return [base]
     part, rest = parts[0], parts[1:]
@@ -110,9 +110,12 @@ async def _expand(host: Host, base: str, parts: list[str]) -> list[str]:
     if part == "**":
         found += await _expand(host, base, rest) if rest else []
         below = [posixpath.join(base, name) for name in names if not name.startswith(".")]
-        for path, stat in zip(below, await host.fs.stats(below), strict=True):
+        (itself, *stats) = await host.fs.stats([base or ".", *below])
+        through = above if itself is None else (*above, itself)
+        for path, stat in zip(below, stats, strict=True):
             found += [path] if not rest else []
-            found += await _expand(host, path, parts) if stat is not None and stat.is_dir else []
+            if stat is not None and stat.is_dir and not any(stat.place == one.place is not None for one in through):
+                found += await _expand(host, path, parts, through)
         return found
     for name in names:
         if fnmatchcase(name, part) and (part.startswith((".", "_")) or not name.startswith((".", "_"))):
