@@ -59,11 +59,12 @@ async def test_a_stop_with_a_savepoint_interrupts_no_thread_of_a_source_and_lose
     async with numbers(blocks, rows).run(checkpoints=tmp_path, every="1h") as job:
         await asyncio.to_thread(blocks.blocked.wait)
         await eventually(lambda: len(rows) == 3)
-        path = await job.stop(drain=drain)
-        assert job.status is af.JobStatus.FINISHED
+        stopping = asyncio.ensure_future(job.stop(drain=drain))
+        await eventually(lambda: job.status is af.JobStatus.FINISHED)
+        assert blocks.log == [], "nobody has touched the thread"
+        blocks.release.set()  # What is left to wait for is the thread, for a while.
+        path = await stopping
     assert path is not None
-    assert blocks.log == [], "nobody has touched the thread"
-    blocks.release.set()
     await asyncio.to_thread(blocks.threads[0].join)
     # It saw that nobody reads any more, and its generator was closed where it stood, in its own thread.
     assert blocks.log[0] == "the step went on to its end"
@@ -96,10 +97,11 @@ async def test_a_cancel_does_not_wait_for_a_step_that_never_ends() -> None:
     blocks, rows = Blocks(), list[Any]()
     async with numbers(blocks, rows).run() as job:
         await asyncio.to_thread(blocks.blocked.wait)
-        await job.cancel()
-        assert job.status is af.JobStatus.CANCELED
-    assert blocks.log == []
-    blocks.release.set()
+        cancelling = asyncio.ensure_future(job.cancel())
+        await eventually(lambda: job.status is af.JobStatus.CANCELED)
+        assert blocks.log == []
+        blocks.release.set()
+        await cancelling
     await asyncio.to_thread(blocks.threads[0].join)
     assert blocks.log[-1] == "closed"
     await asyncio.get_running_loop().shutdown_default_executor()

@@ -13,14 +13,14 @@ import aioflow as af
 
 pytestmark = pytest.mark.timeout(300)
 
-RECORD_S = 0.0005
+RECORD_S = 0.0002
 """What one record takes, in time of this thread: what other programs take on a busy machine does not count."""
 
 PROMISED_S = 0.2
 """An answer takes no longer, but for one in a hundred."""
 
 
-@pytest.mark.parametrize("parallelism", [1, 4])
+@pytest.mark.parametrize("parallelism", [1, 2])
 async def test_the_overview_is_answered_while_a_map_computes_without_end(parallelism: int) -> None:
     """J1.1: counted in records that went by for each answer."""
     done = 0
