@@ -16,6 +16,7 @@ from aioflow.spark.failures import SparkError
 from aioflow.spark.java import find_java
 from aioflow.spark.session import SparkBridge
 from tests.conftest import AsyncioErrors, left_threads, new_descriptors, open_descriptors
+from tests.spark.brief import BRIEF
 
 __all__: list[str] = []
 
@@ -45,8 +46,7 @@ def spark(java: str) -> Iterator[SparkBridge]:
     """A bridge whose session is there."""
     config = {
         "spark.sql.execution.arrow.maxRecordsPerBatch": "1000",
-        # Java lives for minutes here: what it spends on compiling code twice, it never gets back.
-        "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
+        "spark.driver.extraJavaOptions": BRIEF,
     }
     bridge = SparkBridge("local[2]", app="tests", config=config)
     with asyncio.Runner() as runner:

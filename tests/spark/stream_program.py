@@ -20,6 +20,7 @@ from typing import Any
 
 import aioflow as af
 from aioflow.spark.handover import Handover, Taken
+from tests.spark.brief import BRIEF
 
 ROWS = 3000
 """Of a file, in Arrow batches of 500."""
@@ -74,7 +75,7 @@ async def main(folder: Path, files: int) -> None:
         "spark.sql.catalogImplementation": "hive",
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
         "spark.hadoop.javax.jdo.option.ConnectionURL": f"jdbc:derby:;databaseName={folder}/metastore;create=true",
-        "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
+        "spark.driver.extraJavaOptions": BRIEF,
     }
     is_first = not (folder / "ran").exists()
     if is_first:

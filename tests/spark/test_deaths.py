@@ -20,6 +20,7 @@ from pathlib import Path
 import aioflow as af
 from aioflow.core.errors import Broken
 from aioflow.spark.spool import StagedReader
+from tests.spark.brief import BRIEF
 
 killed = []
 
@@ -49,8 +50,7 @@ def kill_workers(spark):
 
 async def main(out):
     # In local mode a task is run again only where the master says so: the second number.
-    brief = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"  # Java lives for seconds here.
-    config = {"spark.sql.execution.arrow.maxRecordsPerBatch": "1000", "spark.driver.extraJavaOptions": brief}
+    config = {"spark.sql.execution.arrow.maxRecordsPerBatch": "1000", "spark.driver.extraJavaOptions": BRIEF}
     async with af.SparkBridge("local[2,4]", config=config) as spark:
         rows = []
 
@@ -107,7 +107,7 @@ def test_what_is_killed_loses_no_row_and_doubles_none_and_fails_calls_that_canno
     """Python processes while a source reads and while a sink writes: the second attempt of a task goes on where the first was, or writes
     anew. Then Java: calls under way fail, and the next one starts another."""
     command = [sys.executable, "-c", KILLED, str(tmp_path / "out")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=800, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=800, check=False, cwd=ROOT)
 
     assert done.stdout.splitlines() == [
         "in: True killed: True",

@@ -17,7 +17,7 @@ import pytest
 
 from tests.integration.clusters import ROOT, until
 from tests.integration.processes import alive
-from tests.spark.workers_program import BRIEF
+from tests.spark.brief import BRIEF
 
 WITHIN_S = 280.0
 

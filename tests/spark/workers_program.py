@@ -22,12 +22,10 @@ from aioflow.api.job import Job
 from aioflow.spark.workers import SparkWorkersRun
 from tests.integration.exactly_once_flows import committed, key, mistakes, numbers
 from tests.integration.processes import alive, eventually
+from tests.spark.brief import BRIEF
 
 WITHIN_S = 280.0
 """For a machine that has much else to do."""
-
-BRIEF = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
-"""For Java that lives for a minute: what it spends on compiling code twice, it never gets back."""
 
 HELD_S = 10.0
 """Longer than workers wait for a driver that is silent."""
