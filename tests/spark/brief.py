@@ -5,4 +5,4 @@ from __future__ import annotations
 __all__ = ["BRIEF"]
 
 BRIEF = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
-"""What it spends on compiling code twice, and on proving that of Spark's jars sound, it never gets back: four of eight seconds of CPU."""
+"""What it spends on compiling code twice, and on proving that of Spark's jars sound, it never gets back."""
