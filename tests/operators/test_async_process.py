@@ -22,6 +22,7 @@ from aioflow.core.functions import (
 )
 from aioflow.core.state_descriptors import MapStateDescriptor, ValueStateDescriptor
 from aioflow.operators.async_process import (
+    PENDING_UNKEYED,
     AsyncBroadcastProcessOperator,
     AsyncCoProcessOperator,
     AsyncProcessOperator,
@@ -147,6 +148,22 @@ async def test_an_element_that_was_taken_and_not_begun_is_in_the_checkpoint() ->
         assert operator.room() == (0 if expected else 1)
         await restored.work()
         assert (restored.emitted_values, operator.busy) == (expected, False)
+
+
+async def test_an_element_with_a_key_that_nobody_needs_is_in_the_checkpoint_too() -> None:
+    """One side of connected streams has keys, the other has none: the operator has no keyed state to put the element into."""
+
+    class Passes(ProcessFunction[int, Any]):
+        async def process_element(self, value: int, ctx: ProcessContext) -> list[Any]:
+            return [value]
+
+    context = Context(keyed=False)
+    operator = await opened(AsyncProcessOperator(Passes()), context)
+    operator.process_batch(keyed_batch("k", [7], [70]))
+    operator.snapshot_state(1)
+    assert context.operator_state.get_list_state(PENDING_UNKEYED).get() == [(0, 7, 70)]
+    await context.work()
+    assert context.emitted_values == [7]
 
 
 async def test_elements_of_several_former_subtasks_come_one_after_the_other() -> None:
