@@ -18,6 +18,27 @@ JOB_MUTANTS: list[Mutant] = [
         ("tests/core/test_switch_interval.py::test_a_running_flow_gives_threads_their_turn_within_a_slice",),
     ),
     Mutant(
+        "what a source starts runs in the scope of whichever operator runs",
+        "aioflow/task/stream_task.py",
+        "token = enter_scope(self._scope.at(self._contexts[0]))",
+        "token = enter_scope(self._scope)",
+        ("tests/api/test_run.py::test_what_a_source_starts_is_in_its_own_scope_whichever_operator_runs_meanwhile",),
+    ),
+    Mutant(
+        "threads do not know the context variables of the run",
+        "aioflow/core/host.py",
+        "in_context = contextvars.copy_context().run",
+        "in_context = contextvars.Context().run",
+        ("tests/api/test_run.py::test_context_variables_of_the_caller_reach_the_threads_of_functions_and_sources",),
+    ),
+    Mutant(
+        "a webhook that has not opened its port yet is open",
+        "aioflow/io/webhooks.py",
+        "        if self._pump is not None:\n            await wait_first(",
+        "        if self._pump is None:\n            await wait_first(",
+        ("tests/io/test_network.py::test_a_webhook_listens_once_it_is_open_and_a_taken_port_is_an_error_of_opening",),
+    ),
+    Mutant(
         "a restart begins with empty state",
         "aioflow/cluster/job_master.py",
         "                self.executions.restore(point.states, point.splits)\n                if self._checkpoints",
