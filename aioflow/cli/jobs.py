@@ -30,6 +30,9 @@ from aioflow.graph.job_graph import build_job_graph
 
 __all__ = ["add_commands", "how_far", "print_jobs", "remote_cluster"]
 
+STATUS_WIDTH = 12
+"""Of the longest status there is, INITIALIZING: what follows stays where it is as long as nothing waits."""
+
 OWN_ERRORS = ("CheckpointError:", "RestoreError:")
 """Of jobs, that may speak of arguments."""
 
@@ -147,7 +150,7 @@ def _list(arguments: argparse.Namespace) -> int:
 
 def print_jobs(lines: list[JobLine]) -> None:
     shown = [how_far(line) for line in lines]
-    width = max(map(len, shown), default=0)
+    width = max(STATUS_WIDTH, *map(len, shown)) if shown else STATUS_WIDTH
     for line, state in zip(lines, shown, strict=True):
         error = line.error.partition("\n")[0]  # A job is a line.
         print(f"{line.job_id}  {state:{width}}  {line.name}{'  ' + error if error else ''}")

@@ -84,7 +84,7 @@ def test_the_whole_traceback_is_shown_on_demand(folder: Path, capsys: pytest.Cap
         (["submit", "program.py:doubled", "--restarts", "-1"], "argument --restarts: expected a number of at least 0, got '-1'"),
         (["cancel", ""], "argument JOB: expected the id of a job, or its beginning, got nothing"),
         (["list", "--secret-file", "nowhere"], "aioflow list: there is no secret file nowhere"),
-        (["list"], "aioflow list: no cluster was started in this directory: there is no .aioflow/secret. Start one with aioflow cluster start"),
+        (["list"], "aioflow list: no cluster was started in this directory: there is no .aioflow/secret. Start one with"),
         (["run", "program.py:doubled", "--workers", "two"], "argument -w/--workers: expected a number of at least 0, got 'two'"),
         (["top", "--every", "0s"], "argument --every: expected a time above 0, got '0s'"),
         (["run", "program.py:missing"], "aioflow run: program.py has no flow 'missing'"),

@@ -38,6 +38,12 @@ def test_names_stand_below_each_other(capsys: pytest.CaptureFixture[str]) -> Non
     assert second.endswith("other  ValueError: no 1")
 
 
+def test_a_list_of_jobs_that_are_over_looks_as_ever(capsys: pytest.CaptureFixture[str]) -> None:
+    print_jobs([line(JobStatus.FAILED, name="other", error="ValueError: no 1")])
+
+    assert capsys.readouterr().out == f"{'a1' * 16}  FAILED        other  ValueError: no 1\n"
+
+
 def test_no_jobs_are_said_to_be_none(capsys: pytest.CaptureFixture[str]) -> None:
     print_jobs([])
 

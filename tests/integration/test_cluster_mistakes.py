@@ -210,7 +210,8 @@ def test_a_savepoint_of_a_job_without_checkpoints_is_refused_with_the_remedy(clu
     for command, *options in (("savepoint",), ("stop", "--savepoint", where), ("stop", "--drain", "--savepoint", where)):
         done = cluster.ask(command, job, *options)
         assert (done.returncode, done.stdout) == (1, "")
-        assert re.match(f"aioflow {command}: job 'endless' has no checkpoints.*: run it with checkpoints=URL\n$", done.stderr), done.stderr
+        told = rf"aioflow {command}: job 'endless' has no checkpoints.*: run it with --checkpoints URL\n"
+        assert re.fullmatch(told, done.stderr), done.stderr
         assert cluster.job(job) == "RUNNING"
     assert cluster.ask("stop", job).returncode == 0
 
