@@ -67,6 +67,23 @@ COLUMN_MUTANTS: list[Mutant] = [
         (f"{_AGGREGATES}::test_distinct_codes_come_in_order_of_arrival",),
     ),
     Mutant(
+        "remainders of columns have the sign that C gives",
+        "aioflow/columns/numbers.py",
+        "    return x - x // n * n  #",
+        "    return np.fmod(x, n)  #",
+        (f"{_EXPRESSIONS}::test_remainders_of_one_number_have_the_sign_that_python_gives",),
+    ),
+    Mutant(
+        "late elements come out without the fields that their window does not read",
+        "aioflow/graph/column_sources.py",
+        "    if any(out.side is not None for out in graph.outputs_of(node_id)):\n        return None\n",
+        "",
+        (
+            "tests/graph/test_column_sources.py::test_what_an_aggregate_or_a_window_does_not_read_does_not_travel",
+            "tests/columns/test_aggregates.py::test_late_records_are_the_same",
+        ),
+    ),
+    Mutant(
         "codes of a column are not checked against its entries",
         "aioflow/core/column_codec.py",
         "if len(codes) and int(codes.max()) >= len(entries):",

@@ -157,6 +157,14 @@ def test_what_would_leave_64_bits_is_computed_value_by_value() -> None:
     assert found.to_list() == [2**64, 4]
 
 
+@pytest.mark.parametrize("n", [1, 2, 3, 7, 1_024, 2**31 - 1, 2**31, 2**62, 2**63 - 1, -1, -2, -7, -(2**63)])
+def test_remainders_of_one_number_have_the_sign_that_python_gives(n: int) -> None:
+    """What wraps around on the way, at either end of 64 bits, wraps back."""
+    rows = [{"a": a} for a in (-(2**63), -(2**63) + 1, -(2**31), -8, -7, -1, 0, 1, 7, 8, 2**31, 2**63 - 1)]
+    assert on_columns(col.a % n, rows) == [row["a"] % n for row in rows]
+    assert on_columns(col.a // n, rows) == [row["a"] // n for row in rows]
+
+
 def test_ints_beyond_what_a_float_holds_are_compared_and_divided_exactly() -> None:
     rows = [{"a": 2**53 + 1, "b": float(2**53), "c": 3}]
     assert on_columns(col.a == col.b, rows) == [False]
