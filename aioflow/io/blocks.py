@@ -137,10 +137,7 @@ class BlockFile:
         try:
             self._open()
             assert self._file is not None
-            data = self._file.read(length)
-            while len(data) < length and (more := self._file.read(length - len(data))):
-                data += more
-            return data
+            return _read_full(self._file, length)
         finally:
             self.close()
 
@@ -167,15 +164,10 @@ class BlockFile:
                 )
 
     def _read_chunk(self) -> tuple[bytes, bool]:
-        """A full block, or what is left and True. Decompressors give less than asked for without being at the end."""
+        """A full block, or what is left and True."""
         assert self._file is not None
-        chunk = self._file.read(self._block_bytes)
-        while len(chunk) < self._block_bytes:
-            more = self._file.read(self._block_bytes - len(chunk))
-            if not more:
-                return chunk, True
-            chunk += more
-        return chunk, False
+        chunk = _read_full(self._file, self._block_bytes)
+        return chunk, len(chunk) < self._block_bytes
 
     def _open(self) -> None:
         path = self._part.path
@@ -205,13 +197,15 @@ class BlockFile:
         if opened is not raw:
             self._files.append(opened)
         if self._offset:
-            # A decompressor reads its way there, and stops at its end; a plain file would jump over its own.
-            end = opened.seek(self._offset) if opened is not raw else raw.seek(0, os.SEEK_END)
+            length, digest = self._mark or (0, b"")
+            # A decompressor reads its way there, stops at its end, and must not go back; a plain file would jump over its own end.
+            size = raw.seek(0, os.SEEK_END) if opened is raw else None
+            begin = opened.seek(self._offset - length)
+            before = _read_full(opened, length)
+            end = begin + len(before) if size is None else size
             if end < self._offset:
                 raise RestoreError(f"{self._gone_on(f'has only {end} bytes now')}: it must not be shortened or replaced while it is read")
-            length, digest = self._mark or (0, b"")
-            opened.seek(self._offset - length)
-            if length and mark_of(opened.read(length)) != (length, digest):
+            if length and mark_of(before) != (length, digest):
                 what = self._gone_on("holds something else there now")
                 raise RestoreError(f"{what}: it must not be shortened or replaced while it is read")
         self._file = opened
@@ -224,6 +218,14 @@ class BlockFile:
         files, self._files = self._files, []
         for file in reversed(files):
             file.close()
+
+
+def _read_full(file: BinaryIO, length: int) -> bytes:
+    """The next `length` bytes, fewer if there are no more. Decompressors give less than asked for without being at the end."""
+    data = file.read(length)
+    while len(data) < length and (more := file.read(length - len(data))):
+        data += more
+    return data
 
 
 def _open_zstd(raw: BinaryIO, path: str) -> BinaryIO:

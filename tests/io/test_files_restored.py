@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import io
 import os
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -94,6 +97,34 @@ async def test_every_part_of_a_large_file_that_was_replaced_is_refused(tmp_path:
     path.write_text("".join(f"new {n}\n" for n in range(8)))
     with pytest.raises(RestoreError, match="holds something else there now"):
         await read_all(source, ctx, [restored])
+
+
+class OnlyForward(io.BytesIO):
+    """As the stream of `zstandard`: it cannot go back, and gives less than it is asked for."""
+
+    def seek(self, offset: int, whence: int = 0, /) -> int:
+        if offset < self.tell():
+            raise OSError("cannot seek zstd decompression stream backwards")
+        return super().seek(min(offset, len(self.getvalue())))
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        return super().read(min(size or 0, 100))
+
+
+@pytest.mark.parametrize("read", [1, 2, 300])
+async def test_a_decompressor_that_cannot_go_back_is_restored(
+    tmp_path: Path, ctx: Context, monkeypatch: pytest.MonkeyPatch, read: int
+) -> None:
+    monkeypatch.setitem(sys.modules, "compression.zstd", SimpleNamespace(ZstdFile=lambda raw, mode: OnlyForward(raw.read())))
+    path = tmp_path / "a.txt.zst"
+    expected = [f"old {n:05d}" for n in range(6000)]
+    path.write_text("".join(f"{line}\n" for line in expected))
+    source = lines(path)
+    _, splits = await read_some(source, ctx, read)
+    assert await read_all(source, ctx, splits) == expected[read:]
+    path.write_text("x\n")
+    with pytest.raises(RestoreError, match=f"was read up to byte {10 * read}, and has only 2 bytes now"):
+        await read_all(source, ctx, splits)
 
 
 async def test_a_position_of_an_earlier_release_is_taken_up(tmp_path: Path, ctx: Context) -> None:
