@@ -265,6 +265,31 @@ def test_values_of_one_shape_are_the_same_together_and_one_after_the_other(batch
         assert same(trees, one_by_one)
 
 
+class CountedTagger(Tagger):
+    calls = 0
+
+    def tag_all(self, values: Any, depth: int) -> Any:
+        self.calls += 1
+        return super().tag_all(values, depth)
+
+
+@pytest.mark.parametrize(
+    "batch, calls",
+    [
+        ([[0.5] * 768] * 64, 2),
+        ([(n, [0.5] * 768) for n in range(64)], 4),
+        ([{str(n): n for n in range(768)}] * 64, 65),
+        ([(n, "a", [n]) for n in range(64)], 5),
+    ],
+    ids=["vectors", "records of vectors", "dicts", "rows"],
+)
+def test_what_is_long_is_not_taken_apart_place_by_place(batch: list[Any], calls: int) -> None:
+    tagger = CountedTagger(TypeRegistry())
+    trees = list(tagger.tag_all(batch, 0))
+    assert tagger.calls == calls
+    assert same(Untagger(TypeRegistry(), tagger.table).untag_all(trees), batch)
+
+
 @given(values)
 def test_one_value_comes_out_as_it_went_in_type_for_type(value: Any) -> None:
     codec = Codec()
