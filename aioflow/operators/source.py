@@ -93,7 +93,10 @@ class SourceReader(Protocol[T_co]):
 
     @property
     def finished(self) -> bool:
-        """Whether all splits given so far were read to their end; false again with the next `open`."""
+        """Whether all splits given so far were read to their end; false again with the next `open`.
+
+        A reader of an unbounded source may leave it out, unless it has `stop`.
+        """
 
     def position(self, split_id: str, /) -> Any:
         """Where to go on in the split of this id after the last record that `poll_batch` returned."""

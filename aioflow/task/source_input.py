@@ -58,10 +58,9 @@ class SourceInput:
         """
         self._reader = reader
         self._may_end = inspect.getattr_static(reader, "finished", None) is not None
-        if not self._may_end and not unbounded:
-            raise TypeError(
-                f"{type(reader).__name__} reads a bounded source and has no `finished`: add it as a property, True once all splits are read"
-            )
+        if not self._may_end and (not unbounded or hasattr(reader, "stop")):
+            what = "has `stop`, after which it is read to its end," if unbounded else "reads a bounded source"
+            raise TypeError(f"{type(reader).__name__} {what} and has no `finished`: add it as a property, True once all splits are read")
         self._splits = [split for split in splits if not split.finished]
         self._finished_before = [split for split in splits if split.finished]
         self._finished = FinishedSplits((split.id, split.payload) for split in self._finished_before)

@@ -162,3 +162,23 @@ async def test_a_reader_without_end_need_not_say_that_it_is_not_finished() -> No
         await job.checkpoint()
     with pytest.raises(TypeError, match="Ticks reads a bounded source and has no `finished`: add it as a property"):
         await af.Flow("clock").source(Clock([af.Split("0")])).collect()
+
+
+class StoppableTicks(Ticks):
+    """It is read on when the job stops, until it says that there is no more; and it never does."""
+
+    def stop(self) -> None:
+        """Nothing to stop."""
+
+
+class StoppableClock(Clock):
+    def reader(self, ctx: af.SourceContext) -> Any:
+        return StoppableTicks()
+
+
+async def test_a_reader_that_is_read_to_its_end_when_the_job_stops_must_say_when_that_is() -> None:
+    """Otherwise no stop would ever come to an end."""
+    source = StoppableClock([af.Split("0")])
+    source.bounded = False
+    with pytest.raises(TypeError, match="StoppableTicks has `stop`, after which it is read to its end, and has no `finished`: add it"):
+        await af.Flow("clock").source(source).collect()
