@@ -186,7 +186,7 @@ class FoundFiles:
     def _splits(self, path: str, parts: Sequence[Part]) -> list[Split]:
         """Of a file that would be cut into `parts` now."""
         former = self._former.get(self._respelled(path), set())
-        if not former <= {tuple(part)[1:] for part in parts}:
+        if parts and not former <= {tuple(part)[1:] for part in parts}:
             parts = _between(sorted((start, end) for start, end, *_ in former), parts[0])
         if self._spelled.setdefault(self._respelled(path), path) != path:
             return [Split(part.id, None, tuple(part)) for part in parts]  # Two ways lead there: each has a name of its own.

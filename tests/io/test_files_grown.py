@@ -266,6 +266,20 @@ async def test_a_file_of_columns_that_was_replaced_or_is_gone_is_refused(tmp_pat
             await read_all(source, ctx, [restored])
 
 
+async def test_an_archive_that_was_emptied_while_the_job_was_down_is_known_all_the_same(inbox: Inbox, tmp_path: Path) -> None:
+    with zipfile.ZipFile(inbox.directory / "a.zip", "w") as archive:
+        archive.writestr("one", "1\n")
+    store = f"file://{tmp_path}/store"
+    async with flow(inbox).run(checkpoints=store) as job:
+        await eventually(lambda: inbox.rows == ["1"])
+        await job.stop()
+    with zipfile.ZipFile(inbox.directory / "a.zip", "w"):
+        pass
+    inbox.put("b", "2")
+    async with flow(inbox).run(checkpoints=store):
+        await eventually(lambda: inbox.rows == ["1", "2"])
+
+
 async def test_an_archive_that_is_not_complete_keeps_no_other_from_being_read(inbox: Inbox) -> None:
     with zipfile.ZipFile(inbox.directory / ".a", "w") as archive:
         archive.writestr("one", "1\n")
