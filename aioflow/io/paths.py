@@ -109,7 +109,7 @@ async def _expand(host: Host, base: str, parts: list[str], above: tuple[FileStat
     found: list[str] = []
     if part == "**":
         found += await _expand(host, base, rest) if rest else []
-        below = [posixpath.join(base, name) for name in names if not name.startswith(".")]
+        below = _data_in(base, names)
         (itself, *stats) = await host.fs.stats([base or ".", *below])
         through = above if itself is None else (*above, itself)
         for path, stat in zip(below, stats, strict=True):

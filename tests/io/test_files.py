@@ -76,11 +76,15 @@ async def test_a_directory_and_a_glob_are_read_file_by_file_in_order(tmp_path: P
         (tmp_path / name).write_text(f"{name}\n")
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "d.txt").write_text("d.txt\n")
+    (tmp_path / "_temporary").mkdir()
+    (tmp_path / "_temporary" / "e.txt").write_text("e.txt\n")
 
     assert await read(lines(tmp_path)) == ["a.txt", "b.txt", "c.log"]
     assert await read(lines(f"{tmp_path}/*.txt")) == ["a.txt", "b.txt"]
     assert await read(lines(f"{tmp_path}/**/*.txt")) == ["a.txt", "b.txt", "d.txt"]
+    assert await read(lines(f"{tmp_path}/**")) == ["a.txt", "b.txt", "c.log", "d.txt"]
     assert await read(lines(f"{tmp_path}/.*.txt")) == [".hidden.txt"]
+    assert await read(lines(f"{tmp_path}/**/_temporary/**/*.txt")) == ["e.txt"]
 
 
 async def test_a_glob_may_be_relative(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
