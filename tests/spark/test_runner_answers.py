@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from itertools import groupby
 from typing import Any
 
 import pytest
@@ -157,4 +158,6 @@ async def test_time_to_live_and_timers_of_processing_time_go_by_arrival() -> Non
     flow = af.Flow("arrival")
     stream = flow.source(numbers).key_by(lambda value: 0).process(Expiring)
 
-    assert (await shuffled(flow, stream))[0] == ["1 after None", "2 after 1", "timer", "3 after None", "timer"]
+    told = (await shuffled(flow, stream))[0]
+    # The first two come in one millisecond, and have one timer between them, or in two.
+    assert [row for row, _ in groupby(told)] == ["1 after None", "2 after 1", "timer", "3 after None", "timer"]
