@@ -14,6 +14,7 @@ import asyncio
 import hashlib
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -90,18 +91,14 @@ class FollowReader(FileReader):
 
     async def _look(self) -> None:
         found = [
-            part
+            (part, stat)
             for path, stat in (await find_files(self._host, self._path, may_be_missing=True)).items()
             for part in await cut(self._host, path, stat.size, divisible=False, split_bytes=0)
         ]
         changed: dict[str, tuple[FilePart, tuple[int, int]]] = {}
         others: list[str] = []  # Where another file is found than was known, or none was known.
         missing = dict.fromkeys(self._known)
-        for part in found:
-            try:
-                stat = await self._host.fs.stat(part.path)
-            except FileNotFoundError:
-                continue  # Deleted since the listing.
+        for part, stat in found:
             seen = (stat.size, stat.modified_ms)
             known = self._known.get(part.id)
             if known is not None and known.seen == seen:
@@ -123,7 +120,11 @@ class FollowReader(FileReader):
             self._rename(list(missing), moved, others)
         self._doubted = []
         for part, seen in changed.values():
-            await self._read_growth(part, seen)
+            # Minutes may have passed while those before it were read: what is gone, or another file, is for the next look.
+            known = self._known.get(part.id)
+            if known is None or await self._is_same(known, part, seen[0]):
+                with suppress(FileNotFoundError):
+                    await self._read_growth(part, seen)
 
     async def _is_same(self, known: _Followed, part: FilePart, size: int) -> bool:
         """Whether `part` holds what was read, and perhaps more."""

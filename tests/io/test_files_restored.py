@@ -223,6 +223,36 @@ async def test_a_followed_file_that_is_not_what_it_was_is_refused_after_a_restor
     await reader.close()
 
 
+@pytest.mark.parametrize("how", ["rotated", "deleted", "deleted before it was read"])
+async def test_a_file_that_is_rotated_or_deleted_while_another_is_read_loses_nothing(tmp_path: Path, ctx: Context, how: str) -> None:
+    """Between the look that found it grown and its turn to be read there may be minutes, under back pressure."""
+    source = lines(f"{tmp_path}/*.log*", follow=True, every="1ms")
+    many = [f"{n:01000d}" for n in range(2000)]  # More than is read ahead.
+    whole = "".join(f"{line}\n" for line in many)
+    log = tmp_path / "c.log"
+    known = how != "deleted before it was read"
+    if known:
+        log.write_text("1\n2\n")
+    reader = await follow(source, ctx)
+    if known:
+        assert await take(reader, 2) == ["1", "2"]
+    (tmp_path / ".a").write_text(whole)
+    (tmp_path / ".a").rename(tmp_path / "a.log")  # At once: it is found whole, and held back while the others are written.
+    assert await take(reader, 1) == many[:1]
+    (tmp_path / "b.log").write_text(whole)
+    append(log, "3\n")
+    assert await take(reader, 2000) == [*many[1:], *many[:1]]
+    if how == "rotated":
+        log.rename(tmp_path / "c.log.1")
+        log.write_text("4\n5\n6\n7\n")
+    else:
+        log.unlink()
+        (tmp_path / "d.log").write_text("4\n")
+    assert await take(reader, 1999) == many[1:]
+    assert sorted(await take(reader, 5 if how == "rotated" else 1)) == (["3", "4", "5", "6", "7"] if how == "rotated" else ["4"])
+    await reader.close()
+
+
 async def test_a_file_that_is_deleted_while_it_is_followed_is_forgotten(tmp_path: Path, ctx: Context) -> None:
     """Its deletion while the job was up is no reason to refuse a restore later."""
     source = lines(f"{tmp_path}/*.log", follow=True, every="1ms")
