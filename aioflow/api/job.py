@@ -285,7 +285,8 @@ class Job:
         """The elements of `stream` from now on: `async with job.subscribe(s) as rows: async for row in rows`.
 
         A slow reader never holds the job: when `buffer` rows wait, `overflow` drops the oldest or the newest (counted in
-        `rows.dropped`), or ends the subscription with an error. At-most-once over a restart.
+        `rows.dropped`), or ends the subscription with an error. At-most-once over a restart. Of a source that gives columns, rows are dicts
+        of the fields that the flow reads, unless `run(subscribe=[stream])` said before that somebody looks at them.
         """
         self._check_loop("subscribe()")
         key = self._tapped(stream)

@@ -7,6 +7,7 @@ sink; a function on the way gets rows, and those are best made at once. Why a so
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -30,10 +31,11 @@ NO_COLUMNS = "rows: its elements are Python values, and those of parquet, arrow,
 NOT_USED = "nothing puts columns to use: an aggregate, a window or a sink of parquet or arrow does"
 
 
-def with_columns(graph: StreamGraph, node: StreamNode, *, explained: bool = False) -> StreamNode:
+def with_columns(graph: StreamGraph, node: StreamNode, *, explained: bool = False, whole: Collection[int] = ()) -> StreamNode:
     """A source node whose source gives columns, where it can and they are of use; else `node` with the reason in its remark.
 
     Of a source that never has any, the reason is only found for whoever wants it `explained`: nothing of what follows is made for it.
+    `whole`: nodes whose records somebody looks at, besides those that follow.
     """
     source, by_row = node.source, why_rows_for_times(node.watermarks)
     if source is None:
@@ -41,7 +43,7 @@ def with_columns(graph: StreamGraph, node: StreamNode, *, explained: bool = Fals
     if getattr(source, "columnar", False):
         if by_row:
             return replace(node, remark=f"columns, of which rows are made for their times: {by_row}")
-        return _narrowed(graph, node)
+        return _narrowed(graph, node, whole)
     offer = getattr(source, "with_columns", None)
     if offer is None and not explained:
         return node
@@ -49,34 +51,36 @@ def with_columns(graph: StreamGraph, node: StreamNode, *, explained: bool = Fals
     if offer is None:
         return node if obstacle else replace(node, remark=NO_COLUMNS)
     if obstacle is None and (columnar := offer()) is not None:
-        return _narrowed(graph, replace(node, source=columnar))
+        return _narrowed(graph, replace(node, source=columnar), whole)
     return replace(node, remark=f"rows: {obstacle or source.why_rows}")  # type: ignore[attr-defined]  # Beside `with_columns`.
 
 
-def _narrowed(graph: StreamGraph, node: StreamNode) -> StreamNode:
+def _narrowed(graph: StreamGraph, node: StreamNode, whole: Collection[int]) -> StreamNode:
     """A source node whose source makes no columns that nobody reads, where it can leave them out."""
     offer = getattr(node.source, "with_fields", None)
-    read = None if offer is None else _read_behind(graph, node)
+    read = None if offer is None else _read_behind(graph, node, whole)
     if not read or not all(isinstance(name, str) for name in read):
         return node
     return replace(node, source=offer(tuple(sorted(read))))  # type: ignore[misc]  # It is not None: there is something to read.
 
 
-def _read_behind(graph: StreamGraph, node: StreamNode) -> set[str | int] | None:
+def _read_behind(graph: StreamGraph, node: StreamNode, whole: Collection[int]) -> set[str | int] | None:
     """The fields that the steps behind `node` read of its records, and itself for their times; None: records come out whole."""
+    if node.id in whole:
+        return None
     times = node.watermarks.timestamp if node.watermarks is not None else None
     read = set(column_names(times)) if is_expression(times) else set[str | int]()
     for edge in graph.outputs_of(node.id):
         if edge.side is not None:
             continue
-        found = _read_by(graph, edge)
+        found = _read_by(graph, edge, whole)
         if found is None:
             return None
         read |= found
     return read
 
 
-def _read_by(graph: StreamGraph, edge: StreamEdge) -> set[str | int] | None:
+def _read_by(graph: StreamGraph, edge: StreamEdge, whole: Collection[int]) -> set[str | int] | None:
     """What one consumer reads."""
     if _why_exchanged_as_rows(edge.partitioning) is not None:
         return None
@@ -90,7 +94,7 @@ def _read_by(graph: StreamGraph, edge: StreamEdge) -> set[str | int] | None:
         fields = getattr(step.function, "__columns__", None)
         if fields is not None:
             return read | set(column_names(*fields.values()))
-        behind = _read_behind(graph, node)
+        behind = _read_behind(graph, node, whole)
         return None if behind is None else read | set(column_names(step.function)) | behind
     fields = _fields_of(graph, node.id, operator)
     return None if fields is None else read | set(fields)

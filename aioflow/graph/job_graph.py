@@ -15,6 +15,8 @@ from aioflow.graph.column_sources import with_columns, with_fields
 from aioflow.graph.stream_graph import Chaining, Partitioning, ShipStrategy, StreamEdge, StreamGraph, StreamNode
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from aioflow.core.functions import OutputTag
 
 __all__ = ["JobEdge", "JobGraph", "JobVertex", "build_job_graph", "connected_subtasks"]
@@ -103,9 +105,10 @@ def connected_subtasks(strategy: ShipStrategy, producer: int, producers: int, co
     return range(start, -(-(producer + 1) * consumers // producers))
 
 
-def build_job_graph(graph: StreamGraph, *, apart: bool = False, explained: bool = False) -> JobGraph:
+def build_job_graph(graph: StreamGraph, *, apart: bool = False, explained: bool = False, whole: Collection[int] = ()) -> JobGraph:
     """Chain, validate, and number the exchanges. `apart`: what stays in the program's process shares no chain with what need not.
-    `explained`: also say of sources that never give columns what is in the way, for which operators are made.
+    `explained`: also say of sources that never give columns what is in the way, for which operators are made. `whole`: nodes whose
+    records are looked at from outside, so that none of their fields may be left out.
     """
     _validate(graph)
     uids = graph.uids()
@@ -121,7 +124,7 @@ def build_job_graph(graph: StreamGraph, *, apart: bool = False, explained: bool 
         chain = [head]
         while chain[-1] in chained_into:
             chain.append(chained_into[chain[-1]])
-        nodes = (with_columns(graph, graph.nodes[head], explained=explained), *(graph.nodes[i] for i in chain[1:]))
+        nodes = (with_columns(graph, graph.nodes[head], explained=explained, whole=whole), *(graph.nodes[i] for i in chain[1:]))
         for index, node_id in enumerate(chain):
             place[node_id] = (head, index)
         name = " -> ".join(node.name for node in nodes)

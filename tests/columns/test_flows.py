@@ -236,6 +236,20 @@ async def test_a_function_gets_records_of_the_type(tmp_path: Path) -> None:
     assert list(map(astuple, await events.filter(e.flag).collect())) == [tuple(row.values()) for row in ROWS if row["flag"]]
 
 
+@pytest.mark.parametrize("kind", ["arrow", "parquet", "jsonl", "jsonl of a type"])
+async def test_a_stream_that_is_subscribed_to_has_whole_records(kind: str, tmp_path: Path) -> None:
+    """Also where the flow itself reads few of their fields."""
+    of_type = kind == "jsonl of a type"
+    source = sources(tmp_path)["jsonl" if of_type else kind]
+    flow = af.Flow("watched")
+    read = flow.source(af.io.jsonl(tmp_path / "events.jsonl", Event) if of_type else source, watermarks=TIMES)
+    kept = read.filter(e.user > 0)
+    kept.filter(e.flag).select(key=e.user).key_by(e.key).count().sink(af.io.blackhole())
+    async with flow.run(subscribe=[kept]) as job, job.subscribe(kept, buffer=COUNT) as rows:
+        seen = [row async for row in rows]
+    assert seen == [Event(**row) if of_type else row for row in ROWS if row["user"] > 0]
+
+
 def test_a_batch_of_columns_reads_like_one_of_rows() -> None:
     from aioflow.columns.arrow import from_table
 
