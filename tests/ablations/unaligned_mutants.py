@@ -153,4 +153,11 @@ UNALIGNED_MUTANTS: list[Mutant] = [
         "            await self._task_timers.quiesce()\n            await self._linger(drain=drain)\n",
         (ENDED,),
     ),
+    Mutant(
+        "a task that has come to its end waits for consumers that are gone",
+        "aioflow/network/partition.py",
+        "        self._on_processed(index)\n        self._unreleased -= 1\n",
+        "        self._unreleased -= 1\n",
+        ("tests/network/test_partition.py::test_a_consumer_that_leaves_is_not_waited_for",),
+    ),
 ]

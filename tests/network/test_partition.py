@@ -158,5 +158,15 @@ def test_all_data_is_processed_when_every_consumer_said_so() -> None:
     assert output.all_data_processed.is_available
 
 
+def test_a_consumer_that_leaves_is_not_waited_for() -> None:
+    """C14.2: it was cancelled, or its process is gone: no acknowledgement comes of it any more."""
+    output = partition(2)
+    output.broadcast_event(EndOfData())
+    output.subpartitions[0].release()
+    assert not output.all_data_processed.is_available
+    output.subpartitions[1].acknowledge_all_records_processed()
+    assert output.all_data_processed.is_available
+
+
 def test_a_partition_without_consumers_has_nothing_to_wait_for() -> None:
     assert partition(0).all_data_processed.is_available
