@@ -20,6 +20,7 @@ from aioflow.cli.flags import in_flags
         ('give monitor="HOST:PORT" too', "give --monitor HOST:PORT too"),
         ("give restore=PATH, or checkpoints=URL", "give --restore PATH, or --checkpoints URL"),
         ("name that of the cluster by secret=Path(...).", "name that of the cluster by --secret-file FILE."),
+        ("workers=2 with slots=1 have 2, or workers=4,", "--workers 2 with slots=1 have 2, or --workers 4,"),
         ("memory://a is in one process: give checkpoints= a directory", "memory://a is in one process: give --checkpoints a directory"),
     ],
 )
