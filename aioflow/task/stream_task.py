@@ -256,7 +256,9 @@ class StreamTask:
                 operator.end_of_data()
         await self._settle()
         if drain:
-            tell_unread_sides(self.descriptor.vertex.nodes, self._output.sides_read, self._output.sides_sent)
+            nodes, output = self.descriptor.vertex.nodes, self._output
+            tapped = [(index, tag) for index, tag in output.sides_sent if self._taps.get((nodes[index].id, tag.name))]
+            tell_unread_sides(nodes, [*output.sides_read, *tapped], output.sides_sent)
         if self._options.checkpointing:
             self._output.end_of_data(drain=drain)
             await self._linger(drain=drain)

@@ -85,6 +85,21 @@ async def test_a_side_output_that_is_read_or_never_sent_to_is_no_news(values: ra
     assert "aioflow.task.unread_sides" not in {record.name for record in caplog.records}
 
 
+async def test_a_side_output_that_a_subscription_reads_is_not_unread(caplog: pytest.LogCaptureFixture) -> None:
+    flow = af.Flow("subscribed")
+    numbers = flow.source(af.io.push())
+    even = numbers.process(apart)
+    even.side(ODDS).sink(af.io.blackhole())
+
+    async with flow.run() as job:
+        async with job.subscribe(even.side(ODD)) as rows:
+            await job.input(numbers).put_many(range(4))
+            assert [await anext(rows), await anext(rows)] == [1, 3]
+            await job.stop(drain=True)
+
+    assert "aioflow.task.unread_sides" not in {record.name for record in caplog.records}
+
+
 async def test_a_side_output_of_an_operator_that_has_none_is_told_where_it_is_written(caplog: pytest.LogCaptureFixture) -> None:
     flow = af.Flow("upstream")
     bad = af.OutputTag[af.Failed[int]]("bad")
