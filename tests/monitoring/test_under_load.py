@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import statistics
 import time
 
 import aiohttp
@@ -49,4 +48,4 @@ async def test_the_overview_is_answered_while_a_map_computes_without_end(paralle
         assert job.status is af.JobStatus.RUNNING
         await job.cancel()
     assert sum(passed) > 0, "the function ran meanwhile"
-    assert statistics.quantiles(passed, n=100)[98] * RECORD_S <= PROMISED_S
+    assert sorted(passed)[98] * RECORD_S <= PROMISED_S
