@@ -14,14 +14,13 @@ import logging
 import os
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from aioflow.core.errors import GraphError, RestoreError
 from aioflow.core.timeunits import to_seconds
 from aioflow.io.hosts import lent
-from aioflow.io.paths import find_files, fixed_part, respelled
+from aioflow.io.paths import find_files, fixed_part, is_matched, respelled
 from aioflow.operators.source import Split
 
 if TYPE_CHECKING:
@@ -219,9 +218,8 @@ def refuse_sink(source: Any, found: FoundFiles, sink: object) -> None:
         return
     directory, extension = part_files
     read, written = os.path.abspath(found.path), os.path.abspath(directory)
-    pattern = None if isinstance(found.path, PurePath) else os.path.basename(read)
-    matches = pattern is not None and fnmatchcase(f"part-0-0.{extension}", pattern) and os.path.dirname(read) == written
-    if read == written or matches:
+    part_file = os.path.join(written, f"part-0-0.{extension}")
+    if read == written or (isinstance(found.path, str) and is_matched(part_file.split("/"), read.split("/"))):
         raise GraphError(
             f"{sink!r} writes into the directory that {source!r} reads, and what it writes would be read again, for ever: "
             "give the sink another directory"

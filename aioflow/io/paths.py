@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from aioflow.core.host import FileStat, Host
 
-__all__ = ["SPLIT_BYTES", "FilePart", "cut", "find_files", "fixed_part", "respelled"]
+__all__ = ["SPLIT_BYTES", "FilePart", "cut", "find_files", "fixed_part", "is_matched", "respelled"]
 
 SPLIT_BYTES = 8 * 1024 * 1024
 """Files above this are cut at line ends, so that several subtasks share one."""
@@ -121,6 +121,17 @@ async def _expand(host: Host, base: str, parts: list[str], above: tuple[FileStat
         if fnmatchcase(name, part) and (part.startswith((".", "_")) or not name.startswith((".", "_"))):
             found += await _expand(host, posixpath.join(base, name), rest)
     return found
+
+
+def is_matched(path: list[str], pattern: list[str]) -> bool:
+    """Whether `find_files` finds a file by a pattern: both in parts, as they are between slashes."""
+    if not pattern or not path:
+        return not pattern and not path
+    part, rest = pattern[0], pattern[1:]
+    is_data = not path[0].startswith((".", "_"))
+    if part == "**":
+        return is_matched(path, rest) or (is_data and (path[1:] == rest == [] or is_matched(path[1:], pattern)))
+    return (is_data or part.startswith((".", "_"))) and fnmatchcase(path[0], part) and is_matched(path[1:], rest)
 
 
 async def cut(host: Host, path: str, size: int, *, divisible: bool, split_bytes: int) -> list[FilePart]:

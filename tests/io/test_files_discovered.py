@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -309,3 +310,23 @@ def test_only_a_sink_whose_files_the_source_would_find_is_refused() -> None:
     flow.source(af.io.lines("in/*.csv", discover_every=EVERY)).sink(af.io.lines("in"))
     with pytest.raises(GraphError, match=r"lines\('in'\) writes into the directory that lines\('in/\*.txt'\) reads"):
         flow.source(af.io.lines("in/*.txt", discover_every=EVERY)).sink(af.io.lines("in"))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "directory", "is_refused"),
+    [
+        ("in/**/*.txt", "in/done", True),
+        ("in/**/*.txt", "in", True),
+        ("in/**", "in/a/b", True),
+        ("*/*", "out", True),
+        ("in/**/part-*", "in/a/b", True),
+        ("in/**/*.txt", "out", False),
+        ("in/**/*.txt", "in/_done", False),
+        ("in/*/new/*.txt", "in/a", False),
+        ("in/**/*.csv", "in/done", False),
+    ],
+)
+def test_a_pattern_that_reaches_into_directories_may_reach_the_sink(pattern: str, directory: str, is_refused: bool) -> None:
+    rows = af.Flow("circle").source(af.io.lines(pattern, discover_every=EVERY))
+    with pytest.raises(GraphError, match="read again, for ever") if is_refused else nullcontext():
+        rows.sink(af.io.lines(directory))
