@@ -57,7 +57,8 @@ class SourceInput:
         `unbounded`: some splits may be silent for long. `discovers`: more of them may come.
         """
         self._reader = reader
-        self._may_end = inspect.getattr_static(reader, "finished", None) is not None
+        # Found without being asked for, as nothing is open yet. Who hands everything on to another reader has what that one has.
+        self._may_end = inspect.getattr_static(reader, "finished", None) is not None or hasattr(type(reader), "__getattr__")
         if not self._may_end and (not unbounded or hasattr(reader, "stop")):
             what = "has `stop`, after which it is read to its end," if unbounded else "reads a bounded source"
             raise TypeError(f"{type(reader).__name__} {what} and has no `finished`: add it as a property, True once all splits are read")

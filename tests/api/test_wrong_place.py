@@ -182,3 +182,20 @@ async def test_a_reader_that_is_read_to_its_end_when_the_job_stops_must_say_when
     source.bounded = False
     with pytest.raises(TypeError, match="StoppableTicks has `stop`, after which it is read to its end, and has no `finished`: add it"):
         await af.Flow("clock").source(source).collect()
+
+
+class Passing:
+    """A reader that looks at what another one reads."""
+
+    def __init__(self, reader: Any) -> None:
+        self.reader = reader
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.reader, name)
+
+
+async def test_a_reader_that_hands_everything_on_to_another_one_is_finished_with_it() -> None:
+    inner = af.io.datagen(lambda n: n, count=3)
+    flow, source = af.Flow("wrapped"), Gives(await inner.discover())
+    source.reader = lambda ctx: Passing(inner.reader(ctx))  # type: ignore[method-assign]
+    assert await flow.source(source).collect() == [0, 1, 2]
