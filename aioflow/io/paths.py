@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SPLIT_BYTES", "FilePart", "cut", "find_files", "fixed_part", "is_matched", "respelled"]
 
-SPLIT_BYTES = 8 * 1024 * 1024
+SPLIT_BYTES = 64 * 1024 * 1024
 """Files above this are cut at line ends, so that several subtasks share one."""
 
 _MAGIC = re.compile(r"[*?\[]")
