@@ -130,7 +130,7 @@ class JobManager:
             self._address = f"{options.bind}:{port}"
             self._on_listening(options.bind, port)
             await self._host.fs.mkdirs(options.data)
-            await LeaderElection(self._host, self._leases, self._address, options.lease).run(self._lead)
+            await LeaderElection(self._host, self._leases, self._address, options.lease).run(self._lead, self._stopping)
         finally:
             if not self._leading.done():
                 self._leading.cancel()

@@ -55,14 +55,15 @@ class LeaderElection:
         self.candidate = self._keeper.candidate
         """Names this life of this candidate: a restarted one is another."""
 
-    async def run(self, lead: Callable[[Leadership], Coroutine[Any, Any, object]]) -> None:
-        """Contend for ever; while leading, run `lead(leadership)`, cancelled when the lease is lost. Returns when `lead` returns.
+    async def run(self, lead: Callable[[Leadership], Coroutine[Any, Any, object]], given_up: asyncio.Event | None = None) -> None:
+        """Contend until `given_up` is set; while leading, run `lead(leadership)`, cancelled when the lease is lost. Returns when `lead`
+        returns: who leads has to end that.
 
         What `lead` raises comes out, after the lease was given back; but for StaleLeader, after which it contends again. `lead` has
         `stop_s` to end in once it was cancelled.
         """
-        while True:
-            leadership = await self._win()
+        given_up = given_up or asyncio.Event()
+        while (leadership := await self._win(given_up)) is not None:
             logger.info("%s leads with fencing token %d", self._address, leadership.token)
             work = asyncio.get_running_loop().create_task(lead(leadership), name=f"leader {leadership.token}")
             keeper = asyncio.get_running_loop().create_task(self._keeper.keep(leadership), name=f"lease {leadership.token}")
@@ -82,22 +83,31 @@ class LeaderElection:
                 return
             logger.warning("%s lost its lease with fencing token %d", self._address, leadership.token)
 
-    async def _win(self) -> Leadership:
+    async def _win(self, given_up: asyncio.Event) -> Leadership | None:
+        """None: `given_up` was set before that."""
         options, clock = self._options, self._host.clock
-        seen, since = -1, 0.0
-        while True:
-            try:
-                head = await current_holder(self._leases)
-                now = clock.monotonic()
-                if head is not None and head.number != seen:
-                    seen, since = head.number, now
-                is_free = head is None or head.address is None or head.holder == self.candidate or self._keeper.has_ended(head)
-                if is_free or now - since >= options.take_over_s:
-                    leadership = await self._keeper.take(1 if head is None else head.number + 1, Leadership)
-                    if leadership is not None:
-                        return leadership
-                self._keeper.works()
-            except OSError as error:
-                self._keeper.failed(error)
-            # Not all at the same moment.
-            await asyncio.sleep(options.renew_s * self._host.rng.uniform(0.25, 0.5))
+        seen, since, before = -1, 0.0, ""
+        ending = asyncio.get_running_loop().create_task(given_up.wait(), name="candidate")
+        try:
+            while not given_up.is_set():
+                try:
+                    head = await current_holder(self._leases)
+                    now = clock.monotonic()
+                    if head is not None and head.number != seen:
+                        seen, since = head.number, now
+                    is_free = head is None or head.address is None or head.holder == self.candidate or self._keeper.has_ended(head)
+                    if is_free or now - since >= options.take_over_s:
+                        leadership = await self._keeper.take(1 if head is None else head.number + 1, Leadership)
+                        if leadership is not None:
+                            return leadership
+                    elif head is not None and head.address is not None and head.address != before:
+                        before = head.address
+                        logger.info("%s stands by: %s leads", self._address, before)
+                    self._keeper.works()
+                except OSError as error:
+                    self._keeper.failed(error)
+                # Not all at the same moment.
+                await wait_first([ending], timeout_s=options.renew_s * self._host.rng.uniform(0.25, 0.5))
+            return None
+        finally:
+            await cancel_and_wait([ending])

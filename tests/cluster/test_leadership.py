@@ -310,6 +310,30 @@ def test_who_ends_or_is_cancelled_lets_the_next_one_lead_at_once() -> None:
     assert simulate(main, 5).errors == []
 
 
+def test_a_standby_that_is_told_to_end_does_so_and_never_leads(caplog: pytest.LogCaptureFixture) -> None:
+    async def main(host: SimulatedHost) -> None:
+        leases, given_up = MemoryLeases(), asyncio.Event()
+        leader = asyncio.get_running_loop().create_task(LeaderElection(host, leases, "first", OPTIONS).run(forever))
+        await asyncio.sleep(2.0)
+        led: list[Leadership] = []
+
+        async def lead(leadership: Leadership) -> None:
+            led.append(leadership)
+
+        with caplog.at_level("INFO"):
+            standby = asyncio.get_running_loop().create_task(LeaderElection(host, leases, "second", OPTIONS).run(lead, given_up))
+            await asyncio.sleep(10.0)
+            assert not standby.done()
+        assert [record.getMessage() for record in caplog.records if "stands by" in record.getMessage()] == ["second stands by: first leads"]
+        given_up.set()
+        await asyncio.wait_for(standby, 1.0)
+        await cancel_and_wait([leader])
+        await asyncio.sleep(10.0)
+        assert led == []
+
+    assert simulate(main, 7).errors == []
+
+
 def test_what_the_leader_raises_comes_out() -> None:
     async def main(host: SimulatedHost) -> None:
         async def fails(leadership: Leadership) -> None:
