@@ -36,8 +36,9 @@ COLUMN_RECORDS_PER_ROW = COLUMN_RECORDS_MAX // BATCH_RECORDS_MAX
 """Records that a batch of columns has where one of rows has one. A consumer that asks for smaller batches gets both smaller."""
 
 FLUSH_MAX_AGE_NS = 1_000_000
-"""The oldest that a gathered record gets while its task is busy with others: half of what may pass through an exchange takes at the 99th
-percentile. A consumer that is behind gets no smaller batches by it, since a flush leaves open what could not be read yet.
+"""The oldest that a gathered record gets while its task, of a few channels, is busy with others: half of what may pass through an exchange
+takes at the 99th percentile. With more channels it gets older, see below. A consumer that is behind gets no smaller
+batches by it, since a flush leaves open what could not be read yet.
 """
 
 FLUSH_FREE_CHANNELS = 8
