@@ -268,4 +268,4 @@ def test_a_store_in_memory_is_refused_by_a_cluster(cluster: Cluster) -> None:
 def test_the_command_line_says_what_is_wrong_with_checkpoints() -> None:
     done = aioflow("run", FLOW, "--every", "1s")
     assert done.returncode == 2
-    assert "give checkpoints=URL too" in done.stderr
+    assert "give --checkpoints URL too" in done.stderr
