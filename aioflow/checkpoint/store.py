@@ -281,8 +281,8 @@ class FlowStore:
             except RestoreError as error:
                 if not fall_back:
                     raise RestoreError(
-                        f"the newest checkpoint in {self.url} cannot be restored, and no older one is taken in its place by itself: {error}. "
-                        "Put it back where it was, name one that is there with restore=PATH, or begin without any: restore=None, fresh=True"
+                        f"the newest checkpoint in {self.url} cannot be restored, and no older one is taken in its place by itself: {error}"
+                        ". Put it back where it was, name one that is there with restore=PATH, or begin without any: restore=None, fresh=True"
                     ) from error
                 logger.warning("an older checkpoint is taken: %s", error)
                 refused = True
