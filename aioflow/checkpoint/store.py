@@ -282,7 +282,7 @@ class FlowStore:
                 if not fall_back:
                     raise RestoreError(
                         f"the newest checkpoint in {self.url} cannot be restored, and no older one is taken in its place by itself: {error}"
-                        ". Put it back where it was, name one that is there with restore=PATH, or begin without any: restore=None, fresh=True"
+                        ". Put it back where it was, name one that is there by restore=, or begin without any: restore=None, fresh=True"
                     ) from error
                 logger.warning("an older checkpoint is taken: %s", error)
                 refused = True
