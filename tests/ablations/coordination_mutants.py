@@ -212,4 +212,11 @@ COORDINATION_MUTANTS: list[Mutant] = [
             f"{ASSIGNMENT}test_no_split_is_lost_doubled_or_moved_back_however_often_the_parallelism_changes",
         ),
     ),
+    Mutant(
+        "a standby that is told to end goes on contending",
+        "aioflow/cluster/leadership.py",
+        "            while not given_up.is_set():\n",
+        "            while True:\n",
+        ("tests/cluster/test_leadership.py::test_a_standby_that_is_told_to_end_does_so_and_never_leads",),
+    ),
 ]
