@@ -90,7 +90,8 @@ async def connect_to_leader(
         except TimeoutError:
             if connection is not None:
                 connection.abort(Closed("this jobmanager does not answer"))
-            errors.append(TimeoutError("the jobmanager at {}:{} does not answer: it is stopped, cut off or overloaded".format(*address)))
+            silence = "the jobmanager at {}:{} does not answer: it is stopped, cut off, overloaded or none"
+            errors.append(TimeoutError(silence.format(*address)))
             continue
         except (OSError, Broken) as error:
             errors.append(error)
