@@ -8,12 +8,15 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from aioflow.core.errors import note_once
+from aioflow.core.scope import enter_scope, leave_scope
 from aioflow.operators.stateless import describe_place
 
 if TYPE_CHECKING:
+    from aioflow.core.scope import Scope
     from aioflow.operators.operator import Operator
+    from aioflow.task.context import TaskOperatorContext
 
-__all__ = ["naming", "uncancelled"]
+__all__ = ["naming", "opening_source", "source_place", "uncancelled"]
 
 
 def uncancelled(cancel: asyncio.CancelledError) -> RuntimeError:
@@ -36,3 +39,22 @@ def naming(operator: Operator, what: str) -> Iterator[None]:
     except BaseException as error:
         note_once(error, f"in {what} of {describe_place(operator.ctx)}")
         raise
+
+
+@contextmanager
+def opening_source(context: TaskOperatorContext, scope: Scope) -> Iterator[None]:
+    """What a reader starts as it opens, tasks and threads, belongs to the source, whichever operator runs meanwhile."""
+    token = enter_scope(scope.at(context))
+    try:
+        yield
+    except BaseException as error:
+        note_once(error, f"in open() of {source_place(context)}")
+        raise
+    finally:
+        leave_scope(token)
+
+
+def source_place(context: TaskOperatorContext) -> str:
+    """Source and subtask, as notes on errors spell them."""
+    runtime = context.runtime
+    return f"source {context.name!r}, subtask {runtime.subtask_index + 1}/{runtime.parallelism}"

@@ -7,10 +7,9 @@ goes on being served. Nothing but the mailbox loop touches operators and state, 
 A checkpoint is taken between two slices, when nothing waits in the chain: once one is due the default action works off the chain, takes
 no input, and then takes the checkpoint before anything else.
 
-Ending: `END_OF_DATA` sends the MAX watermark through the chain, then each operator, head first: end of input, the mail it had, `finish`,
-the mail it made. Stopping without drain skips both. With checkpoints the task then lingers: it serves mail and barriers until a checkpoint
-that it took after its end has completed, so that sinks commit, and a restart before that goes on from the last one. Cleaning up always
-runs, closes tail first, and keeps the first error.
+Ending (`ending.py`): `END_OF_DATA` sends the MAX watermark through the chain, then each operator finishes, head first. Stopping without
+drain skips both. With checkpoints the task then lingers until the last of them has completed. Cleaning up always runs, closes tail first,
+and keeps the first error.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from aioflow.core.aio import OrderedTaskGroup, close_within
-from aioflow.core.availability import AVAILABLE, Availability
-from aioflow.core.elements import MAX_WATERMARK, Event, RecordBatch, WatermarkStatus, empty_batch
+from aioflow.core.availability import Availability
+from aioflow.core.elements import Event, RecordBatch, WatermarkStatus
 from aioflow.core.errors import JobNotRunning, ProducerFailed, note_once
 from aioflow.core.keygroups import range_for_subtask
 from aioflow.core.scope import Scope, enter_scope, leave_scope
@@ -31,22 +30,22 @@ from aioflow.mailbox.metrics import SlowActions
 from aioflow.mailbox.processor import MailboxProcessor, Suspension
 from aioflow.mailbox.timers import ProcessingTimeService
 from aioflow.operators.stateless import describe_place
-from aioflow.operators.watermarks import TimestampsAndWatermarksOperator
 from aioflow.state.backend import require_keyed
 from aioflow.task.assembly import TaskAssembly, create_output
-from aioflow.task.blame import naming, uncancelled
+from aioflow.task.blame import opening_source, source_place, uncancelled
 from aioflow.task.chain import ChainStatus, OperatorChain, Tap
 from aioflow.task.checkpoint_mail import CheckpointMail
 from aioflow.task.checkpointing import SubtaskCheckpoints
 from aioflow.task.closing import CLEANUP_TIMEOUT_S, close_user_code
+from aioflow.task.ending import TaskEnd
 from aioflow.task.inflight import CHAIN, read_in_flight, waiting_in_chain
 from aioflow.task.input import InputStatus
 from aioflow.task.metrics import HARD, IDLE, SOFT
 from aioflow.task.network_input import NetworkInput
 from aioflow.task.output import FLUSH_LATER
 from aioflow.task.queries import answered
-from aioflow.task.restoring import forget_finished, mark_finished, restore_state, was_finished
 from aioflow.task.source_input import SourceInput
+from aioflow.task.task_operators import TaskOperators
 from aioflow.task.unread_sides import tell_unread_sides
 
 if TYPE_CHECKING:
@@ -55,10 +54,8 @@ if TYPE_CHECKING:
     from aioflow.core.functions import OutputTag
     from aioflow.core.ids import TapPlace
     from aioflow.graph.deployment import TaskDeploymentDescriptor
-    from aioflow.operators.operator import Operator
     from aioflow.operators.source import Split
     from aioflow.state.handles import StateInput
-    from aioflow.task.context import TaskOperatorContext
     from aioflow.task.environment import TaskEnvironment
     from aioflow.task.inflight import RestoredPlace
     from aioflow.task.snapshot import StateStore
@@ -83,28 +80,23 @@ class StreamTask:
         self.group = OrderedTaskGroup()
         self.metrics = environment.metrics.add_group(descriptor.vertex.metrics_name(descriptor.attempt.subtask_index))
         self._output = create_output(descriptor, environment)
-        self._contexts: list[TaskOperatorContext] = []
-        self._operators: list[Operator] = []
+        self._scope = Scope(descriptor.job_name)
+        self._operators = TaskOperators(self._scope, has_source=descriptor.vertex.head.source is not None)
         self._input: NetworkInput | SourceInput
         self._chain: OperatorChain
+        self._end: TaskEnd
         self._suspension: Suspension | None = None
         self._watched: list[Availability] = []
         self._last_flush_ns = 0
         self._flush_age_ns = self._output.flush_age_ns(self._options.flush_max_age_ns)
         self._ending: InputStatus | None = None
-        self._ended_inputs: list[int] = []
         self._idle_due = False  # Downstream is to be told that this stream is idle, once all that it still holds has left.
         self._idle_told = False
         self._retapped: dict[int, int] = {}  # Index of node, by its id: where taps changed that the chain does not have yet.
         self._stop: InputStatus | None = None
         self._running = False
-        self._finishing = False  # Operators are half-way between their last element and the end: no checkpoint now.
-        self._lingers = False
-        self._processed = AVAILABLE  # While it lingers: whether consumers have processed all that it sent.
-        self._finished_before = False  # In the checkpoint that it was restored from: its operators finish again only behind new input.
         self.failure: BaseException | None = None
         """What ended the loop, as soon as it did; cleaning up is still to come then."""
-        self._scope = Scope(descriptor.job_name)
         self._processor = MailboxProcessor(
             self._default_action, slice_s=self._options.slice_ns / 1e9, name=self.name, on_slow=self._on_slow
         )
@@ -157,50 +149,33 @@ class StreamTask:
         return failure
 
     async def _restore(self) -> None:
-        """Build the chain, fill its state, and open it, tail first: an operator may emit once it is open, so what follows must be."""
+        """Build the chain, fill its state, and open it; the source comes last, and may be stopped by then."""
         self._build()
         restore, restored = self.descriptor.restore, 0
         if restore is not None:
             assert self._environment.store is not None, "a task that is restored has a store to read from"
-            await restore_state(self._contexts, restore, self._state_input(self._environment.store), self._environment.codec)
+            await self._operators.restore(restore, self._state_input(self._environment.store), self._environment.codec)
             restored = restore.checkpoint_id
-            self._finished_before = was_finished(self._contexts[0])
-        for operator in reversed(self._operators):
-            self._scope.operator_context = operator.ctx
-            with naming(operator, "initialize_state()"):
-                operator.initialize_state()
-            with naming(operator, "open()"):
-                await operator.open()
-        self._scope.operator_context = None
+        await self._operators.open()
         self._chain.compile()
         source = self._input if isinstance(self._input, SourceInput) else None
         network = self._input if isinstance(self._input, NetworkInput) else None
-        self._checkpoints.bind(self._contexts, self._operators, source, self.emit_from, restored, self._chain, network)
+        self._checkpoints.bind(self._operators.contexts, self._operators.operators, source, self.emit_from, restored, self._chain, network)
         in_flight = () if restore is None or not restore.channels else await self._read_in_flight(restore)
         if isinstance(self._input, SourceInput):
-            await self._open_source(self._input.open)
+            with opening_source(self._operators.head, self._scope):
+                await self._input.open()
             if self._stop is not None:
                 self._input.stop(drain=self._stop is InputStatus.END_OF_DATA)
         # Last, and nothing is awaited after it: subscriptions that came while user code was opening count.
         for index, node in enumerate(self.descriptor.vertex.nodes):
             if taps := self._taps.get(node.id):
-                self._chain.set_taps(self._operator_index(index), taps)
+                self._chain.set_taps(self._operators.operator_index(index), taps)
         if in_flight:
             self._chain.restore(waiting_in_chain(in_flight))
             if network is not None:
                 network.restore([place for place in in_flight if place.side != CHAIN])
         self._metrics.initialized()
-
-    async def _open_source(self, opening: Callable[[], Awaitable[None]]) -> None:
-        """What a reader starts as it opens, tasks and threads, belongs to the source, whichever operator runs meanwhile."""
-        token = enter_scope(self._scope.at(self._contexts[0]))
-        try:
-            await opening()
-        except BaseException as error:
-            note_once(error, f"in open() of {self._source_place}")
-            raise
-        finally:
-            leave_scope(token)
 
     async def _read_in_flight(self, restore: TaskRestore) -> Sequence[RestoredPlace]:
         assert self._environment.store is not None, "a task that is restored has a store to read from"
@@ -217,110 +192,39 @@ class StreamTask:
     def _build(self) -> None:
         assembly = TaskAssembly(self.descriptor, self._environment, self, self._processor, self._scope, self.metrics)
         for context, operator in assembly.create_operators():
-            self._contexts.append(context)
-            if operator is not None:
-                self._operators.append(operator)
-        self._chain = assembly.create_chain(self._operators, self._output)
-        self._makes_watermarks = any(isinstance(operator, TimestampsAndWatermarksOperator) for operator in self._operators)
+            self._operators.add(context, operator)
+        self._chain = assembly.create_chain(self._operators.operators, self._output)
+        self._makes_watermarks = self._operators.makes_watermarks
         if self.descriptor.vertex.head.source is None:
-            self._input = assembly.create_network_input(self._operators[0], self._checkpoints, self._task_timers, self._mail.urgently)
+            head = self._operators.operators[0]
+            self._input = assembly.create_network_input(head, self._checkpoints, self._task_timers, self._mail.urgently)
         else:
-            self._input = assembly.create_source_input(self._contexts[0])
+            self._input = assembly.create_source_input(self._operators.head)
         self._metrics = assembly.create_metrics(
             self._chain,
             self._input,
             self._output,
             lambda: None if self._suspension is None else self._suspension.reason,
-            lambda: sum(service.fired for context in self._contexts for service in context.timer_services),
+            lambda: self._operators.timers_fired,
         )
         self._metrics.register_checkpoints(self._checkpoints)
+        self._end = TaskEnd(
+            self._operators, self._chain, self._output, self._checkpoints, self._processor, self._task_timers, self._resume, self._watch
+        )
 
     async def _after_loop(self) -> None:
         """The input ended. Let everything that is still to come come, then close the stream behind it."""
         drain = self._ending is InputStatus.END_OF_DATA
-        self._finishing = True
-        if drain:
-            self._chain.push(empty_batch(MAX_WATERMARK))
-            await self._settle()
-            if not self._finished_before:
-                await self._finish_operators()
-                mark_finished(self._contexts[0])
-        else:
-            await self._settle()
-        for context in self._contexts:
-            await context.processing_timers.quiesce()
-        # Mail that was written since has its say, and what it emits goes out before the end does.
-        await self._settle()
-        for operator in self._operators:
-            with naming(operator, "end_of_data()"):
-                operator.end_of_data()
-        await self._settle()
+        await self._end.finish(drain=drain)
         if drain:
             nodes, output = self.descriptor.vertex.nodes, self._output
             tapped = [(index, tag) for index, tag in output.sides_sent if self._taps.get((nodes[index].id, tag.name))]
             tell_unread_sides(nodes, [*output.sides_read, *tapped], output.sides_sent)
-        if self._options.checkpointing:
-            self._output.end_of_data(drain=drain)
-            await self._linger(drain=drain)
-            await self._task_timers.quiesce()
-            self._processor.prepare_close()
-            await self._processor.drain()
-        else:
-            self._processor.prepare_close()
-            await self._processor.drain()
-            self._output.end_of_data(drain=drain)
-        self._output.finish()
-
-    async def _linger(self, *, drain: bool) -> None:
-        """Wait until consumers have processed everything, and for the checkpoint with which everything is committed, then for what sinks do
-        about it. The end of a partition waits behind its records: were the task gone before these are processed, then nobody would send
-        barriers ahead of them, and no checkpoint would complete until they are.
-        """
-        self._finishing, self._lingers = False, True
-        self._checkpoints.end_of_data(drained=drain)
-        self._processed = self._output.all_processed()
-        self._watch(self._processed)
-        while not self._may_end:
-            self._resume()
-            await self._processor.run_loop()
-        self._lingers = False
-        await self._settle()
-        await self._checkpoints.written()
-
-    @property
-    def _may_end(self) -> bool:
-        """Of a task that lingers."""
-        return self._processed.is_available and self._checkpoints.may_end
-
-    async def _finish_operators(self) -> None:
-        """Head first: end of input, the mail and timers that wait, `finish`, the mail that it made; then the next."""
-        ended = [i for i in range(self._operators[0].inputs) if i not in self._ended_inputs] if self._operators else []
-        for index, operator in enumerate(self._operators):
-            with naming(operator, "end_input()"):
-                for input_index in ended if index == 0 else (0,):
-                    self.emit_from(index, operator.end_input(input_index))
-            await self._settle()
-            await self._contexts[self._node_index(index)].processing_timers.quiesce()
-            self._scope.operator_context = operator.ctx
-            with naming(operator, "finish()"):
-                self.emit_from(index, operator.finish())
-            await self._settle()
-
-    async def _settle(self) -> None:
-        """Run mail and the chain until nothing waits and no operator has results to come. The default action knows when."""
-        self._resume()
-        while True:
-            await self._processor.run_loop()
-            if not (self._processor.mailbox.has_mail or self._chain.has_work or self._busy_operator() is not None):
-                return
-
-    def _busy_operator(self) -> Operator | None:
-        return next((operator for operator in self._operators if operator.busy), None)
+        await self._end.leave(drain=drain, checkpointing=self._options.checkpointing)
 
     async def _clean_up(self, failure: BaseException | None) -> None:
         """Release everything, whatever happened before. The first error is kept, later ones are logged."""
-        for context in self._contexts:
-            context.processing_timers.shutdown()
+        self._operators.stop_timers()
         self._task_timers.shutdown()
         for mail in self._processor.close():
             logger.debug("%s: dropped mail %r at the end", self.name, mail)
@@ -330,15 +234,13 @@ class StreamTask:
         if hasattr(self, "_metrics"):
             self._metrics.ended()
         source = self._input if hasattr(self, "_input") and isinstance(self._input, SourceInput) else None
-        place = "" if source is None else self._source_place
+        place = "" if source is None else source_place(self._operators.head)
         try:
             # Not interrupted by a second cancellation: files and connections of users are closed in here.
-            closing = close_user_code(source, place, self._operators, self._scope, errors)
+            closing = close_user_code(source, place, self._operators.operators, self._scope, errors)
             await close_within(closing, CLEANUP_TIMEOUT_S, what=self.name)
         finally:
-            for context in self._contexts:
-                if context.keyed_state is not None:
-                    context.keyed_state.close()
+            self._operators.close_state()
         for error in errors if failure is not None else errors[1:]:
             logger.warning("%s: closing failed too, after %r: %r", self.name, failure or errors[0], error)
         if failure is None and errors:
@@ -347,7 +249,7 @@ class StreamTask:
     # The default action.
 
     def _default_action(self, _processor: MailboxProcessor) -> Awaitable[None] | None:
-        if self._checkpoints.is_urgent and not self._finishing:
+        if self._checkpoints.is_urgent and not self._end.is_finishing:
             return self._take_checkpoint()
         if not self._output.availability.is_available:
             self._output.flush()
@@ -360,23 +262,23 @@ class StreamTask:
                 self._suspend(self._chain.blocked_on, "operator")
             self._flush_if_old()
             return None
-        if self._checkpoints.is_due and not self._finishing:
+        if self._checkpoints.is_due and not self._end.is_finishing:
             # What `prepare` emitted leaves the chain first, and waits for room as anything does.
             return self._take_checkpoint() if self._checkpoints.prepare() else None
         if self._retapped:
             retapped, self._retapped = self._retapped, {}
             for node_id, index in retapped.items():
-                self._chain.set_taps(self._operator_index(index), self._taps[node_id])
+                self._chain.set_taps(self._operators.operator_index(index), self._taps[node_id])
         busy = None
         if self._idle_due or self._ending is not None:
-            busy = self._busy_operator()
+            busy = self._operators.busy()
             if busy is None:
                 self._tell_idle()
         if self._ending is not None:
             if busy is not None:
                 self._output.flush()
                 self._suspend(busy.availability, "operator")
-            elif self._lingers and not self._may_end:
+            elif self._end.is_awaited:
                 self._poll_events()
             else:
                 self._processor.suspend()
@@ -412,11 +314,11 @@ class StreamTask:
     def _emit_next(self) -> InputStatus:
         if not isinstance(self._input, SourceInput):
             return self._input.emit_next(self._chain.room)
-        self._scope.operator_context = self._contexts[0]
+        self._scope.operator_context = self._operators.head
         try:
             return self._input.emit_next(self._chain.room)
         except Exception as error:
-            note_once(error, f"in {self._source_place}{self._input.culprit}")
+            note_once(error, f"in {source_place(self._operators.head)}{self._input.culprit}")
             raise
 
     def _suspend(self, availability: Availability, reason: str) -> None:
@@ -441,7 +343,7 @@ class StreamTask:
         culprit, self._chain.slowest_operator = self._chain.slowest_operator, None
         index = None
         if culprit is not None:
-            index = next((i for i, operator in enumerate(self._operators) if operator.ctx is culprit.ctx), None)
+            index = next((i for i, operator in enumerate(self._operators.operators) if operator.ctx is culprit.ctx), None)
             description = describe_place(culprit.ctx)
         self._metrics.slow(index, seconds)
         self._log_slow(description, seconds)
@@ -457,9 +359,8 @@ class StreamTask:
     # What the input gives (InputConsumer).
 
     def on_batch(self, batch: RecordBatch, input_index: int) -> None:
-        if self._finished_before and batch.values:
-            self._finished_before = False
-            forget_finished(self._contexts[0])
+        if self._operators.finished_before and batch.values:
+            self._operators.input_after_all()
         self._chain.push(batch, input_index)
 
     def on_status(self, idle: bool) -> None:
@@ -467,9 +368,9 @@ class StreamTask:
             self.emit_status(idle)
 
     def on_end_of_input(self, input_index: int) -> None:
-        if self._operators and self._operators[0].inputs > 1:
-            self._ended_inputs.append(input_index)
-            self.emit_from(0, self._operators[0].end_input(input_index))
+        emitted = self._operators.end_input(input_index)
+        if emitted is not None:
+            self.emit_from(0, emitted)
 
     def on_event(self, event: Event) -> None:
         self._output.broadcast_event(event)
@@ -482,7 +383,7 @@ class StreamTask:
         self._resume()
 
     def emit_side(self, operator_index: int, tag: OutputTag[Any], value: Any, timestamp: int | None, watermark: int) -> None:
-        node_index = self._node_index(operator_index)
+        node_index = self._operators.node_index(operator_index)
         self._output.emit_side(node_index, tag, value, timestamp, watermark)
         if self._taps:
             for tap in self._taps.get((self.descriptor.vertex.nodes[node_index].id, tag.name), ()):
@@ -537,7 +438,8 @@ class StreamTask:
 
     async def _read_too(self, source: SourceInput, splits: Sequence[Split]) -> None:
         try:
-            await self._open_source(partial(source.add_splits, splits))
+            with opening_source(self._operators.head, self._scope):
+                await source.add_splits(splits)
         except Exception as error:
             # Not only told to whoever found them: some may be read by now, others not.
             self.report(error)
@@ -570,8 +472,9 @@ class StreamTask:
         over = JobNotRunning(f"task {self.name} ended before its state could be read; try again once the job runs")
         if not self._running:
             raise over
-        backend = require_keyed(self._contexts[node_index].keyed_state, self._contexts[node_index].name)
-        operator = self._operators[self._operator_index(node_index)]
+        context = self._operators.contexts[node_index]
+        backend = require_keyed(context.keyed_state, context.name)
+        operator = self._operators.operators[self._operators.operator_index(node_index)]
 
         def look() -> Any:
             operator.settle_state()
@@ -579,21 +482,7 @@ class StreamTask:
 
         return await answered(self._executor, look, over)
 
-    # Building blocks.
-
-    def _operator_index(self, node_index: int) -> int:
-        """A source node has no operator: its output is what comes into the chain, index -1."""
-        return node_index if self.descriptor.vertex.head.source is None else node_index - 1
-
-    def _node_index(self, operator_index: int) -> int:
-        return operator_index if self.descriptor.vertex.head.source is None else operator_index + 1
-
     @property
     def input_watermark(self) -> int:
         """The one in force for what comes in now."""
         return self._input.current_watermark
-
-    @property
-    def _source_place(self) -> str:
-        runtime = self._contexts[0].runtime
-        return f"source {self._contexts[0].name!r}, subtask {runtime.subtask_index + 1}/{runtime.parallelism}"

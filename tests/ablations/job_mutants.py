@@ -19,9 +19,9 @@ JOB_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "what a source starts runs in the scope of whichever operator runs",
-        "aioflow/task/stream_task.py",
-        "token = enter_scope(self._scope.at(self._contexts[0]))",
-        "token = enter_scope(self._scope)",
+        "aioflow/task/blame.py",
+        "token = enter_scope(scope.at(context))",
+        "token = enter_scope(scope)",
         ("tests/api/test_run.py::test_what_a_source_starts_is_in_its_own_scope_whichever_operator_runs_meanwhile",),
     ),
     Mutant(
@@ -76,15 +76,15 @@ JOB_MUTANTS: list[Mutant] = [
     Mutant(
         "a function that has finished never finishes again",
         "aioflow/task/stream_task.py",
-        "        if self._finished_before and batch.values:\n",
-        "        if self._finished_before and not batch.values and batch.values:\n",
+        "        if self._operators.finished_before and batch.values:\n",
+        "        if self._operators.finished_before and not batch.values and batch.values:\n",
         (f"{CHECKPOINTS}test_functions_of_a_drained_job_finish_again_behind_new_input_and_only_then",),
     ),
     Mutant(
         "a function that has finished finishes again without new input",
-        "aioflow/task/stream_task.py",
-        "            if not self._finished_before:\n",
-        "            if self._ending is not None:\n",
+        "aioflow/task/task_operators.py",
+        "        if self.finished_before:\n            return\n",
+        "        if not self.contexts:\n            return\n",
         (f"{CHECKPOINTS}test_functions_of_a_drained_job_finish_again_behind_new_input_and_only_then",),
     ),
     Mutant(

@@ -462,18 +462,18 @@ MUTANTS: list[Mutant] = [
     # The life of a task.
     Mutant(
         "operators are opened head first",
-        "aioflow/task/stream_task.py",
-        "        for operator in reversed(self._operators):\n            self._scope.operator_context = operator.ctx\n            with ",
-        "        for operator in self._operators:\n            self._scope.operator_context = operator.ctx\n            with ",
+        "aioflow/task/task_operators.py",
+        "        for operator in reversed(self.operators):\n            self._scope.operator_context = operator.ctx\n            with ",
+        "        for operator in self.operators:\n            self._scope.operator_context = operator.ctx\n            with ",
         (
             "tests/task/test_stream_task.py::test_initialises_and_opens_tail_first_each_init_before_its_open",
         ),
     ),
     Mutant(
         "a chain ends without the mail that finish made",
-        "aioflow/task/stream_task.py",
-        "                self.emit_from(index, operator.finish())\n            await self._settle()\n",
-        "                self.emit_from(index, operator.finish())\n",
+        "aioflow/task/task_operators.py",
+        "                emit(index, operator.finish())\n            await settle()\n",
+        "                emit(index, operator.finish())\n",
         (
             "tests/task/test_stream_task.py::test_mail_of_finish_runs_before_the_next_operator_finishes_and_before_close",
         ),
@@ -593,8 +593,8 @@ MUTANTS: list[Mutant] = [
     Mutant(
         "input is taken although a checkpoint is due",
         "aioflow/task/stream_task.py",
-        "        if self._checkpoints.is_due and not self._finishing:\n",
-        "        if self._checkpoints.is_due and not self._finishing and self._emit_next() is not InputStatus.MORE_AVAILABLE:\n",
+        "        if self._checkpoints.is_due and not self._end.is_finishing:\n",
+        "        if self._checkpoints.is_due and not self._end.is_finishing and self._emit_next() is not InputStatus.MORE_AVAILABLE:\n",
         (
             "tests/task/test_checkpointing.py::test_no_input_is_taken_once_a_checkpoint_is_due_and_the_chain_is_not_empty",
         ),
@@ -753,9 +753,9 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "operators that had finished do so again after a restore",
-        "aioflow/task/stream_task.py",
-        "            if not self._finished_before:\n",
-        "            if True:\n",
+        "aioflow/task/task_operators.py",
+        "        if self.finished_before:\n            return\n",
+        "",
         (
             "tests/task/test_exactly_once.py::"
             "test_a_crash_behind_the_last_checkpoint_commits_what_it_holds_and_finishes_nothing_twice",
@@ -763,7 +763,7 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a task ends without waiting for its last checkpoint",
-        "aioflow/task/stream_task.py",
+        "aioflow/task/ending.py",
         "        while not self._may_end:\n",
         "        while False:\n",
         (

@@ -141,16 +141,16 @@ UNALIGNED_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a task ends while records that it sent wait for a task that is held up",
-        "aioflow/task/stream_task.py",
+        "aioflow/task/ending.py",
         "        return self._processed.is_available and self._checkpoints.may_end\n",
         "        return self._checkpoints.may_end\n",
         (ENDED,),
     ),
     Mutant(
         "the barriers of a task that has come to its end wait in their turn for ever",
-        "aioflow/task/stream_task.py",
-        "            await self._linger(drain=drain)\n            await self._task_timers.quiesce()\n",
-        "            await self._task_timers.quiesce()\n            await self._linger(drain=drain)\n",
+        "aioflow/task/ending.py",
+        "            await self._linger(drain=drain)\n            await self._timers.quiesce()\n",
+        "            await self._timers.quiesce()\n            await self._linger(drain=drain)\n",
         (ENDED,),
     ),
     Mutant(

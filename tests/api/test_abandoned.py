@@ -76,7 +76,7 @@ async def test_a_checkpoint_asked_for_while_a_job_drains_does_not_take_the_place
         await eventually(lambda: len(held) == 20)
         stopping = asyncio.create_task(job.stop(drain=True))
         source = job._cluster.task_executor.tasks[0]  # type: ignore[union-attr]
-        await eventually(lambda: source._lingers)
+        await eventually(lambda: source._end.is_awaited)
         asked = asyncio.create_task(job.checkpoint())
         await asyncio.sleep(0)
         opened.set()
