@@ -193,7 +193,11 @@ class TaskOperatorContext:
 
     def spawn(self, coroutine: Coroutine[Any, Any, object], name: str) -> asyncio.Task[None]:
         """The helper task belongs to the task's group; its error fails the task with a note that names this operator."""
-        task = self._services.group.create_task(self._supervised(coroutine), name=name)
+        try:
+            task = self._services.group.create_task(self._supervised(coroutine), name=name)
+        except RuntimeError:
+            coroutine.close()  # The task is over: nobody awaits it.
+            raise
         # A task cancelled before its first step never touches what it was to await.
         task.add_done_callback(lambda _: coroutine.close())
         return task

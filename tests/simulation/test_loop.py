@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import itertools
 import json
 import os
 import subprocess
 import sys
 import time
+from collections.abc import Coroutine
+from typing import Any
 
 import pytest
 
@@ -333,6 +336,29 @@ def test_errors_that_nobody_awaited_and_tasks_left_behind_are_reported() -> None
     assert "failing: ended with LookupError('lost')" in errors
     assert "main: task leak was left pending" in errors
     assert ended == ["leak"]
+
+
+def test_cleanup_at_the_end_that_begins_something_new_leaves_nothing_that_was_never_awaited() -> None:
+    inner: list[Any] = []
+
+    async def supervised(work: Coroutine[Any, Any, None]) -> None:
+        await work
+
+    async def last(host: SimulatedHost) -> None:
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            inner.append(asyncio.sleep(1))
+            kept.append(asyncio.create_task(supervised(inner[0])))
+
+    async def main(host: SimulatedHost) -> None:
+        host.sim.spawn("last", last)
+        await asyncio.sleep(1)
+        host.sim.kill("last")
+
+    kept: list[asyncio.Task[None]] = []
+    simulate(main, 1)
+    assert inspect.getcoroutinestate(inner[0]) == inspect.CORO_CLOSED
 
 
 def test_trace_is_kept_on_demand() -> None:

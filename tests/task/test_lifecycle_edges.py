@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
+from collections.abc import Coroutine
 from typing import Any
 
 import pytest
@@ -290,3 +292,25 @@ async def test_elements_of_a_source_stand_still_while_a_checkpoint_looks() -> No
     runner.cancel()
     with pytest.raises(asyncio.CancelledError):
         await runner
+
+
+async def test_a_helper_that_is_begun_when_the_task_is_over_is_refused_and_not_left_behind_unawaited() -> None:
+    helpers: list[Coroutine[Any, Any, None]] = []
+    refusals: list[str] = []
+
+    class BeginsLate(Operator):
+        def process_batch(self, batch: RecordBatch) -> RecordBatch:
+            return batch
+
+        async def close(self) -> None:
+            helpers.append(asyncio.sleep(0))
+            try:
+                self.ctx.spawn(helpers[0], "late")
+            except RuntimeError as error:
+                refusals.append(str(error))
+
+    bench = Bench([BeginsLate])
+    bench.feed.give([1], None)
+    await bench.start(bench.task)
+    assert len(refusals) == 1 and "shutting down" in refusals[0]
+    assert inspect.getcoroutinestate(helpers[0]) == inspect.CORO_CLOSED

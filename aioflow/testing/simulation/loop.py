@@ -341,7 +341,7 @@ class SimLoop(asyncio.BaseEventLoop):
         task: asyncio.Task[T] = asyncio.Task(coro, loop=self, name=str(name), context=context, **options)
         task._log_destroy_pending = False  # type: ignore[attr-defined]  # The dead are closed by `finish`.
         if self.finished:
-            coro.close()  # Cleanup that begins something new: it will never run, and need not be reported as never awaited.
+            close_chain(coro)  # Cleanup that begins something new: it will never run, and need not be reported as never awaited.
         elif not task.done():
             process.tasks[task] = None
             task.add_done_callback(self._look_for_bug)
