@@ -10,7 +10,7 @@ attempt: what an older one says changes nothing.
 A checkpoint is complete when its metadata is durable, not before: only then tasks are told, and sinks commit. It subsumes every earlier
 one that is under way, and what earlier ones left unconfirmed: a sink commits everything that was prepared up to it. Ids only rise, over
 restarts and restores too. A savepoint that is taken beside the job subsumes nothing, is told to nobody and never restarted from, so sinks
-commit nothing on it. After Flink's CheckpointCoordinator, CheckpointRequestDecider and CheckpointFailureManager.
+commit nothing on it. What is taken next, and when, is in `turns.py`. After Flink's CheckpointCoordinator and CheckpointFailureManager.
 """
 
 from __future__ import annotations
@@ -33,21 +33,16 @@ from aioflow.checkpoint.instructions import (
     WakeAt,
 )
 from aioflow.checkpoint.pending import PendingCheckpoint
-from aioflow.checkpoint.plan import CheckpointedVertex, CheckpointPlan, CheckpointRefused, SubtaskTable
-from aioflow.checkpoint.requests import Request, RequestQueue
+from aioflow.checkpoint.plan import CheckpointedVertex, CheckpointRefused, SubtaskTable
+from aioflow.checkpoint.requests import Request
 from aioflow.checkpoint.statistics import CheckpointStatistics
 from aioflow.checkpoint.subtask import CheckpointStats, SubtaskState
+from aioflow.checkpoint.turns import CheckpointTurns
 from aioflow.core.elements import CheckpointBarrier
 from aioflow.core.errors import CheckpointError, TypeNotSupported
 from aioflow.core.ids import ExecutionAttemptId
 
 __all__ = ["CheckpointCoordinator"]
-
-FINAL_RETRY_S = 1.0
-"""A final checkpoint that failed is tried again after so long: the tasks wait for it, and a store that is full is not asked in a loop."""
-
-FINAL_REPEAT_S = 5.0
-"""That the final checkpoint is complete is said again after so long, while tasks wait to hear it: no later one will tell them."""
 
 _RETRIED = (CheckpointFailureReason.TASK_FAILURE, CheckpointFailureReason.TASK_CLOSING)
 """What ends the savepoint of a stop without ending the stop."""
@@ -72,7 +67,7 @@ class CheckpointCoordinator:
         self._uids = {vertex.vertex_id: vertex.uid for vertex in vertices}
         self._order = [(vertex.uid, index) for vertex in vertices for index in range(vertex.parallelism)]
         self._retention = CheckpointRetention(options.retain)
-        self._requests = RequestQueue()
+        self._turns = CheckpointTurns(options, self._subtasks)
         self._failures = FailureCounter(options.tolerable_failures)
         self._pending: dict[int, PendingCheckpoint] = {}
         """In the order of their ids, with those that are being stored."""
@@ -82,13 +77,6 @@ class CheckpointCoordinator:
         self._finished: dict[tuple[str, int], None] = {}
         self._needs_full = False
         """Nothing was completed since a restore without claim: whatever is taken refers to no file of what was restored."""
-        self._stop: Request | None = None
-        """The user stops the job: the final checkpoint is made for this request."""
-        self._final_done = False
-        self._final_at_s = 0.0
-        """When the final checkpoint is tried again, and once it is complete: when that is said again."""
-        self._periodic_at_s: float | None = None
-        self._last_completion_s: float | None = None
         self._wake_at_s: float | None = None
         self._is_over = False
 
@@ -130,8 +118,7 @@ class CheckpointCoordinator:
             self._subtasks.reset(vertex_id, index)
             self._finished.pop((self._uids[vertex_id], index), None)
         instructions = self._abort_all(CheckpointFailureReason.TASK_FAILURE, "the job restarts", now)
-        if self._final_done:
-            self._final_done, self._final_at_s = False, now.s
+        self._turns.restarted(now)
         latest = self.latest
         if latest is not None:
             self.statistics.restored(latest.checkpoint_id, latest.kind, latest.location, now.ms)
@@ -140,11 +127,7 @@ class CheckpointCoordinator:
     def shutdown(self, now: Moment, *, discard: bool = False) -> list[Instruction]:
         """The job is over. With `discard` it leaves nothing to resume: every checkpoint that is ours goes."""
         instructions = self._abort_all(CheckpointFailureReason.SHUTDOWN, "", now)
-        waiting = self._requests.clear()
-        if self._stop is not None:
-            waiting.append(self._stop)
-            self._stop = None
-        for request in waiting:
+        for request in self._turns.give_up():
             instructions += self._refuse(request, CheckpointFailureReason.SHUTDOWN, "")
         self._is_over = True
         if discard:
@@ -159,15 +142,9 @@ class CheckpointCoordinator:
             if now.s >= pending.expires_s and pending.id in self._pending:
                 detail = pending.missing(self.options.timeout_ms, self._subtasks.name_of)
                 instructions += self._abort(pending, CheckpointFailureReason.EXPIRED, detail, now)
-        if self._awaits_the_end and now.s >= self._final_at_s and self.latest is not None:
-            self._final_at_s = now.s + FINAL_REPEAT_S
+        if not self._is_over and self.latest is not None and self._turns.repeats(now):
             instructions.append(NotifyComplete(self.latest.checkpoint_id))
         return self._after(instructions, now)
-
-    @property
-    def _awaits_the_end(self) -> bool:
-        """Whether the final checkpoint is complete, and tasks may not have heard of it."""
-        return self._final_done and not self._is_over and self._subtasks.any_at_end
 
     # Stimuli of tasks.
 
@@ -206,9 +183,9 @@ class CheckpointCoordinator:
         self._subtasks.end_of_data(attempt)
         instructions: list[Instruction] = []
         for pending in list(self._pending.values()):
-            if self._stop is not None and attempt in pending.waiting and not pending.request.kind.is_savepoint:
+            if self._turns.is_stopping and attempt in pending.waiting and not pending.request.kind.is_savepoint:
                 if pending.request.number is not None:
-                    self._requests.add(pending.request)  # The final one will do.
+                    self._turns.add(pending.request)  # The final one will do.
                     pending.request = replace(pending.request, number=None)
                 detail = f"{self._subtasks.name_of(attempt)} was stopped before it"
                 instructions += self._abort(pending, CheckpointFailureReason.TASK_CLOSING, detail, now)
@@ -260,15 +237,13 @@ class CheckpointCoordinator:
         pending = self._pending.pop(checkpoint_id)
         assert pending.storing is not None, f"checkpoint {checkpoint_id} was stored before it was acknowledged"
         checkpoint = replace(pending.storing, location=location)
-        self._last_completion_s = now.s
+        self._turns.completed(pending.request, now)
         self._failures.succeeded(checkpoint_id)
         self.statistics.completed(checkpoint_id, location)
         instructions: list[Instruction] = []
         discard = self._retention.ended(checkpoint_id)
         if checkpoint.kind is not CheckpointKind.SAVEPOINT:
             self._needs_full = False
-            if pending.request.final:
-                self._final_done, self._final_at_s = True, now.s + FINAL_REPEAT_S
             instructions.append(NotifyComplete(checkpoint_id))
             builds_on_older = [p.id for p in self._pending.values() if not p.barrier.full]
             older = self._retention.completed(checkpoint, builds_on_older)
@@ -279,7 +254,7 @@ class CheckpointCoordinator:
                     instructions += self._abort(other, CheckpointFailureReason.SUBSUMED, detail, now)
         if pending.request.number is not None:
             instructions.append(Answer(pending.request.number, checkpoint))
-        if self._final_done:
+        if self._turns.final_is_complete:
             instructions += self._answer_the_rest(checkpoint)
         return self._after(instructions + self._discard(discard), now)
 
@@ -304,13 +279,13 @@ class CheckpointCoordinator:
 
     def request_stop(self, number: int, now: Moment, *, savepoint: bool = True, directory: str = "") -> list[Instruction]:
         """The sources are being stopped: the final checkpoint answers this request, as a savepoint or as a plain one."""
-        if self._is_over or self._stop is not None:
+        if self._is_over or self._turns.is_stopping:
             refused = Request(kind=CheckpointKind.SYNC_SAVEPOINT, number=number)
             if self._is_over:
                 return self._refuse(refused, CheckpointFailureReason.SHUTDOWN, "")
             return self._refuse(refused, CheckpointFailureReason.TOO_MANY_REQUESTS, "the job is being stopped already")
         kind = CheckpointKind.SYNC_SAVEPOINT if savepoint else CheckpointKind.CHECKPOINT
-        self._stop = Request(kind=kind, number=number, directory=directory, final=True)
+        self._turns.stop(Request(kind=kind, number=number, directory=directory, final=True))
         return self._after([], now)
 
     # What follows.
@@ -318,7 +293,7 @@ class CheckpointCoordinator:
     def _request(self, request: Request, now: Moment) -> list[Instruction]:
         if self._is_over:
             return self._refuse(request, CheckpointFailureReason.SHUTDOWN, "")
-        turned_away = self._requests.add(request)
+        turned_away = self._turns.add(request)
         instructions: list[Instruction] = []
         if turned_away is not None:
             instructions += self._refuse(turned_away, CheckpointFailureReason.TOO_MANY_REQUESTS, "")
@@ -327,7 +302,7 @@ class CheckpointCoordinator:
     def _after(self, instructions: list[Instruction], now: Moment) -> list[Instruction]:
         """Every stimulus ends here: take what can be taken now, and say when time alone will change something."""
         while not self._is_over and len(self._pending) < self.options.max_concurrent:
-            request = self._next_request(now)
+            request = self._turns.take(now)
             if request is None:
                 break
             instructions += self._trigger(request, now)
@@ -337,59 +312,17 @@ class CheckpointCoordinator:
             instructions.append(WakeAt(due))
         return instructions
 
-    def _next_request(self, now: Moment) -> Request | None:
-        """What goes next: savepoints, the final one, checkpoints that were asked for, what the clock asks for."""
-        if any(pending.request.final for pending in self._pending.values()) or self._final_done:
-            return None  # The tasks are ending: nothing can be taken behind it.
-        first = self._requests.first
-        if first is not None and first.kind.is_savepoint:
-            return self._requests.take()
-        if self._subtasks.all_at_end:
-            return self._final_request() if now.s >= self._final_at_s else None
-        if self._stop is not None and self._subtasks.any_at_end:
-            return None
-        if first is not None:
-            return self._requests.take()
-        due = self._periodic_due(now)
-        return Request(kind=CheckpointKind.CHECKPOINT) if due is not None and now.s >= due else None
-
-    def _final_request(self) -> Request:
-        if self._stop is None:
-            return Request(kind=CheckpointKind.CHECKPOINT, final=True)
-        request, self._stop = self._stop, None
-        return request
-
-    def _periodic_due(self, now: Moment | None) -> float | None:
-        """When the interval asks for the next one: first an interval after all tasks run. None: never, or they do not run."""
-        interval_ms = self.options.interval_ms
-        if interval_ms is None or isinstance(self._plan(), CheckpointRefused):
-            return None
-        if self._stop is not None and self._subtasks.any_at_end:
-            return None
-        if self._periodic_at_s is None:
-            if now is None:
-                return None
-            self._periodic_at_s = now.s + interval_ms / 1000
-        if self._last_completion_s is None:
-            return self._periodic_at_s
-        return max(self._periodic_at_s, self._last_completion_s + self.options.min_pause_ms / 1000)
-
     def _next_due(self) -> float | None:
+        if self._is_over:
+            return None
         times = [pending.expires_s for pending in self._pending.values()]
-        if self._awaits_the_end:
-            times.append(self._final_at_s)
-        has_slot = not self._is_over and not self._final_done and len(self._pending) < self.options.max_concurrent
-        if has_slot and not any(pending.request.final for pending in self._pending.values()):
-            due = self._final_at_s if self._subtasks.all_at_end else self._periodic_due(None)
-            if due is not None:
-                times.append(due)
+        due = self._turns.next_due(has_slot=len(self._pending) < self.options.max_concurrent)
+        if due is not None:
+            times.append(due)
         return min(times, default=None)
 
-    def _plan(self) -> CheckpointPlan | CheckpointRefused:
-        return self._subtasks.plan()
-
     def _trigger(self, request: Request, now: Moment) -> list[Instruction]:
-        plan = self._plan()
+        plan = self._subtasks.plan()
         if isinstance(plan, CheckpointRefused):
             return self._refuse(request, plan.reason, plan.detail)
         options, is_savepoint = self.options, request.kind.is_savepoint
@@ -416,8 +349,7 @@ class CheckpointCoordinator:
             states=finished,
         )
         self._retention.refer(barrier.checkpoint_id, finished.values())
-        if options.interval_ms is not None and not is_savepoint:
-            self._periodic_at_s = now.s + options.interval_ms / 1000
+        self._turns.triggered(request, now)
         self.statistics.triggered(barrier.checkpoint_id, request.kind, now.ms, plan.finished)
         return [Trigger(barrier, plan.triggered)]
 
@@ -463,8 +395,7 @@ class CheckpointCoordinator:
         self, pending: PendingCheckpoint, reason: CheckpointFailureReason, error: CheckpointError, now: Moment
     ) -> list[Instruction]:
         request = pending.request
-        if request.final:
-            self._final_at_s = now.s + FINAL_RETRY_S
+        self._turns.failed(request, now)
         # State holds a value that cannot be kept. Who asks for a savepoint hears of it; a job that takes checkpoints ends at the first one,
         # instead of going on with nothing to go back to. Another attempt would come to the same value.
         hopeless = not request.kind.is_savepoint and isinstance(error.__cause__, TypeNotSupported)
@@ -472,7 +403,7 @@ class CheckpointCoordinator:
         still_stops = request.final and request.number is not None and may_retry
         if still_stops:
             # The job comes back, or a task ended that was through by itself; and a plain checkpoint is tried again as at any end.
-            self._stop = request
+            self._turns.stop(request)
         is_answered = request.number is not None and not still_stops
         instructions: list[Instruction] = [Answer(request.number, None, error)] if is_answered and request.number is not None else []
         if hopeless:
@@ -491,7 +422,7 @@ class CheckpointCoordinator:
     def _answer_the_rest(self, final: CompletedCheckpoint) -> list[Instruction]:
         """Nothing is taken behind the final one, which is as good as any checkpoint that was asked for."""
         instructions: list[Instruction] = []
-        for request in self._requests.clear():
+        for request in self._turns.clear():
             if request.kind.is_savepoint or request.number is None:
                 instructions += self._refuse(request, CheckpointFailureReason.SHUTDOWN, "")
             else:

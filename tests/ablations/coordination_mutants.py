@@ -82,8 +82,8 @@ COORDINATION_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "the minimum pause is ignored",
-        "aioflow/checkpoint/coordinator.py",
-        "        return max(self._periodic_at_s, self._last_completion_s + self.options.min_pause_ms / 1000)\n",
+        "aioflow/checkpoint/turns.py",
+        "        return max(self._periodic_at_s, self._last_completion_s + self._options.min_pause_ms / 1000)\n",
         "        return self._periodic_at_s\n",
         (f"{COORDINATOR}test_minimum_pause_counts_from_the_last_completion",),
     ),

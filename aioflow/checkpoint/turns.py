@@ -1,0 +1,162 @@
+"""What is taken next, and when: savepoints, the final checkpoint, checkpoints that were asked for, then what the clock asks for.
+
+    AHEAD --every subtask is through with its data--> UNDER_WAY --complete--> COMPLETE       (the final checkpoint)
+    UNDER_WAY --failed--> AHEAD, again after a while          COMPLETE --the job restarts--> AHEAD
+
+Nothing is taken behind the final one: the tasks are ending. After Flink's CheckpointRequestDecider.
+"""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+
+from aioflow.checkpoint.completed import CheckpointKind
+from aioflow.checkpoint.instructions import CoordinatorOptions, Moment
+from aioflow.checkpoint.plan import CheckpointRefused, SubtaskTable
+from aioflow.checkpoint.requests import Request, RequestQueue
+
+__all__ = ["CheckpointTurns"]
+
+FINAL_RETRY_S = 1.0
+"""A final checkpoint that failed is tried again after so long: the tasks wait for it, and a store that is full is not asked in a loop."""
+
+FINAL_REPEAT_S = 5.0
+"""That the final checkpoint is complete is said again after so long, while tasks wait to hear it: no later one will tell them."""
+
+
+class _Final(Enum):
+    AHEAD = auto()
+    UNDER_WAY = auto()
+    COMPLETE = auto()
+
+
+class CheckpointTurns:
+    """Who has asked, what the clock says, and how far the final checkpoint is. `subtasks` is looked at, never changed."""
+
+    def __init__(self, options: CoordinatorOptions, subtasks: SubtaskTable) -> None:
+        self._options = options
+        self._subtasks = subtasks
+        self._requests = RequestQueue()
+        self._stop: Request | None = None
+        """The user stops the job: the final checkpoint is made for this request."""
+        self._final = _Final.AHEAD
+        self._final_at_s = 0.0
+        """When the final checkpoint is tried again, and once it is complete: when that is said again."""
+        self._periodic_at_s: float | None = None
+        self._last_completion_s: float | None = None
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether a stop waits for its savepoint, which has not been triggered."""
+        return self._stop is not None
+
+    @property
+    def final_is_complete(self) -> bool:
+        """Whether nothing is taken any more, unless the job restarts."""
+        return self._final is _Final.COMPLETE
+
+    # Who asks.
+
+    def add(self, request: Request) -> Request | None:
+        """Let it wait for its turn. Returns the request that had to go, if one had to."""
+        return self._requests.add(request)
+
+    def stop(self, request: Request) -> None:
+        """The final checkpoint is made for `request`."""
+        self._stop = request
+
+    def clear(self) -> list[Request]:
+        """Remove all that wait for their turn, in their order; a stop stays."""
+        return self._requests.clear()
+
+    def give_up(self) -> list[Request]:
+        """Remove all that wait, a stop too."""
+        waiting = self._requests.clear()
+        if self._stop is not None:
+            waiting.append(self._stop)
+            self._stop = None
+        return waiting
+
+    # What has become of what was taken.
+
+    def triggered(self, request: Request, now: Moment) -> None:
+        """It is under way; the interval counts from here."""
+        if request.final:
+            self._final = _Final.UNDER_WAY
+        if self._options.interval_ms is not None and not request.kind.is_savepoint:
+            self._periodic_at_s = now.s + self._options.interval_ms / 1000
+
+    def completed(self, request: Request, now: Moment) -> None:
+        """It is durable; the pause counts from here."""
+        self._last_completion_s = now.s
+        if request.final:
+            self._final, self._final_at_s = _Final.COMPLETE, now.s + FINAL_REPEAT_S
+
+    def failed(self, request: Request, now: Moment) -> None:
+        """It will not complete."""
+        if request.final:
+            self._final, self._final_at_s = _Final.AHEAD, now.s + FINAL_RETRY_S
+
+    def restarted(self, now: Moment) -> None:
+        """Tasks that had ended run again."""
+        if self._final is _Final.COMPLETE:
+            self._final, self._final_at_s = _Final.AHEAD, now.s
+
+    # Whose turn it is.
+
+    def take(self, now: Moment) -> Request | None:
+        """What goes next, if it may go now."""
+        if self._final is not _Final.AHEAD:
+            return None
+        first = self._requests.first
+        if first is not None and first.kind.is_savepoint:
+            return self._requests.take()
+        if self._subtasks.all_at_end:
+            return self._final_request() if now.s >= self._final_at_s else None
+        if self._stop is not None and self._subtasks.any_at_end:
+            return None
+        if first is not None:
+            return self._requests.take()
+        due = self._periodic_due(now)
+        return Request(kind=CheckpointKind.CHECKPOINT) if due is not None and now.s >= due else None
+
+    def repeats(self, now: Moment) -> bool:
+        """Whether it is time to say again that the final checkpoint is complete."""
+        if not self._awaits_the_end or now.s < self._final_at_s:
+            return False
+        self._final_at_s = now.s + FINAL_REPEAT_S
+        return True
+
+    def next_due(self, *, has_slot: bool) -> float | None:
+        """When time alone will change something, in seconds of the monotonic clock; without a slot nothing more can be taken."""
+        if self._awaits_the_end:
+            return self._final_at_s
+        if not has_slot or self._final is not _Final.AHEAD:
+            return None
+        return self._final_at_s if self._subtasks.all_at_end else self._periodic_due(None)
+
+    @property
+    def _awaits_the_end(self) -> bool:
+        """Whether the final checkpoint is complete, and tasks may not have heard of it."""
+        return self._final is _Final.COMPLETE and self._subtasks.any_at_end
+
+    def _final_request(self) -> Request:
+        if self._stop is None:
+            return Request(kind=CheckpointKind.CHECKPOINT, final=True)
+        request, self._stop = self._stop, None
+        return request
+
+    def _periodic_due(self, now: Moment | None) -> float | None:
+        """When the interval asks for the next one: first an interval after all tasks run. None: never, or they do not run."""
+        interval_ms = self._options.interval_ms
+        if interval_ms is None or isinstance(self._subtasks.plan(), CheckpointRefused):
+            return None
+        if self._stop is not None and self._subtasks.any_at_end:
+            return None
+        if self._periodic_at_s is None:
+            if now is None:
+                return None
+            self._periodic_at_s = now.s + interval_ms / 1000
+        if self._last_completion_s is None:
+            return self._periodic_at_s
+        return max(self._periodic_at_s, self._last_completion_s + self._options.min_pause_ms / 1000)
