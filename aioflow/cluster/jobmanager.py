@@ -21,7 +21,7 @@ from aioflow.cluster.cluster_job import ClusterJob, needs_submitter
 from aioflow.cluster.dispatcher import Dispatcher, JobView, UnknownJob
 from aioflow.cluster.fencing import StaleLeader
 from aioflow.cluster.heartbeat import HeartbeatOptions
-from aioflow.cluster.job_session import AttemptKey, pack_error
+from aioflow.cluster.job_session import AttemptKey
 from aioflow.cluster.job_store import JobStore, PersistedJob
 from aioflow.cluster.job_taps import Submitter
 from aioflow.cluster.leadership import DirectoryLeases, LeaderElection, Leadership
@@ -30,10 +30,11 @@ from aioflow.cluster.resource_manager import SlotManagerOptions
 from aioflow.cluster.rpc import RpcConnection, RpcServer
 from aioflow.cluster.scheduler import SlotOffer
 from aioflow.cluster.slots import SlotStatus
+from aioflow.cluster.submitters import Submitters
 from aioflow.cluster.told import ToldWorker, tell
 from aioflow.cluster.whereabouts import LEASE_DIRECTORY, NobodyLeads
 from aioflow.core.aio import wait_first
-from aioflow.core.errors import AioflowError, JobNotRunning, NotAuthenticated
+from aioflow.core.errors import JobNotRunning, NotAuthenticated
 from aioflow.core.serializers import Codec
 from aioflow.network.security import is_loopback
 from aioflow.protocol.handshake import PeerRole
@@ -52,15 +53,11 @@ logger = logging.getLogger(__name__)
 RECOVERY_S = 2.0
 """How long a leader that follows another waits for TaskManagers before it gives out slots."""
 
-
 LOOK_S = 1.0
 """How often somebody who waits for this process to lead looks whether another does."""
 
 ENDED_MAX = 20
 """Jobs that are over and can still be looked at in detail."""
-
-SUBMITTER_RETURNS_S = 30.0
-"""How long a leader that follows another waits for the process that runs a part of a job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,12 +106,8 @@ class JobManager:
         self._jobs: dict[str, ClusterJob] = {}
         self._ended: dict[str, ClusterJob] = {}
         """The last that are over, for whoever watches."""
-        self._submitters: dict[str, Submitter] = {}
-        """By job, from its submission to the end of the connection."""
+        self._submitters = Submitters()
         self._peers: dict[RpcConnection, None] = {}
-        self._following: dict[asyncio.Task[None], None] = {}
-        self._returning: dict[str, asyncio.Future[Submitter]] = {}
-        """Jobs of the leader before that wait for the processes that submitted them."""
         self._stopping = asyncio.Event()
         self._shutting_down = False
         """Whether the cluster ends with this leader."""
@@ -183,22 +176,10 @@ class JobManager:
     async def _make_job(self, resources: ResourceManager, job: PersistedJob, token: int, recovered: bool) -> JobRunner:
         submitter = self._submitters.get(job.job_id)
         if recovered and submitter is None and needs_submitter(job):
-            submitter = await self._wait_for_submitter(job.job_id)
+            submitter = await self._submitters.wait_for(job.job_id)
         made = ClusterJob(self._host, job, token, resources.declare, submitter, self._forget, recovered)
         self._jobs[job.job_id] = made
         return made
-
-    async def _wait_for_submitter(self, job_id: str) -> Submitter | None:
-        """It looks for the leader by itself. None: it did not come."""
-        returns: asyncio.Future[Submitter] = asyncio.get_running_loop().create_future()
-        self._returning[job_id] = returns
-        try:
-            async with asyncio.timeout(SUBMITTER_RETURNS_S):
-                return await returns
-        except TimeoutError:
-            return None
-        finally:
-            del self._returning[job_id]
 
     def _forget(self, job_id: str) -> None:
         job = self._jobs.pop(job_id, None)
@@ -274,11 +255,11 @@ class JobManager:
             "offer_slots": partial(self._offer_slots, connection),
             "job_not_opened": self._job_not_opened,
             "slot_freed": self._slot_freed,
-            "update_task_state": self._on_task_state,
-            "acknowledge_checkpoint": self._acknowledged,
-            "decline_checkpoint": self._declined,
-            "end_of_data_reached": self._end_of_data,
-            "tapped": self._tapped,
+            "update_task_state": partial(self._to_job, ClusterJob.on_task_state),
+            "acknowledge_checkpoint": partial(self._to_job, ClusterJob.on_acknowledged),
+            "decline_checkpoint": partial(self._to_job, ClusterJob.on_declined),
+            "end_of_data_reached": partial(self._to_job, ClusterJob.on_end_of_data),
+            "tapped": partial(self._to_job, ClusterJob.tapped),
             "report": self._report,
             # Submitters.
             "submit": partial(self._submit, connection),
@@ -292,8 +273,8 @@ class JobManager:
             "checkpoint": self._checkpoint,
             "overview": self._overview,
             "shutdown": self._shutdown,
-            "add_tap": lambda job_id, *tap: self._tap(job_id, ClusterJob.add_remote_tap, *tap),
-            "remove_tap": lambda job_id, *tap: self._tap(job_id, ClusterJob.remove_remote_tap, *tap),
+            "add_tap": partial(self._to_job, ClusterJob.add_remote_tap),
+            "remove_tap": partial(self._to_job, ClusterJob.remove_remote_tap),
             "query_state": self._query_state,
             "told": self._told,
             "ask_taskmanager": self.ask_taskmanager,
@@ -301,8 +282,7 @@ class JobManager:
 
     def _on_closed(self, connection: RpcConnection) -> None:
         self._peers.pop(connection, None)
-        for job_id in [job_id for job_id, submitter in self._submitters.items() if submitter.connection is connection]:
-            del self._submitters[job_id]
+        for job_id in self._submitters.lost(connection):
             if job_id in self._jobs:
                 self._jobs[job_id].submitter_lost()
         leading = self._now_leading()
@@ -325,6 +305,10 @@ class JobManager:
         if job is None:
             raise UnknownJob(f"job {job_id} does not run here; list the jobs")
         return job
+
+    def _to_job(self, tell: Callable[..., None], job_id: str, *what: Any) -> None:
+        if job_id in self._jobs:  # Otherwise it has just ended.
+            tell(self._jobs[job_id], *what)
 
     # TaskManagers.
 
@@ -370,32 +354,6 @@ class JobManager:
         if leading is not None:
             leading.resources.slot_freed(worker_id, registration, allocation_id)
 
-    def _on_task_state(self, job_id: str, token: int, key: AttemptKey, state: str, error: bytes) -> None:
-        if job_id in self._jobs:
-            self._jobs[job_id].on_task_state(token, key, state, error)
-
-    def _acknowledged(
-        self, job_id: str, token: int, key: AttemptKey, checkpoint_id: int, state: list[Any], stats: tuple[Any, ...]
-    ) -> None:
-        if job_id in self._jobs:
-            self._jobs[job_id].on_acknowledged(token, key, checkpoint_id, state, stats)
-
-    def _declined(self, job_id: str, token: int, key: AttemptKey, checkpoint_id: int, reason: str, error: bytes) -> None:
-        if job_id in self._jobs:
-            self._jobs[job_id].on_declined(token, key, checkpoint_id, reason, error)
-
-    def _end_of_data(self, job_id: str, token: int, key: AttemptKey) -> None:
-        if job_id in self._jobs:
-            self._jobs[job_id].on_end_of_data(token, key)
-
-    def _tapped(self, job_id: str, tap_id: int, content: bytes, rows: int, missed: int, refused: str) -> None:
-        if job_id in self._jobs:
-            self._jobs[job_id].tapped(tap_id, content, rows, missed, refused)
-
-    def _tap(self, job_id: str, change: Callable[..., None], *tap: Any) -> None:
-        if job_id in self._jobs:  # Otherwise it has just ended.
-            change(self._jobs[job_id], *tap)
-
     def _report(self, worker_id: str, job_id: str, metrics: dict[str, float]) -> None:
         if job_id in self._jobs:
             self._jobs[job_id].report(worker_id, metrics)
@@ -417,16 +375,13 @@ class JobManager:
         leading = await self._leader()
         self._peers[connection] = None
         if attach:
-            self._submitters[job_id] = Submitter(connection, location, dict(taps))
+            self._submitters.add(job_id, Submitter(connection, location, dict(taps)))
         try:
             await leading.dispatcher.submit(PersistedJob(job_id=job_id, name=name, graph=content, config=config))
         except BaseException:
-            self._submitters.pop(job_id, None)
+            self._submitters.remove(job_id)
             raise
-        follower = connection if attach else None
-        task = asyncio.get_running_loop().create_task(self._follow(leading, job_id, follower), name=f"follow {job_id}")
-        self._following[task] = None
-        task.add_done_callback(self._following.pop)
+        self._submitters.follow(leading.dispatcher, job_id, connection if attach else None)
         return leading.token
 
     async def _attach(self, connection: RpcConnection, job_id: str, location: str, taps: dict[int, tuple[TapPlace, bool]]) -> int:
@@ -434,25 +389,11 @@ class JobManager:
         leading = await self._leader()
         leading.dispatcher.job(job_id)
         self._peers[connection] = None
-        submitter = self._submitters[job_id] = Submitter(connection, location, dict(taps))
-        returns = self._returning.get(job_id)
-        if returns is not None and not returns.done():
-            returns.set_result(submitter)
-        elif job_id in self._jobs:
+        submitter = Submitter(connection, location, dict(taps))
+        if not self._submitters.returned(job_id, submitter) and job_id in self._jobs:
             self._jobs[job_id].submitter_returned(submitter)
-        task = asyncio.get_running_loop().create_task(self._follow(leading, job_id, connection), name=f"follow {job_id}")
-        self._following[task] = None
-        task.add_done_callback(self._following.pop)
+        self._submitters.follow(leading.dispatcher, job_id, connection)
         return leading.token
-
-    async def _follow(self, leading: _Leading, job_id: str, connection: RpcConnection | None) -> None:
-        try:
-            view = await leading.dispatcher.wait(job_id)
-        except AioflowError:
-            return  # Leadership is lost; the connection ends with it.
-        self._submitters.pop(job_id, None)
-        if connection is not None:
-            connection.notify("ended", view.status.value, pack_error(view.cause, Codec()), view.savepoint)
 
     async def _list_jobs(self) -> list[tuple[Any, ...]]:
         """Each job as `_packed`, and of one that has a JobMaster here how far it is: see `ClusterJob.progress`."""

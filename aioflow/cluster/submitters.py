@@ -1,0 +1,93 @@
+"""The processes that submitted jobs and stay: each is told what becomes of its job, runs its part of some, and returns to the next leader.
+
+One is known from its submission, or its return, until its connection or its job ends. Everything on the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from aioflow.cluster.job_session import pack_error
+from aioflow.core.errors import AioflowError
+from aioflow.core.serializers import Codec
+
+if TYPE_CHECKING:
+    from aioflow.cluster.dispatcher import Dispatcher
+    from aioflow.cluster.job_taps import Submitter
+    from aioflow.cluster.rpc import RpcConnection
+
+__all__ = ["SUBMITTER_RETURNS_S", "Submitters"]
+
+SUBMITTER_RETURNS_S = 30.0
+"""How long a leader that follows another waits for the process that runs a part of a job."""
+
+
+class Submitters:
+    """By job."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, Submitter] = {}
+        self._awaited: dict[str, asyncio.Future[Submitter]] = {}
+        """Jobs of the leader before that wait for the processes that submitted them."""
+        self._following: dict[asyncio.Task[None], None] = {}
+
+    def get(self, job_id: str) -> Submitter | None:
+        """None: it did not stay, is not connected, or the job is over."""
+        return self._known.get(job_id)
+
+    def add(self, job_id: str, submitter: Submitter) -> None:
+        """It submits the job, and stays."""
+        self._known[job_id] = submitter
+
+    def returned(self, job_id: str, submitter: Submitter) -> bool:
+        """It has found this leader. False: nobody waits for it, so the job has to be told."""
+        self._known[job_id] = submitter
+        awaited = self._awaited.get(job_id)
+        if awaited is None or awaited.done():
+            return False
+        awaited.set_result(submitter)
+        return True
+
+    def remove(self, job_id: str) -> None:
+        """The job is over, or was refused."""
+        self._known.pop(job_id, None)
+
+    def lost(self, connection: RpcConnection) -> list[str]:
+        """`connection` has ended: returns the jobs that were submitted by it."""
+        jobs = [job_id for job_id, submitter in self._known.items() if submitter.connection is connection]
+        for job_id in jobs:
+            del self._known[job_id]
+        return jobs
+
+    def clear(self) -> None:
+        """This process leads no more."""
+        self._known.clear()
+
+    async def wait_for(self, job_id: str) -> Submitter | None:
+        """It looks for the leader by itself. None: it did not come within SUBMITTER_RETURNS_S."""
+        returns: asyncio.Future[Submitter] = asyncio.get_running_loop().create_future()
+        self._awaited[job_id] = returns
+        try:
+            async with asyncio.timeout(SUBMITTER_RETURNS_S):
+                return await returns
+        except TimeoutError:
+            return None
+        finally:
+            del self._awaited[job_id]
+
+    def follow(self, dispatcher: Dispatcher, job_id: str, connection: RpcConnection | None) -> None:
+        """Tell `connection` once the job has ended, and forget who submitted it. It ends with `dispatcher` at the latest."""
+        following = self._tell_the_end(dispatcher, job_id, connection)
+        task = asyncio.get_running_loop().create_task(following, name=f"follow {job_id}")
+        self._following[task] = None
+        task.add_done_callback(self._following.pop)
+
+    async def _tell_the_end(self, dispatcher: Dispatcher, job_id: str, connection: RpcConnection | None) -> None:
+        try:
+            view = await dispatcher.wait(job_id)
+        except AioflowError:
+            return  # Leadership is lost; the connection ends with it.
+        self.remove(job_id)
+        if connection is not None:
+            connection.notify("ended", view.status.value, pack_error(view.cause, Codec()), view.savepoint)
