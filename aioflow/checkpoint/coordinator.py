@@ -47,6 +47,16 @@ __all__ = ["CheckpointCoordinator"]
 _RETRIED = (CheckpointFailureReason.TASK_FAILURE, CheckpointFailureReason.TASK_CLOSING)
 """What ends the savepoint of a stop without ending the stop."""
 
+_CLOSING = (
+    CheckpointFailureReason.TASK_CLOSING,
+    CheckpointFailureReason.CANCELLATION_BARRIER,
+    CheckpointFailureReason.INPUT_END_OF_STREAM,
+)
+"""What one may end with because a task ended in the middle of it: said by that task, or by those downstream. Without it, all is well."""
+
+CLOSING_TRIES = 5
+"""So often is begun again what somebody asked for."""
+
 _ENDED_BADLY_MAX = 1000
 """So many failed checkpoints are remembered; what is acknowledged for older ones is left to the sweep of orphans."""
 
@@ -219,6 +229,8 @@ class CheckpointCoordinator:
         self, attempt: ExecutionAttemptId, checkpoint_id: int, reason: str, now: Moment, error: BaseException | None = None
     ) -> list[Instruction]:
         """A subtask will not acknowledge. `reason` is the name of a CheckpointFailureReason; an unknown one counts as DECLINED."""
+        if reason == CheckpointFailureReason.TASK_CLOSING:
+            self._subtasks.closing(attempt)
         pending = self._pending.get(checkpoint_id)
         if pending is None or pending.storing is not None or attempt not in pending.plan.acknowledging:
             return []
@@ -404,6 +416,9 @@ class CheckpointCoordinator:
         if still_stops:
             # The job comes back, or a task ended that was through by itself; and a plain checkpoint is tried again as at any end.
             self._turns.stop(request)
+        if request.number is not None and not request.final and reason in _CLOSING and request.tries < CLOSING_TRIES:
+            turned_away = self._turns.add(replace(request, tries=request.tries + 1))
+            return [] if turned_away is None else self._refuse(turned_away, CheckpointFailureReason.TOO_MANY_REQUESTS, "")
         is_answered = request.number is not None and not still_stops
         instructions: list[Instruction] = [Answer(request.number, None, error)] if is_answered and request.number is not None else []
         if hopeless:

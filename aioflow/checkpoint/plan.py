@@ -85,6 +85,8 @@ class _Subtask:
     name: str
     phase: _Phase = _Phase.DOWN
     attempt: ExecutionAttemptId | None = None
+    is_closing: bool = False
+    """Whether it said that it takes no part in any checkpoint any more: its end is on its way."""
 
 
 class SubtaskTable:
@@ -102,13 +104,19 @@ class SubtaskTable:
         """It has begun to run. A newer attempt takes the place of an older one."""
         known = self._subtasks[attempt.vertex_id, attempt.subtask_index]
         if known.attempt is None or attempt.attempt > known.attempt.attempt:
-            known.attempt, known.phase = attempt, _Phase.RUNNING
+            known.attempt, known.phase, known.is_closing = attempt, _Phase.RUNNING, False
 
     def end_of_data(self, attempt: ExecutionAttemptId) -> None:
         """It is through with its data."""
         known = self._current(attempt)
         if known is not None and known.phase is _Phase.RUNNING:
             known.phase = _Phase.AT_END
+
+    def closing(self, attempt: ExecutionAttemptId) -> None:
+        """It is about to end."""
+        known = self._current(attempt)
+        if known is not None:
+            known.is_closing = True
 
     def finished(self, attempt: ExecutionAttemptId) -> bool:
         """It has finished. False if that is no news."""
@@ -141,6 +149,11 @@ class SubtaskTable:
             for subtask in self._subtasks.values()
             if subtask.attempt is not None and subtask.phase in (_Phase.RUNNING, _Phase.AT_END)
         )
+
+    @property
+    def any_closing(self) -> bool:
+        """Whether a subtask is about to end, and has not yet."""
+        return any(subtask.is_closing and subtask.phase in (_Phase.RUNNING, _Phase.AT_END) for subtask in self._subtasks.values())
 
     @property
     def any_at_end(self) -> bool:

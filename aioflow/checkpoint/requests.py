@@ -26,6 +26,8 @@ class Request:
     """Of a savepoint: the URL that its files go to."""
     final: bool = False
     """The last one of a job that is through with its data."""
+    tries: int = 0
+    """How often it was begun before, and met a task that was about to end."""
 
 
 class RequestQueue:

@@ -109,6 +109,8 @@ class CheckpointTurns:
         if self._final is not _Final.AHEAD:
             return None
         first = self._requests.first
+        if first is not None and first.tries and self._subtasks.any_closing:
+            first = None  # It met a task that is about to end, and would meet it again.
         if first is not None and first.kind.is_savepoint:
             return self._requests.take()
         if self._subtasks.all_at_end:

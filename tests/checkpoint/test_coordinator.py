@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from aioflow.checkpoint.completed import CheckpointKind, CompletedCheckpoint, Discard
+from aioflow.checkpoint.coordinator import CLOSING_TRIES
 from aioflow.checkpoint.failure import CheckpointFailureReason as Reason
 from aioflow.checkpoint.instructions import Answer, CoordinatorOptions, FailJob, NotifyAborted, NotifyComplete, Store, Trigger
 from aioflow.checkpoint.plan import CheckpointedVertex, VertexInput
@@ -857,7 +858,52 @@ def test_task_that_finishes_before_it_acknowledged_ends_that_checkpoint() -> Non
     ended = job.finished((SOURCE, 0))
     assert only(NotifyAborted, ended)[0].reason is Reason.TASK_CLOSING
     assert only(FailJob, ended) == []
-    assert triggered(job.checkpoint(2)) == [2]
+
+
+@pytest.mark.parametrize("is_savepoint", [True, False])
+def test_what_somebody_asked_for_begins_again_without_the_task_that_finished_in_the_middle(is_savepoint: bool) -> None:
+    job = Job()
+    job.run()
+    assert triggered((job.savepoint if is_savepoint else job.checkpoint)(7)) == [1]
+    ended = job.finished((SOURCE, 0))
+    assert only(NotifyAborted, ended)[0].reason is Reason.TASK_CLOSING
+    assert only(Answer, ended) == []
+    assert triggered(ended) == [2]
+    job.keys.remove((SOURCE, 0))
+    assert answered(job.complete(2)) == {7: "file:///2"}
+
+
+def test_what_met_a_task_that_is_about_to_end_waits_for_its_end() -> None:
+    """Those downstream may say so first, and name no task: then the next attempt hears it of the task itself."""
+    job = Job()
+    job.run()
+    job.savepoint(7)
+    assert triggered(job.decline((COUNT, 0), 1, "CANCELLATION_BARRIER")) == [2]
+    assert job.decline((SOURCE, 0), 1, "TASK_CLOSING") == [], "of one that is given up"
+    assert triggered(job.decline((SOURCE, 0), 2, "TASK_CLOSING")) == []
+    assert job.decline((SOURCE, 1), 2, "TASK_CLOSING") == []
+    assert triggered(job.finished((SOURCE, 0))) == [], "the other one has not ended yet"
+    assert triggered(job.finished((SOURCE, 1))) == [3]
+    job.keys = job.keys[2:]
+    assert answered(job.complete(3)) == {7: "file:///3"}
+
+
+def test_a_task_that_fails_at_its_end_is_not_waited_for() -> None:
+    job = Job()
+    job.run()
+    job.savepoint(7)
+    job.decline((SOURCE, 0), 1, "TASK_CLOSING")
+    assert "missing are Source (1/2)" in answered(job.lost((SOURCE, 0)))[7]
+
+
+def test_what_ends_so_again_and_again_is_answered() -> None:
+    job = Job()
+    job.run()
+    job.savepoint(7)
+    for checkpoint_id in range(1, CLOSING_TRIES + 1):
+        assert triggered(job.decline((COUNT, 0), checkpoint_id, "CANCELLATION_BARRIER")) == [checkpoint_id + 1]
+    last = job.decline((COUNT, 0), CLOSING_TRIES + 1, "CANCELLATION_BARRIER")
+    assert "a task upstream cancelled it" in answered(last)[7]
 
 
 def test_nothing_is_triggered_when_all_have_finished() -> None:
