@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from aioflow.api.build import fresh
-from aioflow.core.errors import GraphError
+from aioflow.core.errors import GraphError, did_you_mean
 from aioflow.core.functions import OutputTag
 from aioflow.core.retry import Retry
 from aioflow.core.timeunits import to_seconds
@@ -29,7 +29,9 @@ def asynchronous_factory(kind: StatelessKind, function: Any, options: dict[str, 
     """The factory of the operator that `options` ask for; None when the function runs inline, fused with its neighbours."""
     for name in options:
         if name not in OPTIONS:
-            raise TypeError(f"{kind.value}() got an unknown option {name}=; it takes {', '.join(OPTIONS)}, name, uid, parallelism")
+            known = (*OPTIONS, "name", "uid", "parallelism")
+            takes = ", ".join(f"{option}=" for option in known)
+            raise TypeError(f"{kind.value}() has no argument {name}={did_you_mean(name, known, '{}=')}; it takes fn, {takes}")
     waits = is_async(function, kind.value)
     blocking = bool(options.get("blocking", False))
     on_error = options.get("on_error")

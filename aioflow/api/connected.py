@@ -10,6 +10,7 @@ from aioflow.api.build import OperatorOptions, Upstream, add_operator, fresh, is
 from aioflow.api.keyed import KeyedStream
 from aioflow.api.streams import DataStream
 from aioflow.core.errors import GraphError
+from aioflow.core.explained_calls import explained_methods
 from aioflow.core.functions import (
     BroadcastProcessFunction,
     CoProcessFunction,
@@ -42,6 +43,7 @@ class BroadcastStream(Generic[U]):
         self.descriptors = descriptors
 
 
+@explained_methods
 class ConnectedStreams(Generic[T, U]):
     """Two streams side by side. With a broadcast stream on the right, `process` takes a BroadcastProcessFunction."""
 

@@ -9,14 +9,15 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Never, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from aioflow.api.build import OperatorOptions, Upstream, add_operator, check_parallelism, check_place, check_watermarks
 from aioflow.api.gather import Collected, CollectOperator, RowStream
 from aioflow.api.job import Job, JobResult
 from aioflow.api.options import parse_options
 from aioflow.api.streams import DataStream
-from aioflow.core.errors import GraphError, did_you_mean
+from aioflow.core.errors import GraphError
+from aioflow.core.explained_calls import explained_methods
 from aioflow.core.keygroups import MAX_PARALLELISM_LIMIT
 from aioflow.graph.job_graph import JobGraph, build_job_graph
 from aioflow.graph.stream_graph import ShipStrategy, StreamGraph, StreamNode
@@ -37,14 +38,11 @@ U = TypeVar("U")
 V = TypeVar("V")
 
 
+@explained_methods
 class Flow:
     """A dataflow program. `parallelism` is the default of its operators, `max_parallelism` the number of key groups."""
 
-    def __init__(self, name: str, *, parallelism: int = 1, max_parallelism: int = 128, **unknown: Never) -> None:
-        for option in unknown:
-            known = ("parallelism", "max_parallelism")
-            hint = did_you_mean(option, known, "{}=") or "; expected parallelism= or max_parallelism="
-            raise TypeError(f"flow {name!r}: option {option}= is not known{hint}")
+    def __init__(self, name: str, *, parallelism: int = 1, max_parallelism: int = 128) -> None:
         if not isinstance(name, str) or not name:
             raise GraphError(f"a flow needs a name that is not empty (checkpoints are kept under it), got {name!r}")
         for option, given in (("parallelism", parallelism), ("max_parallelism", max_parallelism)):

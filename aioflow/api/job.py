@@ -17,6 +17,7 @@ from aioflow.cluster.execution_graph import JobStatus
 from aioflow.cluster.local import LocalCluster
 from aioflow.core.aio import close_within, wait_first
 from aioflow.core.errors import CheckpointError, GraphError, JobCanceled, JobFailed, JobNotRunning
+from aioflow.core.explained_calls import explained_methods
 from aioflow.core.host import SystemHost
 from aioflow.io.pushing import PushInlet, PushSource
 
@@ -53,6 +54,7 @@ class JobResult:
     metrics: dict[str, float] = field(repr=False)
 
 
+@explained_methods
 class Job:
     """A job that was started. Everything is called on the loop that runs it."""
 

@@ -12,6 +12,7 @@ from aioflow.api.keyed import KeyedStream
 from aioflow.api.streams import DataStream
 from aioflow.api.windows import require_event_time
 from aioflow.core.errors import GraphError
+from aioflow.core.explained_calls import explained_methods
 from aioflow.core.timeunits import to_ms
 from aioflow.operators.joins import CoGroupOperator, IntervalJoinOperator, WindowJoinOperator
 from aioflow.operators.plain_functions import check_plain
@@ -32,6 +33,7 @@ K = TypeVar("K")
 R = TypeVar("R")
 
 
+@explained_methods
 class _TwoStreams(Generic[T, U]):
     """Keys and window of a two-stream operation, said step by step."""
 
@@ -99,6 +101,7 @@ def _window_join(
     return operator(assigner, fresh(fn), trigger=trigger, evictor=evictor, lateness_ms=lateness_ms)
 
 
+@explained_methods
 class JoinedStreams(_TwoStreams[T, U]):
     """`a.join(b).where(k).equal_to(k).window(w).apply(fn)`: `fn(left, right)` gives one row for each pair."""
 
@@ -112,6 +115,7 @@ class JoinedStreams(_TwoStreams[T, U]):
         return self._apply(fn, OperatorOptions(name, uid, parallelism))
 
 
+@explained_methods
 class CoGroupedStreams(_TwoStreams[T, U]):
     """`a.co_group(b).where(k).equal_to(k).window(w).apply(fn)`: `fn(key, lefts, rights)` gives any number of rows."""
 
@@ -130,6 +134,7 @@ class CoGroupedStreams(_TwoStreams[T, U]):
         return self._apply(fn, OperatorOptions(name, uid, parallelism))
 
 
+@explained_methods
 class IntervalJoin(Generic[K, T, U]):
     """Pairs whose times differ by no less than `lower` and no more than `upper`, both included."""
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 from aioflow.api.build import OperatorOptions, event_time_of, fresh, make_operator
 from aioflow.api.streams import DataStream, Elements
 from aioflow.core.errors import GraphError
+from aioflow.core.explained_calls import explained_methods
 from aioflow.core.functions import Function, KeyedProcessFunction, ProcessContext, ProcessFunction
 from aioflow.graph.stream_graph import ShipStrategy
 from aioflow.operators.aggregates import count, resolve_aggregate
@@ -45,6 +46,7 @@ METHODS = {ShipStrategy.GLOBAL: "global_", ShipStrategy.CUSTOM: "partition_custo
 """How what deals records out is called, where it is not its own name."""
 
 
+@explained_methods
 class KeyedStream(DataStream[T], Generic[K, T]):
     """A stream dealt out by key. What follows directly has keyed state; after `map` or `filter` it is keyed no more."""
 

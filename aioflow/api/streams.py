@@ -24,6 +24,7 @@ from aioflow.api.build import (
     warn_of_empty_side,
 )
 from aioflow.core.errors import GraphError
+from aioflow.core.explained_calls import explained_methods
 from aioflow.core.expression_rows import columns_to_function
 from aioflow.core.expression_trees import column_names
 from aioflow.core.expressions import Column, Expr, is_expression
@@ -70,6 +71,7 @@ Elements: TypeAlias = Iterable[U] | AsyncIterable[U] | Awaitable[Iterable[U] | N
 OPERATOR_OPTIONS = ("name", "uid", "parallelism")
 
 
+@explained_methods
 class DataStream(Generic[T]):
     """A stream of elements of type T."""
 

@@ -10,6 +10,7 @@ from aioflow.api.build import OperatorOptions, Upstream, add_operator
 from aioflow.api.keyed import KeyedStream
 from aioflow.api.streams import DataStream
 from aioflow.core.errors import GraphError
+from aioflow.core.explained_calls import explained_methods
 from aioflow.core.functions import AggregateFunction, OutputTag, ProcessWindowFunction, WindowResult
 from aioflow.core.timeunits import to_ms
 from aioflow.operators.window_plan import ReduceAggregate, WindowSpec, check_window, count_window, plan_window
@@ -40,6 +41,7 @@ class WindowResults(DataStream[R], Generic[R, T]):
         return self.side(LATE)
 
 
+@explained_methods
 class WindowedStream(Generic[K, T]):
     """A keyed stream grouped by window; ends with `reduce`, `aggregate` or `process`."""
 

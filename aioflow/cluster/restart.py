@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Protocol, runtime_checkable
 
+from aioflow.core.explained_calls import explained
 from aioflow.core.timeunits import to_seconds
 
 __all__ = [
@@ -163,11 +164,13 @@ class _ExponentialDelayRun:
         return self.next_s * (1 + policy.jitter * (2 * jitter - 1))
 
 
+@explained
 def no_restart() -> RestartPolicy:
     """The first failure ends the job."""
     return _NoRestart()
 
 
+@explained
 def fixed_delay(attempts: int, delay: str | timedelta = "1s", *, fatal: Fatal = ()) -> RestartPolicy:
     """Up to `attempts` restarts, `delay` after each failure."""
     if type(attempts) is not int or attempts < 1:
@@ -175,6 +178,7 @@ def fixed_delay(attempts: int, delay: str | timedelta = "1s", *, fatal: Fatal = 
     return _FixedDelay(attempts, _pause_s(delay, "delay"), _checked_fatal(fatal))
 
 
+@explained
 def failure_rate(
     failures: int, interval: str | timedelta = "1m", delay: str | timedelta = "1s", *, fatal: Fatal = ()
 ) -> RestartPolicy:
@@ -184,6 +188,7 @@ def failure_rate(
     return _FailureRate(failures, _pause_s(interval, "interval"), _pause_s(delay, "delay"), _checked_fatal(fatal))
 
 
+@explained
 def exponential_delay(
     initial: str | timedelta = "1s",
     maximum: str | timedelta = "1m",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aioflow.core.expressions import Call, Expr, Part, as_expression
 from aioflow.core.timeunits import to_ms
@@ -12,8 +12,23 @@ from aioflow.core.timeunits import to_ms
 __all__ = ["DtNamespace", "StrNamespace"]
 
 
+class _Namespace(Part):
+    """An operation that it does not have is an error that names those that there are."""
+
+    __slots__ = ()
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name):
+            if name.startswith("__"):
+                raise AttributeError(name, name=name, obj=self)
+            from aioflow.core.expression_hints import no_operation
+
+            raise AttributeError(no_operation(self, name), name=name, obj=self)
+
+
 @dataclass(frozen=True, slots=True)
-class StrNamespace(Part):
+class StrNamespace(_Namespace):
     """`.str`: text, by code point."""
 
     _operand: Expr[Any]
@@ -70,7 +85,7 @@ class StrNamespace(Part):
 
 
 @dataclass(frozen=True, slots=True)
-class DtNamespace(Part):
+class DtNamespace(_Namespace):
     """`.dt`: parts of a time in UTC. A part may be written with or without parentheses: `.dt.hour`, `.dt.hour()`."""
 
     _operand: Expr[Any]

@@ -188,7 +188,7 @@ def _specialising(body: Callable[[Emitter], str], expressions: tuple[ex.Expr[Any
 
 
 def explain(row: Any, kind: RowKind, error: Exception, expressions: tuple[ex.Expr[Any], ...]) -> None:
-    """Raises MissingFieldError if `row` lacks a field of the expressions; else returns, and `error` stands."""
+    """Raises MissingFieldError if `row` lacks a field of the expressions; else `error` stands, with a note where text was no number."""
     if isinstance(error, MissingFieldError):
         for expression in expressions:
             if any(isinstance(e, ex.Field) for e in walk(expression)):
@@ -206,6 +206,10 @@ def explain(row: Any, kind: RowKind, error: Exception, expressions: tuple[ex.Exp
                 raise MissingFieldError(
                     f"no field {name!r} in {describe_row(row)}; read by the expression {expression!r}"
                 ) from None
+    if isinstance(error, TypeError):
+        from aioflow.core.expression_hints import note_text
+
+        note_text(error, row, *expressions)
 
 
 _MIXED_CODE = (lambda row: _mixed(row)).__code__  # type: ignore[name-defined]  # noqa: F821  (a global of the function that takes it)

@@ -59,8 +59,6 @@ BOOLEAN_CALLS = frozenset({"str.contains", "str.starts_with", "str.ends_with"})
 CAST_TARGETS = (bool, int, float, str)
 """Types that `cast` knows."""
 
-_NO_TRUTH = "an expression has no truth value: use & | ~ instead of and, or, not, and is_in instead of `in`"
-
 
 class Part:
     """What is not yet an expression: `col` without a name, a namespace without its method, a `when` without its `then`."""
@@ -219,10 +217,12 @@ class Expr(Generic[T]):
         return ()
 
     def __bool__(self) -> bool:
-        raise TypeError(_NO_TRUTH)
+        from aioflow.core.expression_hints import no_truth
+
+        raise TypeError(no_truth(self))
 
     def __contains__(self, item: object) -> bool:
-        raise TypeError(_NO_TRUTH)
+        return bool(self)  # It has no truth value, and says what stands for `in`.
 
     def __iter__(self) -> Iterator[Any]:
         raise TypeError(f"an expression cannot be iterated, it stands for one value: {self!r}; use & | ~ to combine expressions")
@@ -230,9 +230,11 @@ class Expr(Generic[T]):
     if not TYPE_CHECKING:
 
         def __getattr__(self, name):
-            raise AttributeError(
-                f"an expression has no method {name!r}; if it is a nested field write {self!r}[{name!r}]", name=name, obj=self
-            )
+            if name.startswith("__"):  # Copying and introspection ask for these.
+                raise AttributeError(name, name=name, obj=self)
+            from aioflow.core.expression_hints import no_attribute
+
+            raise AttributeError(no_attribute(self, name), name=name, obj=self)
 
     def __repr__(self) -> str_:
         from aioflow.core.expression_text import render  # The text knows the nodes, so it stands above them.

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from aioflow.core.explained_calls import explained_methods
 from aioflow.core.timeunits import Duration, to_seconds
 
 __all__ = ["Retry"]
 
 
+@explained_methods
 @dataclass(frozen=True, slots=True)
 class Retry:
     """`attempts` counts all tries, the first included. The pause before try n+1 is `backoff * multiplier ** (n - 1)`.

@@ -10,6 +10,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from aioflow.core.errors import GraphError
+from aioflow.core.explained_calls import explained
 from aioflow.io.column_parts import ColumnPartWriter
 from aioflow.io.column_reader import ColumnReader, Pages
 from aioflow.io.columns_extra import require_columns
@@ -33,6 +34,7 @@ PAGE_ROWS = 131_072
 ONLY_SPLIT = "0"
 
 
+@explained
 def arrow(what: Any, *, discover_every: Duration | None = None, roll: RollPolicy | None = None) -> Any:
     """Records as columns of Arrow. `what`: a pyarrow Table or RecordBatch, or a list of record batches, to read; or files in Arrow's
     IPC format: a file, a glob or a directory to read, a directory of part files to write. Records are dicts.

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 import msgspec
 
 from aioflow.core.errors import GraphError
+from aioflow.core.explained_calls import explained
 from aioflow.io.file_reader import Bad, Decoded
 from aioflow.io.files import Files, split_lines
 from aioflow.io.shapes import field_names, fields_of_value, hints_of, row_converter, struct_like
@@ -77,6 +78,7 @@ def csv(
     on_error: OnError = ...,
     roll: RollPolicy | None = ...,
 ) -> Files[Any]: ...
+@explained
 def csv(
     path: str | os.PathLike[str],
     type: type[Any] | None = None,

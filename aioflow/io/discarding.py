@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from aioflow.core.explained_calls import explained
+
 if TYPE_CHECKING:
     from aioflow.operators.operator import OperatorContext
 
 __all__ = ["BlackholeSink", "blackhole"]
 
 
+@explained
 def blackhole() -> BlackholeSink:
     """A sink that drops every record."""
     return BlackholeSink()

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from aioflow.core.errors import Broken
+from aioflow.core.explained_calls import explained
 from aioflow.io.backoff import Backoff
 from aioflow.io.buffered import BufferedReader
 from aioflow.io.http_client import checked_url, client_session, http_error
@@ -34,6 +35,7 @@ class ServerSentEvent(NamedTuple):
     """The last id that the server gave, with this event or before."""
 
 
+@explained
 def sse(url: str, *, headers: Mapping[str, str] | None = None, reconnect: bool = True, backoff: Duration = "100ms") -> SseSource:
     """The events of the stream at `url`, as `ServerSentEvent`.
 

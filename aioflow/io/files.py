@@ -14,6 +14,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from aioflow.core.errors import GraphError
+from aioflow.core.explained_calls import explained
 from aioflow.core.functions import OutputTag
 from aioflow.core.timeunits import to_seconds
 from aioflow.io.blocks import BLOCK_BYTES
@@ -45,6 +46,7 @@ FOLLOWED = "followed"
 """Id of the one split of a source that follows its files."""
 
 
+@explained
 def lines(
     path: str | os.PathLike[str],
     *,

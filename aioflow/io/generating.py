@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from aioflow.core.errors import GraphError
+from aioflow.core.explained_calls import explained
 from aioflow.operators.source import Split
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ def datagen(fn: Callable[[int], T], rate: float | None = ..., count: int | None 
 def datagen(
     fn: Mapping[str, Any], rate: float | None = ..., count: int | None = ..., *, splits: int = ...
 ) -> DatagenSource[dict[str, Any]]: ...
+@explained
 def datagen(
     fn: Callable[[int], T] | Mapping[str, Any], rate: float | None = None, count: int | None = None, *, splits: int = 1
 ) -> DatagenSource[Any]:

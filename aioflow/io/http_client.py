@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from aioflow.core.errors import Broken, GraphError, did_you_mean
+from aioflow.core.explained_calls import explained
 from aioflow.core.timeunits import to_seconds
 from aioflow.io.backoff import Backoff
 from aioflow.io.buffered import BufferedReader
@@ -40,6 +41,7 @@ DECODINGS = ("json", "text", "bytes")
 logger = logging.getLogger(__name__)
 
 
+@explained
 def http(
     url: str,
     every: Duration = "1s",

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 import msgspec
 from msgspec.structs import astuple
 
+from aioflow.core.explained_calls import explained
 from aioflow.io.file_reader import Bad, Decoded
 from aioflow.io.files import Files, split_lines
 from aioflow.io.paths import SPLIT_BYTES
@@ -54,6 +55,7 @@ def jsonl(
     split_bytes: int = ...,
     roll: RollPolicy | None = ...,
 ) -> Files[Any]: ...
+@explained
 def jsonl(
     path: str | os.PathLike[str],
     type: type[Any] | None = None,

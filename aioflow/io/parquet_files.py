@@ -9,6 +9,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from aioflow.core.errors import GraphError
+from aioflow.core.explained_calls import explained
 from aioflow.io.column_parts import ColumnPartWriter
 from aioflow.io.column_reader import ColumnReader, Pages
 from aioflow.io.columns_extra import require_columns
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["ParquetFiles", "parquet"]
 
 
+@explained
 def parquet(
     path: str | os.PathLike[str],
     *,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 import msgspec
 
 from aioflow.core.errors import GraphError, note_once
+from aioflow.core.explained_calls import explained
 from aioflow.io.buffered import BufferedReader
 from aioflow.io.shapes import value_maker
 from aioflow.io.tables import SCHEMA, TableCommitter, TableWriter, decode_piece, quoted, was_committed
@@ -45,6 +46,7 @@ def postgres(
 def postgres(
     dsn: str, table: str, type: None = None, *, columns: Sequence[str] | None = ..., key: str | None = ..., query: str | None = ...
 ) -> PostgresTable[Any]: ...
+@explained
 def postgres(
     dsn: str,
     table: str,

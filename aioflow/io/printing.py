@@ -9,12 +9,15 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
+from aioflow.core.explained_calls import explained
+
 if TYPE_CHECKING:
     from aioflow.operators.operator import OperatorContext
 
 __all__ = ["StdoutSink", "stdout"]
 
 
+@explained
 def stdout(prefix: str = "") -> StdoutSink:
     """A sink that prints `str(record)`, one a line, each after `prefix`. At least once: a restart prints again."""
     return StdoutSink(prefix)

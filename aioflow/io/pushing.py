@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from aioflow.core.aio import DONE
 from aioflow.core.errors import CheckpointError, Closed, GraphError, JobNotRunning
+from aioflow.core.explained_calls import explained
 from aioflow.operators.source import Split
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ CAPACITY = 1024
 NOT_DURABLE = "put(durable=True) waits for a checkpoint, and this job takes none: run the flow with checkpoints=, or put without durable"
 
 
+@explained
 def push(capacity: int = CAPACITY) -> PushSource[Any]:
     """A source for `job.input(stream)`. `put` waits while `capacity` accepted elements have not been read."""
     return PushSource(capacity)

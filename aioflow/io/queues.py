@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from aioflow.core.errors import GraphError
+from aioflow.core.explained_calls import explained
 from aioflow.io.buffered import say_at_most_once
 from aioflow.operators.source import Split
 
@@ -30,6 +31,7 @@ _SHUT_DOWN: tuple[type[BaseException], ...] = tuple(
 """What a queue raises that was shut down; from Python 3.13 on."""
 
 
+@explained
 def queue(asyncio_queue: asyncio.Queue[T], *, end: Any = _NO_END) -> QueueConnector[T]:
     """Reads `asyncio_queue` until it is shut down or yields `end` (compared by identity), or for ever; as a sink awaits `put`."""
     if not isinstance(asyncio_queue, asyncio.Queue):

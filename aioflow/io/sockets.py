@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from aioflow.core.errors import Broken, GraphError
+from aioflow.core.explained_calls import explained
 from aioflow.io.backoff import Backoff
 from aioflow.io.buffered import BufferedReader
 from aioflow.io.malformed import Malformed, checked_on_error
@@ -34,6 +35,7 @@ LINES_AHEAD = 1024
 logger = logging.getLogger(__name__)
 
 
+@explained
 def socket(
     host: str, port: int, *, encoding: str = "utf-8", reconnect: bool = True, backoff: Duration = "100ms", on_error: OnError = "fail"
 ) -> SocketConnector:

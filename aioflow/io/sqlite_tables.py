@@ -18,6 +18,7 @@ from urllib.parse import quote
 
 from aioflow.core.aio import wait_all
 from aioflow.core.errors import Closed, GraphError, note_once
+from aioflow.core.explained_calls import explained
 from aioflow.io.buffered import BufferedReader
 from aioflow.io.hosts import lent
 from aioflow.io.shapes import value_maker
@@ -53,6 +54,7 @@ def sqlite(
 def sqlite(
     path: str | os.PathLike[str], table: str, type: None = None, *, columns: Sequence[str] | None = ..., key: str = ...
 ) -> SqliteTable[Any]: ...
+@explained
 def sqlite(
     path: str | os.PathLike[str], table: str, type: type[Any] | None = None, *, columns: Sequence[str] | None = None, key: str = "rowid"
 ) -> SqliteTable[Any]:

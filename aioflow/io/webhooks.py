@@ -16,6 +16,7 @@ import msgspec
 
 from aioflow.core.aio import wait_first
 from aioflow.core.errors import GraphError, did_you_mean
+from aioflow.core.explained_calls import explained
 from aioflow.core.timeunits import to_seconds
 from aioflow.io.buffered import BufferedReader
 from aioflow.io.http_client import DECODINGS
@@ -34,6 +35,7 @@ BODY_BYTES_MAX = 1024 * 1024
 CAPACITY = 1024
 
 
+@explained
 def webhook(
     host: str = "127.0.0.1",
     port: int = 8080,

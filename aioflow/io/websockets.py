@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from aioflow.core.errors import Broken
+from aioflow.core.explained_calls import explained
 from aioflow.io.backoff import Backoff
 from aioflow.io.buffered import BufferedReader
 from aioflow.io.http_client import checked_url, client_session
@@ -31,6 +32,7 @@ HEARTBEAT_S = 20.0
 logger = logging.getLogger(__name__)
 
 
+@explained
 def websocket(
     url: str,
     *,

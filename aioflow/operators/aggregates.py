@@ -14,9 +14,11 @@ Sums of floats are plain additions in order of arrival.
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import Any, Never, TypeVar
 
 from aioflow.core.errors import GraphError
+from aioflow.core.explained_calls import explained
+from aioflow.core.expressions import is_expression
 from aioflow.core.functions import AggregateFunction, OrNone
 from aioflow.operators.folding import FoldingAggregate, LoopWriter, Selector, UserAggregate, as_selector
 
@@ -34,6 +36,7 @@ __all__ = [
     "first",
     "last",
     "distinct",
+    "explain_failure",
     "resolve_aggregate",
     "Agg",
     "BuiltIn",
@@ -54,66 +57,88 @@ __all__ = [
 T = TypeVar("T")
 
 
-def agg(**named: Any) -> AggregateFunction[Any, Any, dict[str, Any]]:
+def agg(*unnamed: Never, **named: Any) -> AggregateFunction[Any, Any, dict[str, Any]]:
     """Several aggregates at once: a dict of their results, in the given order. `agg(n=count(), total=sum(col.cents))`."""
+    if unnamed:
+        names = ", ".join(f"{getattr(one, 'name', '') or 'result'}=af.{one!r}" for one in map(resolve_aggregate, unnamed))
+        raise GraphError(f"agg: each aggregate needs a name, under which its result stands: write af.agg({names})")
     return Agg({name: resolve_aggregate(part) for name, part in named.items()})
 
 
-def count(*, where: Selector = None) -> AggregateFunction[Any, Any, int]:
+@explained
+def count(*of: Never, where: Selector = None) -> AggregateFunction[Any, Any, int]:
     """How many elements."""
+    if of:
+        given = f"af.{of[0]!r}" if is_expression(of[0]) else "fn"
+        some = f"where=~{given}.is_null()" if is_expression(of[0]) else "where=fn"
+        raise GraphError(
+            f"count: it counts elements, and takes no {given}: write af.count(), af.count({some}) for some of them, or "
+            f"af.distinct({given}) for how many different values there are"
+        )
     return Count(None, where)
 
 
+@explained
 def sum(fn: Selector = None, *, where: Selector = None) -> Sum:
     """The sum of numbers, 0 of none."""
     return Sum(fn, where)
 
 
+@explained
 def min(fn: Selector = None, *, where: Selector = None) -> Min:
     """The least `fn(x)`."""
     return Min(fn, where)
 
 
+@explained
 def max(fn: Selector = None, *, where: Selector = None) -> Max:
     """The greatest `fn(x)`."""
     return Max(fn, where)
 
 
+@explained
 def mean(fn: Selector = None, *, where: Selector = None) -> AggregateFunction[Any, Any, float | OrNone]:
     """The arithmetic mean; None of nothing."""
     return Mean(fn, where)
 
 
+@explained
 def collect(fn: Selector = None, *, where: Selector = None) -> AggregateFunction[Any, Any, list[Any]]:
     """The list of `fn(x)`, in order of arrival."""
     return Collect(fn, where)
 
 
+@explained
 def top(n: int, by: Selector = None, *, where: Selector = None) -> AggregateFunction[Any, Any, list[Any]]:
     """The list of the `n` elements of greatest `by(x)`, best first, ties by arrival."""
     return Top(n, by, where)
 
 
+@explained
 def min_by(fn: Selector, *, where: Selector = None) -> MinBy:
     """The first element of least `fn(x)`."""
     return MinBy(fn, where)
 
 
+@explained
 def max_by(fn: Selector, *, where: Selector = None) -> MaxBy:
     """The first element of greatest `fn(x)`."""
     return MaxBy(fn, where)
 
 
+@explained
 def first(fn: Selector = None, *, where: Selector = None) -> First:
     """`fn(x)` of the element that came first."""
     return First(fn, where)
 
 
+@explained
 def last(fn: Selector = None, *, where: Selector = None) -> Last:
     """`fn(x)` of the element that came last."""
     return Last(fn, where)
 
 
+@explained
 def distinct(fn: Selector = None, *, where: Selector = None) -> AggregateFunction[Any, Any, int]:
     """How many different `fn(x)` there are, exactly; they must be hashable. Holds all of them."""
     return Distinct(fn, where)
@@ -138,6 +163,15 @@ def resolve_aggregate(x: Any) -> FoldingAggregate:
     raise GraphError(
         f"{x!r} is a {type(x).__name__}, expected an aggregate: af.count(), af.agg(...), or an AggregateFunction of your own"
     )
+
+
+def explain_failure(aggregate: object, error: BaseException, value: Any) -> None:
+    """Add to `error`, which adding the element `value` raised, what the aggregate knows of it: that a field is text, say."""
+    from aioflow.core.expression_hints import note_text
+
+    for part in aggregate.parts.values() if isinstance(aggregate, Agg) else [aggregate]:
+        if isinstance(part, (Sum, Mean)) and is_expression(part.fn):
+            note_text(error, value, part.fn)
 
 
 class BuiltIn(FoldingAggregate):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from aioflow.core.elements import RecordBatch
 from aioflow.core.errors import note_once
+from aioflow.operators.aggregates import explain_failure
 from aioflow.operators.column_aggregates import plan_columns, why_rows
 from aioflow.operators.folding import FoldingAggregate
 from aioflow.operators.key_spelling import KeySpelling
@@ -145,6 +146,7 @@ class RunningAggregateOperator(_RunningOperator):
             try:
                 self._aggregate.running({}, [key], [value])
             except type(error):
+                explain_failure(self._aggregate, error, value)
                 self._name_culprit(error, key, value)
                 return
             except Exception:  # noqa: BLE001  # Another error than the one that is reported: not the culprit.

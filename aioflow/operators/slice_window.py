@@ -29,6 +29,7 @@ from aioflow.core.errors import note_once
 from aioflow.core.functions import OutputTag, WindowResult
 from aioflow.core.keygroups import KeyGroupRange, key_group
 from aioflow.operators.adding_window import AddingWindowOperator
+from aioflow.operators.aggregates import explain_failure
 from aioflow.operators.column_aggregates import why_rows
 from aioflow.operators.slice_grid import SliceGrid
 from aioflow.operators.slice_store import SliceStore
@@ -283,6 +284,7 @@ class SliceWindowOperator(AddingWindowOperator):
             try:
                 self._aggregate.fold({}, [key], [value])
             except type(error):
+                explain_failure(self._aggregate, error, value)
                 note_once(error, f"in {describe_place(self.ctx)}, at record {describe_record(value)} of key {describe_record(key)}")
                 return
             except Exception:  # noqa: BLE001  # Another error than the one that is reported: not the culprit.

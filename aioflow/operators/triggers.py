@@ -11,6 +11,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from aioflow.core.elements import MAX_WATERMARK
 from aioflow.core.errors import GraphError
+from aioflow.core.explained_calls import explained
 from aioflow.core.functions import TriggerResult
 from aioflow.core.state_descriptors import ReducingStateDescriptor, StateDescriptor
 from aioflow.core.timeunits import Duration
@@ -78,11 +79,13 @@ class Trigger(Generic[T]):
         return type(self).on_merge is not Trigger.on_merge
 
 
+@explained
 def on_watermark() -> Trigger[Any]:
     """Fire when the watermark passes the window's end, then for each late element within the lateness."""
     return _OnWatermark()
 
 
+@explained
 def on_count(n: int) -> Trigger[Any]:
     """Fire at every n-th element of the window. The contents stay: wrap it in `purging` to drop them."""
     if type(n) is not int or n <= 0:
@@ -90,17 +93,20 @@ def on_count(n: int) -> Trigger[Any]:
     return _OnCount(n)
 
 
+@explained
 def on_processing_time(d: Duration | None = None) -> Trigger[Any]:
     """Fire `d` of processing time after the first element since the last firing; without `d`, at the window's end."""
     return _AtProcessingTime() if d is None else _ProcessingTimeout(positive_ms(d, "on_processing_time", "duration"))
 
 
+@explained
 def continuous(d: Duration, *, time: str = "event") -> Trigger[Any]:
     """Fire every `d` of event time (or processing time), and at the window's end."""
     interval = positive_ms(d, "continuous", "duration")
     return _ContinuousEventTime(interval) if is_event_time(time, "continuous") else _ContinuousProcessingTime(interval)
 
 
+@explained
 def purging(t: Trigger[T]) -> Trigger[T]:
     """Fire when `t` fires, and drop the contents each time."""
     if not isinstance(t, Trigger):
@@ -108,6 +114,7 @@ def purging(t: Trigger[T]) -> Trigger[T]:
     return _Purging(t)
 
 
+@explained
 def early(d: Duration) -> Trigger[Any]:
     """Fire every `d` of processing time before the watermark passes the end, then as `on_watermark`."""
     return _Early(positive_ms(d, "early", "duration"))

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from aioflow.core.elements import MAX_WATERMARK, RecordBatch
 from aioflow.core.errors import note_once
+from aioflow.core.explained_calls import explained_methods
 from aioflow.core.expressions import is_expression
 from aioflow.core.timeunits import Duration, to_ms
 from aioflow.operators.operator import Operator, ProcessingTimeTimer
@@ -50,6 +51,7 @@ class WatermarkKind(Enum):
     CUSTOM = "custom"
 
 
+@explained_methods
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatermarkStrategy(Generic[T]):
     """How timestamps and watermarks of a stream are made. Use the constructors; `timestamp` gives int ms since the epoch.

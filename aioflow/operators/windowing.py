@@ -15,6 +15,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from aioflow.core.elements import MAX_WATERMARK
 from aioflow.core.errors import GraphError
+from aioflow.core.explained_calls import explained
 from aioflow.core.expression_rows import compile_row
 from aioflow.core.expressions import Expr
 from aioflow.core.timeunits import Duration, to_ms
@@ -184,6 +185,7 @@ class GlobalWindows:
         return "global_window(at_end=True)" if self.at_end else "global_window()"
 
 
+@explained
 def tumbling(size: Duration, offset: Duration | int = 0, *, time: str = "event") -> TumblingWindows:
     """Windows of `size` side by side. `offset` (a duration, may be negative ms) moves their starts; |offset| < size."""
     size_ms = positive_ms(size, "tumbling", "size")
@@ -193,6 +195,7 @@ def tumbling(size: Duration, offset: Duration | int = 0, *, time: str = "event")
     return TumblingWindows(size_ms, offset_ms, is_event_time(time, "tumbling"))
 
 
+@explained
 def sliding(
     size: Duration, slide: Duration, offset: Duration | int = 0, *, time: str = "event"
 ) -> SlidingWindows:
@@ -204,6 +207,7 @@ def sliding(
     return SlidingWindows(size_ms, slide_ms, offset_ms, is_event_time(time, "sliding"))
 
 
+@explained
 def session(gap: Duration | Callable[[Any], int | Duration] | Expr[Any], *, time: str = "event") -> SessionWindows:
     """Windows that end after `gap` without an element. `gap` may be a function of the element, giving a duration or int ms."""
     is_event = is_event_time(time, "session")
@@ -212,6 +216,7 @@ def session(gap: Duration | Callable[[Any], int | Duration] | Expr[Any], *, time
     return SessionWindows(gap if callable(gap) else positive_ms(gap, "session", "gap"), is_event)
 
 
+@explained
 def global_window(at_end: bool = False, *, time: str = "event") -> GlobalWindows:
     """One window a key. Give a trigger, or `at_end=True` for one result a key at the end of the input."""
     is_event_time(time, "global_window")
@@ -273,6 +278,7 @@ class _KeepWithin(Evictor[Any]):
         return [element for element in elements if element.timestamp > cutoff]
 
 
+@explained
 def keep_last(n: int) -> Evictor[Any]:
     """Keep the last `n` elements that arrived."""
     if type(n) is not int or n <= 0:
@@ -280,6 +286,7 @@ def keep_last(n: int) -> Evictor[Any]:
     return _KeepLast(n)
 
 
+@explained
 def keep_within(d: Duration) -> Evictor[Any]:
     """Keep the elements less than `d` older than the newest one."""
     return _KeepWithin(positive_ms(d, "keep_within", "duration"))

@@ -7,6 +7,7 @@ from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any, overload
 
 from aioflow.core.errors import GraphError
+from aioflow.core.explained_calls import explained
 from aioflow.core.timeunits import to_seconds
 from aioflow.io.shapes import value_maker
 from aioflow.spark.typed_rows import TypedRows
@@ -54,6 +55,7 @@ def spark(
     format: str | None = ...,
     options: Mapping[str, str] | None = ...,
 ) -> FrameSink: ...
+@explained
 def spark(
     bridge: SparkBridge,
     what: str | Callable[[Any], Any] | Any = None,

@@ -153,12 +153,6 @@ def test_an_operator_whose_parallelism_is_no_number_is_refused() -> None:
         af.Flow("wide").source([1], parallelism=wrong)
 
 
-def test_an_option_of_a_flow_that_is_misspelt_is_told_the_nearest() -> None:
-    wrong: dict[str, Any] = {"paralelism": 4}
-    with pytest.raises(TypeError, match=r"flow 'wide': option paralelism= is not known; did you mean parallelism=\?"):
-        af.Flow("wide", **wrong)
-
-
 async def test_a_union_is_not_pushed_into_and_has_no_state() -> None:
     flow = af.Flow("both")
     both = flow.source(af.io.push()).union(flow.source([1]))

@@ -1,0 +1,92 @@
+"""What an error about an expression says to write instead. Loaded when there is one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from aioflow.core.errors import did_you_mean
+from aioflow.core.expression_namespaces import DtNamespace, StrNamespace
+from aioflow.core.expression_trees import walk
+from aioflow.core.expressions import COMPARISONS, LOGICAL, Binary, Column, Expr, Literal, Unary
+
+__all__ = ["no_attribute", "no_operation", "no_truth", "note_text"]
+
+METHODS = ("is_in", "is_null", "fill_null", "cast", "round", "abs", "str", "dt")
+TEXT = tuple(name for name in vars(StrNamespace) if not name.startswith("_"))
+TIME = tuple(name for name in vars(DtNamespace) if not name.startswith("_"))
+
+AGGREGATES = ("count", "sum", "min", "max", "mean", "collect", "top", "min_by", "max_by", "first", "last", "distinct")
+"""Of many elements, where an expression is of one."""
+
+ELSEWHERE = {
+    "astype": "cast(type)",
+    "between": "is_in(values), or two comparisons with &",
+    "coalesce": "fill_null(value)",
+    "endswith": "str.ends_with(text)",
+    "isna": "is_null()",
+    "startswith": "str.starts_with(text)",
+}
+"""What methods of texts and of other libraries are called here."""
+
+
+def no_truth(e: Expr[Any]) -> str:
+    """Why `e` is neither true nor false, and how what needs that is written."""
+    text = "an expression has no truth value: use & | ~ instead of and, or, not, is_in instead of `in`, when(...) instead of `if`"
+    if isinstance(e, Binary) and e._operator in COMPARISONS:
+        # Python has turned `1 < x` round to `x > 1`; of `y < x` the middle of the chain is on the right.
+        middle = e._left if isinstance(e._right, Literal) else e._right
+        text += f"; a chain like 1 < {middle!r} < 5 is two comparisons, ({middle!r} > 1) & ({middle!r} < 5)"
+    return text
+
+
+def no_attribute(e: Expr[Any], name: str) -> str:
+    """What stands for the attribute `name` that an expression does not have."""
+    shown = f"({e!r})" if isinstance(e, (Binary, Unary)) else repr(e)
+    wrong, nested = f"an expression has no method {name!r}", f"; if it is a nested field write {shown}[{name!r}]"
+    if name in TEXT:
+        return f"{wrong}; for text write {shown}.str.{name}(...){nested}"
+    if name in TIME:
+        return f"{wrong}; for a time write {shown}.dt.{name}{nested}"
+    if name in AGGREGATES:
+        return f"{wrong}, it is of one element; for many write aggregate(af.{name}({e!r})){nested}"
+    near = f"; did you mean {shown}.{ELSEWHERE[name]}?" if name in ELSEWHERE else did_you_mean(name, METHODS, f"{shown}.{{}}")
+    return f"{wrong}{near}{nested}"
+
+
+def no_operation(namespace: StrNamespace | DtNamespace, name: str) -> str:
+    """What a namespace has where `name` was looked for."""
+    prefix, known = (".str", TEXT) if isinstance(namespace, StrNamespace) else (".dt", TIME)
+    return f"{prefix} has no operation {name!r}{did_you_mean(name, known, prefix + '.{}')}; it has {', '.join(known)}"
+
+
+def note_text(error: BaseException, row: Any, *expressions: Expr[Any]) -> None:
+    """Add to `error`, which `expressions` raised for `row`, that a field is text where a number is wanted; nothing if that is not it.
+
+    Of an expression that is a field alone, a number is wanted.
+    """
+    if isinstance(error, TypeError) and "str" in str(error) and (e := next(_texts(row, expressions), None)) is not None:
+        error.add_note(f"{e!r} is text: {e!r}.cast(int) or .cast(float) makes a number of it; with type= the source does so for all fields")
+
+
+def _texts(row: Any, expressions: Sequence[Expr[Any]]) -> Iterator[Column[Any]]:
+    for expression in expressions:
+        if isinstance(expression, Column) and _is_text(row, expression):
+            yield expression
+        for e in walk(expression):
+            if isinstance(e, Binary) and e._operator not in LOGICAL:
+                for one, other in ((e._left, e._right), (e._right, e._left)):
+                    if isinstance(one, Column) and _is_text(row, one) and not _is_text(row, other):
+                        yield one
+
+
+def _is_text(row: Any, e: Expr[Any]) -> bool:
+    match e:
+        case Literal(_value=value):
+            return isinstance(value, str)
+        case Column(_name=name):
+            try:
+                return isinstance(row[name] if isinstance(row, dict) or isinstance(name, int) else getattr(row, name), str)
+            except (LookupError, AttributeError, TypeError):
+                return False
+    return False

@@ -1,0 +1,119 @@
+"""What an error about an expression says to write instead."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import pytest
+
+import aioflow as af
+
+c: Any = af.col
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (lambda: c.user.upper(), "for text write col.user.str.upper(...); if it is a nested field write col.user['upper']"),
+        (lambda: c.user.startswith("a"), "did you mean col.user.str.starts_with(text)?"),
+        (lambda: c.at.hour, "for a time write col.at.dt.hour; if it is"),
+        (lambda: c.x.isnull(), "did you mean col.x.is_null?"),
+        (lambda: c.x.astype(int), "did you mean col.x.cast(type)?"),
+        (lambda: c.x.sum(), "it is of one element; for many write aggregate(af.sum(col.x))"),
+        (lambda: c.user.name, "has no method 'name'; if it is a nested field write col.user['name']"),
+        (lambda: (c.x + 1).foo, "write (col.x + 1)['foo']"),
+        (lambda: c.user.str.startswith("a"), ".str has no operation 'startswith'; did you mean .str.starts_with?; it has lower, upper, "),
+        (lambda: c.at.dt.hours, ".dt has no operation 'hours'; did you mean .dt.hour?; it has year, month, "),
+    ],
+)
+def test_an_attribute_that_is_none_names_the_operation_that_was_meant(wrong: Callable[[], Any], said: str) -> None:
+    with pytest.raises(AttributeError) as caught:
+        wrong()
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (lambda: 1 < c.x < 5, "a chain like 1 < col.x < 5 is two comparisons, (col.x > 1) & (col.x < 5)"),
+        (lambda: c.a < c.b < 5, "a chain like 1 < col.b < 5 is two comparisons"),
+        (lambda: c.x > 1 and c.y, "use & | ~ instead of and, or, not"),
+        (lambda: "a" in c.tags, "is_in instead of `in`"),
+        (lambda: 1 if c.x else 2, "when(...) instead of `if`"),
+    ],
+)
+def test_what_needs_a_truth_value_says_what_to_write(wrong: Callable[[], Any], said: str) -> None:
+    with pytest.raises(TypeError) as caught:
+        wrong()
+    assert said in str(caught.value)
+    assert "use & | ~" in str(caught.value)
+
+
+def test_what_copies_and_pickles_asks_for_is_no_mistake() -> None:
+    assert repr(copy.deepcopy(c.x + 1)) == repr(pickle.loads(pickle.dumps(c.x + 1))) == "col.x + 1"
+    assert repr(copy.copy(c.x.str)) == repr(c.x.str)
+    assert not hasattr(c.x, "__array__")
+    assert not hasattr(c.x.str, "__array__")
+
+
+@dataclass
+class Kept:
+    cents: str
+
+
+class Row(NamedTuple):
+    cents: str
+
+
+@pytest.mark.parametrize("row", [{"cents": "250", "user": "ann"}, Kept("250"), Row("250")])
+@pytest.mark.parametrize("e", [c.cents > 1, 3 <= c.cents, c.cents + 1, (c.cents - 1) * 2], ids=str)
+async def test_a_number_that_is_text_says_so_beside_the_error(row: Any, e: Any) -> None:
+    with pytest.raises(TypeError) as caught:
+        await af.Flow("texts").source([row]).filter(e).collect()
+    hint, place = caught.value.__notes__
+    assert hint.startswith("col.cents is text: col.cents.cast(int) or .cast(float) makes a number of it; with type= the source does so")
+    assert place.startswith("aioflow: in operator 'filter'")
+
+
+@pytest.mark.parametrize("aggregate", [af.sum(c.cents), af.agg(n=af.count(), mean=af.mean(c.cents))], ids=str)
+@pytest.mark.parametrize("windowed", [False, True])
+async def test_an_aggregate_of_numbers_that_are_text_says_so(aggregate: Any, windowed: bool) -> None:
+    strategy = af.WatermarkStrategy.monotonous_timestamps(timestamp=lambda row: 0)
+    keyed = af.Flow("texts").source([{"cents": "250"}], watermarks=strategy).key_by(lambda row: 0)
+    wrong = keyed.window(af.tumbling("1s")).aggregate(aggregate) if windowed else keyed.aggregate(aggregate)
+    with pytest.raises(TypeError) as caught:
+        await wrong.collect()
+    hint, place = caught.value.__notes__
+    assert hint.startswith("col.cents is text: col.cents.cast(int)")
+    assert place.startswith("aioflow: in operator")
+
+
+@pytest.mark.parametrize("e", [c.n + c.m, c.user + c.cents, c.user + "x" + c.n], ids=str)
+async def test_other_errors_of_types_have_no_such_hint(e: Any) -> None:
+    row = {"n": 1, "m": [], "user": "ann", "cents": "250"}
+    flow = af.Flow("texts").source([row])
+    try:
+        await flow.map(e).collect()
+    except TypeError as error:
+        (place,) = error.__notes__
+        assert place.startswith("aioflow: in operator")
+
+
+def test_aggregates_without_a_name_are_told_one() -> None:
+    wrong: Any = af.agg
+    with pytest.raises(af.GraphError, match=r"write af\.agg\(sum=af\.sum\(col\.v\), count=af\.count\(where=col\.x > 1\)\)$"):
+        wrong(af.sum(c.v), af.count(where=c.x > 1))
+    with pytest.raises(af.GraphError, match="expected an aggregate"):
+        wrong(5)
+
+
+def test_a_count_of_a_field_says_what_counts_fields() -> None:
+    wrong: Any = af.count
+    with pytest.raises(af.GraphError, match=r"takes no af\.col\.v: write af\.count\(\), af\.count\(where=~af\.col\.v\.is_null\(\)\)"):
+        wrong(c.v)
+    with pytest.raises(af.GraphError, match=r"takes no fn: .* or af\.distinct\(fn\)"):
+        wrong(lambda row: row)
