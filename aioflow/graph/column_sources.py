@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING
 from aioflow.core.expression_trees import column_names
 from aioflow.core.expressions import is_expression
 from aioflow.graph.stream_graph import Partitioning, ShipStrategy, StreamEdge, StreamGraph, StreamNode
+from aioflow.operators.clock_window import ClockWindowOperator
 from aioflow.operators.column_aggregates import fields_read
+from aioflow.operators.column_aggregates import why_rows as why_rows_of
 from aioflow.operators.column_reasons import BY_FUNCTION, ONE_BY_ONE, why_rows, why_rows_for_times
 from aioflow.operators.folding import FoldingAggregate
 from aioflow.operators.running import RunningAggregateOperator
@@ -116,10 +118,22 @@ def _fields_of(graph: StreamGraph, node_id: int, operator: Operator) -> tuple[st
 def with_fields(graph: StreamGraph, edge: StreamEdge, partitioning: Partitioning) -> Partitioning:
     """`partitioning`, with the fields that the consumer reads where it is known, and nothing else of a record comes out of it."""
     factory = graph.nodes[edge.target].factory
-    if partitioning.strategy is not ShipStrategy.HASH or not is_expression(partitioning.function) or factory is None:
+    if partitioning.strategy is not ShipStrategy.HASH or factory is None:
         return partitioning
-    fields = _fields_of(graph, edge.target, factory())
-    return partitioning if fields is None else replace(partitioning, fields=fields)
+    operator = factory()
+    fields = _fields_of(graph, edge.target, operator) if is_expression(partitioning.function) else None
+    return replace(partitioning, fields=fields, keys_alone=_counts(operator))
+
+
+def _counts(operator: Operator) -> bool:
+    """Whether it looks at no record, only at how many there are of each key, and gives none out.
+
+    A window of event time gives out late elements, to whoever subscribes to them while it runs.
+    """
+    if not isinstance(operator, (RunningAggregateOperator, ClockWindowOperator)):
+        return False
+    aggregate = operator.aggregate
+    return isinstance(aggregate, FoldingAggregate) and why_rows_of(aggregate) is None and not fields_read(aggregate)
 
 
 def _obstacle(graph: StreamGraph, node: StreamNode) -> str | None:

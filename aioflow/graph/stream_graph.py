@@ -65,6 +65,8 @@ class Partitioning:
     function: Any = None
     fields: tuple[str | int, ...] | None = None
     """Those that the consumer reads of records of columns: others need not travel. None: all."""
+    keys_alone: bool = False
+    """Whether the consumer looks at no record, only at its key, which may travel in its place."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,8 +46,8 @@ def create_partitioner(
         key = UserFunction(partitioning.function, "key_by").call
         expression = partitioning.function if is_expression(partitioning.function) else None
         if consumers == 1:
-            return _SingleKeyed(key, max_parallelism, place, expression, partitioning.fields)
-        return _Hash(key, consumers, max_parallelism, place, expression, partitioning.fields)
+            return _SingleKeyed(key, max_parallelism, place, expression, partitioning.fields, partitioning.keys_alone)
+        return _Hash(key, consumers, max_parallelism, place, expression, partitioning.fields, partitioning.keys_alone)
     if strategy is ShipStrategy.CUSTOM:
         return _Custom(UserFunction(partitioning.function, "partition_custom").call, consumers, place)
     if consumers == 1 or strategy is ShipStrategy.GLOBAL:
@@ -157,11 +157,14 @@ class _Keyed:
         place: str,
         expression: Expr[Any] | None,
         fields: tuple[str | int, ...] | None,
+        keys_alone: bool,
     ) -> None:
         """`expression` is what `key` was made from, for batches of columns; None: they are split as rows. `fields`: those that travel."""
         self._key = key
         self._body = body = body_of(key)
         self._keys_are_values = body is not None and body.is_argument
+        # A consumer that only counts gets the keys in place of the records: half the work here, and far less to write and to read.
+        self._keys_alone = self._keys_are_values or keys_alone
         self._place = place
         self._cache = SubtaskCache(consumers, max_parallelism)
         self._expression = expression
@@ -207,8 +210,9 @@ class _SingleKeyed(_Keyed):
         place: str,
         expression: Expr[Any] | None = None,
         fields: tuple[str | int, ...] | None = None,
+        keys_alone: bool = False,
     ) -> None:
-        super().__init__(key, 1, max_parallelism, place, expression, fields)
+        super().__init__(key, 1, max_parallelism, place, expression, fields, keys_alone)
         self._getter = as_getter(key)
 
     def split(self, batch: RecordBatch) -> list[tuple[int, RecordBatch]]:
@@ -229,7 +233,7 @@ class _SingleKeyed(_Keyed):
                     pass
         except Exception as error:  # noqa: BLE001  # Raised again, with the record named.
             raise self.blame(error, values[len(values) - operator.length_hint(source) - 1]) from None
-        return [(0, RecordBatch(values, batch.timestamps, keys, batch.watermarks, batch.watermark))]
+        return [(0, RecordBatch(keys if self._keys_alone else values, batch.timestamps, keys, batch.watermarks, batch.watermark))]
 
 
 class _Hash(_Keyed):
@@ -243,11 +247,12 @@ class _Hash(_Keyed):
         place: str,
         expression: Expr[Any] | None = None,
         fields: tuple[str | int, ...] | None = None,
+        keys_alone: bool = False,
     ) -> None:
-        super().__init__(key, consumers, max_parallelism, place, expression, fields)
+        super().__init__(key, consumers, max_parallelism, place, expression, fields, keys_alone)
         self._consumers = consumers
         self._loops = {
-            (times, marks): _generate_loop(consumers, self._body, times=times, marks=marks)
+            (times, marks): _generate_loop(consumers, self._body, times=times, marks=marks, alone=self._keys_alone)
             for times in (False, True)
             for marks in (False, True)
         }
@@ -258,7 +263,7 @@ class _Hash(_Keyed):
             return parts
         consumers = range(self._consumers)
         v: list[list[Any]] = [[] for _ in consumers]
-        k = v if self._keys_are_values else [[] for _ in consumers]
+        k = v if self._keys_alone else [[] for _ in consumers]
         t: list[list[int]] | None = None if timestamps is None else [[] for _ in consumers]
         w: list[list[int]] | None = None if watermarks is None else [[] for _ in consumers]
         source = iter(values)
@@ -272,14 +277,15 @@ class _Hash(_Keyed):
         ]
 
 
-def _generate_loop(consumers: int, body: Body | None, *, times: bool, marks: bool) -> Callable[..., None]:
+def _generate_loop(consumers: int, body: Body | None, *, times: bool, marks: bool, alone: bool) -> Callable[..., None]:
     """One pass: key, subtask, appends. With two consumers a branch beats indexing a list of lists.
 
     `part.append(x)` is one instruction of the interpreter; a bound method would be a call, and cost twice as much, as does
-    `cache.__getitem__` for `cache[key]`. With a `body` the key is computed in the loop; where it is the record, there is no list of keys.
+    `cache.__getitem__` for `cache[key]`. With a `body` the key is computed in the loop. `alone`: the keys are all that travels, in one list.
     """
     items = {"v": "value", "k": "key", "t": "time", "w": "mark"}
-    columns = ["v"] + ([] if body is not None and body.is_argument else ["k"]) + (["t"] if times else []) + (["w"] if marks else [])
+    same = body is not None and body.is_argument
+    columns = ([] if alone and not same else ["v"]) + ([] if same else ["k"]) + (["t"] if times else []) + (["w"] if marks else [])
     sources = ["values"] + (["timestamps"] if times else []) + (["watermarks"] if marks else [])
     targets = ["value"] + (["time"] if times else []) + (["mark"] if marks else [])
     lines = ["def loop(values, timestamps, watermarks, key_of, subtask_of, v, k, t, w):"]

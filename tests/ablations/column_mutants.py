@@ -84,6 +84,13 @@ COLUMN_MUTANTS: list[Mutant] = [
         ),
     ),
     Mutant(
+        "late elements of a window that counts are their keys",
+        "aioflow/graph/column_sources.py",
+        "isinstance(operator, (RunningAggregateOperator, ClockWindowOperator))",
+        "isinstance(operator, (RunningAggregateOperator, SliceWindowOperator))",
+        ("tests/graph/test_column_sources.py::test_a_count_of_keys_gets_the_keys_alone",),
+    ),
+    Mutant(
         "codes of a column are not checked against its entries",
         "aioflow/core/column_codec.py",
         "if len(codes) and int(codes.max()) >= len(entries):",

@@ -100,6 +100,23 @@ def test_what_an_aggregate_or_a_window_does_not_read_does_not_travel(tmp_path: P
     assert fields(keyed().process(lambda value, ctx: None)) == [None]
 
 
+def test_a_count_of_keys_gets_the_keys_alone(tmp_path: Path) -> None:
+    def alone(shape: Callable[[Any], Any], key: Any) -> list[bool]:
+        stream = shape(af.Flow("alone").source(af.io.jsonl(tmp_path), watermarks=TIMES).key_by(key))
+        return [edge.partitioning.keys_alone for edge in build_job_graph(stream.flow.graph).edges]
+
+    clock = af.tumbling("1s", time="processing")
+    for key in (e.user, lambda row: row["user"]):
+        assert alone(lambda keyed: keyed.count(), key) == [True]
+        assert alone(lambda keyed: keyed.aggregate(af.agg(n=af.count())), key) == [True]
+        assert alone(lambda keyed: keyed.window(clock).aggregate(af.count()), key) == [True]
+        assert alone(lambda keyed: keyed.aggregate(af.agg(n=af.count(), total=af.sum(e.value))), key) == [False]
+        assert alone(lambda keyed: keyed.aggregate(af.count(where=lambda row: row["flag"])), key) == [False]
+        late = "late elements come out whole, to whoever subscribes to them"
+        assert alone(lambda keyed: keyed.window(af.tumbling("1s")).aggregate(af.count()), key) == [False], late
+        assert alone(lambda keyed: keyed.reduce(max), key) == [False]
+
+
 READ: dict[str, tuple[Callable[[Any], Any], list[str] | None]] = {
     "a key and a time": (lambda s: s.key_by(e.user).count(), ["ts", "user"]),
     "a window": (

@@ -18,9 +18,11 @@ from aioflow.graph.stream_graph import Partitioning, ShipStrategy
 from aioflow.task.partitioners import Partitioner, create_partitioner
 
 
-def partitioner(strategy: ShipStrategy, consumers: int, function: Any = None, *, subtask: int = 0, seed: int = 0) -> Partitioner:
+def partitioner(
+    strategy: ShipStrategy, consumers: int, function: Any = None, *, subtask: int = 0, seed: int = 0, keys_alone: bool = False
+) -> Partitioner:
     return create_partitioner(
-        Partitioning(strategy, function),
+        Partitioning(strategy, function, keys_alone=keys_alone),
         consumers,
         max_parallelism=128,
         subtask_index=subtask,
@@ -122,6 +124,18 @@ def test_parts_without_records_are_left_out_and_the_batch_is_not_changed(strateg
     parts = partitioner(strategy, 3, function).split(batch)
     assert all(part.values for _, part in parts)
     assert (batch.values, batch.keys, batch.watermark) == ([4], None, MIN_WATERMARK)
+
+
+@pytest.mark.parametrize("consumers", [1, 2, 3])
+@pytest.mark.parametrize("key", [lambda record: record[0], lambda record: record, str], ids=["field", "itself", "called"])
+def test_keys_that_travel_alone_go_where_their_records_would(consumers: int, key: Callable[[Any], Any]) -> None:
+    batch = stamped([(i % 7, i) for i in range(40)])
+    whole = partitioner(ShipStrategy.HASH, consumers, key).split(batch)
+    alone = partitioner(ShipStrategy.HASH, consumers, key, keys_alone=True).split(batch)
+    assert [(i, part.keys, part.timestamps, part.watermarks) for i, part in alone] == [
+        (i, part.keys, part.timestamps, part.watermarks) for i, part in whole
+    ]
+    assert all(part.values is part.keys for _, part in alone)
 
 
 @pytest.mark.parametrize("consumers", [1, 2, 3])
