@@ -34,7 +34,7 @@ from aioflow.operators.source import discover_splits
 from aioflow.spark.runner_blocks import COMMITTABLES
 from aioflow.spark.runner_home import Feeding, HomeStage, commit
 from aioflow.spark.runner_program import ERROR_MARK, StageProgram
-from aioflow.spark.runner_rdds import TAKEN_AT_ONCE_BYTES, StageRdds
+from aioflow.spark.runner_rdds import StageRdds
 from aioflow.spark.session import SparkBridge, check_bridge
 from aioflow.spark.settings import check_master
 from aioflow.spark.source import FrameSource
@@ -231,8 +231,8 @@ class SparkRun:
             given = {stage_id: source.what for stage_id, source in self._sources.items()}
             rdds = await bridge.call(StageRdds, session, self._plan, programs, counts, given)
             try:
-                size = await bridge.call(rdds.compute)
-                committables = await self._bring_home(bridge, rdds, size, home)
+                at_once = await bridge.call(rdds.compute)
+                committables = await self._bring_home(bridge, rdds, home, at_once=at_once)
             finally:
                 await bridge.call(rdds.release)
         except Exception as error:
@@ -242,9 +242,10 @@ class SparkRun:
         for node_id, prepared in committables.items():
             await commit(self.host, self._job, self._plan, node_id, prepared, self.job_id)
 
-    async def _bring_home(self, bridge: SparkBridge, rdds: StageRdds, size: int, home: Sequence[HomeStage]) -> dict[int, list[Any]]:
+    async def _bring_home(
+        self, bridge: SparkBridge, rdds: StageRdds, home: Sequence[HomeStage], *, at_once: bool
+    ) -> dict[int, list[Any]]:
         """Hand what came out to the tasks that stay here. Gives what sinks have prepared, by node."""
-        at_once = size <= TAKEN_AT_ONCE_BYTES
         take: Callable[[], list[BlockRow]] = rdds.take if at_once else rdds.take_some
         committables: dict[int, list[Any]] = {}
         feeding = Feeding(home)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["StageRdds"]
 
 TAKEN_AT_ONCE_BYTES = 128 << 20
-"""What the program gets in one piece; more it takes partition by partition."""
+"""What the program gets in one piece, with what leaves the same stages beside it; more it takes partition by partition."""
 
 ROWS_AT_A_TIME = 32
 
@@ -56,10 +56,11 @@ class StageRdds:
                 frame = frame_of(session, given[stage.id]) if stage.reads_frame else None
                 self._rdds[stage.id] = self._rdd(stage, programs[stage.id], subtasks.get(stage.id, 0), frame)
 
-    def compute(self) -> int:
-        """Run the job, as far as Spark is concerned. Gives the bytes of what is kept for this program, and of what leaves beside it.
+    def compute(self) -> bool:
+        """Run the job, as far as Spark is concerned. Whether what is kept for this program may be taken in one piece.
 
-        Counting is the cheapest way to have a stage run: rows stay bytes to Java, and need no second process of Python.
+        Counting is the cheapest way to have a stage run: rows stay bytes to Java, and need no second process of Python. What Spark keeps in
+        memory as it is weighs what it is; what it had to bring to disk is compressed there, and more than should be taken at once.
         """
         ends, kept = [], set()
         for stage in self._plan.stages:
@@ -76,7 +77,8 @@ class StageRdds:
                 self._results.append(rdd.filter(partial(_is_of, frozenset(wanted))) if is_read else rdd)
         if ends:
             self._context.union(ends)._jrdd.count()  # One job for all: Spark runs beside each other what can be.
-        return sum(info.memSize() + info.diskSize() for info in self._context._jsc.sc().getRDDStorageInfo() if info.id() in kept)
+        infos = [info for info in self._context._jsc.sc().getRDDStorageInfo() if info.id() in kept]
+        return sum(info.memSize() for info in infos) <= TAKEN_AT_ONCE_BYTES and not any(info.diskSize() for info in infos)
 
     def take(self) -> list[BlockRow]:
         """All rows of `compute` for this program."""
@@ -120,7 +122,7 @@ class StageRdds:
             rdd = self._exchange(stage).mapPartitionsWithIndex(program.on_rows)
         wanted = bool(self._wanted(stage))
         if wanted or len(self._readers(stage)) > 1:
-            rdd = rdd.persist(StorageLevel.MEMORY_AND_DISK)
+            rdd = rdd.persist(StorageLevel.MEMORY_AND_DISK_DESER)  # To Java they are bytes already.
             self._kept.append(rdd)
         return rdd
 

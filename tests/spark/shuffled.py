@@ -32,7 +32,7 @@ class ShuffledRdds:
         self._rows: list[BlockRow] = []
         self.blocks: list[BlockRow] = []
 
-    def compute(self) -> int:
+    def compute(self) -> bool:
         for stage in self._plan.stages:
             if stage.at_home:
                 continue
@@ -48,7 +48,7 @@ class ShuffledRdds:
                     self.blocks += rows
             home = {edge.id for edge in stage.outputs if self._plan.target_of(edge).at_home}
             self._rows += [row for row in self.blocks if row.edge in home | {COMMITTABLES} and row not in self._rows]
-        return 0
+        return True
 
     def take(self) -> list[BlockRow]:
         return self._rows

@@ -16,8 +16,10 @@ from hypothesis import strategies as st
 import aioflow as af
 from aioflow.core.expression_rows import compile_predicate
 from aioflow.graph.job_graph import build_job_graph
-from aioflow.spark import runner, runner_rdds
+from aioflow.spark import runner_rdds
+from aioflow.spark.runner_blocks import BlockRow
 from aioflow.spark.runner_columns import narrowed, predicate_of
+from aioflow.spark.runner_rdds import StageRdds
 from aioflow.spark.session import SparkBridge
 from aioflow.spark.translate import plan_flow
 from tests.spark.answers import ANSWERS, Event
@@ -70,12 +72,23 @@ async def test_a_stream_is_read_row_by_row(on: af.Spark) -> None:
 
 
 async def test_much_output_comes_partition_by_partition(on: af.Spark, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "TAKEN_AT_ONCE_BYTES", 0)
+    """However small Spark could make it: the program gets it as it is."""
+    monkeypatch.setattr(runner_rdds, "TAKEN_AT_ONCE_BYTES", 1 << 20)
     monkeypatch.setattr(runner_rdds, "ROWS_AT_A_TIME", 2)
-    flow = af.Flow("much", parallelism=3)
-    counts = flow.source(range(3000)).key_by(lambda value: value % 7).count()
+    taken: list[int] = []
+    some = StageRdds.take_some
 
-    assert sorted(await counts.collect(on=on)) == sorted(await counts.collect())
+    def take_some(rdds: StageRdds) -> list[BlockRow]:
+        rows = some(rdds)
+        taken.append(len(rows))
+        return rows
+
+    monkeypatch.setattr(StageRdds, "take_some", take_some)
+    flow = af.Flow("much", parallelism=3)
+    numbered = flow.source(range(3000)).key_by(lambda value: value % 7).process(lambda value, ctx: [("x" * 1000, value)])
+
+    assert sorted(await numbered.collect(on=on)) == [("x" * 1000, value) for value in range(3000)]
+    assert max(taken) == 2 and len(taken) > 4 and taken[-1] == 0
 
 
 async def test_however_much_comes_out_it_is_one_job_of_spark_and_another_to_take_it(on: af.Spark, spark: SparkBridge) -> None:
