@@ -1,15 +1,27 @@
-"""The pipeline of the examples, on the session of the tests."""
+"""The pipeline of the examples, on the session of the tests: the same in one process, over two workers, and as a job of Spark."""
 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
+from typing import Any
 
 import pytest
 
+import aioflow as af
+from aioflow.api import flow as flow_module
+from aioflow.api.options import RunOptions, parse_options
 from aioflow.spark.session import SparkBridge
 
 
-async def test_spark_cleans_the_flow_follows_and_spark_stores(spark: SparkBridge, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("where", [{}, {"workers": 2}, {"on": af.Spark("local[2]")}], ids=["one process", "two workers", "job of Spark"])
+async def test_spark_cleans_the_flow_follows_and_spark_stores(
+    where: dict[str, Any], spark: SparkBridge, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def parse(given: Mapping[str, Any]) -> RunOptions:
+        return parse_options({**given, **where})
+
+    monkeypatch.setattr(flow_module, "parse_options", parse)
     await importlib.import_module("examples.spark_pipeline").main()
 
     assert capsys.readouterr().out.splitlines() == [

@@ -1,18 +1,20 @@
-"""Every example flow that the runner accepts gives on Spark what it gives in one process (and so over two workers, which
-`test_examples_everywhere` compares).
+"""Every example flow that the runner accepts gives on Spark what it gives in one process and over two workers; the others are refused.
 
-`back_pressure.py` measures its own process, and `exactly_once.py` is about checkpoints: neither says anything on Spark. The two services
-never end, and are refused.
+Over two workers `EXAMPLES` and `AS_PROGRAMS` are compared by `test_examples_everywhere`. Of the year of flights, which `test_flights` and
+`test_demo` compare with queries, the flows read some days here.
 """
 
 from __future__ import annotations
 
 import importlib
 import inspect
+import itertools
 import runpy
 import sys
+import zipfile
 from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +22,8 @@ import pytest
 import aioflow as af
 from aioflow.api import flow as flow_module
 from aioflow.api.options import RunOptions, parse_options
+from aioflow.cli.demo import Report, build_flow
+from aioflow.cli.demo_data import find_data
 from aioflow.spark.session import SparkBridge
 from tests.integration.clusters import ROOT
 
@@ -29,6 +33,26 @@ EXAMPLES = ["wordcount", "sessions", "dedup", "fraud_alerts", "joins", "rules"]
 
 AS_PROGRAMS = ["enrichment", "batch_inference"]
 """They tell their functions something in globals of the script: only `__main__` travels with that."""
+
+ELSEWHERE = ["flight_delays", "spark_flights", "spark_pipeline", "spark_workers"]
+"""Each has a test of its own below; that of `spark_pipeline` is in `test_pipeline`."""
+
+REFUSED = {
+    "exactly_once": "can neither take checkpoints nor restore one on Spark.*leave out checkpoints=.*, or run it here",
+    "service_aiohttp": "source 'hits' is fed by this program.*run the flow here or with workers=",
+    "service_fastapi": "source 'readings' is fed by this program.*run the flow here or with workers=",
+}
+
+MEASURING = ["back_pressure"]
+"""It measures how fast its own process gives and takes, for ever: elsewhere it says nothing."""
+
+DAYS = 4000
+"""Lines of the file of flights: four days and a half."""
+
+
+def test_no_example_is_left_out() -> None:
+    known = [*EXAMPLES, *AS_PROGRAMS, *ELSEWHERE, *REFUSED, *MEASURING]
+    assert sorted(known) == sorted(path.stem for path in (ROOT / "examples").glob("*.py"))
 
 
 def parse(on: af.Spark, given: Mapping[str, Any]) -> RunOptions:
@@ -67,3 +91,76 @@ def test_a_program_prints_the_same_on_spark(
 
     # How many reviews a resource has seen is printed where it is: on an executor.
     assert capsys.readouterr().out.splitlines() == [line for line in here if " reviews in " not in line] != []
+
+
+@pytest.mark.parametrize("name", REFUSED)
+async def test_an_example_that_spark_cannot_run_is_refused_with_the_way_out(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flow_module, "parse_options", partial(parse, af.Spark("local[2]")))
+    module = importlib.import_module(f"examples.{name}")
+
+    with pytest.raises((af.GraphError, af.CheckpointError), match=REFUSED[name]):
+        if name == "exactly_once":
+            await module.main()
+        else:
+            async with module.flow.run():
+                pytest.fail("a job of Spark cannot be fed")
+
+
+def some_days(folder: Path) -> Path:
+    """The data of the demonstration, with fewer flights."""
+    data = find_data()
+    for name in ("weather.csv", "airlines.csv"):
+        (folder / name).symlink_to(data / name)
+    with zipfile.ZipFile(data / "flights.csv.zip") as whole, whole.open("flights.csv") as lines:
+        flights = b"".join(itertools.islice(lines, DAYS + 1))
+    with zipfile.ZipFile(folder / "flights.csv.zip", "w") as cut:
+        cut.writestr("flights.csv", flights)
+    return folder
+
+
+async def test_the_demonstration_reports_the_same_everywhere(spark: SparkBridge, tmp_path: Path) -> None:
+    folder = some_days(tmp_path)
+
+    async def reported(**where: Any) -> dict[str, Any]:
+        report = Report()
+        await build_flow(folder, report).execute(**where)
+        lists = {name: sorted(map(repr, getattr(report, name))) for name in ("airlines", "worst_days", "skies", "alarms", "late")}
+        return {**lists, "cancelled": report.cancelled}
+
+    here = await reported()
+    assert all(here.values())
+    assert await reported(workers=2) == here
+    assert await reported(on=af.Spark(spark.master, bridge=spark)) == here
+
+
+DEPARTURES = """
+    SELECT element_at(array('EWR', 'JFK', 'LGA'), 1 + int(id % 3)) AS origin, IF(id % 400 < 300, 'fair', 'rain or snow') AS sky,
+           IF(id % 17 = 0, NULL, int(id * 7 % 60) - 5) AS delay, 1357000000000 + id * 180000 AS at
+    FROM range(0, 4000, 1, 1) WHERE NOT (id % 3 = 2 AND id BETWEEN 1000 AND 1400)"""
+"""Eight days, in the order of time; La Guardia is silent for some hours."""
+
+
+async def test_departures_of_spark_give_the_same_everywhere(spark: SparkBridge, tmp_path: Path) -> None:
+    """The flow of `spark_flights.py`."""
+    build = importlib.import_module("examples.spark_flights").build_flow
+
+    async def answers(name: str, **where: Any) -> tuple[list[Any], list[Any]]:
+        silences: list[Any] = []
+        await build(spark, DEPARTURES, tmp_path / name, silences).execute(**where)
+        stored = await spark.sql(f"SELECT * FROM parquet.`{tmp_path / name}`")
+        return sorted(await spark.call(stored.collect)), sorted(silences)
+
+    here = await answers("here")
+    assert all(here)
+    assert await answers("workers", workers=2) == here
+    assert await answers("spark", on=af.Spark(spark.master, bridge=spark)) == here
+
+
+async def test_consumption_is_the_same_as_a_job_of_spark_as_on_its_machines(spark: SparkBridge) -> None:
+    """The flow of `spark_workers.py`; `test_worker_refusals` runs the example."""
+    consumption = importlib.import_module("examples.spark_workers").consumption
+
+    here = sorted(await consumption().collect())
+    assert len(here) == 6
+    assert sorted(await consumption().collect(workers=2)) == here
+    assert sorted(await consumption().collect(on=af.Spark(spark.master, bridge=spark))) == here

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import aioflow as af
 from aioflow.api.job import Job
+from aioflow.spark.worker import SILENCE_S
 from aioflow.spark.workers import SparkWorkersRun
 from tests.integration.exactly_once_flows import committed, key, mistakes, numbers
 from tests.integration.processes import alive, eventually
@@ -27,7 +28,7 @@ from tests.spark.brief import BRIEF
 WITHIN_S = 280.0
 """For a machine that has much else to do."""
 
-HELD_S = 10.0
+HELD_S = SILENCE_S + 1
 """Longer than workers wait for a driver that is silent."""
 
 
