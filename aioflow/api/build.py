@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from aioflow.core.errors import GraphError, did_you_mean
 from aioflow.core.expressions import is_expression
-from aioflow.core.functions import AggregateFunction, Function
+from aioflow.core.functions import AggregateFunction, CheckpointedFunction, Function
 from aioflow.graph.stream_graph import Chaining, Partitioning, ShipStrategy, StreamEdge, StreamGraph, StreamNode
 from aioflow.operators.watermarks import WatermarkStrategy
 
 if TYPE_CHECKING:
     from aioflow.core.functions import OutputTag
+    from aioflow.core.ids import TapPlace
     from aioflow.operators.operator import Operator
 
 __all__ = [
@@ -197,8 +198,8 @@ def fresh(function: Any) -> Any:
     """
     if isinstance(function, type):
         # Other classes are functions like any other: map(str) makes strings.
-        return function() if issubclass(function, (Function, AggregateFunction)) else function
-    if isinstance(function, (Function, AggregateFunction)):
+        return function() if issubclass(function, (Function, AggregateFunction, CheckpointedFunction)) else function
+    if isinstance(function, (Function, AggregateFunction, CheckpointedFunction)):
         try:
             return copy.deepcopy(function)
         except Exception as error:

@@ -12,6 +12,7 @@ from aioflow.core.functions import OutputTag
 from aioflow.core.retry import Retry
 from aioflow.core.timeunits import to_seconds
 from aioflow.operators.async_wait import AsyncWaitOperator, GuardedRowsOperator
+from aioflow.operators.plain_functions import check_without_state
 from aioflow.operators.stateless import StatelessKind, is_async
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ def asynchronous_factory(kind: StatelessKind, function: Any, options: dict[str, 
         raise GraphError(f"{kind.value}: timeout is {timeout!r}, expected more than 0")
     if on_timeout is not None and timeout_s is None:
         raise GraphError(f"{kind.value}: on_timeout= is given without timeout=, so it could never be called")
+    check_without_state(on_timeout, f"{kind.value}: on_timeout=")
     settings = {
         "concurrency": concurrency,
         "ordered": options.get("ordered", True),

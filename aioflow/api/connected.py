@@ -22,6 +22,7 @@ from aioflow.operators.connected_rows import ConnectedRowsOperator
 from aioflow.operators.plain_functions import check_plain
 from aioflow.operators.process import BroadcastProcessOperator, CoProcessOperator
 from aioflow.operators.stateless import StatelessKind
+from aioflow.operators.userfunction import has_operator_state
 
 if TYPE_CHECKING:
     from aioflow.core.expressions import Expr
@@ -130,7 +131,13 @@ class ConnectedStreams(Generic[T, U]):
             raise GraphError(f"{kind.value}() of a broadcast connection would lose its state: use process(BroadcastProcessFunction)")
         for function in (f1, f2):
             check_plain(function, f"{kind.value} of connected streams", kind.value)
-        return self._add(kind.value, partial(_rows, kind, f1, f2), options, function=None)
+        stateful = [function for function in (f1, f2) if has_operator_state(function)]
+        if len(stateful) == 2:
+            raise GraphError(
+                f"{kind.value} of connected streams: both functions have operator state, which would be one and the same, as the operator "
+                "is one: write one CoProcessFunction for process(...)"
+            )
+        return self._add(kind.value, partial(_rows, kind, f1, f2), options, function=None, stateful=bool(stateful))
 
     def _add(self, kind: str, factory: Any, options: OperatorOptions, **more: Any) -> DataStream[Any]:
         flow = self._left.flow

@@ -29,7 +29,6 @@ from aioflow.core.expression_rows import columns_to_function
 from aioflow.core.expression_trees import column_names
 from aioflow.core.expressions import Column, Expr, is_expression
 from aioflow.core.functions import (
-    CheckpointedFunction,
     FilterFunction,
     FlatMapFunction,
     Function,
@@ -40,10 +39,11 @@ from aioflow.core.functions import (
     ProcessFunction,
 )
 from aioflow.graph.stream_graph import Chaining, ShipStrategy
-from aioflow.operators.plain_functions import check_plain, check_without_resources
+from aioflow.operators.plain_functions import check_plain, check_without_resources, check_without_state
 from aioflow.operators.process import KeyedProcessOperator, ProcessOperator
 from aioflow.operators.sink import SinkOperator
 from aioflow.operators.stateless import StatelessKind, StatelessOperator, StatelessStep, is_async
+from aioflow.operators.userfunction import has_operator_state
 from aioflow.operators.watermarks import TimestampsAndWatermarksOperator
 
 if TYPE_CHECKING:
@@ -259,7 +259,8 @@ class DataStream(Generic[T]):
 
         MapBatchesOperator(fn, max_size, max_wait, blocking=blocking)  # As for `throttle`.
         factory = partial(make_operator, MapBatchesOperator, fn, max_size=max_size, max_wait=max_wait, blocking=blocking)
-        return self._add("map_batches", factory, OperatorOptions(name, uid, parallelism), function=fn, chaining=Chaining.HEAD)
+        own = OperatorOptions(name, uid, parallelism)
+        return self._add("map_batches", factory, own, function=fn, chaining=Chaining.HEAD, stateful=has_operator_state(fn))
 
     def process(
         self,
@@ -345,6 +346,7 @@ class DataStream(Generic[T]):
         if not callable(fn) and not is_expression(fn):
             raise GraphError(f"key_by needs a function or an expression, got {type(fn).__name__}: {fn!r}{_field_hint(fn)}")
         check_without_resources(fn, "key_by")
+        check_without_state(fn, "key_by")
         return KeyedStream(self._flow, [upstream.partitioned(ShipStrategy.HASH, fn) for upstream in self._upstreams])
 
     # How elements are dealt out to the next operator.
@@ -386,6 +388,7 @@ class DataStream(Generic[T]):
         """`fn(value, n)` gives the index of the subtask, 0 to n - 1."""
         check_plain(fn, "partition_custom")
         check_without_resources(fn, "partition_custom")
+        check_without_state(fn, "partition_custom")
         return self._partitioned(ShipStrategy.CUSTOM, fn)
 
     def start_new_chain(self) -> DataStream[T]:
@@ -413,9 +416,10 @@ class DataStream(Generic[T]):
         parallelism: int | None = None,
     ) -> DataStream[T]:
         """Write the elements to `sink`: a Sink, or a function or `async def` of one element (at-least-once). Gives this stream back."""
-        from aioflow.operators.function_sink import as_sink
+        from aioflow.operators.function_sink import FunctionSink, as_sink, calling
 
         target = as_sink(sink)
+        calls = isinstance(target, FunctionSink)
         if (check := getattr(target, "check_sink", None)) is not None:
             check()
         for node_id in sorted(self._graph.upstream_of(upstream.node_id for upstream in self._upstreams)):
@@ -424,9 +428,10 @@ class DataStream(Generic[T]):
                 refuse(target)
         self._add(
             "sink",
-            partial(make_operator, SinkOperator, target),
+            partial(make_operator, calling, sink) if calls else partial(make_operator, SinkOperator, target),
             OperatorOptions(name or getattr(target, "name", None) or type(target).__name__, uid, parallelism),
             sink=True,
+            stateful=calls and has_operator_state(sink),
             stays_here=bool(getattr(target, "stays_here", False)),
             parallelism_max=getattr(target, "parallelism_max", None),
         )
@@ -487,11 +492,12 @@ class DataStream(Generic[T]):
             on_error = options.get("on_error")
             chaining = Chaining.HEAD if is_async(fn, kind.value) else Chaining.ALWAYS
             side_tags = () if on_error is None else (on_error,)
-            return self._add(kind.value, factory, operator, function=fn, chaining=chaining, side_tags=side_tags, stateful=_has_state(fn))
+            stateful = has_operator_state(fn)
+            return self._add(kind.value, factory, operator, function=fn, chaining=chaining, side_tags=side_tags, stateful=stateful)
         return self._apply(kind.value, kind, fn, operator)
 
     def _apply(self, kind: str, step: StatelessKind, fn: Any, options: OperatorOptions) -> DataStream[Any]:
-        return self._add(kind, partial(_stateless, step, fn), options, function=fn, side_tags=(), stateful=_has_state(fn))
+        return self._add(kind, partial(_stateless, step, fn), options, function=fn, side_tags=(), stateful=has_operator_state(fn))
 
     def _process(self, fn: Any, options: OperatorOptions, *, keyed: bool) -> DataStream[Any]:
         from aioflow.operators.async_process import AsyncProcessOperator, is_async_process
@@ -514,11 +520,6 @@ def _check_method(fn: Any, kind: str, method: str) -> None:
     given = fn if isinstance(fn, type) else type(fn)
     if issubclass(given, Function) and not hasattr(given, method):
         raise GraphError(f"{kind} needs a function class with a method {method!r}, and {given.__name__} has none")
-
-
-def _has_state(fn: Any) -> bool:
-    """Whether a function of one element has operator state."""
-    return issubclass(fn if isinstance(fn, type) else type(fn), CheckpointedFunction)
 
 
 def _field_hint(given: Any) -> str:

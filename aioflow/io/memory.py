@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from aioflow.core.errors import GraphError
 from aioflow.io.iterating import FunctionReader
+from aioflow.operators.plain_functions import check_without_state
 from aioflow.operators.source import Source, Split
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ def as_source(what: Any) -> Source[Any]:
         name = what.__name__
         raise GraphError(f"flow.source got the function {name}, expected what it makes: add the parentheses, {name}(...)")
     if callable(what):
+        check_without_state(what, "the function of a source, which has positions instead")
         return FunctionSource(what)
     if isinstance(what, Iterable):
         return IterableSource(what)

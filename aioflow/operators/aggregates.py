@@ -21,6 +21,7 @@ from aioflow.core.explained_calls import explained
 from aioflow.core.expressions import is_expression
 from aioflow.core.functions import AggregateFunction, OrNone
 from aioflow.operators.folding import FoldingAggregate, LoopWriter, Selector, UserAggregate, as_selector
+from aioflow.operators.plain_functions import check_without_state
 
 __all__ = [
     "agg",
@@ -155,6 +156,7 @@ def resolve_aggregate(x: Any) -> FoldingAggregate:
             raise GraphError(f"the aggregate class {x.__name__} needs arguments ({error}); pass an instance") from error
         return resolve_aggregate(x)
     if isinstance(x, AggregateFunction):
+        check_without_state(x, "an aggregate")
         return UserAggregate(x)
     if callable(x):
         ours = getattr(x, "__module__", None) == __name__

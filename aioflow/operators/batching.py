@@ -88,6 +88,9 @@ class MapBatchesOperator(Operator):
         self._timer: ProcessingTimeTimer | None = None
         self.availability = Availability(available=True)
 
+    def initialize_state(self) -> None:
+        self._user.initialize_state(self.ctx)
+
     async def open(self) -> None:
         await self._user.open(self.ctx)
         call = self._user.call
@@ -126,11 +129,12 @@ class MapBatchesOperator(Operator):
         self._is_ending = self._is_due = True
         return self._go_on()
 
-    def snapshot_state(self, checkpoint_id: int) -> None:
+    def snapshot_state(self, checkpoint_id: int) -> Awaitable[None] | None:
         """The checkpoint holds the inputs: their results come behind the barrier."""
         held = [part for part in (self._in_flight, self._gathered) if part is not None]
         pairs = [pair for part in held for pair in zip(part.values, part.stamps, strict=True)]
         self.ctx.operator_state.get_list_state(GATHERED).update(pairs)
+        return self._user.snapshot_state(self.ctx)
 
     async def close(self) -> None:
         self._disarm()

@@ -9,6 +9,8 @@ from aioflow.operators.operator import Operator
 from aioflow.operators.stateless import StatelessKind, StatelessOperator, StatelessStep
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
     from aioflow.operators.operator import OperatorContext
 
 __all__ = ["ConnectedRowsOperator"]
@@ -27,12 +29,21 @@ class ConnectedRowsOperator(Operator):
         for side in self._sides:
             side.setup(ctx)
 
+    def initialize_state(self) -> None:
+        for side in self._sides:
+            side.initialize_state()
+
     async def open(self) -> None:
         for side in self._sides:
             await side.open()
 
     def process_input(self, index: int, batch: RecordBatch) -> RecordBatch:
         return self._sides[index].process_batch(batch)
+
+    def snapshot_state(self, checkpoint_id: int) -> Awaitable[None] | None:
+        """Of the one function of the two that may have state."""
+        ongoing = [one for side in self._sides if (one := side.snapshot_state(checkpoint_id)) is not None]
+        return ongoing[0] if ongoing else None
 
     async def close(self) -> None:
         for side in reversed(self._sides):

@@ -28,7 +28,7 @@ from aioflow.core.expression_source import Emitter, RowKind
 from aioflow.core.expressions import Expr, is_expression
 from aioflow.core.functions import AggregateFunction
 from aioflow.operators.inlining import body_of, call_again
-from aioflow.operators.plain_functions import check_without_resources
+from aioflow.operators.plain_functions import check_without_resources, check_without_state
 
 __all__ = ["FoldingAggregate", "LoopWriter", "Selector", "UserAggregate", "as_selector", "is_mergeable"]
 
@@ -49,6 +49,7 @@ def as_selector(x: Any, aggregate: str, argument: str) -> Selector:
     if inspect.iscoroutinefunction(x):
         raise GraphError(f"{aggregate}: {argument} is an async function; await in a map before, and aggregate what it gives")
     check_without_resources(x, f"{aggregate}: {argument}")
+    check_without_state(x, f"{aggregate}: {argument}")
     return x  # type: ignore[no-any-return]
 
 

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from operator import length_hint
 from typing import TYPE_CHECKING, Any
 
 from aioflow.core.errors import GraphError, note_once
+from aioflow.core.functions import Function
+from aioflow.operators.plain_functions import check_without_state
 from aioflow.operators.results import FirstResult
-from aioflow.operators.sink import Committer, Sink, SinkWriter
+from aioflow.operators.sink import Committer, Sink, SinkOperator, SinkWriter
 from aioflow.operators.stateless import describe_place
-from aioflow.operators.userfunction import UserFunction, describe_record
+from aioflow.operators.userfunction import UserFunction, describe_record, has_operator_state
 
 if TYPE_CHECKING:
     from aioflow.operators.operator import OperatorContext
 
-__all__ = ["FunctionSink", "as_sink"]
+__all__ = ["FunctionSink", "as_sink", "calling"]
 
 
 def as_sink(what: Any) -> Sink[Any]:
@@ -24,12 +26,25 @@ def as_sink(what: Any) -> Sink[Any]:
     if isinstance(what, type) and isinstance(what, Sink):  # It has the methods, but of no instance.
         raise GraphError(f"sink() got the class {what.__name__}, expected an instance: add the parentheses, {what.__name__}(...)")
     if isinstance(what, Sink):
+        check_without_state(what, "sink(): a Sink, whose writers have the state,")
         return what
     if inspect.isfunction(what) and what.__module__.startswith("aioflow.io."):  # It would be called with each element, and make a sink.
         raise GraphError(f"sink() got the function {what.__name__}, expected what it makes: add the parentheses, {what.__name__}(...)")
+    if isinstance(what, type) and _is_function_class(what) and not any("__call__" in vars(base) for base in what.__mro__):
+        raise GraphError(f"sink() got the class {what.__name__}, which has no method __call__(self, value)")
     if callable(what):
         return FunctionSink(what)
     raise GraphError(f"sink() takes a Sink or a function of one element, got {type(what).__name__}: {what!r}")
+
+
+def calling(function: Callable[[Any], Any]) -> SinkOperator:
+    """The operator of a function as a sink."""
+    return SinkOperator(FunctionSink(function))
+
+
+def _is_function_class(given: type) -> bool:
+    """Whether instances of it are meant, not a call of it for each element."""
+    return issubclass(given, Function) or has_operator_state(given)
 
 
 class FunctionSink:
@@ -60,9 +75,15 @@ class _CallingWriter:
     """Calls at once."""
 
     def __init__(self, function: Callable[[Any], Any], ctx: OperatorContext) -> None:
-        self._function = UserFunction(function, "sink")
+        self._function = UserFunction(function, "__call__")
         self._ctx = ctx
         self._first: FirstResult
+
+    def initialize_state(self, _runtime: Any) -> None:
+        self._function.initialize_state(self._ctx)
+
+    def snapshot_state(self, _runtime: Any) -> Awaitable[None] | None:
+        return self._function.snapshot_state(self._ctx)
 
     async def open(self) -> None:
         await self._function.open(self._ctx)

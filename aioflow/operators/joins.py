@@ -8,7 +8,7 @@ batches' watermarks are the operator's own, the minimum over its inputs, and lat
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from aioflow.core.elements import RecordBatch, empty_batch
@@ -55,14 +55,7 @@ class CoGroupOperator(WindowOperator):
             assigner, process=self._join_elements, trigger=trigger, evictor=evictor, lateness_ms=lateness_ms
         )
         self._function = UserFunction(function, "apply")
-
-    async def open(self) -> None:
-        await super().open()
-        await self._function.open(self.ctx)
-
-    async def close(self) -> None:
-        await self._function.close()
-        await super().close()
+        self._functions.append(self._function)
 
     def process_input(self, index: int, batch: RecordBatch) -> RecordBatch:
         tagged = [(index, value) for value in batch.values]
@@ -131,6 +124,9 @@ class IntervalJoinOperator(Operator):
         self._kept_for = (max(0, upper_ms), max(0, -lower_ms))
         self._out = ResumableOutput()
 
+    def initialize_state(self) -> None:
+        self._function.initialize_state(self.ctx)
+
     async def open(self) -> None:
         ctx = self.ctx
         self._state = require_keyed(ctx.keyed_state, ctx.name)
@@ -143,6 +139,9 @@ class IntervalJoinOperator(Operator):
         self._join_ctx = IntervalJoinContext(ctx, self._state, self._timers)
         self._late_dropped = ctx.runtime.metrics.counter("numLateRecordsDropped")
         await self._function.open(ctx)
+
+    def snapshot_state(self, checkpoint_id: int) -> Awaitable[None] | None:
+        return self._function.snapshot_state(self.ctx)
 
     async def close(self) -> None:
         await self._function.close()

@@ -1,7 +1,8 @@
 """Functions that nothing awaits: keys, reductions, windows and joins call them in the middle of a batch.
 
 An `async def` there would give coroutines in the place of values, and be noticed far from its line; so it is refused at it. Where no
-resource is passed in either, a parameter that wants one is refused too: the function would get the declaration in its place.
+resource is passed in either, a parameter that wants one is refused too: the function would get the declaration in its place. And where
+nothing of a function is kept in checkpoints, one that brings operator state is refused: it would be lost at the first restart.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from typing import Any
 from aioflow.core.errors import GraphError
 from aioflow.core.functions import Function
 from aioflow.core.injection import injected_parameters
+from aioflow.operators.userfunction import has_operator_state
 
-__all__ = ["check_plain", "check_without_resources"]
+__all__ = ["check_plain", "check_without_resources", "check_without_state"]
 
 
 def check_plain(function: Any, what: str, method: str = "__call__") -> None:
@@ -35,4 +37,14 @@ def check_without_resources(function: Any, what: str) -> None:
     for parameter, resource in injected_parameters(function).items():
         raise GraphError(
             f"{what}: its parameter {parameter!r} wants the resource {resource.name!r}, and is given none here; use it in a map before"
+        )
+
+
+def check_without_state(function: Any, what: str) -> None:
+    """Raises GraphError for a CheckpointedFunction, where nobody would call its methods."""
+    if has_operator_state(function):
+        name = (function if isinstance(function, type) else type(function)).__name__
+        raise GraphError(
+            f"{what}: {name} has initialize_state and snapshot_state, and nothing of it is kept in checkpoints here; keep operator state "
+            "in a map or process before, or in the function of a sink"
         )

@@ -6,7 +6,7 @@ what the aggregate itself costs, and a tuple.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from aioflow.core.elements import RecordBatch
@@ -161,9 +161,16 @@ class RunningReduceOperator(_RunningOperator):
     def __init__(self, function: Callable[[Any, Any], Any]) -> None:
         self._user = UserFunction(function, "reduce")
 
+    def initialize_state(self) -> None:
+        super().initialize_state()
+        self._user.initialize_state(self.ctx)
+
     async def open(self) -> None:
         await super().open()
         await self._user.open(self.ctx)
+
+    def snapshot_state(self, checkpoint_id: int) -> Awaitable[None] | None:
+        return self._user.snapshot_state(self.ctx)
 
     def process_batch(self, batch: RecordBatch) -> RecordBatch:
         values = batch.values

@@ -22,6 +22,7 @@ from aioflow.core.aio import wait_all
 from aioflow.core.availability import Availability
 from aioflow.core.elements import RecordBatch
 from aioflow.core.errors import AioflowError, RestoreError, note_once
+from aioflow.core.functions import CheckpointedFunction
 from aioflow.core.optional_arguments import call_with
 from aioflow.core.retry import Retry
 from aioflow.operators.operator import UNBOUNDED_ROOM, Operator
@@ -50,7 +51,8 @@ class SinkWriter(Protocol[T_contra]):
 
     Optional: `full` (bool): set by the writer when it wants `flush` to be awaited before it takes more; `async open()`;
     `async close()` (also after a failure); `restored(checkpoint_id)`, before `open` after a restore; `reads_columns` (bool): it has
-    use for a `ColumnBatch`, which reads like a list of rows.
+    use for a `ColumnBatch`, which reads like a list of rows; the methods of a `CheckpointedFunction`: `initialize_state` before all of
+    these, `snapshot_state` behind `prepare`.
 
     What was prepared up to the restored checkpoint is committed, by this subtask or by another. What this subtask began after it, in
     an attempt that is gone, belongs to nobody: `open` removes it, and nothing that a later attempt may have begun.
@@ -131,6 +133,8 @@ class SinkOperator(Operator):
             self._confirmed = max(self._prepared)
             await self._commit_confirmed()
         self._writer = writer = self._sink.writer(self.ctx)
+        if isinstance(writer, CheckpointedFunction):
+            writer.initialize_state(self.ctx.runtime)
         ids = self.ctx.operator_state.get_union_list_state(PREPARED).get() if self._committer is not None else []
         restored, opener = getattr(writer, "restored", None), getattr(writer, "open", None)
         if ids and restored is not None:
@@ -209,6 +213,8 @@ class SinkOperator(Operator):
             raise self._flush_failure  # It fails the task too, but must not be overtaken by an acknowledgement.
         await writer.flush()
         committables = await writer.prepare(checkpoint_id)
+        if isinstance(writer, CheckpointedFunction) and (ongoing := writer.snapshot_state(self.ctx.runtime)) is not None:
+            await ongoing
         if self._committer is None:
             return
         if committables:

@@ -19,7 +19,7 @@ from aioflow.core.injection import injected_parameters
 if TYPE_CHECKING:
     from aioflow.operators.operator import OperatorContext
 
-__all__ = ["UserFunction", "describe_record", "with_resources"]
+__all__ = ["UserFunction", "describe_record", "has_operator_state", "with_resources"]
 
 RECORD_TEXT_MAX = 200
 """Characters of a record that an error may show."""
@@ -53,12 +53,12 @@ class UserFunction:
 
     def initialize_state(self, ctx: OperatorContext) -> None:
         """Hand a function its operator state, if it has some. Called before `open`."""
-        if isinstance(self._function, CheckpointedFunction):
+        if has_operator_state(self._function):
             self._function.initialize_state(ctx.runtime)
 
     def snapshot_state(self, ctx: OperatorContext) -> Awaitable[None] | None:
         """A checkpoint is taken: let a function write its operator state. May give something to await."""
-        return self._function.snapshot_state(ctx.runtime) if isinstance(self._function, CheckpointedFunction) else None
+        return self._function.snapshot_state(ctx.runtime) if has_operator_state(self._function) else None
 
     async def open(self, ctx: OperatorContext) -> None:
         """Open a function class, and fill in resources. Called once, before the first element."""
@@ -77,6 +77,11 @@ class UserFunction:
             result = self._function.close()
             if inspect.isawaitable(result):
                 await result
+
+
+def has_operator_state(function: Any) -> bool:
+    """Whether `function`, an object or the class of one, is a CheckpointedFunction."""
+    return issubclass(function if isinstance(function, type) else type(function), CheckpointedFunction)
 
 
 async def with_resources(call: Callable[..., Any], ctx: OperatorContext) -> Callable[..., Any]:

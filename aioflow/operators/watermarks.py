@@ -19,7 +19,7 @@ from aioflow.core.explained_calls import explained_methods
 from aioflow.core.expressions import is_expression
 from aioflow.core.timeunits import Duration, to_ms
 from aioflow.operators.operator import Operator, ProcessingTimeTimer
-from aioflow.operators.plain_functions import check_plain, check_without_resources
+from aioflow.operators.plain_functions import check_plain, check_without_resources, check_without_state
 from aioflow.operators.stateless import describe_place
 from aioflow.operators.userfunction import describe_record
 from aioflow.operators.watermark_generators import (
@@ -73,10 +73,12 @@ class WatermarkStrategy(Generic[T]):
         if self.timestamp is not None and not is_expression(self.timestamp):
             check_plain(self.timestamp, "timestamp= of a watermark strategy")
             check_without_resources(self.timestamp, "timestamp= of a watermark strategy")
+            check_without_state(self.timestamp, "timestamp= of a watermark strategy")
         if self.kind is WatermarkKind.PUNCTUATED:
             check_plain(self.function, "punctuated()")
         elif self.kind is WatermarkKind.CUSTOM and not hasattr(self.function, "on_event"):
             check_plain(self.function, "custom()")
+        check_without_state(self.function, "the function of a watermark strategy")
 
     @staticmethod
     def monotonous_timestamps(

@@ -87,6 +87,8 @@ class WindowOperator(Operator):
             process, window_fn = window_fn, None
         self._process = None if process is None else UserFunction(process, "process")
         self._window_fn = None if window_fn is None else UserFunction(window_fn, "__call__")
+        self._functions = [function for function in (self._process, self._window_fn) if function is not None]
+        """Those that live as long as this operator."""
         if aggregate is None and process is None:
             raise TypeError("a window needs an aggregate or a process function")
         self._lateness = lateness_ms
@@ -96,8 +98,8 @@ class WindowOperator(Operator):
     def initialize_state(self) -> None:
         if self._aggregate is not None:
             check_same_aggregate(self.ctx, self._aggregate)
-        if self._process is not None:
-            self._process.initialize_state(self.ctx)
+        for function in self._functions:
+            function.initialize_state(self.ctx)
 
     async def open(self) -> None:
         ctx, merging = self.ctx, self._assigner.is_merging
@@ -110,17 +112,15 @@ class WindowOperator(Operator):
         self._trigger_ctx = BoundTriggerContext(ctx, self._timers, self._state)
         self._window_ctx = BoundWindowContext(ctx, self._timers, self._state, merging=merging)
         self._late_dropped = ctx.runtime.metrics.counter("numLateRecordsDropped")
-        for function in (self._process, self._window_fn):
-            if function is not None:
-                await function.open(ctx)
+        for function in self._functions:
+            await function.open(ctx)
 
     def snapshot_state(self, checkpoint_id: int) -> Awaitable[None] | None:
-        return None if self._process is None else self._process.snapshot_state(self.ctx)
+        return next((one for function in self._functions if (one := function.snapshot_state(self.ctx)) is not None), None)
 
     async def close(self) -> None:
-        for function in (self._process, self._window_fn):
-            if function is not None:
-                await function.close()
+        for function in self._functions:
+            await function.close()
 
     # ------------------------------------------------------------------------------------------------------ batches and time
 

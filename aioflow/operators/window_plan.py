@@ -13,15 +13,16 @@ from math import gcd
 from typing import Any
 
 from aioflow.core.errors import GraphError
-from aioflow.core.functions import Function, OutputTag, ProcessWindowFunction
+from aioflow.core.functions import CheckpointedFunction, Function, OutputTag, ProcessWindowFunction
 from aioflow.operators.aggregates import Agg, Collect, First, Last, MaxBy, MinBy, Top, resolve_aggregate
 from aioflow.operators.clock_window import ClockWindowOperator
 from aioflow.operators.folding import FoldingAggregate, UserAggregate
 from aioflow.operators.operator import Operator
-from aioflow.operators.plain_functions import check_plain
+from aioflow.operators.plain_functions import check_plain, check_without_state
 from aioflow.operators.session_window import SessionWindowOperator
 from aioflow.operators.slice_window import SliceWindowOperator
 from aioflow.operators.triggers import Trigger, on_count, purging
+from aioflow.operators.userfunction import has_operator_state
 from aioflow.operators.window import WindowOperator
 from aioflow.operators.windowing import (
     Evictor,
@@ -49,6 +50,7 @@ class ReduceAggregate(FoldingAggregate):
         if not callable(fn):
             raise GraphError(f"reduce: expected a function of two elements, got {fn!r}")
         check_plain(fn, "reduce")
+        check_without_state(fn, "reduce of a window")
         self.fn = fn
 
     def create_accumulator(self) -> Any:
@@ -121,6 +123,8 @@ def check_window(assigner: Any, trigger: Any, evictor: Any, lateness_ms: int) ->
         raise GraphError(f"window: trigger is {trigger!r}, expected a Trigger object such as on_count(10)")
     if evictor is not None and not isinstance(evictor, Evictor):
         raise GraphError(f"window: evictor is {evictor!r}, expected an Evictor object such as keep_last(10)")
+    for function, what in ((trigger, "a trigger"), (evictor, "an evictor"), (getattr(assigner, "gap", None), "gap of session()")):
+        check_without_state(function, what)
     if lateness_ms < 0:
         raise GraphError(f"window: lateness is {lateness_ms} ms, expected 0 or more")
     if trigger is not None and assigner.is_merging and not trigger.can_merge:
@@ -169,6 +173,8 @@ def _why_not_batched(spec: WindowSpec, aggregate: FoldingAggregate | None) -> st
         return "the function needs the elements of each window"
     if _is_process_function(spec.window_fn):
         return "its window function has state per window"
+    if has_operator_state(spec.window_fn):
+        return "its window function has operator state"
     if isinstance(assigner, SessionWindows):
         return _why_sessions_are_not(assigner, spec.lateness_ms)
     if isinstance(assigner, SlidingWindows) and assigner.slide != assigner.size:
@@ -239,6 +245,6 @@ def _own(function: Any) -> Any:
         return function()
     if isinstance(function, UserAggregate):
         return UserAggregate(copy.deepcopy(function.function))
-    if isinstance(function, Function) or (hasattr(function, "add") and not isinstance(function, FoldingAggregate)):
+    if isinstance(function, Function | CheckpointedFunction) or (hasattr(function, "add") and not isinstance(function, FoldingAggregate)):
         return copy.deepcopy(function)
     return function

@@ -20,6 +20,13 @@ ASSIGNMENT = "tests/checkpoint/test_assignment.py::"
 
 COORDINATION_MUTANTS: list[Mutant] = [
     Mutant(
+        "a savepoint that met a task at its end is begun again at once",
+        "aioflow/checkpoint/turns.py",
+        "        if first is not None and first.tries and self._subtasks.any_closing:\n            first = None",
+        "        if first is not None and not first.tries and self._subtasks.any_closing:\n            first = None",
+        (f"{COORDINATOR}test_what_met_a_task_that_is_about_to_end_waits_for_its_end",),
+    ),
+    Mutant(
         "a checkpoint is taken before the last barrier",
         "aioflow/checkpoint/alignment.py",
         "        complete = not self._missing()\n",

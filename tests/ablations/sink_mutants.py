@@ -38,6 +38,13 @@ SINK_MUTANTS: list[Mutant] = [
         ),
     ),
     Mutant(
+        "a checkpoint holds nothing of the function of a sink",
+        "aioflow/operators/sink.py",
+        "if isinstance(writer, CheckpointedFunction) and (ongoing := ",
+        "if checkpoint_id < 0 and isinstance(writer, CheckpointedFunction) and (ongoing := ",
+        ("tests/api/test_function_state.py::test_what_a_function_counted_is_there_after_a_savepoint",),
+    ),
+    Mutant(
         "a completed checkpoint commits its own and not those before it",
         "aioflow/operators/sink.py",
         "return first if first is not None and first <= self._confirmed else None",

@@ -134,6 +134,72 @@ def test_options_of_async_calls_that_cannot_be_meant_are_refused(options: dict[s
         timed(af.Flow("refused")).map(later, **options)
 
 
+class Stateful(af.MapFunction[Any, Any]):
+    """With operator state."""
+
+    def map(self, value: Any) -> Any:
+        return value
+
+    def __call__(self, *args: Any) -> Any:
+        return args
+
+    def initialize_state(self, ctx: Any) -> None: ...
+    def snapshot_state(self, ctx: Any) -> None: ...
+
+
+class Sums(Stateful, af.AggregateFunction[Any, Any, Any]):
+    """An aggregate."""
+
+
+class Fires(Stateful, af.Trigger[Any]):
+    """A trigger."""
+
+
+class Evicts(Stateful, af.Evictor[Any]):
+    """An evictor."""
+
+
+class Writes(Stateful):
+    """A sink."""
+
+    def writer(self, ctx: Any) -> None: ...
+    def committer(self) -> None: ...
+
+
+STATELESS: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "key_by": (lambda s: s.key_by(Stateful()), "key_by: Stateful has"),
+    "partition_custom": (lambda s: s.partition_custom(Stateful()), "partition_custom: Stateful"),
+    "reduce of a window": (lambda s: s.key_by(str).count_window(2).reduce(Stateful()), "reduce of a window: Stateful"),
+    "aggregate": (lambda s: s.key_by(str).aggregate(Sums), "an aggregate: Sums"),
+    "sum": (lambda s: s.key_by(str).sum(Stateful()), "sum: fn: Stateful"),
+    "where": (lambda s: s.key_by(str).aggregate(af.count(where=Stateful())), "count: where: Stateful"),
+    "timestamp": (lambda s: af.WatermarkStrategy.no_watermarks(timestamp=Stateful()), "timestamp= of a watermark strategy: Stateful"),
+    "punctuated": (lambda s: af.WatermarkStrategy.punctuated(Stateful()), "the function of a watermark strategy: Stateful"),
+    "custom": (lambda s: af.WatermarkStrategy.custom(Stateful()), "the function of a watermark strategy: Stateful"),
+    "trigger": (lambda s: s.key_by(str).window(af.tumbling("1s"), trigger=Fires()), "a trigger: Fires"),
+    "evictor": (lambda s: s.key_by(str).window(af.tumbling("1s"), evictor=Evicts()), "an evictor: Evicts"),
+    "gap": (lambda s: s.key_by(str).window(af.session(Stateful())), r"gap of session\(\): Stateful"),
+    "on_timeout": (lambda s: s.map(later, timeout="1s", on_timeout=Stateful()), "map: on_timeout=: Stateful"),
+    "source": (lambda s: s.flow.source(Stateful()), "the function of a source, which has positions instead: Stateful"),
+    "sink": (lambda s: s.sink(Writes()), r"sink\(\): a Sink, whose writers have the state,: Writes"),
+}
+
+
+@pytest.mark.parametrize("place", STATELESS)
+def test_operator_state_is_refused_where_nobody_would_keep_it(place: str) -> None:
+    """It would be lost, silently, at the first restart."""
+    use, told = STATELESS[place]
+    with pytest.raises(af.GraphError, match=f"^{told}"):
+        use(timed(af.Flow("refused")))
+
+
+def test_two_functions_of_one_operator_have_no_operator_state_each() -> None:
+    """It has one, and what one of them writes the other would overwrite."""
+    stream = timed(af.Flow("refused"))
+    with pytest.raises(af.GraphError, match=r"both functions have operator state.*write one CoProcessFunction"):
+        stream.connect(stream).map(Stateful(), Stateful)
+
+
 @pytest.mark.parametrize("name", ["", None, 5])
 def test_a_tag_has_a_name(name: Any) -> None:
     with pytest.raises(ValueError, match="an OutputTag needs a name that is not empty, got"):
