@@ -375,7 +375,7 @@ class ExecutionGraph:
             reached = connected_subtasks(edge.partitioning.strategy, index, vertex.parallelism, consumers)
             partition = PartitionId(edge.id, attempt)
             outputs.append(
-                ResultPartitionDescriptor(partition, edge.partitioning, edge.operator_index, edge.side, reached, consumers)
+                ResultPartitionDescriptor(partition, edge.partitioning, edge.operator_index, edge.side, reached)
             )
         inputs = []
         for edge in self.graph.inputs_of(vertex.id):

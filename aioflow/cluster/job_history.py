@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import traceback
 from collections import deque
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from aioflow.core.errors import RemoteError
@@ -119,11 +118,6 @@ class JobHistory:
         """The newest attempt of a subtask; None before it was deployed."""
         records = self.attempts.get(subtask)
         return records[-1] if records else None
-
-    def reached_ms(self, subtask: tuple[int, int]) -> Mapping[ExecutionState, int]:
-        """When the newest attempt reached each state."""
-        latest = self.latest(subtask)
-        return {} if latest is None else latest.times_ms
 
 
 def _name(error: BaseException) -> str:

@@ -87,7 +87,6 @@ class ResultPartitionDescriptor:
     side: OutputTag[Any] | None
     consumers: range
     """Indices of the consumer subtasks; subpartition i belongs to `consumers[i]`."""
-    consumer_parallelism: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

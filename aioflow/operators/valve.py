@@ -277,11 +277,10 @@ class MultiInputWatermarks:
     Each input's own channels are combined by a `StatusWatermarkValve` before.
     """
 
-    __slots__ = ("_combined", "_n_inputs")
+    __slots__ = ("_combined",)
 
     def __init__(self, n_inputs: int) -> None:
         self._combined = CombinedWatermark()
-        self._n_inputs = n_inputs
         for index in range(n_inputs):
             self._combined.add(index)
 

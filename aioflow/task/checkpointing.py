@@ -286,11 +286,13 @@ class SubtaskCheckpoints:
 
     def _stats(self, taken: _Taken, state: SubtaskState, written: int, in_flight: int) -> CheckpointStats:
         take, capture = taken.take, taken.capture
-        later = capture is not None and capture.alignment_ms is not None
+        alignment_ms, processed = take.alignment_ms, take.alignment_processed
+        if capture is not None and capture.alignment_ms is not None:  # The last barrier came after it was taken.
+            alignment_ms, processed = capture.alignment_ms, capture.alignment_processed
         return CheckpointStats(
             start_delay_ms=take.start_delay_ms,
-            alignment_ms=capture.alignment_ms if capture is not None and capture.alignment_ms is not None else take.alignment_ms,
-            alignment_processed=capture.alignment_processed if capture is not None and later else take.alignment_processed,
+            alignment_ms=alignment_ms,
+            alignment_processed=processed,
             alignment_persisted=in_flight,
             sync_ms=taken.sync_ms,
             async_ms=round(self._environment.host.clock.monotonic() * 1000.0 - taken.begun_ms),
@@ -311,13 +313,10 @@ class SubtaskCheckpoints:
             return
         self._completed = checkpoint_id
         self._aborted = {aborted: None for aborted in self._aborted if aborted > checkpoint_id}
-        first: Exception | None = None
         for context in reversed(self._contexts):
             if context.keyed_state is not None:
                 context.keyed_state.checkpoint_completed(checkpoint_id)
-        for operator in reversed(self._operators):
-            error = self._tell(operator, "notify_checkpoint_complete", checkpoint_id)
-            first = first or error
+        first = self._tell_operators("notify_checkpoint_complete", checkpoint_id)
         if self._source is not None:
             self._source.checkpoint_completed(checkpoint_id)
         if first is not None:
@@ -331,13 +330,10 @@ class SubtaskCheckpoints:
         if checkpoint_id > self._last:
             self.forgo(checkpoint_id)
             return
-        first: Exception | None = None
         for context in reversed(self._contexts):
             if context.keyed_state is not None:
                 context.keyed_state.checkpoint_aborted(checkpoint_id)
-        for operator in reversed(self._operators):
-            error = self._tell(operator, "notify_checkpoint_aborted", checkpoint_id)
-            first = first or error
+        first = self._tell_operators("notify_checkpoint_aborted", checkpoint_id)
         if first is not None:
             raise first
 
@@ -349,14 +345,17 @@ class SubtaskCheckpoints:
         if self._takes:
             self._look()
 
-    def _tell(self, operator: Operator, what: str, checkpoint_id: int) -> Exception | None:
-        self._scope.operator_context = operator.ctx
-        try:
-            with naming(operator, f"{what}()"):
-                getattr(operator, what)(checkpoint_id)
-        except Exception as error:  # noqa: BLE001  # The others are to hear of it too.
-            return error
-        return None
+    def _tell_operators(self, what: str, checkpoint_id: int) -> Exception | None:
+        """Each, tail to head, whatever the others do about it. Returns the first error."""
+        first: Exception | None = None
+        for operator in reversed(self._operators):
+            self._scope.operator_context = operator.ctx
+            try:
+                with naming(operator, f"{what}()"):
+                    getattr(operator, what)(checkpoint_id)
+            except Exception as error:  # noqa: BLE001  # Raised by the caller, once all have heard of it.
+                first = first or error
+        return first
 
     def _cancel_writing(self, checkpoint_id: int) -> None:
         writing = self._writing.pop(checkpoint_id, None)

@@ -229,18 +229,17 @@ class TaskOutput:
                 for writer in writers:
                     writer.emit(news)
 
-    def emit_side(self, node_index: int, tag: OutputTag[Any], value: Any, timestamp: int | None, watermark: int) -> bool:
-        """One record to the side output `tag` of one operator. False when nobody reads it: it is dropped, as the caller may count."""
+    def emit_side(self, node_index: int, tag: OutputTag[Any], value: Any, timestamp: int | None, watermark: int) -> None:
+        """One record to the side output `tag` of one operator; dropped when nobody reads it."""
         side = node_index, tag
         self.sides_sent[side] = None
         writers = self._side.get(side)
         if writers is None:
-            return False
+            return
         self.records_out += 1
         batch = RecordBatch([value], None if timestamp is None else [timestamp], None, [watermark], watermark)
         for writer in writers:
             writer.emit(batch)
-        return True
 
     def _on_resized(self) -> None:
         if self.on_slice_records is not None:

@@ -281,7 +281,7 @@ def _generate_loop(consumers: int, body: Body | None, *, times: bool, marks: boo
     """One pass: key, subtask, appends. With two consumers a branch beats indexing a list of lists.
 
     `part.append(x)` is one instruction of the interpreter; a bound method would be a call, and cost twice as much, as does
-    `cache.__getitem__` for `cache[key]`. With a `body` the key is computed in the loop. `alone`: the keys are all that travels, in one list.
+    `cache.__getitem__` for `cache[key]`. With a `body` the key is computed in the loop. `alone`: only the keys travel, in one list.
     """
     items = {"v": "value", "k": "key", "t": "time", "w": "mark"}
     same = body is not None and body.is_argument
