@@ -173,12 +173,13 @@ def _specialising(body: Callable[[Emitter], str], expressions: tuple[ex.Expr[Any
     def first(row: Any) -> Any:
         current[0] = kind = RowKind.of(row)
         chosen = variant(kind)
-        names.update({k: v for k, v in chosen.__globals__.items() if k != "f"})
+        # Its own globals, wherever it is: a function that has travelled does not share `names`, and has what its code spoke of alone.
+        function.__globals__.update({**{k: v for k, v in chosen.__globals__.items() if k != "f"}, "_mixed": mixed})
         function.__code__ = chosen.__code__
         return function(row)
 
     current: list[RowKind | None] = [None]
-    names: dict[str, Any] = {"_first": first, "_mixed": mixed}
+    names: dict[str, Any] = {"_first": first}
     exec("def f(row):\n return _first(row)\n", names)
     function: Any = names["f"]
     function.__qualname__ = function.__name__ = "expression"

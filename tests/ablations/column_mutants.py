@@ -84,6 +84,13 @@ COLUMN_MUTANTS: list[Mutant] = [
         ),
     ),
     Mutant(
+        "a compiled expression that has travelled looks for its names where it came from",
+        "aioflow/core/expression_rows.py",
+        "        function.__globals__.update({**",
+        "        names.update({**",
+        ("tests/core/test_expressions.py::test_a_compiled_expression_that_has_travelled_is_the_same",),
+    ),
+    Mutant(
         "late elements of a window that counts are their keys",
         "aioflow/graph/column_sources.py",
         "isinstance(operator, (RunningAggregateOperator, ClockWindowOperator))",

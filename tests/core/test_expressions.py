@@ -10,6 +10,7 @@ from collections import namedtuple
 from dataclasses import make_dataclass
 from typing import Any, NamedTuple
 
+import cloudpickle
 import msgspec
 import pytest
 from hypothesis import given
@@ -72,6 +73,22 @@ def test_table_holds_for_every_form_of_a_compiled_expression(case: ExpressionCas
     if case.error is None and (case.expected is None or isinstance(case.expected, bool)):
         assert bool(compile_predicate(e)(row)) is (case.expected is True)
         assert compile_filter(e)([row, row]) == ([row, row] if case.expected is True else [])
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_compiled_expression_that_has_travelled_is_the_same(case: ExpressionCase) -> None:
+    """To workers: for rows of one kind, and of two."""
+    for make in (compile_row, lambda e: columns_to_function({"x": e})):
+        for kinds in (["dict"], ["NamedTuple"], ["dict", "NamedTuple"]):
+            there = cloudpickle.loads(cloudpickle.dumps(make(case.expression)))
+            for kind in kinds:
+                row = as_row(case.row, kind)
+                if case.error is not None:
+                    with pytest.raises(case.error):
+                        there(row)
+                else:
+                    made = there(row)
+                    assert same(made["x"] if isinstance(made, dict) and make is not compile_row else made, case.expected)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
