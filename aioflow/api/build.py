@@ -44,6 +44,11 @@ class Upstream:
     side: OutputTag[Any] | None = None
     partitioning: Partitioning | None = None
 
+    @property
+    def place(self) -> TapPlace:
+        """Where its records can be seen from outside."""
+        return self.node_id if self.side is None else (self.node_id, self.side.name)
+
     def partitioned(self, strategy: ShipStrategy, function: Any = None) -> Upstream:
         """The same stream, dealt out differently."""
         return Upstream(self.node_id, self.side, Partitioning(strategy, function))

@@ -208,7 +208,7 @@ class Flow:
         options = parse_options(given)
         graph = _with_own_inlets(graph)
         # What is none of these, the job refuses.
-        subscribed = {one.node_id for stream in options.subscribe if isinstance(stream, DataStream) for one in stream.upstreams}
+        subscribed = {one.place for stream in options.subscribe if isinstance(stream, DataStream) for one in stream.upstreams}
         job_graph = build_job_graph(graph, apart=options.workers > 0 or options.on is not None, whole=subscribed)
         job = Job(graph, job_graph, options)
         async with job.monitoring():

@@ -19,6 +19,7 @@ from aioflow.core.aio import close_within, wait_first
 from aioflow.core.errors import CheckpointError, GraphError, JobCanceled, JobFailed, JobNotRunning
 from aioflow.core.explained_calls import explained_methods
 from aioflow.core.host import SystemHost
+from aioflow.graph.column_sources import fields_seen
 from aioflow.io.pushing import PushInlet, PushSource
 
 if TYPE_CHECKING:
@@ -287,8 +288,8 @@ class Job:
         """The elements of `stream` from now on: `async with job.subscribe(s) as rows: async for row in rows`.
 
         A slow reader never holds the job: when `buffer` rows wait, `overflow` drops the oldest or the newest (counted in
-        `rows.dropped`), or ends the subscription with an error. At-most-once over a restart. Of a source that gives columns, rows are dicts
-        of the fields that the flow reads, unless `run(subscribe=[stream])` said before that somebody looks at them.
+        `rows.dropped`), or ends the subscription with an error. At-most-once over a restart. Of records that come as columns only fields
+        that the flow has use for are read: GraphError, unless `run(subscribe=[stream])` said before that somebody looks at them.
         """
         self._check_loop("subscribe()")
         key = self._tapped(stream)
@@ -298,6 +299,7 @@ class Job:
         if gathered is not None:
             gathered.bound(buffer, overflow)
             return self._attach(gathered)
+        self._refuse_fragments(stream, key)
         return self._attach(Subscription(self._cluster.task_executor, self.id, key, buffer=buffer, overflow=overflow))
 
     def _attach(self, subscription: Subscription[T]) -> Subscription[T]:
@@ -372,7 +374,18 @@ class Job:
     def _tapped(self, stream: DataStream[Any]) -> tuple[TapPlace, ...]:
         """Where what makes `stream` can be seen: as `_node_ids`, side outputs by their tags."""
         self._node_ids(stream)
-        return tuple(one.node_id if one.side is None else (one.node_id, one.side.name) for one in stream.upstreams)
+        return tuple(one.place for one in stream.upstreams)
+
+    def _refuse_fragments(self, stream: DataStream[Any], places: tuple[TapPlace, ...]) -> None:
+        """Records of columns without the fields that nobody else reads are not what the stream holds: GraphError, with the remedy."""
+        whole = [place for named in self._options.subscribe for place in self._tapped(named)]
+        for place in places:
+            seen = fields_seen(self._graph, place, whole)
+            if seen is not None:
+                raise GraphError(
+                    f"{stream!r} comes as columns, and only what the flow reads of it was read: {', '.join(seen) or 'no field'}. To see "
+                    "whole records, name it before: flow.run(subscribe=[stream]); or subscribe to a select(...) of fields"
+                )
 
     def _sum_up(self) -> JobResult:
         times = self._cluster.job_master.timestamps_ms

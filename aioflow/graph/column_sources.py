@@ -25,19 +25,20 @@ from aioflow.operators.stateless import StatelessOperator
 from aioflow.operators.watermarks import TimestampsAndWatermarksOperator
 
 if TYPE_CHECKING:
+    from aioflow.core.ids import TapPlace
     from aioflow.operators.operator import Operator
 
-__all__ = ["with_columns", "with_fields"]
+__all__ = ["fields_seen", "with_columns", "with_fields"]
 
 NO_COLUMNS = "rows: its elements are Python values, and those of parquet, arrow, jsonl, csv and datagen of expressions can be columns"
 NOT_USED = "nothing puts columns to use: an aggregate, a window or a sink of parquet or arrow does"
 
 
-def with_columns(graph: StreamGraph, node: StreamNode, *, explained: bool = False, whole: Collection[int] = ()) -> StreamNode:
+def with_columns(graph: StreamGraph, node: StreamNode, *, explained: bool = False, whole: Collection[TapPlace] = ()) -> StreamNode:
     """A source node whose source gives columns, where it can and they are of use; else `node` with the reason in its remark.
 
     Of a source that never has any, the reason is only found for whoever wants it `explained`: nothing of what follows is made for it.
-    `whole`: nodes whose records somebody looks at, besides those that follow.
+    `whole`: places that somebody looks at, besides those that follow.
     """
     source, by_row = node.source, why_rows_for_times(node.watermarks)
     if source is None:
@@ -57,7 +58,7 @@ def with_columns(graph: StreamGraph, node: StreamNode, *, explained: bool = Fals
     return replace(node, remark=f"rows: {obstacle or source.why_rows}")  # type: ignore[attr-defined]  # Beside `with_columns`.
 
 
-def _narrowed(graph: StreamGraph, node: StreamNode, whole: Collection[int]) -> StreamNode:
+def _narrowed(graph: StreamGraph, node: StreamNode, whole: Collection[TapPlace]) -> StreamNode:
     """A source node whose source makes no columns that nobody reads, where it can leave them out."""
     offer = getattr(node.source, "with_fields", None)
     read = None if offer is None else _read_behind(graph, node, whole)
@@ -66,7 +67,22 @@ def _narrowed(graph: StreamGraph, node: StreamNode, whole: Collection[int]) -> S
     return replace(node, source=offer(tuple(sorted(read))))  # type: ignore[misc]  # It is not None: there is something to read.
 
 
-def _read_behind(graph: StreamGraph, node: StreamNode, whole: Collection[int]) -> set[str | int] | None:
+def fields_seen(graph: StreamGraph, place: TapPlace, whole: Collection[TapPlace] = ()) -> list[str] | None:
+    """The fields of records that whoever looks at `place` sees, where others are left out as nobody reads them. None: all there are.
+
+    `whole`: as it was when the graph was built. Late elements of a window have come the way of what it aggregates.
+    """
+    for node_id in sorted(graph.upstream_of([place if isinstance(place, int) else place[0]])):
+        node = with_columns(graph, graph.nodes[node_id], whole=(*whole, node_id))  # None of its fields left out.
+        read = _read_behind(graph, node, whole) if getattr(node.source, "columnar", False) else None
+        if read is None or _read_behind(graph, node, (*whole, place)) is not None:
+            continue
+        if not isinstance(place, int) or _narrowed(graph, node, whole).source is not node.source:
+            return sorted(map(str, read))
+    return None
+
+
+def _read_behind(graph: StreamGraph, node: StreamNode, whole: Collection[TapPlace]) -> set[str | int] | None:
     """The fields that the steps behind `node` read of its records, and itself for their times; None: records come out whole."""
     if node.id in whole:
         return None
@@ -82,7 +98,7 @@ def _read_behind(graph: StreamGraph, node: StreamNode, whole: Collection[int]) -
     return read
 
 
-def _read_by(graph: StreamGraph, edge: StreamEdge, whole: Collection[int]) -> set[str | int] | None:
+def _read_by(graph: StreamGraph, edge: StreamEdge, whole: Collection[TapPlace]) -> set[str | int] | None:
     """What one consumer reads."""
     if _why_exchanged_as_rows(edge.partitioning) is not None:
         return None
@@ -98,30 +114,30 @@ def _read_by(graph: StreamGraph, edge: StreamEdge, whole: Collection[int]) -> se
             return read | set(column_names(*fields.values()))
         behind = _read_behind(graph, node, whole)
         return None if behind is None else read | set(column_names(step.function)) | behind
-    fields = _fields_of(graph, node.id, operator)
+    fields = _fields_of(graph, node.id, operator, whole)
     return None if fields is None else read | set(fields)
 
 
-def _fields_of(graph: StreamGraph, node_id: int, operator: Operator) -> tuple[str | int, ...] | None:
+def _fields_of(graph: StreamGraph, node_id: int, operator: Operator, whole: Collection[TapPlace]) -> tuple[str | int, ...] | None:
     """The fields that an aggregate or a window reads; None: something comes out whole, or it is neither.
 
     A window whose late elements somebody reads is one: those come out whole.
     """
     if not isinstance(operator, (RunningAggregateOperator, SliceWindowOperator)) or not operator.reads_columns:
         return None
-    if any(out.side is not None for out in graph.outputs_of(node_id)):
+    if any(out.side is not None for out in graph.outputs_of(node_id)) or any(not isinstance(at, int) and at[0] == node_id for at in whole):
         return None
     assert isinstance(operator.aggregate, FoldingAggregate), "others read rows"
     return fields_read(operator.aggregate)
 
 
-def with_fields(graph: StreamGraph, edge: StreamEdge, partitioning: Partitioning) -> Partitioning:
+def with_fields(graph: StreamGraph, edge: StreamEdge, partitioning: Partitioning, whole: Collection[TapPlace] = ()) -> Partitioning:
     """`partitioning`, with the fields that the consumer reads where it is known, and nothing else of a record comes out of it."""
     factory = graph.nodes[edge.target].factory
     if partitioning.strategy is not ShipStrategy.HASH or factory is None:
         return partitioning
     operator = factory()
-    fields = _fields_of(graph, edge.target, operator) if is_expression(partitioning.function) else None
+    fields = _fields_of(graph, edge.target, operator, whole) if is_expression(partitioning.function) else None
     return replace(partitioning, fields=fields, keys_alone=_counts(operator))
 
 

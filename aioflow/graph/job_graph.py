@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from aioflow.core.functions import OutputTag
+    from aioflow.core.ids import TapPlace
 
 __all__ = ["JobEdge", "JobGraph", "JobVertex", "build_job_graph", "connected_subtasks"]
 
@@ -105,10 +106,10 @@ def connected_subtasks(strategy: ShipStrategy, producer: int, producers: int, co
     return range(start, -(-(producer + 1) * consumers // producers))
 
 
-def build_job_graph(graph: StreamGraph, *, apart: bool = False, explained: bool = False, whole: Collection[int] = ()) -> JobGraph:
+def build_job_graph(graph: StreamGraph, *, apart: bool = False, explained: bool = False, whole: Collection[TapPlace] = ()) -> JobGraph:
     """Chain, validate, and number the exchanges. `apart`: what stays in the program's process shares no chain with what need not.
-    `explained`: also say of sources that never give columns what is in the way, for which operators are made. `whole`: nodes whose
-    records are looked at from outside, so that none of their fields may be left out.
+    `explained`: also say of sources that never give columns what is in the way, for which operators are made. `whole`: places
+    that are looked at from outside, so that no field of their records may be left out.
     """
     _validate(graph)
     uids = graph.uids()
@@ -145,7 +146,7 @@ def build_job_graph(graph: StreamGraph, *, apart: bool = False, explained: bool 
         if chained_into.get(edge.source) == edge.target and edge.side is None:
             continue
         (source, operator_index), (target, _) = place[edge.source], place[edge.target]
-        partitioning = with_fields(graph, edge, _resolve(graph, edge))
+        partitioning = with_fields(graph, edge, _resolve(graph, edge), whole)
         edges.append(JobEdge(len(edges), source, target, edge.input_index, partitioning, operator_index, edge.side))
     return JobGraph(graph.name, tuple(vertices), tuple(edges))
 

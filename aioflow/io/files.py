@@ -102,6 +102,7 @@ class Files(Generic[T]):
         *,
         decoder: Callable[[list[str] | None], Decoder],
         column_decoder: Callable[[list[str] | None], Decoder] | None = None,
+        narrows: bool = False,
         no_columns: str = "texts without fields: jsonl and csv have them",
         encoder: Callable[[], Encoder],
         extension: str,
@@ -114,7 +115,8 @@ class Files(Generic[T]):
         roll: RollPolicy | None = None,
         block_bytes: int = BLOCK_BYTES,
     ) -> None:
-        """`column_decoder`: one that gives columns, if the format has any; `no_columns`: for what it has none, and what has."""
+        """`column_decoder`: one that gives columns, if the format has any; `narrows`: it can leave some out; `no_columns`: for
+        what it has none, and what has."""
         checked_on_error(on_error, f"{function}({str(path)!r})")
         if split_bytes < 1:
             raise GraphError(f"{function}({str(path)!r}): split_bytes is {split_bytes}, expected at least 1")
@@ -125,6 +127,7 @@ class Files(Generic[T]):
         self._path: str | PurePath = path if isinstance(path, (str, PurePath)) else os.fspath(path)
         self._decoder = decoder
         self._column_decoder = column_decoder
+        self._narrows = narrows
         self._no_columns = no_columns
         self._encoder = encoder
         self._extension = extension
@@ -156,15 +159,15 @@ class Files(Generic[T]):
         return source
 
     def with_fields(self, names: tuple[str, ...]) -> Files[T]:
-        """The same source, which makes no other columns than these, if its decoder can leave some out."""
+        """The same source, which makes no other columns than these; this one if its decoder cannot leave any out."""
+        if not self._narrows:
+            return self
         source, make = copy.copy(self), self._decoder
 
         def decoder(header: list[str] | None) -> Decoder:
-            made = make(header)
-            narrow = getattr(made, "narrow", None)
-            if narrow is not None:
-                narrow(names)
-            return made
+            made: Any = make(header)
+            made.narrow(names)
+            return made  # type: ignore[no-any-return]
 
         source._decoder = decoder
         return source

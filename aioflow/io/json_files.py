@@ -78,6 +78,7 @@ def jsonl(
         path,
         decoder=lambda header: JsonDecoder(type),
         column_decoder=(lambda header: JsonColumnDecoder(type)) if _has_columns(type) else None,
+        narrows=True,
         no_columns=f"{type!r}: a dataclass, NamedTuple or Struct of plain fields has columns, and so has no type at all",
         encoder=JsonEncoder,
         extension="jsonl",

@@ -250,6 +250,41 @@ async def test_a_stream_that_is_subscribed_to_has_whole_records(kind: str, tmp_p
     assert seen == [Event(**row) if of_type else row for row in ROWS if row["user"] > 0]
 
 
+@pytest.mark.parametrize("kind", ["arrow", "parquet", "jsonl", "csv"])
+async def test_a_stream_of_which_fields_are_left_out_is_not_subscribed_to_unawares(kind: str, tmp_path: Path) -> None:
+    """What comes whole can be: of a format that leaves out nothing, behind a select, and what an aggregate gives."""
+    (tmp_path / "events.csv").write_text("user,word\n1,a\n2,b\n")
+    flow = af.Flow("watched")
+    read = flow.source(af.io.csv(tmp_path / "events.csv") if kind == "csv" else sources(tmp_path)[kind], name="read")
+    kept = read.filter(~e.user.is_null(), name="kept")
+    chosen = kept.select(key=e.user)
+    counts = chosen.key_by(e.key).count()
+    async with flow.run() as job:
+        for stream, name in ((read, "read"), (kept, "kept")):
+            if kind == "csv":
+                job.subscribe(stream).close()
+                continue
+            with pytest.raises(af.GraphError, match=rf"DataStream\({name}\) comes as columns, and only what the flow reads .*: user\. .*subscribe="):
+                job.subscribe(stream)
+        job.subscribe(chosen).close()
+        job.subscribe(counts).close()
+        await job.cancel()
+
+
+async def test_late_elements_that_came_as_columns_are_whole_or_refused() -> None:
+    rows = [{"user": 1, "ts": ts, "more": ts} for ts in (1_000, 9_000, 2_000)]
+    flow = af.Flow("late")
+    read = flow.source(af.io.arrow(pa.Table.from_pylist(rows)), watermarks=af.WatermarkStrategy.monotonous_timestamps(timestamp=e.ts))
+    windows = read.key_by(e.user).window(af.tumbling("1s")).aggregate(af.count())
+    async with flow.run(subscribe=[windows.late]) as job, job.subscribe(windows.late) as late:
+        assert [row async for row in late] == [rows[2]]
+    async with flow.run() as job:
+        with pytest.raises(af.GraphError, match="only what the flow reads of it was read: ts, user"):
+            job.subscribe(windows.late)
+        job.subscribe(windows).close()
+        await job.cancel()
+
+
 def test_a_batch_of_columns_reads_like_one_of_rows() -> None:
     from aioflow.columns.arrow import from_table
 
