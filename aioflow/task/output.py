@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from aioflow.task.inflight import InFlightCapture
     from aioflow.task.partitioners import Partitioner
 
-__all__ = ["FLUSH_MAX_AGE_NS", "RecordWriter", "TaskOutput", "TravelCheck"]
+__all__ = ["FLUSH_MAX_AGE_NS", "SIDES_MAX", "RecordWriter", "TaskOutput", "TravelCheck"]
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +52,9 @@ FLUSH_LATER = 4
 """And so many records must have been gathered for each of these channels, or so many times that time have passed: where readers and writer
 share a processor that is busy with others too, the readers of one flush may take longer than the time to the next.
 """
+
+SIDES_MAX = 1_000
+"""So many side outputs that nobody reads are remembered, for what is said of them at the end: a tag may be made of a record."""
 
 
 class TravelCheck:
@@ -167,7 +170,7 @@ class TaskOutput:
         self._main: list[RecordWriter] = []
         self._side: dict[tuple[int, OutputTag[Any]], list[RecordWriter]] = {}
         self.sides_sent: dict[tuple[int, OutputTag[Any]], None] = {}
-        """Side outputs that something was sent to, read or not."""
+        """Side outputs that something was sent to: those that are read, and the first `SIDES_MAX` that are not."""
         self._all: list[RecordWriter] = []
         self.availability: Availability = AVAILABLE
         self.on_slice_records: Callable[[int], None] | None = None
@@ -232,8 +235,9 @@ class TaskOutput:
     def emit_side(self, node_index: int, tag: OutputTag[Any], value: Any, timestamp: int | None, watermark: int) -> None:
         """One record to the side output `tag` of one operator; dropped when nobody reads it."""
         side = node_index, tag
-        self.sides_sent[side] = None
         writers = self._side.get(side)
+        if side not in self.sides_sent and (writers is not None or len(self.sides_sent) < SIDES_MAX):
+            self.sides_sent[side] = None
         if writers is None:
             return
         self.records_out += 1

@@ -10,6 +10,7 @@ Invariant: the watermark never goes back, not over a restore either, as long as 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from heapq import heappop, heappush, heapreplace
 from typing import TYPE_CHECKING, Any
 
 from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK, RecordBatch
@@ -31,6 +32,10 @@ class SplitWatermarks:
         self._reader = reader
         self._now_ms = now_ms
         self._generators: dict[str, WatermarkGenerator] = {}
+        self._order: list[tuple[int, str]] = []
+        """A heap: of each split, unless it is put aside, at least one entry that is not above its event time. The others mean nothing."""
+        self._aside: dict[str, None] = {}
+        """Were idle when they were met in `_order`."""
         self._forgotten = 0
         """So many splits that were read to their end have no generator any more."""
         self.current = MIN_WATERMARK
@@ -53,6 +58,8 @@ class SplitWatermarks:
     def all_finished(self) -> None:
         """Every split that is known was read to its end, whether or not the reader says so of each."""
         self._generators.clear()
+        self._order.clear()
+        self._aside.clear()
 
     def of(self, split_id: str) -> int:
         """How far the event time of one split is. Of one that was read to its end: that of the task."""
@@ -79,7 +86,11 @@ class SplitWatermarks:
         split_id = self._reader.current_split  # type: ignore[attr-defined]  # Several splits: the reader must tell which.
         self._forget_finished(split_id)
         others = self._least(idle, split_id)
-        timestamps, watermarks, after = generators[split_id].apply(values, timestamps)
+        generator = generators[split_id]
+        had = generator.current
+        timestamps, watermarks, after = generator.apply(values, timestamps)
+        if generator.current < had:  # It goes by a clock that was set back.
+            heappush(self._order, (generator.current, split_id))
         before = self.current
         combined = max(before, min(after, others))
         self.current = combined
@@ -112,9 +123,35 @@ class SplitWatermarks:
         generator = self._generators[split_id] = self._strategy.create(self._now_ms)
         if watermark != MIN_WATERMARK:
             generator.restore(watermark)
+        heappush(self._order, (generator.current, split_id))
 
     def _least(self, idle: Collection[str], but: str) -> int:
-        return min((one.current for id_, one in self._generators.items() if id_ != but and id_ not in idle), default=MAX_WATERMARK)
+        """The least event time of those splits that are neither in `idle` nor `but`. There may be thousands."""
+        order, generators = self._order, self._generators
+        for split_id in [id_ for id_ in self._aside if id_ not in idle or id_ == but]:
+            del self._aside[split_id]
+            if split_id in generators:
+                heappush(order, (generators[split_id].current, split_id))
+        own: list[tuple[int, str]] = []
+        least = MAX_WATERMARK
+        while order:
+            mark, split_id = order[0]
+            generator = generators.get(split_id)
+            if generator is None:
+                heappop(order)
+            elif split_id == but:
+                own.append(heappop(order))
+            elif split_id in idle:
+                heappop(order)
+                self._aside[split_id] = None
+            elif mark < generator.current:
+                heapreplace(order, (generator.current, split_id))
+            else:
+                least = mark
+                break
+        if own:
+            heappush(order, own[0])
+        return least
 
     def _is_finished(self, split_id: str) -> bool:
         return split_id in getattr(self._reader, "finished_splits", ())

@@ -730,9 +730,18 @@ MUTANTS: list[Mutant] = [
     Mutant(
         "a split that is silent beside others holds event time back",
         "aioflow/task/split_watermarks.py",
-        "if id_ != but and id_ not in idle)",
-        "if id_ != but)",
+        "            elif split_id in idle:\n",
+        "            elif split_id in ():\n",
         ("tests/task/test_source_input.py::test_a_split_without_data_for_the_idle_time_holds_nothing_back",),
+    ),
+    Mutant(
+        "a split that was idle is never looked at again",
+        "aioflow/task/split_watermarks.py",
+        "if id_ not in idle or id_ == but]",
+        "if id_ in generators and id_ == \"\"]",
+        (
+            "tests/task/test_split_watermarks.py::test_the_event_time_is_the_least_whatever_happens_to_the_splits",
+        ),
     ),
     Mutant(
         "a split that waits for its turn is taken for idle",

@@ -15,7 +15,7 @@ from aioflow.core.functions import OutputTag
 from aioflow.graph.stream_graph import Partitioning, ShipStrategy
 from aioflow.network.buffers import NetworkBufferPool
 from aioflow.network.partition import ResultPartition
-from aioflow.task.output import RecordWriter, TaskOutput, TravelCheck
+from aioflow.task.output import SIDES_MAX, RecordWriter, TaskOutput, TravelCheck
 from aioflow.task.partitioners import create_partitioner
 
 TAG: OutputTag[Any] = OutputTag("side")
@@ -158,6 +158,16 @@ def test_a_batch_goes_to_every_main_edge_and_is_counted_once() -> None:
     assert read(a, 0) == read(b, 0) == [[1, 2]]
     assert output.records_out == 2
     assert output.watermark == 7
+
+
+def test_tags_made_of_records_are_not_all_remembered_but_those_that_are_read_are() -> None:
+    output, side = task_output(writer(ShipStrategy.GLOBAL)), writer(ShipStrategy.GLOBAL)
+    output.add(side, (0, TAG))
+    for i in range(2 * SIDES_MAX):
+        output.emit_side(0, OutputTag(f"tag {i}"), i, None, 4)
+    output.emit_side(0, TAG, "read", None, 4)
+    assert len(output.sides_sent) == SIDES_MAX + 1
+    assert (0, TAG) in output.sides_sent
 
 
 def test_side_outputs_go_by_operator_and_tag() -> None:
