@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from aioflow.checkpoint.completed import CheckpointedOperator, CompletedCheckpoint
 from aioflow.checkpoint.plan import CheckpointedVertex, VertexInput
 from aioflow.checkpoint.source_state import SplitState
-from aioflow.checkpoint.subtask import OperatorStateHandle
+from aioflow.checkpoint.subtask import ChannelSide, OperatorStateHandle
 from aioflow.core.errors import RestoreError
 from aioflow.core.keygroups import KeyGroupRange, range_for_subtask
 from aioflow.state.handles import KeyedStateHandle, StateFile
@@ -40,9 +40,8 @@ class InFlightRestore:
     """Data that was in flight in one place, for one subtask to process before anything new."""
 
     edge_id: int
-    side: str
-    """`input`: channel `index` of its gate. `restored`: a channel that is there no more. `chain`: before an operator,
-    as `ChannelStateHandle` numbers them."""
+    side: ChannelSide
+    """Never `OUTPUT`: the consumer takes over what waited at the producer."""
     index: int
     files: tuple[StateFile, ...]
     """One after the other: what waited at the consumer, then what waited at the producer."""
@@ -245,7 +244,7 @@ def _keeps_channels(checkpoint: CompletedCheckpoint, vertices: Sequence[Checkpoi
     for (head, _), state in checkpoint.subtasks.items():
         uids = [handle.uid for handle in state.operators]
         fits = fits and (not uids or uids == chains.get(head))
-        fits = fits and all(channel.edge_id in edges or channel.side == "chain" for channel in state.channels)
+        fits = fits and all(channel.edge_id in edges or channel.side is ChannelSide.CHAIN for channel in state.channels)
     if not fits:
         raise _changed(checkpoint)
     return True
@@ -290,7 +289,7 @@ class InFlightPlan:
         former = self._parallelism[vertex.uid]
         dealt = former != vertex.parallelism
         for (head, subtask, edge_id, side, place), file in self._files.items():
-            if head == vertex.uid and side in ("chain", "restored") and (dealt or subtask == index):
+            if head == vertex.uid and side in (ChannelSide.CHAIN, ChannelSide.RESTORED) and (dealt or subtask == index):
                 rest = subtask % vertex.parallelism == index
                 found.append(InFlightRestore(edge_id, side, place, (file,), dealt=dealt, takes_rest=rest))
                 self._left.pop((head, subtask, edge_id, side, place), None)
@@ -303,7 +302,7 @@ class InFlightPlan:
     def _same(self, vertex: CheckpointedVertex, index: int, read: VertexInput) -> list[InFlightRestore]:
         producer = self._uids[read.vertex_id]
         count = self._parallelism[producer] if read.producers is None else len(read.producers[index])
-        made = (self._channel(vertex.uid, index, producer, channel, read, "input", channel) for channel in range(count))
+        made = (self._channel(vertex.uid, index, producer, channel, read, ChannelSide.INPUT, channel) for channel in range(count))
         return [restore for restore in made if restore is not None]
 
     def _dealt(self, vertex: CheckpointedVertex, index: int, read: VertexInput) -> list[InFlightRestore]:
@@ -314,17 +313,17 @@ class InFlightPlan:
             rest = subtask % vertex.parallelism == index
             if read.keyed or rest:
                 for channel in range(self._parallelism[producer]):
-                    restore = self._channel(vertex.uid, subtask, producer, channel, read, "restored", len(found))
+                    restore = self._channel(vertex.uid, subtask, producer, channel, read, ChannelSide.RESTORED, len(found))
                     if restore is not None:
                         found.append(replace(restore, dealt=True, takes_rest=rest))
         return found
 
     def _channel(
-        self, consumer: str, subtask: int, producer: str, channel: int, read: VertexInput, side: str, place: int
+        self, consumer: str, subtask: int, producer: str, channel: int, read: VertexInput, side: ChannelSide, place: int
     ) -> InFlightRestore | None:
         """What was on its way from subtask `channel` of the producer to subtask `subtask` of the consumer."""
-        at_consumer = (consumer, subtask, read.edge_id, "input", channel)
-        at_producer = (producer, channel, read.edge_id, "output", subtask)
+        at_consumer = (consumer, subtask, read.edge_id, ChannelSide.INPUT, channel)
+        at_producer = (producer, channel, read.edge_id, ChannelSide.OUTPUT, subtask)
         first, second = self._files.get(at_consumer), self._files.get(at_producer)
         self._left.pop(at_consumer, None)
         self._left.pop(at_producer, None)

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from aioflow.checkpoint.subtask import SubtaskState
-from aioflow.state.handles import StateFile
 
 __all__ = ["CheckpointKind", "CheckpointRetention", "CheckpointedOperator", "CompletedCheckpoint", "Discard", "files_of"]
 
@@ -80,22 +79,10 @@ def files_of(states: Iterable[SubtaskState]) -> list[str]:
     """Names of all files that `states` refer to, each once, in order; content that travels in its handle has none."""
     names: dict[str, None] = {}
     for state in states:
-        for file in _files(state):
+        for file in state.files():
             if file.name:
                 names[file.name] = None
     return list(names)
-
-
-def _files(state: SubtaskState) -> Iterable[StateFile]:
-    for operator in state.operators:
-        if operator.keyed is not None:
-            yield from operator.keyed.files
-        if operator.operator is not None:
-            yield operator.operator
-        if operator.source is not None:
-            yield operator.source
-    for channel in state.channels:
-        yield channel.file
 
 
 _DELETED_MAX = 16

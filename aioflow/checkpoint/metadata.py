@@ -17,7 +17,7 @@ from typing import Any, NoReturn, TypeVar
 import msgpack
 
 from aioflow.checkpoint.completed import CheckpointedOperator, CheckpointKind, CompletedCheckpoint
-from aioflow.checkpoint.subtask import ChannelStateHandle, OperatorStateHandle, SubtaskState
+from aioflow.checkpoint.subtask import ChannelSide, ChannelStateHandle, OperatorStateHandle, SubtaskState
 from aioflow.core.errors import RestoreError
 from aioflow.state.handles import KeyedStateHandle, StateFile
 
@@ -81,7 +81,7 @@ def encode_subtask(state: SubtaskState) -> list[Any]:
             [operator.uid, None if operator.keyed is None else _keyed(operator.keyed), _file(operator.operator), _file(operator.source)]
             for operator in state.operators
         ],
-        [[channel.edge_id, channel.side, channel.index, _file(channel.file)] for channel in state.channels],
+        [[channel.edge_id, channel.side.value, channel.index, _file(channel.file)] for channel in state.channels],
         state.finished,
     ]
 
@@ -193,7 +193,9 @@ def _operator_from(data: Any, where: str) -> OperatorStateHandle:
 
 def _channel_from(data: Any, where: str) -> ChannelStateHandle:
     edge_id, side, index, file = _parse(data, where, (int, str, int, list))
-    return ChannelStateHandle(edge_id, side, index, _file_from(file, where))
+    if side not in ChannelSide.__members__.values():
+        _refuse(where, f"data in flight wait in the unknown place {side!r}")
+    return ChannelStateHandle(edge_id, ChannelSide(side), index, _file_from(file, where))
 
 
 def _keyed_from(data: list[Any], where: str) -> KeyedStateHandle:

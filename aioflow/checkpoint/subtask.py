@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import StrEnum
 
 from aioflow.state.handles import KeyedStateHandle, StateFile
 
-__all__ = ["ChannelStateHandle", "CheckpointStats", "OperatorStateHandle", "SubtaskState"]
+__all__ = ["ChannelSide", "ChannelStateHandle", "CheckpointStats", "OperatorStateHandle", "SubtaskState"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,16 +23,26 @@ class OperatorStateHandle:
     """Of a source: its splits with their positions and their event time, encoded."""
 
 
+class ChannelSide(StrEnum):
+    """Where data in flight wait, and what is counted there."""
+
+    INPUT = "input"
+    """At the consumer, in a channel of its gate."""
+    OUTPUT = "output"
+    """At the producer, in a subpartition."""
+    CHAIN = "chain"
+    """In the task, in front of an operator: from 1; 0: what a source without any has read."""
+    RESTORED = "restored"
+    """In a channel that the exchange had before it was dealt out anew, numbered as they come: it is read like one that is there no more."""
+
+
 @dataclass(frozen=True, slots=True)
 class ChannelStateHandle:
     """Data in flight on one exchange that an unaligned checkpoint overtook."""
 
     edge_id: int
-    side: str
-    """`input` (queued at the consumer), `output` (queued at the producer), `chain` (in front of an operator of the task), or `restored`
-    (of a channel that the exchange had before it was rescaled)."""
+    side: ChannelSide
     index: int
-    """Channel of the gate, subpartition of the partition, operator of the chain (from 1; 0: a source without any), or a number."""
     file: StateFile
 
 
@@ -42,6 +54,18 @@ class SubtaskState:
     channels: tuple[ChannelStateHandle, ...] = ()
     finished: bool = False
     """Whether its input had ended and it had finished before the checkpoint: nothing is left to process."""
+
+    def files(self) -> Iterator[StateFile]:
+        """All that it refers to, in order."""
+        for operator in self.operators:
+            if operator.keyed is not None:
+                yield from operator.keyed.files
+            if operator.operator is not None:
+                yield operator.operator
+            if operator.source is not None:
+                yield operator.source
+        for channel in self.channels:
+            yield channel.file
 
 
 @dataclass(frozen=True, slots=True)

@@ -296,7 +296,7 @@ class SubtaskCheckpoints:
             alignment_persisted=in_flight,
             sync_ms=taken.sync_ms,
             async_ms=round(self._environment.host.clock.monotonic() * 1000.0 - taken.begun_ms),
-            state_size=_size(state),
+            state_size=sum(file.size for file in state.files()),
             checkpointed_size=written,
             unaligned=capture is not None and capture.overtook,
         )
@@ -380,11 +380,3 @@ class SubtaskCheckpoints:
     async def written(self) -> None:
         """Wait until nothing is being written any more; after `may_end`."""
         await wait_all(list(self._writing.values()))
-
-
-def _size(state: SubtaskState) -> int:
-    """Bytes that the state refers to."""
-    files = [file for one in state.operators for file in (one.operator, one.source) if file is not None]
-    files += [file for one in state.operators if one.keyed is not None for file in one.keyed.files]
-    files += [channel.file for channel in state.channels]
-    return sum(file.size for file in files)

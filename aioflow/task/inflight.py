@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from aioflow.checkpoint.subtask import ChannelStateHandle
+from aioflow.checkpoint.subtask import ChannelSide, ChannelStateHandle
 from aioflow.core.batch_codec import TabledBytes, decode_batch, decode_event, encode_batch, encode_event
 from aioflow.core.elements import MIN_WATERMARK, Event, RecordBatch, Watermark, WatermarkStatus
 from aioflow.core.errors import RestoreError
@@ -31,13 +31,7 @@ if TYPE_CHECKING:
     from aioflow.core.serializers import Codec
     from aioflow.state.handles import StateInput, StateOutput
 
-__all__ = ["CHAIN", "INPUT", "OUTPUT", "RESTORED", "InFlightCapture", "InFlightLog", "RestoredPlace", "read_in_flight", "waiting_in_chain"]
-
-INPUT = "input"
-OUTPUT = "output"
-CHAIN = "chain"
-RESTORED = "restored"
-"""Of an exchange that has been dealt out anew since: what is left of it is read like a channel that is there no more."""
+__all__ = ["InFlightCapture", "InFlightLog", "RestoredPlace", "read_in_flight", "waiting_in_chain"]
 
 VERSION: Final = 1
 _HEAD: Final = struct.Struct(">Bq?")
@@ -90,7 +84,7 @@ class InFlightCapture:
     def __init__(self, codec: Codec, owner: str) -> None:
         self._codec = codec
         self._owner = owner
-        self._logs: dict[tuple[int, str, int], InFlightLog] = {}
+        self._logs: dict[tuple[int, ChannelSide, int], InFlightLog] = {}
         self._awaited: dict[object, None] = {}
         self._complete = asyncio.Event()
         self._complete.set()
@@ -101,7 +95,7 @@ class InFlightCapture:
         """How long the last barrier took to come, if that is known only since the checkpoint was taken."""
         self.alignment_processed = 0
 
-    def log(self, edge_id: int, side: str, index: int, watermark: int = MIN_WATERMARK, *, idle: bool = False) -> InFlightLog:
+    def log(self, edge_id: int, side: ChannelSide, index: int, watermark: int = MIN_WATERMARK, *, idle: bool = False) -> InFlightLog:
         """The log of this place, begun if it is new."""
         place = edge_id, side, index
         found = self._logs.get(place)
@@ -121,7 +115,7 @@ class InFlightCapture:
         """What the barrier overtook in a subpartition."""
         self.overtook = True
         if overtaken:
-            self.add(self.log(edge_id, OUTPUT, index), overtaken)
+            self.add(self.log(edge_id, ChannelSide.OUTPUT, index), overtaken)
 
     def wait_for(self, what: object) -> None:
         """It is not complete before `arrived(what)`."""
@@ -151,9 +145,7 @@ class RestoredPlace:
     """What waited in one place, with what was in force in front of it."""
 
     edge_id: int
-    side: str
-    """`INPUT`: channel `index` of the gate. `RESTORED`: a channel that is there no more. `CHAIN`: before the operator of that number,
-    counted from 1; 0 is what a source without operators has read."""
+    side: ChannelSide
     index: int
     watermark: int
     idle: bool
@@ -188,7 +180,7 @@ def waiting_in_chain(places: Sequence[RestoredPlace]) -> dict[int, list[tuple[Re
     """What goes on from between two operators of the chain: by the index of the first one, with the input that it comes in by."""
     waiting: dict[int, list[tuple[RecordBatch, int]]] = {}
     for place in places:
-        if place.side == CHAIN:
+        if place.side is ChannelSide.CHAIN:
             batches = [(element, index) for element, index in place.elements if isinstance(element, RecordBatch)]
             waiting.setdefault(place.index - 1, []).extend(batches)
     return waiting
@@ -226,7 +218,7 @@ def _share(element: RecordBatch | Event, restore: InFlightRestore, own: KeyGroup
     elif element.values and not restore.takes_rest:
         batch = RecordBatch([], None, None, None, element.watermark)
     assert batch is not None
-    if restore.side == CHAIN:
+    if restore.side is ChannelSide.CHAIN:
         # Those who reached different watermarks meet here: none may make the records of another late. The channels tell it again.
         batch = RecordBatch(batch.values, batch.timestamps, batch.keys)
     return batch if batch.values or batch.watermark != MIN_WATERMARK else None

@@ -13,6 +13,7 @@ from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from aioflow.checkpoint.subtask import ChannelSide
 from aioflow.core.elements import (
     MIN_WATERMARK,
     CancelCheckpointMarker,
@@ -29,7 +30,6 @@ from aioflow.core.elements import (
 from aioflow.network.gate import EndOfDataStatus, InputGate, SharedAvailability
 from aioflow.operators.valve import StatusWatermarkValve
 from aioflow.task.barriers import InputBarriers
-from aioflow.task.inflight import INPUT, RESTORED
 from aioflow.task.input import InputStatus
 
 if TYPE_CHECKING:
@@ -227,7 +227,7 @@ class NetworkInput:
         restored = self._restored = deque[_RestoredChannel]()
         for place in places:
             part, elements = by_edge[place.edge_id], deque(element for element, _ in place.elements)
-            if place.side == RESTORED:
+            if place.side is ChannelSide.RESTORED:
                 restored.append(_RestoredChannel(part, next(gone), None, elements))
             else:
                 restored.append(_RestoredChannel(part, part.first_channel + place.index, place.index, elements))
@@ -246,13 +246,13 @@ class NetworkInput:
         for part in self._inputs:
             for index in range(part.gate.channel_count):
                 watermark, idle = self._valve.state_of(part.first_channel + index)
-                capture.log(part.edge_id, INPUT, index, watermark, idle=idle)
+                capture.log(part.edge_id, ChannelSide.INPUT, index, watermark, idle=idle)
         for number, one in enumerate(self._restored or ()):
             if one.index is None:
                 watermark, idle = self._valve.state_of(one.channel)
-                capture.add(capture.log(one.part.edge_id, RESTORED, number, watermark, idle=idle), one.elements)
+                capture.add(capture.log(one.part.edge_id, ChannelSide.RESTORED, number, watermark, idle=idle), one.elements)
             else:
-                capture.add(capture.log(one.part.edge_id, INPUT, one.index), one.elements)
+                capture.add(capture.log(one.part.edge_id, ChannelSide.INPUT, one.index), one.elements)
         for channel, elements in self._left_behind.pop(checkpoint_id, {}).items():
             capture.add(self._log_of(capture, channel), elements)
         # Older ones do not begin any more.
@@ -280,7 +280,7 @@ class NetworkInput:
 
     def _log_of(self, capture: InFlightCapture, channel: int) -> InFlightLog:
         part = self._part_of(channel)
-        return capture.log(part.edge_id, INPUT, channel - part.first_channel)
+        return capture.log(part.edge_id, ChannelSide.INPUT, channel - part.first_channel)
 
     def _part_of(self, channel: int) -> GateInput:
         return next(part for part in reversed(self._inputs) if part.first_channel <= channel)

@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from aioflow.task.inflight import CHAIN, InFlightCapture
+from aioflow.checkpoint.subtask import ChannelSide
+from aioflow.task.inflight import InFlightCapture
 
 if TYPE_CHECKING:
     from aioflow.checkpoint.alignment import CaptureComplete, Take
@@ -73,7 +74,7 @@ class Overtaking:
         capture.overtook = True
         for first, waiting in self._chain.waiting():
             for batch, input_index in waiting:
-                capture.add(capture.log(0, CHAIN, first + 1), (batch,), input_index)
+                capture.add(capture.log(0, ChannelSide.CHAIN, first + 1), (batch,), input_index)
         self._output.overtake(take.barrier, capture)
         if self._network is not None:
             if take.overtaken:

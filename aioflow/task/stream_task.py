@@ -20,6 +20,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from aioflow.checkpoint.subtask import ChannelSide
 from aioflow.core.aio import OrderedTaskGroup, close_within
 from aioflow.core.availability import Availability
 from aioflow.core.elements import Event, RecordBatch, WatermarkStatus
@@ -38,7 +39,7 @@ from aioflow.task.checkpoint_mail import CheckpointMail
 from aioflow.task.checkpointing import SubtaskCheckpoints
 from aioflow.task.closing import CLEANUP_TIMEOUT_S, close_user_code
 from aioflow.task.ending import TaskEnd
-from aioflow.task.inflight import CHAIN, read_in_flight, waiting_in_chain
+from aioflow.task.inflight import read_in_flight, waiting_in_chain
 from aioflow.task.input import InputStatus
 from aioflow.task.metrics import HARD, IDLE, SOFT
 from aioflow.task.network_input import NetworkInput
@@ -174,7 +175,7 @@ class StreamTask:
         if in_flight:
             self._chain.restore(waiting_in_chain(in_flight))
             if network is not None:
-                network.restore([place for place in in_flight if place.side != CHAIN])
+                network.restore([place for place in in_flight if place.side is not ChannelSide.CHAIN])
         self._metrics.initialized()
 
     async def _read_in_flight(self, restore: TaskRestore) -> Sequence[RestoredPlace]:

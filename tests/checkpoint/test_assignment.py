@@ -14,7 +14,7 @@ from aioflow.checkpoint.assignment import OperatorRestore, RestorePlan, TaskRest
 from aioflow.checkpoint.completed import CheckpointedOperator, CheckpointKind, CompletedCheckpoint
 from aioflow.checkpoint.plan import CheckpointedVertex, VertexInput
 from aioflow.checkpoint.source_state import SplitState
-from aioflow.checkpoint.subtask import ChannelStateHandle, OperatorStateHandle, SubtaskState
+from aioflow.checkpoint.subtask import ChannelSide, ChannelStateHandle, OperatorStateHandle, SubtaskState
 from aioflow.core.errors import RestoreError
 from aioflow.core.keygroups import KeyGroupRange, range_for_subtask
 from aioflow.state.handles import CANONICAL, KeyedStateHandle, StateFile
@@ -181,10 +181,11 @@ def test_key_group_in_two_subtasks_is_refused() -> None:
 def in_flight(parallelism: int) -> CompletedCheckpoint:
     def channels(index: int) -> tuple[ChannelStateHandle, ...]:
         """Of each kind one: from the first producer, at the consumer, and before the operator."""
-        return (ChannelStateHandle(4, "input", 0, blob(f"input-{index}")), ChannelStateHandle(-1, "chain", 0, blob(f"chain-{index}")))
+        read = ChannelStateHandle(4, ChannelSide.INPUT, 0, blob(f"input-{index}"))
+        return (read, ChannelStateHandle(-1, ChannelSide.CHAIN, 0, blob(f"chain-{index}")))
 
     subtasks = {("count", i): SubtaskState((OperatorStateHandle("count", keyed(i, parallelism)),), channels(i)) for i in range(parallelism)}
-    outputs = tuple(ChannelStateHandle(4, "output", i, blob(f"output-{i}")) for i in range(parallelism))
+    outputs = tuple(ChannelStateHandle(4, ChannelSide.OUTPUT, i, blob(f"output-{i}")) for i in range(parallelism))
     subtasks["map", 0] = SubtaskState((OperatorStateHandle("map"),), outputs)
     operators = (an_operator("map", 1), an_operator("count", parallelism))
     return CompletedCheckpoint(checkpoint_id=7, flow="counts", operators=operators, subtasks=subtasks)
@@ -254,7 +255,7 @@ def test_data_in_flight_refuses_another_shape(vertices: list[CheckpointedVertex]
 
 def test_data_in_flight_that_nobody_would_take_is_refused() -> None:
     """F6: each producer reached every consumer, and reaches one of its own now: what was on its way to the others would be lost."""
-    outputs = [tuple(ChannelStateHandle(4, "output", i, blob(f"{producer}-{i}")) for i in range(2)) for producer in range(2)]
+    outputs = [tuple(ChannelStateHandle(4, ChannelSide.OUTPUT, i, blob(f"{producer}-{i}")) for i in range(2)) for producer in range(2)]
     subtasks = {("map", i): SubtaskState((OperatorStateHandle("map"),), outputs[i]) for i in range(2)}
     subtasks |= {("count", i): SubtaskState((OperatorStateHandle("count"),)) for i in range(2)}
     operators = (an_operator("map", 2), an_operator("count", 2))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from aioflow.checkpoint.completed import CheckpointKind, CheckpointRetention, CompletedCheckpoint, Discard, files_of
-from aioflow.checkpoint.subtask import ChannelStateHandle, OperatorStateHandle, SubtaskState
+from aioflow.checkpoint.subtask import ChannelSide, ChannelStateHandle, OperatorStateHandle, SubtaskState
 from aioflow.state.handles import CANONICAL, KeyedStateHandle, StateFile
 from tests.checkpoint.jobs import state
 
@@ -31,7 +31,7 @@ def test_files_of_every_sort_are_found_once() -> None:
 
     keyed = KeyedStateHandle(CANONICAL, 128, 0, 1, (file("k1"), file("k2"), StateFile("", 1, b"", b"x")))
     operators = (OperatorStateHandle("a", keyed, file("o"), file("s")), OperatorStateHandle("b", None, file("o")))
-    channels = (ChannelStateHandle(0, "input", 0, file("c")),)
+    channels = (ChannelStateHandle(0, ChannelSide.INPUT, 0, file("c")),)
     assert files_of([SubtaskState(operators, channels), SubtaskState()]) == ["k1", "k2", "o", "s", "c"]
 
 

@@ -12,7 +12,7 @@ from aioflow.checkpoint.failure import CheckpointFailureReason as Reason
 from aioflow.checkpoint.instructions import Answer, CoordinatorOptions, FailJob, NotifyAborted, NotifyComplete, Store, Trigger
 from aioflow.checkpoint.plan import CheckpointedVertex, VertexInput
 from aioflow.checkpoint.requests import REQUESTS_MAX
-from aioflow.checkpoint.subtask import ChannelStateHandle, CheckpointStats, SubtaskState
+from aioflow.checkpoint.subtask import ChannelSide, ChannelStateHandle, CheckpointStats, SubtaskState
 from aioflow.core.elements import CheckpointBarrier
 from aioflow.core.errors import TypeNotSupported
 from aioflow.state.handles import StateFile
@@ -765,7 +765,7 @@ def test_finished_subtask_counts_with_what_it_had() -> None:
     job = Job()
     job.run()
     job.checkpoint(1)
-    sent = ChannelStateHandle(0, "output", 0, StateFile("", 1, b"", b"x"))
+    sent = ChannelStateHandle(0, ChannelSide.OUTPUT, 0, StateFile("", 1, b"", b"x"))
     job.ack((SOURCE, 0), 1, replace(state("positions", uid="source"), channels=(sent,)))
     for key in KEYS[1:]:
         job.ack(key, 1)

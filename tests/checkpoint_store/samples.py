@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Iterable
 from aioflow.checkpoint.completed import CheckpointedOperator, CheckpointKind, CompletedCheckpoint
 from aioflow.checkpoint.objects import Chunks, ObjectStore
 from aioflow.checkpoint.store import FlowStore
-from aioflow.checkpoint.subtask import ChannelStateHandle, OperatorStateHandle, SubtaskState
+from aioflow.checkpoint.subtask import ChannelSide, ChannelStateHandle, OperatorStateHandle, SubtaskState
 from aioflow.state.handles import CANONICAL, KeyedStateHandle, StateFile, StateOutput
 
 LARGE = bytes(range(256)) * 100
@@ -27,7 +27,7 @@ async def subtask(output: StateOutput, index: int = 0) -> SubtaskState:
     keyed = KeyedStateHandle(CANONICAL, 128, first, last, written, {"n": 1})
     count = OperatorStateHandle("count", keyed=keyed, operator=await output.write(chunks(b"list state")))
     source = OperatorStateHandle("source", source=await output.write(chunks(b"position %d" % index)))
-    return SubtaskState((source, count), (ChannelStateHandle(3, "input", 1, await output.write(chunks(LARGE[:20_000]))),))
+    return SubtaskState((source, count), (ChannelStateHandle(3, ChannelSide.INPUT, 1, await output.write(chunks(LARGE[:20_000]))),))
 
 
 async def checkpoint(
