@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl as ssl_module
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -61,4 +63,15 @@ class _SystemListener:
         self.port: int = server.sockets[0].getsockname()[1]
 
     def close(self) -> None:
-        self._server.close()
+        server = self._server
+        loop = server.get_loop()
+        if not isinstance(loop, asyncio.SelectorEventLoop):
+            server.close()
+            return
+        # A connection that asyncio has accepted gets its transport a turn later, and if the server was closed meanwhile it is dropped with
+        # its socket open (python/cpython#109564). So nothing more is accepted from now on, and what was accepted goes first.
+        for listening in server.sockets:
+            loop.remove_reader(listening)
+            with suppress(OSError):  # Not every system ends a listener so; there it ends a turn later.
+                listening.shutdown(socket.SHUT_RDWR)
+        loop.call_soon(server.close)
