@@ -27,9 +27,10 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import msgpack
 
-from aioflow.checkpoint.objects import ObjectStore, whole
+from aioflow.checkpoint.objects import ObjectStore
 from aioflow.core.errors import RestoreError
 from aioflow.core.host import ProcessIdentity
+from aioflow.state.handles import whole
 
 if TYPE_CHECKING:
     from aioflow.core.host import Host

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from aioflow.core.aio import wait_all
 
-__all__ = ["Chunks", "ObjectStore", "check_name", "collect", "is_name", "to_the_end", "whole"]
+__all__ = ["Chunks", "ObjectStore", "check_name", "collect", "is_name", "to_the_end"]
 
 Chunks = AsyncIterator[bytes]
 
@@ -68,11 +68,6 @@ def check_name(name: str) -> str:
     if not is_name(name):
         raise ValueError(f"object name {name!r}: expected segments of 1 to 64 of the characters A-Z a-z 0-9 _ . - joined by slashes")
     return name
-
-
-async def whole(data: bytes) -> Chunks:
-    """`data` as chunks."""
-    yield data
 
 
 async def collect(chunks: Chunks) -> bytes:

@@ -10,7 +10,6 @@ from typing import Any
 
 from aioflow.checkpoint.completed import CheckpointKind
 from aioflow.checkpoint.metadata import encode_metadata, rename_files
-from aioflow.checkpoint.objects import whole
 from aioflow.checkpoint.savepoint import Savepoint
 from aioflow.checkpoint.state_files import FileOutput
 from aioflow.checkpoint.store import METADATA
@@ -19,7 +18,7 @@ from aioflow.checkpoint.urls import join_url, open_objects
 from aioflow.core.errors import CheckpointError
 from aioflow.core.keygroups import KeyGroupRange
 from aioflow.state.format import TIMERS, FileHeader, encode_end, encode_entries, encode_header, group_of
-from aioflow.state.handles import CANONICAL, KeyedStateHandle, StateFile
+from aioflow.state.handles import CANONICAL, KeyedStateHandle, StateFile, whole
 from aioflow.state.heap_restore import ReadState, read_handle
 from aioflow.state.operator_state import decode_operator_state, encode_operator_state
 from aioflow.state.snapshot import TableMeta

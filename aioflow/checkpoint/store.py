@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -27,11 +27,11 @@ from aioflow.checkpoint.completed import CheckpointKind, CompletedCheckpoint, Di
 from aioflow.checkpoint.flow_lease import FlowLease
 from aioflow.checkpoint.lease import LeaseOptions, ObjectLeases
 from aioflow.checkpoint.metadata import decode_metadata, encode_metadata, map_files, rename_files, seal, shown, unseal
-from aioflow.checkpoint.objects import ObjectStore, to_the_end, whole
+from aioflow.checkpoint.objects import ObjectStore, to_the_end
 from aioflow.checkpoint.state_files import FileInput, FileOutput, Places
 from aioflow.checkpoint.urls import join_url, open_objects
 from aioflow.core.errors import CheckpointError, RestoreError
-from aioflow.state.handles import StateFile, StateInput, StateOutput
+from aioflow.state.handles import StateFile, StateInput, StateOutput, whole
 
 if TYPE_CHECKING:
     from aioflow.core.host import Host
@@ -158,7 +158,7 @@ class FlowStore:
         map_files(savepoint, note)
         output, source = self.output(directory), self.input()
         try:
-            copies = {name: await output.write(_once(await source.read(file))) for name, file in elsewhere.items()}
+            copies = {name: await output.write(whole(await source.read(file))) for name, file in elsewhere.items()}
         except (OSError, RestoreError) as error:
             what = "the state of tasks that finished before it cannot be copied"
             raise CheckpointError(f"{shown(savepoint)}: {what}: {error}") from error
@@ -443,10 +443,6 @@ async def read_checkpoint(url: str, host: Host, key: bytes | None = None, *, roo
     if root is None or base != root.url:
         checkpoint = rename_files(checkpoint, lambda name: join_url(base, name))
     return replace(checkpoint, location=location, directory=location if checkpoint.kind.is_savepoint else "")
-
-
-async def _once(content: bytes) -> AsyncIterator[bytes]:
-    yield content
 
 
 def _relative_name(checkpoint: CompletedCheckpoint, name: str, directory: str) -> str:

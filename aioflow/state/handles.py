@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-__all__ = ["CANONICAL", "KeyedStateHandle", "StateFile", "StateInput", "StateOutput"]
+__all__ = ["CANONICAL", "KeyedStateHandle", "StateFile", "StateInput", "StateOutput", "whole"]
 
 CANONICAL = "canonical"
 """The format that every backend can restore: what savepoints are written in."""
@@ -57,3 +57,8 @@ class StateInput(Protocol):
 
     async def read(self, file: StateFile) -> bytes:
         """The whole content. Raises RestoreError, naming the file, when it is missing, or its size or digest differs."""
+
+
+async def whole(content: bytes) -> AsyncIterator[bytes]:
+    """`content` as chunks: what is written at once."""
+    yield content

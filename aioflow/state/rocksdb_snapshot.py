@@ -27,7 +27,7 @@ from aioflow.core.keygroups import KeyGroupRange
 from aioflow.core.serializers import Codec
 from aioflow.state.changes import MISSING
 from aioflow.state.format import TIMERS, FileHeader, encode_end, encode_entries, encode_header
-from aioflow.state.handles import CANONICAL, KeyedStateHandle, StateFile, StateOutput
+from aioflow.state.handles import CANONICAL, KeyedStateHandle, StateFile, StateOutput, whole
 from aioflow.state.rocksdb_cache import Cache, Space
 from aioflow.state.rocksdb_files import Directory, View, WriteBatch, list_files, read_part, remove_files
 from aioflow.state.rocksdb_rows import END, SPACES, Spaced, group_in, prefix, space_of
@@ -290,7 +290,7 @@ class RocksSnapshot:
             tables,
             smalls,
         )
-        last = await output.write(_once(msgspec.msgpack.encode(bundle)))
+        last = await output.write(whole(msgspec.msgpack.encode(bundle)))
         self.files = files
         return self._handle(ROCKSDB_FORMAT, (*files.values(), last))
 
@@ -383,10 +383,6 @@ def decode_bundle(content: bytes) -> Bundle:
         if name != os.path.basename(name) or name in ("", ".", ".."):
             raise ValueError(f"it names a file {name!r}")
     return bundle
-
-
-async def _once(content: bytes) -> AsyncIterator[bytes]:
-    yield content
 
 
 _decode_bundle = msgspec.msgpack.Decoder(Bundle).decode

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 from aioflow.checkpoint.source_state import SourceState
 from aioflow.checkpoint.subtask import OperatorStateHandle, SubtaskState
 from aioflow.state import operator_state as operator_states
-from aioflow.state.handles import KeyedStateHandle, StateFile, StateInput, StateOutput
+from aioflow.state.handles import KeyedStateHandle, StateFile, StateInput, StateOutput, whole
 from aioflow.task.blame import naming
 
 if TYPE_CHECKING:
@@ -105,11 +105,11 @@ class SubtaskSnapshot:
         state = view.operator
         # A name without elements is no state: an operator that declared it may vanish from the flow.
         if any(elements for kind in (state.split, state.union, state.broadcast) for elements in kind.values()):
-            operator = await output.write(_once(operator_states.encode_operator_state(state, codec, view.uid)))
+            operator = await output.write(whole(operator_states.encode_operator_state(state, codec, view.uid)))
         if view.source is not None:
             for _ in view.source.pack(codec, view.uid):
                 await asyncio.sleep(0)
-            source = await output.write(_once(view.source.encode(codec, view.uid)))
+            source = await output.write(whole(view.source.encode(codec, view.uid)))
         return OperatorStateHandle(view.uid, keyed, operator, source)
 
     def cancel(self) -> None:
@@ -130,7 +130,3 @@ class CountedOutput:
         file = await self._output.write(chunks)
         self.size += file.size
         return file
-
-
-async def _once(content: bytes) -> AsyncIterator[bytes]:
-    yield content
