@@ -16,7 +16,7 @@ from aioflow.api.subscription import Subscription
 from aioflow.cluster.execution_graph import JobStatus
 from aioflow.cluster.local import LocalCluster
 from aioflow.core.aio import close_within, wait_first
-from aioflow.core.errors import CheckpointError, GraphError, JobCanceled, JobFailed, JobNotRunning
+from aioflow.core.errors import CheckpointError, GraphError, JobCanceled, JobFailed, StateError, did_you_mean
 from aioflow.core.explained_calls import explained_methods
 from aioflow.core.host import SystemHost
 from aioflow.graph.column_sources import fields_seen
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from aioflow.core.host import Host
     from aioflow.core.ids import TapPlace
     from aioflow.graph.job_graph import JobGraph
-    from aioflow.graph.stream_graph import StreamGraph
+    from aioflow.graph.stream_graph import StreamGraph, StreamNode
     from aioflow.monitoring.view import Monitored
 
 __all__ = ["Job", "JobResult"]
@@ -266,7 +266,7 @@ class Job:
         if self._told_of_uids or self._options.checkpoints is None or self.status.is_terminal:
             return
         self._told_of_uids = True
-        names = [repr(node.name) for node in self._graph.nodes.values() if node.stateful and node.uid is None]
+        names = [repr(node.name) for node in self._graph.nodes.values() if node.uid is None and (node.stateful or _commits(node))]
         if names:
             logger.warning(
                 "the savepoint of job %s keeps the state of %s under uids derived from the graph: once the flow changes before them it may "
@@ -316,14 +316,20 @@ class Job:
         """The keyed state of the operator that made `stream` (or that has this uid), read between two slices: `.get(key)`, `.items()`."""
         self._check_loop("state()")
         if isinstance(stream, str):
-            uids = self._graph.uids()
-            nodes = [node_id for node_id, uid in uids.items() if uid == stream]
-            if not nodes:
-                raise JobNotRunning(f"job {self.name!r} has no operator with uid {stream!r}; it has {', '.join(sorted(uids.values()))}")
-            node_id = nodes[0]
+            node_id = self._with_uid(stream)
         else:
             node_id = self._one_node(stream, "has no state of its own: read that of an operator before or behind it")
         return StateReader(self._cluster, self._job_graph, node_id)
+
+    def _with_uid(self, uid: str) -> int:
+        """The node whose uid it is. Raises StateError."""
+        uids = self._graph.uids()
+        node_id = next((node_id for node_id, known in uids.items() if known == uid), None)
+        if node_id is None:
+            keyed = sorted(uids[node_id] for node_id, node in self._graph.nodes.items() if node.keyed)
+            have = f"keyed state is that of {', '.join(map(repr, keyed))}" if keyed else "none of its operators has keyed state"
+            raise StateError(f"job {self.name!r} has no operator with uid {uid!r}: {have}{did_you_mean(uid, keyed)}")
+        return node_id
 
     def input(self, stream: DataStream[T]) -> PushInlet[T]:
         """The way into a stream that begins at `af.io.push()`: `await job.input(events).put(event)`; waiting is back pressure.
@@ -391,6 +397,11 @@ class Job:
         times = self._cluster.job_master.timestamps_ms
         duration = times[self.status] - times[JobStatus.CREATED]
         return JobResult(self.id, self.name, self.status.value, duration, self._cluster.job_master.executions.restarts, self.metrics())
+
+
+def _commits(node: StreamNode) -> bool:
+    """Whether it is a sink whose prepared writes are part of a savepoint."""
+    return node.sink and node.factory is not None and bool(getattr(node.factory(), "commits", False))
 
 
 def _cluster(host: Host, graph: JobGraph, options: RunOptions) -> LocalCluster | WorkersCluster | RemoteRun:

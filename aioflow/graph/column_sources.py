@@ -125,7 +125,9 @@ def _fields_of(graph: StreamGraph, node_id: int, operator: Operator, whole: Coll
     """
     if not isinstance(operator, (RunningAggregateOperator, SliceWindowOperator)) or not operator.reads_columns:
         return None
-    if any(out.side is not None for out in graph.outputs_of(node_id)) or any(not isinstance(at, int) and at[0] == node_id for at in whole):
+    if any(out.side is not None for out in graph.outputs_of(node_id)):
+        return None
+    if any(not isinstance(place, int) and place[0] == node_id for place in whole):
         return None
     assert isinstance(operator.aggregate, FoldingAggregate), "others read rows"
     return fields_read(operator.aggregate)

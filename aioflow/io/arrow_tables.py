@@ -66,6 +66,7 @@ def arrow(what: Any, *, discover_every: Duration | None = None, roll: RollPolicy
 class ArrowTable:
     """A `Source` of a table in memory. One split; the position is the index of the next row."""
 
+    name = "arrow"
     bounded = True
     columnar = True
     parallelism_max = 1
@@ -139,6 +140,7 @@ class _TableReader:
 class ArrowFiles:
     """A `Source` and a `Sink` of files in Arrow's IPC format. The position of a split is (record batch, row in it)."""
 
+    name = "arrow"
     columnar = True
     reads_columns = True
 

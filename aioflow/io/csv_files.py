@@ -97,7 +97,8 @@ def csv(
 
     Without `type` a row is a dict of texts by column name, or a list of texts if there are no names. With a dataclass, NamedTuple or
     Struct each text is converted by the annotation of its field. `header`: the first row of each file names the columns. `columns`:
-    the names where there is no header, else those to keep. `follow`, `every`, `discover_every`, `on_error`, `roll` as in `lines`.
+    the names where there is no header, else those to keep; one that a file names twice cannot be kept. `follow`, `every`,
+    `discover_every`, `on_error`, `roll` as in `lines`.
 
     As a sink: `part-<subtask>-<n>.csv`, each with a header if the first record has field names (a dict, dataclass, ...).
     """
@@ -112,6 +113,8 @@ def csv(
             raise GraphError(f"csv({str(path)!r}): {error}") from error
         if not header and columns is None:
             columns = fields
+    if columns is not None and (twice := _named_twice(columns)) is not None:
+        raise GraphError(f"csv({str(path)!r}): columns names {twice!r} twice, expected each column once")
 
     def column_decoder(names: list[str] | None) -> Decoder:
         from aioflow.io.csv_columns import CsvColumnDecoder  # Here, because a program of rows loads neither numpy nor pyarrow.
@@ -142,6 +145,11 @@ def csv(
         roll=roll,
         block_bytes=CSV_BLOCK_BYTES,
     )
+
+
+def _named_twice(names: Sequence[str]) -> str | None:
+    """The first name that comes again."""
+    return next((name for place, name in enumerate(names) if name in names[:place]), None)
 
 
 def is_utf8(encoding: str) -> bool:
@@ -235,9 +243,14 @@ class CsvDecoder:
         names = self.header
         if names is None:
             return list
+        kept = self._columns
+        read = set(field_names(self._type)) if self._type is not None else set(names if kept is None else kept)
+        twice = _named_twice([name for name in names if name in read])
+        if twice is not None:
+            remedy = f"give one of them another name there, or say by columns= which to keep, without {twice!r}"
+            raise ValueError(f"csv: the header names {twice!r} twice, among {', '.join(map(repr, names))}; {remedy}")
         if self._type is not None:
             return row_converter(self._type, names)
-        kept = self._columns
         if kept is None or kept == names:
             return lambda row: dict(zip(names, row, strict=True))
         missing = [name for name in kept if name not in names]

@@ -22,6 +22,7 @@ def blackhole() -> BlackholeSink:
 class BlackholeSink:
     """Takes everything and does nothing; each call costs one attribute look-up."""
 
+    name = "blackhole"
     reads_columns = True
 
     def __repr__(self) -> str:

@@ -49,6 +49,8 @@ def sse(url: str, *, headers: Mapping[str, str] | None = None, reconnect: bool =
 class SseSource:
     """A `Source` of `ServerSentEvent`."""
 
+    name = "sse"
+
     def __init__(self, url: str, headers: dict[str, str], reconnect: bool, backoff: Duration) -> None:
         self.url = url
         self.headers = headers

@@ -216,7 +216,11 @@ class FileReader:
         text = data
         if offset == 0 and data.startswith(BOM):
             text = data[len(BOM) :]
-        decoded = decoder.decode(text, final)
+        try:
+            decoded = decoder.decode(text, final)
+        except (TypeError, ValueError) as error:  # Of the file as a whole, like its header: what is malformed in it is in `decoded`.
+            error.add_note(f"while reading {path}")
+            raise
         if decoded.used is not None:
             decoded.used += len(data) - len(text)
             lines = data.count(b"\n", 0, decoded.used)

@@ -120,7 +120,7 @@ class Files(Generic[T]):
         checked_on_error(on_error, f"{function}({str(path)!r})")
         if split_bytes < 1:
             raise GraphError(f"{function}({str(path)!r}): split_bytes is {split_bytes}, expected at least 1")
-        self._function = function
+        self.name = self._function = function
         if discover_every is not None and follow:
             raise GraphError(f"{function}({str(path)!r}): follow=True finds new files too: leave out discover_every=, or follow=")
         # A Path means itself; only a text may be a pattern.

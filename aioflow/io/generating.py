@@ -52,6 +52,7 @@ def datagen(
 class DatagenSource(Generic[T]):
     """Split k of n makes the indices k, k + n, k + 2n, ...; the position of a split is its next index."""
 
+    name = "datagen"
     columnar = False
     """Whether readers give columns."""
 

@@ -91,6 +91,7 @@ def checked_url(url: str, connector: str, schemes: tuple[str, ...]) -> None:
 class HttpConnector:
     """A `Source` and a `Sink`. The source is at-most-once: an answer cannot be asked for again."""
 
+    name = "http"
     bounded = False
 
     def __init__(

@@ -51,6 +51,7 @@ def parquet(
 class ParquetFiles:
     """A `Source` and a `Sink`. The position of a split is (row group, row in it)."""
 
+    name = "parquet"
     columnar = True
     reads_columns = True
 

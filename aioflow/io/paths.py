@@ -57,15 +57,15 @@ async def find_files(host: Host, path: str | PurePath, *, may_be_missing: bool =
         if not itself.is_dir:
             return {text: itself}
         found = await _only_files(host, await host.blocking(_data_in, text, await _names(host, text)))
-        what = f"directory {text!r} holds no file that is data"
+        what = "the directory holds no file that is data"
     elif isinstance(path, str) and _MAGIC.search(text):
         parts = [part for part in text.split("/") if part]
         candidates = await _expand(host, "/" if text.startswith("/") else "", parts)
         found = await _only_files(host, sorted(set(candidates)))
-        what = f"no file matches {text!r}"
+        what = "no file matches"
     else:
         found = {}
-        what = f"there is no file {text!r}"
+        what = "there is no such file"
     if not found and not may_be_missing:
         raise FileNotFoundError(errno.ENOENT, f"{what}, expected a file, a directory with files, or a glob that matches some", text)
     return found

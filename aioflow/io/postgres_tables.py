@@ -80,6 +80,7 @@ def postgres(
 class PostgresTable(Generic[T]):
     """A `Source` and a `Sink`. One split; its position is the key of the last row that was read."""
 
+    name = "postgres"
     bounded = True
 
     def __init__(

@@ -26,6 +26,8 @@ def stdout(prefix: str = "") -> StdoutSink:
 class StdoutSink:
     """Writes to `sys.stdout` as it is when the job starts."""
 
+    name = "stdout"
+
     def __init__(self, prefix: str = "") -> None:
         self._prefix = prefix
 

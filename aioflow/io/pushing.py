@@ -40,6 +40,7 @@ def push(capacity: int = CAPACITY) -> PushSource[Any]:
 class PushSource(Generic[T]):
     """Unbounded until its inlet is closed. One split; the position is the number of the next element."""
 
+    name = "push"
     bounded = False
     stays_here = True
     parallelism_max = 1

@@ -42,6 +42,7 @@ def queue(asyncio_queue: asyncio.Queue[T], *, end: Any = _NO_END) -> QueueConnec
 class QueueConnector(Generic[T]):
     """A `Source` and a `Sink`. Flows that use it run in the loop that uses the queue."""
 
+    name = "queue"
     bounded = False
     parallelism_max = 1
     stays_here = True

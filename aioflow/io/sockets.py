@@ -50,6 +50,8 @@ def socket(
 class SocketConnector:
     """A `Source` and a `Sink`."""
 
+    name = "socket"
+
     def __init__(self, host: str, port: int, encoding: str, reconnect: bool, backoff: Duration, on_error: OnError) -> None:
         if not 0 < port < 65536:
             raise GraphError(f"socket({host!r}, {port}): port is {port}, expected 1 to 65535")

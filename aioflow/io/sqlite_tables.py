@@ -79,6 +79,7 @@ def sqlite(
 class SqliteTable(Generic[T]):
     """A `Source` and a `Sink`. One split; its position is the key of the last row that was read."""
 
+    name = "sqlite"
     bounded = True
     parallelism_max = 1
 

@@ -77,6 +77,7 @@ def _is_loopback(host: str) -> bool:
 class WebhookSource:
     """A `Source`. One split, so one server."""
 
+    name = "webhook"
     bounded = False
 
     def __init__(

@@ -53,6 +53,8 @@ def websocket(
 class WebSocketConnector:
     """A `Source` and a `Sink`."""
 
+    name = "websocket"
+
     def __init__(
         self, url: str, subscribe: tuple[str | bytes, ...], headers: dict[str, str], reconnect: bool, backoff: Duration
     ) -> None:

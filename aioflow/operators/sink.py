@@ -23,7 +23,7 @@ from aioflow.core.availability import Availability
 from aioflow.core.elements import RecordBatch
 from aioflow.core.errors import AioflowError, RestoreError, note_once
 from aioflow.core.functions import CheckpointedFunction
-from aioflow.core.optional_arguments import call_with
+from aioflow.core.optional_arguments import call_with, takes_argument
 from aioflow.core.retry import Retry
 from aioflow.operators.operator import UNBOUNDED_ROOM, Operator
 
@@ -111,6 +111,12 @@ class SinkOperator(Operator):
     def sink_reads_columns(self) -> bool:
         """Whether the sink says that its writers have use for columns; known before there is one."""
         return bool(getattr(self._sink, "reads_columns", False))
+
+    @property
+    def commits(self) -> bool:
+        """Whether what is prepared and not committed yet is state of this operator; known before there is a committer."""
+        committer = self._sink.committer
+        return takes_argument(committer) or committer() is not None
 
     # Restoring.
 

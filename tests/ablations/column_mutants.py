@@ -84,6 +84,20 @@ COLUMN_MUTANTS: list[Mutant] = [
         ),
     ),
     Mutant(
+        "late elements that run(subscribe=) names come without the fields that their window does not read",
+        "aioflow/graph/column_sources.py",
+        "    if any(not isinstance(place, int) and place[0] == node_id for place in whole):\n        return None\n",
+        "",
+        ("tests/columns/test_flows.py::test_late_elements_that_came_as_columns_are_whole_or_refused",),
+    ),
+    Mutant(
+        "who subscribes later sees records without the fields that nobody reads",
+        "aioflow/api/job.py",
+        "            if seen is not None:\n",
+        "            if not isinstance(seen, list | None):\n",
+        ("tests/columns/test_flows.py::test_a_stream_of_which_fields_are_left_out_is_not_subscribed_to_unawares",),
+    ),
+    Mutant(
         "a compiled expression that has travelled looks for its names where it came from",
         "aioflow/core/expression_rows.py",
         "        function.__globals__.update({**",

@@ -153,6 +153,22 @@ def test_an_operator_whose_parallelism_is_no_number_is_refused() -> None:
         af.Flow("wide").source([1], parallelism=wrong)
 
 
+async def test_a_uid_that_no_operator_has_is_told_those_with_keyed_state() -> None:
+    flow = af.Flow("uids")
+    pushed = flow.source(af.io.push(), uid="pushed")
+    pushed.key_by(lambda x: x).count(uid="counts").sink(af.io.blackhole())
+    async with flow.run() as job:
+        with pytest.raises(af.StateError, match=r"no operator with uid 'count': keyed state is that of 'counts'; did you mean 'counts'\?$"):
+            job.state("count")
+        with pytest.raises(af.StateError, match="operator 'push' has no keyed state"):
+            job.state("pushed")
+    bare = af.Flow("bare")
+    bare.source(af.io.push(), uid="pushed")
+    async with bare.run() as job:
+        with pytest.raises(af.StateError, match=r"none of its operators has keyed state$"):
+            job.state("nonsense")
+
+
 async def test_a_union_is_not_pushed_into_and_has_no_state() -> None:
     flow = af.Flow("both")
     both = flow.source(af.io.push()).union(flow.source([1]))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import sqlite3
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,6 +35,25 @@ async def test_a_savepoint_that_depends_on_derived_uids_says_so_once(caplog: pyt
     (message,) = told(caplog)
     assert "job derived keeps the state of 'counts' under uids derived from the graph" in message
     assert "give them uid=" in message
+
+
+async def test_a_sink_whose_writes_are_committed_has_state_too(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    """What it has prepared is found again by its uid: under another one those writes would never be seen."""
+    flow = af.Flow("committed")
+    pushed = flow.source(af.io.push(), uid="pushed")
+    pushed.sink(af.io.lines(tmp_path / "derived"))
+    pushed.sink(af.io.jsonl(tmp_path / "named"), uid="named")
+    pushed.sink(af.io.sqlite(tmp_path / "rows.db", "rows"))
+    pushed.sink(af.io.blackhole())
+    pushed.sink(print)
+    with sqlite3.connect(tmp_path / "rows.db") as database:
+        database.execute("CREATE TABLE rows (n INTEGER)")
+    database.close()
+    with caplog.at_level(logging.WARNING):
+        async with flow.run(checkpoints="memory://committed-uids") as job:
+            await job.savepoint()
+    (message,) = told(caplog)
+    assert "keeps the state of 'lines', 'sqlite' under uids" in message
 
 
 @pytest.mark.parametrize("stop", ["named", "without a savepoint", "without checkpoints"])

@@ -42,7 +42,7 @@ def test_sinks_stay_in_the_program(tmp_path: Path) -> None:
     numbers.key_by(abs).count().map(repr).sink(af.io.blackhole())
     numbers.sink(af.io.lines(tmp_path / "out"))
 
-    assert shape(flow) == ["by split: query, map(one)", "3 subtasks: count -> map(repr)", "here: BlackholeSink", "here: Files"]
+    assert shape(flow) == ["by split: query, map(one)", "3 subtasks: count -> map(repr)", "here: blackhole", "here: lines"]
 
 
 def twice(numbers: af.DataStream[Any]) -> None:

@@ -32,7 +32,7 @@ def test_operators_without_keys_run_with_their_source() -> None:
 
     assert shape(flow) == [
         "by split: IterableSource, flat_map(split) -> map(upper) -> filter(isalpha)",
-        "4 subtasks: count -> map(repr) -> BlackholeSink",
+        "4 subtasks: count -> map(repr) -> blackhole",
     ]
 
 
@@ -61,7 +61,7 @@ def test_branches_and_side_outputs_of_one_task_are_one_stage() -> None:
     numbers.filter(bool).sink(af.io.blackhole())
 
     assert shape(flow) == [
-        "1 subtasks: IterableSource -> process, map(str) -> BlackholeSink, map(abs) -> BlackholeSink, filter(bool) -> BlackholeSink"
+        "1 subtasks: IterableSource -> process, map(str) -> blackhole, map(abs) -> blackhole, filter(bool) -> blackhole"
     ]
 
 
@@ -69,7 +69,7 @@ def test_an_operator_that_counts_its_instances_gets_the_subtasks_of_the_flow() -
     flow = af.Flow("instances", parallelism=3)
     flow.source([1, 2]).process(lambda value, ctx: [value]).sink(af.io.blackhole())
 
-    assert shape(flow) == ["by split: IterableSource", "3 subtasks: process -> BlackholeSink"]
+    assert shape(flow) == ["by split: IterableSource", "3 subtasks: process -> blackhole"]
 
 
 def test_a_source_that_never_ends_is_refused() -> None:
