@@ -5,23 +5,24 @@ They have an aggregate and no other function that needs the elements: `slice_win
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from aioflow.core.errors import StateError
+from aioflow.core.errors import StateError, note_once
 from aioflow.core.functions import OutputTag
 from aioflow.operators.aggregates import resolve_aggregate
 from aioflow.operators.operator import Operator
 from aioflow.operators.resumable import ResumableOutput
 from aioflow.operators.same_aggregate import check_same_aggregate
-from aioflow.operators.userfunction import UserFunction
+from aioflow.operators.stateless import describe_place
+from aioflow.operators.userfunction import UserFunction, describe_record
+from aioflow.operators.windowing import TimeWindow, window_fn_results
 from aioflow.state.backend import require_keyed
 
 if TYPE_CHECKING:
     from aioflow.core.elements import RecordBatch
     from aioflow.core.functions import AggregateFunction
     from aioflow.operators.folding import FoldingAggregate
-    from aioflow.operators.windowing import TimeWindow
     from aioflow.state.backend import KeyedStateBackend
 
 __all__ = ["AddingWindowOperator"]
@@ -74,6 +75,18 @@ class AddingWindowOperator(Operator):
             f"window {self.ctx.name!r}: a batch without {'keys' if batch.timestamps else 'timestamps'}; event-time "
             "windows stand after key_by, with a watermark strategy upstream"
         )
+
+    def _emit_made(self, call: Callable[..., Any], window: TimeWindow, watermark: int, keys: Sequence[Any], results: Sequence[Any]) -> None:
+        """Emit what the window function, by `call`, makes of each key's result, at the last instant of `window`."""
+        add, time = self._out.add, window.max_timestamp
+        key = None
+        try:
+            for key, result in zip(keys, results, strict=True):
+                for made in window_fn_results(call(key, window, result)):
+                    add(made, time, watermark)
+        except Exception as error:
+            note_once(error, f"in {describe_place(self.ctx)}, window {tuple(window)} of key {describe_record(key)}")
+            raise
 
     def _drop_late(self, value: Any, timestamp: int, watermark: int) -> None:
         """A record that is late for all its windows."""

@@ -29,7 +29,7 @@ from aioflow.core.functions import OutputTag, WindowResult
 from aioflow.operators.adding_window import AddingWindowOperator
 from aioflow.operators.stateless import describe_place
 from aioflow.operators.userfunction import describe_record
-from aioflow.operators.windowing import SessionWindows, TimeWindow, window_fn_results
+from aioflow.operators.windowing import SessionWindows, TimeWindow
 
 if TYPE_CHECKING:
     from aioflow.core.functions import AggregateFunction
@@ -199,12 +199,7 @@ class SessionWindowOperator(AddingWindowOperator):
         if self._window_fn is None:
             self._out.add(WindowResult(key, start, end, result), end - 1, end - 2)
             return
-        try:
-            for made in window_fn_results(self._window_fn.call(key, TimeWindow(start, end), result)):
-                self._out.add(made, end - 1, end - 2)
-        except Exception as error:
-            note_once(error, f"in {describe_place(self.ctx)}, window {(start, end)} of key {describe_record(key)}")
-            raise
+        self._emit_made(self._window_fn.call, TimeWindow(start, end), end - 2, (key,), (result,))
 
     def _shown(self, sessions: list[Session]) -> list[tuple[int, int, Any]]:
         """What queries show: (start, end, result so far) of each open session."""

@@ -35,7 +35,7 @@ from aioflow.operators.slice_grid import SliceGrid
 from aioflow.operators.slice_store import SliceStore
 from aioflow.operators.stateless import describe_place
 from aioflow.operators.userfunction import describe_record
-from aioflow.operators.windowing import SlidingWindows, TimeWindow, TumblingWindows, window_fn_results
+from aioflow.operators.windowing import SlidingWindows, TimeWindow, TumblingWindows
 
 if TYPE_CHECKING:
     from aioflow.core.functions import AggregateFunction
@@ -345,10 +345,7 @@ class SliceWindowOperator(AddingWindowOperator):
     def _emit(self, end: int, watermark: int, keys: list[Any], values: list[Any]) -> None:
         start = end - self._grid.size
         if self._window_fn is not None:
-            call, window, add = self._window_fn.call, TimeWindow(start, end), self._out.add
-            for key, value in zip(keys, values, strict=True):
-                for made in window_fn_results(call(key, window, value)):
-                    add(made, end - 1, watermark)
+            self._emit_made(self._window_fn.call, TimeWindow(start, end), watermark, keys, values)
             return
         results = map(_make_result, zip(keys, repeat(start), repeat(end), values, strict=False))
         self._out.add_all(results, len(keys), end - 1, watermark)

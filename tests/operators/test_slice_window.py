@@ -332,6 +332,14 @@ async def test_an_error_of_the_aggregate_names_the_record_that_caused_it() -> No
     assert caught.value.__notes__[0].endswith("at record 0 of key 'j'")
 
 
+async def test_an_error_of_the_window_function_names_the_window_and_its_key() -> None:
+    by_total = SliceWindowOperator(tumbling("10ms"), aggregates.sum(), window_fn=lambda key, window, total: 1 // total)
+    operator = await context.opened(by_total)
+    with pytest.raises(ZeroDivisionError) as caught:
+        drive(operator, cut([("k", 1, 1, MIN_WATERMARK), ("j", 0, 2, MIN_WATERMARK)], MAX_WATERMARK, [2]))
+    assert caught.value.__notes__[0].endswith("window (0, 10) of key 'j'")
+
+
 async def test_a_stream_without_timestamps_is_refused_with_the_remedy() -> None:
     operator = await opened(tumbling("10ms"))
     (batch, _) = cut([("k", "a", 3, MIN_WATERMARK)], MIN_WATERMARK, [1])
