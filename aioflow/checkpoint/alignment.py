@@ -156,6 +156,10 @@ class BarrierAlignment:
         """The checkpoint that is under way."""
         return None if self._pending is None else self._pending.checkpoint_id
 
+    def is_over(self, checkpoint_id: int) -> bool:
+        """Whether barriers of this one have no effect any more."""
+        return checkpoint_id <= self._highest and checkpoint_id != self.pending_id
+
     @property
     def blocked(self) -> tuple[int, ...]:
         """Channels that stand still, in ascending order."""

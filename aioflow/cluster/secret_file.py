@@ -19,7 +19,7 @@ def read_secret(path: str, named: str = "by secret=Path(...)") -> bytes:
     `named`: how the user says which file it is.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # To open a pipe would wait for whoever writes into it.
     except FileNotFoundError:
         raise NotAuthenticated(
             f"there is no secret file {path}: name that of the cluster {named}. Its first jobmanager makes it, as `secret` in its "

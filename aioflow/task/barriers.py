@@ -88,6 +88,10 @@ class InputBarriers:
         """The coordinator has given this checkpoint up."""
         self._carry_out(self._alignment.abort(checkpoint_id))
 
+    def is_over(self, checkpoint_id: int) -> bool:
+        """Whether it has begun here, and needs no barrier any more, or never will."""
+        return self._alignment.is_over(checkpoint_id)
+
     def taken(self) -> None:
         """The checkpoint that was due is taken, or will never be: go on."""
         self._taking = False

@@ -175,6 +175,7 @@ class SubtaskCheckpoints:
     def abort(self, checkpoint_id: int, reason: CheckpointFailureReason) -> None:
         """What the barriers of the input decided."""
         self._cancel_writing(checkpoint_id)
+        self._overtaking.forgo(checkpoint_id)
         self._output.broadcast_event(CancelCheckpointMarker(checkpoint_id))
         if reason is not CheckpointFailureReason.ABORT_NOTIFIED:
             self._decline(checkpoint_id, reason)
@@ -224,6 +225,7 @@ class SubtaskCheckpoints:
         self._last = checkpoint_id
         if checkpoint_id in self._aborted:
             del self._aborted[checkpoint_id]
+            self._overtaking.forgo(checkpoint_id)
             self._output.broadcast_event(CancelCheckpointMarker(checkpoint_id))
             return
         monotonic = self._environment.host.clock.monotonic

@@ -263,6 +263,10 @@ class NetworkInput:
             part = self._part_of(channel)
             part.gate.hurry(channel - part.first_channel, checkpoint_id)
 
+    def forgo(self, checkpoint_id: int) -> None:
+        """It was given up before it began here: no `begin_capture` will ask for what its barriers have overtaken."""
+        self._left_behind.pop(checkpoint_id, None)
+
     def captured(self, checkpoint_id: int, channel: int) -> None:
         """Its barrier has come."""
         if checkpoint_id == self._capture_id:
@@ -344,7 +348,7 @@ class NetworkInput:
         log = self._capturing.get(channel) if barrier.checkpoint_id == self._capture_id else None
         if overtaken and self._capture is not None and log is not None:
             self._capture.add(log, overtaken)
-        elif overtaken:
+        elif overtaken and not self.barriers.is_over(barrier.checkpoint_id):
             self._left_behind.setdefault(barrier.checkpoint_id, {})[channel] = overtaken
         self.barriers.barrier(channel, barrier)
 

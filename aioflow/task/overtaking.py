@@ -101,6 +101,11 @@ class Overtaking:
             capture.arrived(complete.checkpoint_id)
         self._end_inputs(complete.checkpoint_id)
 
+    def forgo(self, checkpoint_id: int) -> None:
+        """It was given up, and if it has not begun here it never will."""
+        if self._network is not None:
+            self._network.forgo(checkpoint_id)
+
     def forget(self, checkpoint_id: int) -> bool:
         """It is written, or given up. Returns whether anything was captured for it."""
         self._hurried.pop(checkpoint_id, None)

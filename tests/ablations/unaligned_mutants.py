@@ -40,6 +40,13 @@ UNALIGNED_MUTANTS: list[Mutant] = [
         (HELD_UP,),
     ),
     Mutant(
+        "what late barriers of a checkpoint that was given up have overtaken is kept for ever",
+        "aioflow/task/network_input.py",
+        " and not self.barriers.is_over(barrier.checkpoint_id)",
+        "",
+        ("tests/task/test_priority_events.py::test_what_barriers_have_overtaken_is_forgotten_with_their_checkpoint",),
+    ),
+    Mutant(
         "what a barrier overtakes in the output is not kept",
         "aioflow/task/inflight.py",
         "        if overtaken:\n            self.add(self.log(edge_id, ChannelSide.OUTPUT, index), overtaken)\n",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,13 @@ def test_a_secret_that_is_not_there_is_told_where_it_comes_from(tmp_path: Path) 
     for ask in (lambda: read_secret(str(tmp_path / "secret")), lambda: given_secret(tmp_path / "secret")):
         with pytest.raises(NotAuthenticated, match=f"no secret file {tmp_path}/secret: name that .* by secret=Path.*jobmanager makes it"):
             ask()
+
+
+def test_a_secret_that_is_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    """Nobody writes into it, and to open it would wait for somebody who does."""
+    os.mkfifo(tmp_path / "secret", 0o600)
+    with pytest.raises(NotAuthenticated, match="secret is no file, expected the secret of the cluster"):
+        read_secret(str(tmp_path / "secret"))
 
 
 def test_a_secret_that_is_no_file_is_named(tmp_path: Path) -> None:

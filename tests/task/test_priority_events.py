@@ -28,10 +28,10 @@ OVERTAKES = CheckpointBarrier(1, 0, unaligned=True)
 class Overtaken:
     """The input of a task over `channels` channels that may be overtaken. Urgent mail waits in `mail` until the test runs it."""
 
-    def __init__(self, channels: int) -> None:
+    def __init__(self, channels: int, kind: type[LocalInputChannel] = LocalInputChannel) -> None:
         pool = NetworkBufferPool(1000)
         self.partitions = [ResultPartition("p", 1, pool.create_buffer_pool(1, 64), 1024) for _ in range(channels)]
-        made = [LocalInputChannel(i, lambda p=p: p.subpartitions[0]) for i, p in enumerate(self.partitions)]  # type: ignore[misc]
+        made = [kind(i, lambda p=p: p.subpartitions[0]) for i, p in enumerate(self.partitions)]  # type: ignore[misc]
         self.input = NetworkInput([InputEdge(made, 0, 0, may_be_overtaken=True)], self, Operator())
         self.mail: list[Callable[[], None]] = []
         self.heard: list[Any] = []
@@ -66,6 +66,7 @@ class Overtaken:
 
     def abort(self, checkpoint_id: int, reason: CheckpointFailureReason) -> None:
         self.heard.append(("abort", checkpoint_id))
+        self.input.forgo(checkpoint_id)
 
     def captured(self, checkpoint_id: int, channel: int) -> None:
         self.heard.append(("captured", checkpoint_id, channel))
@@ -118,6 +119,28 @@ def test_after_a_polled_barrier_the_next_one_has_a_mail_again() -> None:
     assert len(world.mail) == 1
     world.run_mail()
     assert ("take", 2) in world.heard
+
+
+class Received(LocalInputChannel):
+    """Something waits on this side, and each barrier has overtaken it."""
+
+    def overtaken(self) -> list[bytes | Event]:
+        return [b"waited"]
+
+
+def test_what_barriers_have_overtaken_is_forgotten_with_their_checkpoint() -> None:
+    """It is given up while the task is held up, so it never begins; the last of its barriers comes later still."""
+    world = Overtaken(3, Received)
+    for channel in range(2):
+        world.overtake(channel)
+    world.run_mail()
+    assert list(world.input._left_behind[1]) == [0, 1]
+    world.input.barriers.aborted(1)
+    world.input.barriers.taken()
+    assert ("abort", 1) in world.heard
+    world.overtake(2)
+    world.run_mail()
+    assert world.input._left_behind == {}
 
 
 def test_a_mail_that_comes_after_the_gate_was_closed_does_nothing() -> None:
