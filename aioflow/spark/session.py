@@ -18,6 +18,7 @@ Through the bridge goes control. Rows go over channels of our own (`transfer`).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 from collections.abc import Callable, Mapping
@@ -55,6 +56,23 @@ CONNECT_TIMEOUT_S = 5.0
 CLOSE_TIMEOUT_S = 30.0
 
 logger = logging.getLogger(__name__)
+
+
+def _load_flows() -> None:
+    """Import what flows are made of that read and write here, in a thread: it takes half a second, for which it would hold the loop."""
+    import aioflow.api.calls
+    import aioflow.api.flow
+    import aioflow.api.keyed
+    import aioflow.api.windows
+    import aioflow.operators.function_sink
+
+    with contextlib.suppress(ModuleNotFoundError):  # `af.io.spark` names what lacks, and how to get it.
+        import aioflow.spark.connector
+        import aioflow.spark.runner
+        import aioflow.spark.sink
+        import aioflow.spark.source
+        import aioflow.spark.streaming
+        import aioflow.spark.targets  # noqa: F401
 
 
 def check_bridge(bridge: object, name: str) -> None:
@@ -105,6 +123,7 @@ class SparkBridge:
         return f"SparkBridge({self.master!r})"
 
     async def __aenter__(self) -> Self:
+        await self._host.blocking(_load_flows)
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
@@ -234,6 +253,7 @@ class SparkBridge:
                 process.stop()
                 process = self._process = None
             if process is None:
+                _load_flows()
                 try:
                     process = self._process = SparkProcess.start(self.master, self._app, self._config)
                 except (SparkError, ModuleNotFoundError):

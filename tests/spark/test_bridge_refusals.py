@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import AsyncIterator
 from functools import partial
@@ -17,6 +19,7 @@ from aioflow.spark.calls import Call, CallThreads
 from aioflow.spark.failures import SparkError
 from aioflow.spark.session import SparkBridge
 from aioflow.spark.settings import session_config
+from tests.integration.clusters import ROOT
 
 WITHIN_S = 30.0
 
@@ -214,3 +217,38 @@ async def test_calls_that_wait_when_the_bridge_closes_are_told(host: Host) -> No
         assert await first.future == "left"
     with pytest.raises(Closed):
         threads.submit(Call(lambda: None, ""))
+
+
+LOADED = """
+import asyncio, sys, threading
+import aioflow as af
+from aioflow.spark.session import SparkBridge
+
+on_the_loop = []
+
+class Finder:
+    "Finds nothing, and notes who asks the loop's thread for a module."
+    def find_spec(self, name, path=None, target=None):
+        if threading.current_thread() is threading.main_thread():
+            on_the_loop.append(name)
+
+async def main():
+    async with SparkBridge("local[2]") as spark:
+        sys.meta_path.insert(0, Finder())
+        flow = af.Flow("first")
+        flow.source(af.io.spark(spark, "SELECT 1 AS one")).key_by(str).count()
+        af.io.spark(spark, into="out", schema="one int")
+        rows = []
+        flow = af.Flow("second")
+        flow.source([1, 2]).map(abs).sink(rows.append)
+        await flow.execute()
+        print(rows, on_the_loop)
+
+asyncio.run(main())
+"""
+
+
+def test_what_the_first_flow_is_made_of_is_loaded_in_a_thread() -> None:
+    """Half a second of imports, for which the loop would be held while others wait."""
+    done = subprocess.run([sys.executable, "-c", LOADED], capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.stdout == "[1, 2] []\n", done.stderr
