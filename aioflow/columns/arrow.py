@@ -6,21 +6,16 @@ there, and a timestamp or duration of nanoseconds becomes a `datetime` or `timed
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from aioflow.columns.making import nothing
 from aioflow.core.column_batch import CodedColumn, Column, ColumnBatch, NumberColumn, ObjectColumn
 
-__all__ = ["from_arrow", "from_table", "to_arrow", "to_table"]
-
-
-def from_table(table: Any) -> ColumnBatch:
-    """The columns of an Arrow table or record batch."""
-    return ColumnBatch({name: from_arrow(table.column(i)) for i, name in enumerate(table.schema.names)}, table.num_rows)
+__all__ = ["codes_of", "from_arrow", "numbers_of", "plain_texts", "to_arrow", "to_table"]
 
 
 def from_arrow(array: Any) -> Column:
@@ -60,23 +55,67 @@ def _is_text(kind: Any) -> bool:
 
 
 def _numbers(array: Any) -> Column:
-    kind, valid = array.type, None
+    kind = array.type
     target = pa.bool_() if pa.types.is_boolean(kind) else pa.float64() if pa.types.is_floating(kind) else pa.int64()
     try:
         cast = array.cast(target)
     except pa.ArrowInvalid:
         return ObjectColumn(array.to_pylist())  # Of 64 bits without a sign.
-    if array.null_count:
-        valid = pc.is_valid(array).to_numpy(zero_copy_only=False)
-        cast = cast.fill_null(pa.scalar(0, target) if target != pa.bool_() else pa.scalar(False))
-    return NumberColumn(cast.to_numpy(zero_copy_only=False), valid)
+    values, valid = numbers_of(cast), valid_of(array)
+    return NumberColumn(values if valid is None else np.where(valid, values, values.dtype.type(0)), valid)
 
 
 def _coded(array: Any) -> CodedColumn:
-    indices = array.indices
-    if indices.null_count:
-        indices = indices.cast(pa.int64()).fill_null(-1)
-    return CodedColumn(indices.to_numpy(zero_copy_only=False).astype(np.int32, copy=False), array.dictionary.to_pylist())
+    return CodedColumn(codes_of(array.indices), plain_texts(array.dictionary))
+
+
+def codes_of(indices: Any) -> np.ndarray:
+    """Indices as codes, -1 for none."""
+    codes, valid = numbers_of(indices).astype(np.int32, copy=False), valid_of(indices)
+    return codes if valid is None else np.where(valid, codes, np.int32(-1))
+
+
+# What Arrow offers for these two loads pandas, where that is installed: half a second, and 50 MB.
+
+
+def numbers_of(array: Any) -> np.ndarray:
+    """The numbers of an array, whatever stands where there is none."""
+    if pa.types.is_boolean(array.type):
+        return _bits(array, 1)
+    buffer, dtype = array.buffers()[1], array.type.to_pandas_dtype()
+    if buffer is None:
+        return np.zeros(len(array), dtype)
+    return np.frombuffer(buffer, dtype)[array.offset : array.offset + len(array)]
+
+
+def valid_of(array: Any) -> np.ndarray | None:
+    """Where there is a value; None: everywhere."""
+    return _bits(array, 0) if array.null_count else None
+
+
+def _bits(array: Any, number: int) -> np.ndarray:
+    buffer = array.buffers()[number]
+    if buffer is None:
+        return np.zeros(len(array), np.bool_)
+    bits = np.unpackbits(np.frombuffer(buffer, np.uint8), count=array.offset + len(array), bitorder="little")
+    return bits[array.offset :].view(np.bool_)
+
+
+def plain_texts(array: Any) -> list[Any]:
+    """The values of an array without nulls; of texts in a third of the time that `to_pylist` takes."""
+    kind = array.type
+    is_large = pa.types.is_large_string(kind)
+    if not len(array) or not (is_large or pa.types.is_string(kind)):
+        return array.to_pylist()  # type: ignore[no-any-return]
+    _, places, content = array.buffers()
+    ends = np.frombuffer(places, np.int64 if is_large else np.int32)[array.offset : array.offset + len(array) + 1]
+    first = int(ends[0])
+    text = bytes(memoryview(content)[first : int(ends[-1])])
+    stops: list[int] = (ends - first).tolist()
+    if not text.isascii():
+        return [str(text[start:stop], "utf-8") for start, stop in pairwise(stops)]
+    whole = text.decode("ascii")
+    return [whole[start:stop] for start, stop in pairwise(stops)]
 
 
 def to_table(batch: ColumnBatch) -> Any:

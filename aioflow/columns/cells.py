@@ -18,7 +18,7 @@ import numpy as np
 
 from aioflow.columns.expressions import NotOnColumns
 from aioflow.columns.keys import distinct
-from aioflow.columns.leaves import Groups, Leaf, copied, grown
+from aioflow.columns.leaves import Groups, Leaf, copied, grown, tally_of
 from aioflow.columns.plans import Inputs, LeafKind, Plan
 from aioflow.core.column_batch import Column, ColumnBatch
 
@@ -47,19 +47,37 @@ class Cells:
 
         `held` is what the table has, None when that is nothing. Raises NotOnColumns, and nothing was changed.
         """
-        self.admit(codes, inputs, entries, held)
-        self.add(codes, inputs, which)
+        self._admit(codes, codes, inputs, entries, held)
+        dirty = self._dirty
+        tally = tally_of(codes, len(dirty))
+        if tally is None:
+            dirty[codes] = True
+        else:
+            np.logical_or(dirty, tally[1], out=dirty)
+        for leaf, given in zip(self._leaves, inputs, strict=True):
+            leaf.add(codes, given, which, tally)
 
-    def admit(self, codes: np.ndarray, inputs: list[Inputs], entries: list[Any], held: Mapping[Any, Any] | None) -> None:
-        """Make room for records of these codes. Raises NotOnColumns if they cannot be added."""
+    def running(self, codes: np.ndarray, inputs: list[Inputs], entries: list[Any], held: Mapping[Any, Any] | None) -> Column:
+        """Add records one after the other; gives the result after each. Raises NotOnColumns, and nothing was changed."""
+        groups = Groups(codes)
+        self._admit(codes, groups.codes, inputs, entries, held)
+        parts = [leaf.running(groups, given) for leaf, given in zip(self._leaves, inputs, strict=True)]
+        self._dirty[groups.codes] = True
+        for leaf, given in zip(self._leaves, inputs, strict=True):
+            leaf.add(codes, given, None, (groups.codes, groups.lengths))
+        return parts[0] if self.plan.names is None else ColumnBatch(dict(zip(self.plan.names, parts, strict=True)), len(codes))
+
+    def _admit(
+        self, codes: np.ndarray, present: np.ndarray, inputs: list[Inputs], entries: list[Any], held: Mapping[Any, Any] | None
+    ) -> None:
+        """Make room for records of these codes; `present` has each of them at least once. Raises NotOnColumns if they cannot be added."""
         count, size = len(codes), len(entries)
         for leaf, given in zip(self._leaves, inputs, strict=True):
             leaf.admit(given, count)
         if len(self._seen) < size:
             self._seen, self._dirty = grown(self._seen, size), grown(self._dirty, size)
         size = len(self._seen)
-        known = self._seen.take(codes)
-        new = None if known.all() else distinct(codes[~known], size)[0]
+        new = None if self._seen.take(present).all() else distinct(codes[~self._seen.take(codes)], size)[0]
         seeds = None if new is None or held is None else self._seeds(new, inputs, entries, held)
         for leaf, given in zip(self._leaves, inputs, strict=True):
             leaf.grow(size, given)
@@ -73,24 +91,6 @@ class Cells:
                     leaf.values[at] = totals
                     if leaf.values.dtype.kind == "i":
                         leaf.bound += max((abs(total) for total in totals), default=0)
-
-    def add(self, codes: np.ndarray, inputs: list[Inputs], which: np.ndarray | None) -> None:
-        """Add records that were admitted."""
-        dirty, counts = self._dirty, None
-        if len(codes) * 4 > len(dirty):  # To count all codes costs less than to look at each of so many.
-            counts = np.bincount(codes, minlength=len(dirty))
-            np.logical_or(dirty, counts, out=dirty)
-        else:
-            dirty[codes] = True
-        for leaf, given in zip(self._leaves, inputs, strict=True):
-            leaf.add(codes, given, which, counts)
-
-    def running(self, codes: np.ndarray, inputs: list[Inputs]) -> Column:
-        """The result after each record, for records that were admitted and are not yet added."""
-        found, places = distinct(codes, len(self._seen))
-        groups = Groups(places)
-        parts = [leaf.running(found, places, groups, given) for leaf, given in zip(self._leaves, inputs, strict=True)]
-        return parts[0] if self.plan.names is None else ColumnBatch(dict(zip(self.plan.names, parts, strict=True)), len(codes))
 
     def _seeds(
         self, new: np.ndarray, inputs: list[Inputs], entries: list[Any], held: Mapping[Any, Any]

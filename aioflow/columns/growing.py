@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from aioflow.core.column_batch import CodedColumn, ColumnBatch
+from aioflow.core.column_batch import CodedColumn
 from aioflow.core.entry_tables import GrowingList
 
-__all__ = ["ENTRIES_MAX", "GrowingColumns", "GrowingEntries"]
+__all__ = ["ENTRIES_MAX", "GrowingEntries"]
 
 ENTRIES_MAX = 65_536
 """With so many it begins anew: words come again, names of requests do not, and what is kept here is kept for each column."""
@@ -33,6 +33,11 @@ class GrowingEntries(dict[Any, int]):
         self[None] = -1
         self.entries = GrowingList()
 
+    @property
+    def is_full(self) -> bool:
+        """Whether the next column begins anew."""
+        return len(self.entries) >= self._entries_max
+
     def __missing__(self, text: Any) -> int:
         code = self[text] = len(self.entries)
         self.entries.append(text)
@@ -40,7 +45,7 @@ class GrowingEntries(dict[Any, int]):
 
     def column(self, texts: Iterable[Any], count: int) -> CodedColumn:
         """The column of `count` texts, or None."""
-        if len(self.entries) >= self._entries_max:
+        if self.is_full:
             self._begin()
         return CodedColumn(np.fromiter(map(self.__getitem__, texts), np.int32, count), self.entries)
 
@@ -49,30 +54,7 @@ class GrowingEntries(dict[Any, int]):
         places = self.column(column.entries, len(column.entries))
         if not len(places):
             return column
-        codes = places.codes[column.codes]
-        return CodedColumn(np.where(column.codes < 0, np.int32(-1), codes), places.entries)
-
-
-RECORDS_PER_ENTRY = 8
-"""Where a page has fewer records of each of its texts, to look the texts up costs more than their readers save."""
-
-
-class GrowingColumns:
-    """Gives the texts of page after page one list of entries for each column."""
-
-    def __init__(self) -> None:
-        self._entries: dict[Any, GrowingEntries] = {}
-
-    def __call__(self, page: ColumnBatch) -> ColumnBatch:
-        columns = {name: self._recoded(name, column) for name, column in page.columns.items()}
-        return ColumnBatch(columns, len(page), page.make)
-
-    def _recoded(self, name: Any, column: Any) -> Any:
-        if not isinstance(column, CodedColumn) or len(column.entries) * RECORDS_PER_ENTRY > len(column):
-            return column
-        if list(map(type, column.entries)).count(str) < len(column.entries):
-            return column
-        entries = self._entries.get(name)
-        if entries is None:
-            entries = self._entries[name] = GrowingEntries()
-        return entries.recoded(column)
+        codes = places.codes.take(column.codes, mode="wrap")
+        if int(column.codes.min(initial=0)) < 0:
+            codes[column.codes < 0] = -1
+        return CodedColumn(codes, places.entries)

@@ -63,7 +63,7 @@ class KeyEncoder:
     def encode(self, keys: Any) -> np.ndarray:
         """The code of each of `keys`, a column or list without None. Raises TypeError for one that is not hashable."""
         if isinstance(keys, CodedColumn):
-            return self._of_entries(keys.entries)[keys.codes]  # type: ignore[no-any-return]
+            return self.of_entries(keys.entries).take(keys.codes)
         if isinstance(keys, NumberColumn) and keys.values.dtype.kind == "i" and len(keys):
             return self._of_ints(keys.values)
         return self._of_list(keys)
@@ -91,7 +91,7 @@ class KeyEncoder:
             return NumberColumn(self._ints[codes])
         return CodedColumn(codes.astype(np.int32), self.entries)
 
-    def _of_entries(self, entries: list[Any]) -> np.ndarray:
+    def of_entries(self, entries: list[Any]) -> np.ndarray:
         """Code of each entry of a coded column. Batches cut from one share the list, which may have grown at its end."""
         codes = self._known.get(id(entries), _NONE)[1]
         if len(codes) < len(entries):
@@ -157,11 +157,14 @@ class KeyRouter:
         self._fields = fields
         self._consumers = consumers
         self._max_parallelism = max_parallelism
+        self._dtype = np.int8 if consumers < 1 << 7 else np.int32  # What is compared for each record and consumer.
         self._begin()
 
     def _begin(self) -> None:
         self._encoder = KeyEncoder()
-        self._subtasks = np.empty(0, np.int32)
+        self._subtasks = np.empty(0, self._dtype)
+        self._of_entries: tuple[list[Any] | None, np.ndarray] = (None, self._subtasks)
+        """A list of entries, mostly that of the batch before, and the subtask of each of them."""
         self._cache = SubtaskCache(self._consumers, self._max_parallelism)
 
     def split(self, batch: RecordBatch) -> list[tuple[int, RecordBatch]]:
@@ -188,20 +191,31 @@ class KeyRouter:
         return parts
 
     def _route(self, keys: Column) -> np.ndarray:
-        """The subtask of each key."""
-        coded = isinstance(keys, CodedColumn) and not (keys.codes < 0).any()
+        """The subtask of each key; where there is but one, nothing that means anything."""
+        coded = isinstance(keys, CodedColumn) and int(keys.codes.min(initial=0)) >= 0
         plain = isinstance(keys, NumberColumn) and keys.values.dtype.kind == "i" and (keys.valid is None or keys.valid.all())
         if not (coded or plain):
             raise NotOnColumns(f"keys of a {type(keys).__name__}, or some without a value")
         if len(self._encoder) > KEYS_MAX:
             self._begin()
         try:
+            if isinstance(keys, CodedColumn):
+                entries, known = self._of_entries
+                if entries is not keys.entries or len(known) < len(keys.entries):
+                    codes = self._encoder.of_entries(keys.entries)
+                    known = self._known().take(codes)
+                    self._of_entries = keys.entries, known
+                return known if self._consumers == 1 else known.take(keys.codes)
             codes = self._encoder.encode(keys)
-            known = len(self._subtasks)
-            if known < len(self._encoder):
-                new = list(map(self._cache.__getitem__, self._encoder.entries[known:]))
-                self._subtasks = np.concatenate([self._subtasks, np.array(new, np.int32)])
+            return self._known().take(codes)
         except Exception as error:
             self._begin()
             raise NotOnColumns(f"a key was refused: {error}") from error
-        return self._subtasks[codes]  # type: ignore[no-any-return]
+
+    def _known(self) -> np.ndarray:
+        """The subtask of each code."""
+        known = len(self._subtasks)
+        if known < len(self._encoder):
+            new = list(map(self._cache.__getitem__, self._encoder.entries[known:]))
+            self._subtasks = np.concatenate([self._subtasks, np.array(new, self._dtype)])
+        return self._subtasks

@@ -6,6 +6,7 @@ Each operation does with the arrays what the loop of rows does with one accumula
 from __future__ import annotations
 
 import math
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -15,30 +16,56 @@ from aioflow.columns.making import column_of
 from aioflow.columns.plans import Inputs, LeafKind
 from aioflow.core.column_batch import Column, NumberColumn, ObjectColumn
 
-__all__ = ["Groups", "Leaf", "copied", "grown"]
+__all__ = ["Groups", "Leaf", "copied", "grown", "tally_of"]
 
 _LIMIT = 2**63
 
 
 class Groups:
-    """Records sorted by group, each group in order of arrival: for sums within it."""
+    """Records by their codes, each group in order of arrival: for sums within it. Codes are below 2**32."""
 
-    def __init__(self, places: np.ndarray) -> None:
-        # Few groups sort by radix.
-        small = len(places) <= 65_536
-        self._order = np.argsort(places.astype(np.uint16) if small else places, kind="stable")
-        ordered = places[self._order]
-        self._first = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))
-        self._lengths = np.diff(np.append(self._first, len(places)))
+    def __init__(self, codes: np.ndarray) -> None:
+        # 16 bits are sorted by radix, in a tenth of the time that wider numbers take: so twice where there are more codes.
+        self._order = order = np.argsort(codes.astype(np.uint16), kind="stable")
+        if len(codes) and int(codes.max()) >= 1 << 16:
+            self._order = order = order[np.argsort((codes >> 16).astype(np.uint16)[order], kind="stable")]
+        ordered = codes.take(order)
+        self._first = np.concatenate(([0], np.flatnonzero(ordered[1:] != ordered[:-1]) + 1)) if len(codes) else np.zeros(0, np.int64)
+        self.codes = ordered.take(self._first)
+        """One of each group."""
+        self.lengths = np.diff(self._first, append=len(codes))
+        """How many records it has."""
 
-    def sums(self, values: np.ndarray) -> np.ndarray:
-        """The sum of ints of each record's group up to and with that record."""
-        ordered = values[self._order]
+    def counted(self, before: np.ndarray) -> np.ndarray:
+        """For each record how many there are of its group up to and with it, after the `before` ones of each group."""
+        counts = np.repeat(before + 1 - self._first, self.lengths)
+        counts += np.arange(len(counts))
+        return self._as_they_came(counts)
+
+    def sums(self, values: np.ndarray, before: np.ndarray) -> np.ndarray:
+        """The sum of ints of each record's group up to and with that record, onto `before` of each group."""
+        ordered = values.take(self._order)
         sums = np.cumsum(ordered)
-        sums -= np.repeat(sums[self._first] - ordered[self._first], self._lengths)
-        out = np.empty(len(values), np.int64)
-        out[self._order] = sums
+        sums += np.repeat(before - sums.take(self._first) + ordered.take(self._first), self.lengths)
+        return self._as_they_came(sums)
+
+    def places(self) -> np.ndarray:
+        """Which group each record is of."""
+        return self._as_they_came(np.repeat(np.arange(len(self.codes)), self.lengths))
+
+    def _as_they_came(self, ordered: np.ndarray) -> np.ndarray:
+        out = np.empty_like(ordered)
+        out[self._order] = ordered
         return out
+
+
+Tally = tuple["slice | np.ndarray", np.ndarray]
+"""Where codes are in an array of all, and how many records each has. A slice: there may be some without any."""
+
+
+def tally_of(codes: np.ndarray, size: int) -> Tally | None:
+    """How often each code is among `codes`, which are below `size`; None where they are so few that to look at each costs less."""
+    return (slice(0, size), np.bincount(codes, minlength=size)) if len(codes) * 4 > size else None
 
 
 class Leaf:
@@ -96,50 +123,51 @@ class Leaf:
                 raise NotOnColumns("-0.0 equals 0.0, and the first of them counts")
         return total if count else 0, count
 
-    def add(self, codes: np.ndarray, given: Inputs, which: np.ndarray | None, counts: np.ndarray | None) -> None:
-        """Add the records at `which`, whose codes are `codes`; `counts` tells how often each is among them, if that is known."""
+    def add(self, codes: np.ndarray, given: Inputs, which: np.ndarray | None, tally: Tally | None) -> None:
+        """Add the records at `which`, whose codes are `codes`; `tally` tells how often each is among them, if that is known."""
         values = given.values if given.values is None or which is None else given.values[which]
         if given.chosen is not None:
             counted = given.chosen if which is None else given.chosen[which]
-            codes, counts = codes[counted], None
+            codes, tally = codes[counted], None
             values = None if values is None else values[counted]
         if not len(codes):
             return
-        size = len(self.counts)
-        if counts is None and len(codes) * 4 > size:
-            counts = np.bincount(codes, minlength=size)
-        if counts is not None:
-            self.counts[: len(counts)] += counts
-        else:
+        is_best = self.kind in (LeafKind.MIN, LeafKind.MAX)
+        # A key without a value yet takes its first one, whatever that is.
+        first = self.counts.take(codes) == 0 if is_best else None
+        tally = tally or tally_of(codes, len(self.counts))
+        if tally is None:
             np.add.at(self.counts, codes, 1)
+        else:
+            where, times = tally
+            self.counts[where] += times
         if values is None:
             return
         assert self.values is not None, "grown before"
-        if self.kind in (LeafKind.SUM, LeafKind.MEAN):
+        if first is None:
             self.bound += given.greatest * len(codes)
             with np.errstate(all="ignore"):  # Infinities and NaN are results like others.
                 np.add.at(self.values, codes, values)
             return
-        # A key without a value yet takes its first one, whatever that is.
-        first = self.counts[codes] == (np.bincount(codes, minlength=size) if counts is None else counts)[codes]
         if first.any():
             self.values[codes[first][::-1]] = values[first][::-1]
         with np.errstate(all="ignore"):
             (np.fmin if self.kind is LeafKind.MIN else np.maximum).at(self.values, codes, values)
 
-    def running(self, found: np.ndarray, places: np.ndarray, groups: Groups, given: Inputs) -> Column:
-        """The result after each record; `found[places]` are the codes."""
-        there = np.ones(len(places), np.int64) if given.chosen is None else given.chosen.astype(np.int64)
-        counts = self.counts[found][places] + groups.sums(there)
+    def running(self, groups: Groups, given: Inputs) -> Column:
+        """The result after each record of `groups`."""
+        codes, chosen = groups.codes, given.chosen
+        before = self.counts.take(codes)
+        counts = groups.counted(before) if chosen is None else groups.sums(chosen.astype(np.int64), before)
         if self.kind is LeafKind.COUNT:
             return NumberColumn(counts)
         assert self.values is not None, "grown before"
         assert given.values is not None, "all but a count are of something"
-        before, values = self.values[found], given.values
+        held, values = self.values.take(codes), given.values
         if self.kind in (LeafKind.SUM, LeafKind.MEAN) and values.dtype.kind == "i":
-            totals = before[places] + groups.sums(np.where(there == 1, values, 0))
+            totals = groups.sums(values if chosen is None else np.where(chosen, values, 0), held)
         else:
-            totals = self._one_by_one(before, self.counts[found], places, values, there)
+            totals = self._one_by_one(held, before, groups.places(), values, chosen)
         if self.kind is LeafKind.MEAN:
             pairs = zip(totals.tolist(), counts.tolist(), strict=True)
             return column_of([total / count if count else None for total, count in pairs])
@@ -151,13 +179,14 @@ class Leaf:
         return ObjectColumn([total if count else none for total, count in zip(totals.tolist(), counts.tolist(), strict=True)])
 
     def _one_by_one(
-        self, before: np.ndarray, counts: np.ndarray, places: np.ndarray, values: np.ndarray, there: np.ndarray
+        self, before: np.ndarray, counts: np.ndarray, places: np.ndarray, values: np.ndarray, chosen: np.ndarray | None
     ) -> np.ndarray:
         """Sums of floats, and best values: each needs the one before it."""
         held: list[Any] = [value if count else None for value, count in zip(before.tolist(), counts.tolist(), strict=True)]
         kind = self.kind
         out: list[Any] = []
-        for place, x, counted in zip(places.tolist(), values.tolist(), there.tolist(), strict=True):
+        there = repeat(True, len(values)) if chosen is None else chosen.tolist()
+        for place, x, counted in zip(places.tolist(), values.tolist(), there, strict=True):
             old = held[place]
             if counted:
                 if old is None:

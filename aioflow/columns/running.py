@@ -57,10 +57,8 @@ class RunningColumns:
         if codes is None or not self._is_one_spelling(new):
             raise NotOnColumns("keys that are neither ints nor texts, or have been spelled in another way")
         cells = self._cells or Cells(self._plan, complete=False)
-        cells.admit(codes, inputs, entries, self._peek())
+        results = cells.running(codes, inputs, entries, self._peek())
         self._cells = cells
-        results = cells.running(codes, inputs)
-        cells.add(codes, inputs, None)
         return ColumnBatch({0: keys, 1: results}, len(values))
 
     def settle(self) -> None:

@@ -22,6 +22,8 @@ from aioflow.core.functions import WindowResult
 from aioflow.core.record_types import is_made_by_position
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from aioflow.core.serializers import Codec
 
 __all__ = ["decode_column", "encode_column"]
@@ -72,7 +74,7 @@ def _shape(column: Column, codec: Codec, owner: str, tables: EntryTables | None)
             number, base = table
             new = codec.encode_batch(entries[base:], owner=owner) if len(entries) > base else b""
             dtype = _smallest(len(entries)) or "<u4"
-            return [_TABLED, number, base, new, dtype, (codes + 1).astype(dtype).tobytes()]
+            return [_TABLED, number, base, new, dtype, _packed(codes, dtype)]
         if len(entries) > len(codes) // 2:
             # Only what is used: a part of a batch shares the entries of the whole.
             used = np.zeros(len(entries) + 1, np.bool_)
@@ -84,11 +86,17 @@ def _shape(column: Column, codec: Codec, owner: str, tables: EntryTables | None)
                 place[kept] = np.arange(len(kept))
                 codes, entries = place[codes], [entries[code] for code in kept.tolist()]
         dtype = _smallest(len(entries)) or "<u4"
-        return [_CODED, dtype, (codes + 1).astype(dtype).tobytes(), codec.encode_batch(entries[:], owner=owner)]
+        return [_CODED, dtype, _packed(codes, dtype), codec.encode_batch(entries[:], owner=owner)]
     if isinstance(column, ColumnBatch) and (kind := _kind(column, codec)) is not None:
         shapes = [_shape(one, codec, owner, tables) for one in column.columns.values()]
         return [_RECORDS, len(column), list(column.columns), shapes, kind]
     return [_OBJECTS, codec.encode_batch(column.to_list(), owner=owner)]
+
+
+def _packed(codes: np.ndarray, dtype: str) -> bytes:
+    import numpy as np
+
+    return np.add(codes, 1, dtype=dtype, casting="unsafe").tobytes()  # type: ignore[no-any-return]
 
 
 def _smallest(greatest: int) -> str | None:
@@ -123,7 +131,9 @@ def _column(shape: Any, codec: Codec, depth: int, tables: EntryTables | None) ->
             flags = _flags(valid, len(values), _UNSIGNED[dtype])
             if not -_LIMIT <= least < _LEAST_MAX:
                 raise ValueError("ints of a column are beyond 64 bits")
-            return NumberColumn(np.frombuffer(values, dtype).astype(np.int64) + least, flags)
+            ints = np.frombuffer(values, dtype).astype(np.int64)
+            ints += least
+            return NumberColumn(ints, flags)
         case [1, str(dtype), bytes(content), bytes(packed)] if dtype in _UNSIGNED:
             return _coded(content, dtype, codec.decode_batch(packed))
         case [5, int(number), int(base), bytes(packed), str(dtype), bytes(content)] if dtype in _UNSIGNED and tables is not None:
@@ -151,10 +161,10 @@ def _coded(content: bytes, dtype: str, entries: list[Any]) -> CodedColumn:
 
     if len(content) % _UNSIGNED[dtype]:
         raise ValueError("the codes of a column are cut off")
-    codes = np.frombuffer(content, dtype).astype(np.int64) - 1
-    if len(codes) and int(codes.max()) >= len(entries):
+    codes = np.frombuffer(content, dtype)
+    if len(codes) and int(codes.max()) > len(entries):
         raise ValueError("a column has codes without an entry")
-    return CodedColumn(codes.astype(np.int32), entries)
+    return CodedColumn(np.subtract(codes, 1, dtype=np.int32, casting="unsafe"), entries)
 
 
 def _flags(valid: bytes | None, size: int, of_each: int) -> Any:

@@ -19,7 +19,7 @@ from aioflow.io.parts import PartCommitter, RollPolicy
 from aioflow.operators.source import Split
 
 if TYPE_CHECKING:
-    from aioflow.columns.growing import GrowingColumns
+    from aioflow.columns.pages import ArrowPages
     from aioflow.core.column_batch import ColumnBatch
     from aioflow.core.host import Host
     from aioflow.core.timeunits import Duration
@@ -100,7 +100,7 @@ class _TableReader:
         self._end = 0
         self._page: ColumnBatch | None = None
         self._page_start = 0
-        self._texts: GrowingColumns | None = None
+        self._pages: ArrowPages | None = None
 
     async def open(self, splits: Sequence[Split]) -> None:
         for split in splits:
@@ -112,12 +112,11 @@ class _TableReader:
             return None
         page = self._page
         if page is None or self._index >= self._page_start + len(page):
-            from aioflow.columns.arrow import from_table
-            from aioflow.columns.growing import GrowingColumns
+            from aioflow.columns.pages import ArrowPages
 
             self._page_start = self._index
-            self._texts = self._texts or GrowingColumns()
-            page = self._page = self._texts(from_table(self._table.slice(self._index, PAGE_ROWS)))
+            pages = self._pages = self._pages or ArrowPages()
+            page = self._page = pages.settle(pages.read(self._table.slice(self._index, PAGE_ROWS)))
         start = self._index - self._page_start
         stop = min(start + max_records, len(page))
         self._index += stop - start
@@ -213,10 +212,8 @@ class _ArrowFile:
     def pages(self) -> int:
         return int(self._file.num_record_batches)
 
-    def read_page(self, number: int) -> ColumnBatch:
-        from aioflow.columns.arrow import from_table
-
-        return from_table(self._file.get_batch(number))
+    def read_page(self, number: int) -> Any:
+        return self._file.get_batch(number)
 
 
 async def _whole(host: Host, path: str, size: int) -> list[Pages]:

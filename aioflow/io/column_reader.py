@@ -18,7 +18,7 @@ from aioflow.core.errors import RestoreError
 from aioflow.io.blocks import MARK_BYTES, mark_of
 
 if TYPE_CHECKING:
-    from aioflow.columns.growing import GrowingColumns
+    from aioflow.columns.pages import ArrowPages
     from aioflow.core.column_batch import ColumnBatch
     from aioflow.io.blocks import Mark
     from aioflow.operators.source import SourceContext, Split
@@ -34,7 +34,8 @@ class PagedFile(Protocol):
 
     @property
     def pages(self) -> int: ...
-    def read_page(self, number: int) -> ColumnBatch: ...
+    def read_page(self, number: int) -> Any:
+        """A table or record batch of Arrow."""
 
 
 class Pages(NamedTuple):
@@ -60,7 +61,7 @@ class ColumnReader:
         """`open_file(file, path)` is called in the executor; the reader closes `file`."""
         self._host = ctx.host
         self._open_file = open_file
-        self._texts: GrowingColumns | None = None
+        self._arrow: ArrowPages | None = None
         self._splits: deque[Split] = deque()
         self._positions: dict[str, tuple[int, int]] = {}
         self._marks: dict[str, tuple[int, Mark]] = {}
@@ -108,13 +109,10 @@ class ColumnReader:
         if first >= end:
             self.finished_splits.add(split.id)
         for number in range(first, end):
-            rows = await self._blocking(opened.read_page, number)
-            if self._texts is None:
-                from aioflow.columns.growing import GrowingColumns
-
-                self._texts = GrowingColumns()
+            read = await self._blocking(self._read_page, opened, number)
             # Here and not in the executor: batches before it, which are on their way, share the texts.
-            self._pages.append((split.id, number, taken if number == first else 0, number + 1 == end, self._texts(rows)))
+            rows = self._arrow_pages().settle(read)
+            self._pages.append((split.id, number, taken if number == first else 0, number + 1 == end, rows))
             self._wake()
             while len(self._pages) > PAGES_AHEAD:
                 self._room = asyncio.get_running_loop().create_future()
@@ -142,6 +140,17 @@ class ColumnReader:
             raise RestoreError(f"{begun} another one has its name now: it must not be replaced while it is read")
         file.seek(0)
         return self._open_file(file, path)
+
+    def _read_page(self, file: PagedFile, number: int) -> ColumnBatch:
+        return self._arrow_pages().read(file.read_page(number))
+
+    def _arrow_pages(self) -> ArrowPages:
+        arrow = self._arrow
+        if arrow is None:
+            from aioflow.columns.pages import ArrowPages
+
+            arrow = self._arrow = ArrowPages()
+        return arrow
 
     def _close_file(self) -> None:
         file, self._file = self._file, None

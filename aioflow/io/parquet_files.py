@@ -18,7 +18,6 @@ from aioflow.io.parts import PartCommitter, RollPolicy
 from aioflow.io.paths import SPLIT_BYTES
 
 if TYPE_CHECKING:
-    from aioflow.core.column_batch import ColumnBatch
     from aioflow.core.host import Host
     from aioflow.core.timeunits import Duration
     from aioflow.operators.operator import OperatorContext
@@ -144,10 +143,8 @@ class _ParquetFile:
     def pages(self) -> int:
         return int(self._file.num_row_groups)
 
-    def read_page(self, number: int) -> ColumnBatch:
-        from aioflow.columns.arrow import from_table
-
-        return from_table(self._file.read_row_group(number, columns=self._columns, use_threads=False))
+    def read_page(self, number: int) -> Any:
+        return self._file.read_row_group(number, columns=self._columns, use_threads=False)
 
 
 def _opened(file: BinaryIO, path: str) -> Any:

@@ -114,7 +114,7 @@ COLUMN_MUTANTS: list[Mutant] = [
     Mutant(
         "codes of a column are not checked against its entries",
         "aioflow/core/column_codec.py",
-        "if len(codes) and int(codes.max()) >= len(entries):",
+        "if len(codes) and int(codes.max()) > len(entries):",
         "if False:",
         ("tests/core/test_column_codec.py::test_codes_without_an_entry_are_refused",),
     ),

@@ -17,6 +17,7 @@ import aioflow as af
 from aioflow.columns.cells import Cells
 from aioflow.columns.expressions import NotOnColumns
 from aioflow.columns.keys import KeyEncoder, KeyRouter, distinct
+from aioflow.columns.leaves import Groups
 from aioflow.columns.making import column_of
 from aioflow.columns.running import KEYS_MAX, RunningColumns
 from aioflow.core.column_batch import CodedColumn, ColumnBatch
@@ -224,6 +225,25 @@ def test_distinct_codes_come_in_order_of_arrival(codes: list[int], size: int) ->
     found, places = distinct(np.array(codes), size)
     assert found.tolist() == list(dict.fromkeys(codes))
     assert found[places].tolist() == codes
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from([0, 1, 5, 65_535, 65_536, 65_541, 10**6, 2**31 - 1]), st.integers(-9, 9)), min_size=1),
+    st.sampled_from([np.int32, np.int64]),
+)
+def test_sums_within_groups_are_those_of_a_loop(records: list[tuple[int, int]], dtype: Any) -> None:
+    codes, values = np.array([code for code, _ in records], dtype), np.array([value for _, value in records])
+    groups = Groups(codes)
+    counts, sums = dict.fromkeys(codes.tolist(), 100), dict.fromkeys(codes.tolist(), -7)
+    expected = []
+    for code, value in records:
+        counts[code] += 1
+        sums[code] += value
+        expected.append((counts[code], sums[code]))
+    before = np.full(len(groups.codes), 100), np.full(len(groups.codes), -7)
+    assert list(zip(groups.counted(before[0]).tolist(), groups.sums(values, before[1]).tolist(), strict=True)) == expected
+    assert groups.codes[groups.places()].tolist() == codes.tolist()
+    assert dict(zip(groups.codes.tolist(), groups.lengths.tolist(), strict=True)) == {code: n - 100 for code, n in counts.items()}
 
 
 keys_of_a_batch = st.one_of(

@@ -286,9 +286,10 @@ async def test_late_elements_that_came_as_columns_are_whole_or_refused() -> None
 
 
 def test_a_batch_of_columns_reads_like_one_of_rows() -> None:
-    from aioflow.columns.arrow import from_table
+    from aioflow.columns.pages import ArrowPages
 
-    rows = from_table(table())
+    pages = ArrowPages()
+    rows = pages.settle(pages.read(table()))
     batch = RecordBatch(rows, list(range(COUNT)))  # type: ignore[arg-type]
     assert list(batch.values) == ROWS
     assert list(batch.slice(10, 20).values) == ROWS[10:20]
