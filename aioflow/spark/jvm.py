@@ -37,6 +37,15 @@ STOP_TIMEOUT_S = 10.0
 ENDING_S = 2.0
 """How long a process whose connections broke may take to be over."""
 
+_SAYS_NOTHING = (
+    "Error occurred during initialization of VM",
+    "Error: Could not create the Java Virtual Machine.",
+    "Error: A fatal exception has occurred. Program will exit.",
+)
+_BESIDE_THE_POINT = ("WARNING", "NOTE", "Picked up", "OpenJDK 64-Bit Server VM warning")
+
+_THROWN = re.compile(r'^Exception in thread "[^"]*" [\w.$]+Exception: ')
+
 logger = logging.getLogger(__name__)
 
 
@@ -214,13 +223,17 @@ def _forget() -> None:
 
 
 def _last_words(log: Path) -> str:
-    """The first line of what Java printed that tells of an error."""
+    """What of all that Java printed tells why it ended: the first line about an error, without what it calls itself."""
     try:
-        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
     except OSError:
         return ""
-    wanted = [line.strip() for line in lines if "Exception" in line or "Error" in line or "error" in line]
-    return (wanted or [line.strip() for line in lines[-1:]] or [""])[0]
+    telling = [line for line in lines if line not in _SAYS_NOTHING]
+    if len(telling) < len(lines):  # The machine itself did not come up: why stands beside that, in words of its own.
+        wanted = [line for line in telling if not line.startswith(_BESIDE_THE_POINT)]
+    else:
+        wanted = [line for line in lines if "Exception" in line or "Error" in line or "error" in line]
+    return _THROWN.sub("", (wanted or lines[-1:] or [""])[0])
 
 
 def gone(process: SparkProcess) -> SparkGone:

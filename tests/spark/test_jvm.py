@@ -42,3 +42,29 @@ def test_the_configuration_is_in_no_command_line_but_in_a_file_of_the_user_alone
     assert "\nspark.authenticate.secret=\\ s3c\\\\ret\\n\n" in kept.read_text(encoding="utf-8")
     assert kept.stat().st_mode & 0o777 == 0o600
     assert os.environ.get("PYSPARK_SUBMIT_ARGS") == given
+
+
+@pytest.mark.parametrize(
+    ("printed", "cause"),
+    [
+        ("Error occurred during initialization of VM\nCould not reserve enough space for object heap\n", "Could not reserve enough space"),
+        (
+            "Picked up JAVA_TOOL_OPTIONS: -Dx\nInvalid maximum heap size: -Xmx9x\nError: Could not create the Java Virtual Machine.\n"
+            "Error: A fatal exception has occurred. Program will exit.\n",
+            "Invalid maximum heap size: -Xmx9x",
+        ),
+        (
+            "WARNING: Using incubator modules\nException in thread \"main\" org.apache.spark.SparkException: When running with master "
+            "'yarn' either HADOOP_CONF_DIR or YARN_CONF_DIR must be set in the environment.\n\tat org.apache.spark.Deploy(X.scala:1)\n",
+            "When running with master 'yarn' either HADOOP_CONF_DIR",
+        ),
+        ("a\n\nkilled\n", "killed"),
+        ("", ""),
+    ],
+    ids=["no room", "an option", "Spark refuses", "no error", "nothing"],
+)
+def test_why_java_did_not_start_is_told_in_a_line(tmp_path: Path, printed: str, cause: str) -> None:
+    log = tmp_path / "spark.log"
+    log.write_text(printed)
+
+    assert jvm._last_words(log).startswith(cause) and "\n" not in jvm._last_words(log)
