@@ -176,7 +176,7 @@ class Distribution:
 
     @staticmethod
     def of(values: Sequence[float]) -> Distribution:
-        """Percentiles by nearest rank."""
+        """Percentiles are figures of some checkpoint, none between those of two."""
         if not values:
             return Distribution()
         ordered = sorted(values)

@@ -57,11 +57,7 @@ class SourceInput:
         `unbounded`: some splits may be silent for long. `discovers`: more of them may come.
         """
         self._reader = reader
-        # Found without being asked for, as nothing is open yet. Who hands everything on to another reader has what that one has.
-        self._may_end = inspect.getattr_static(reader, "finished", None) is not None or hasattr(type(reader), "__getattr__")
-        if not self._may_end and (not unbounded or hasattr(reader, "stop")):
-            what = "has `stop`, after which it is read to its end," if unbounded else "reads a bounded source"
-            raise TypeError(f"{type(reader).__name__} {what} and has no `finished`: add it as a property, True once all splits are read")
+        self._may_end = _may_end(reader, unbounded=unbounded)
         self._splits = [split for split in splits if not split.finished]
         self._finished_before = [split for split in splits if split.finished]
         self._finished = FinishedSplits((split.id, split.payload) for split in self._finished_before)
@@ -335,3 +331,14 @@ class SourceInput:
         timer, self._idle_timer = self._idle_timer, None
         if timer is not None:
             timer.cancel()
+
+
+def _may_end(reader: SourceReader[Any], *, unbounded: bool) -> bool:
+    """Whether the reader tells when it is through with its splits. Raises TypeError if it does not and must."""
+    # Found without being asked for, as nothing is open yet. Who hands everything on to another reader has what that one has.
+    if inspect.getattr_static(reader, "finished", None) is not None or hasattr(type(reader), "__getattr__"):
+        return True
+    if not unbounded or hasattr(reader, "stop"):
+        what = "has `stop`, after which it is read to its end," if unbounded else "reads a bounded source"
+        raise TypeError(f"{type(reader).__name__} {what} and has no `finished`: add it as a property, True once all splits are read")
+    return False
