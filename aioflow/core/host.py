@@ -21,7 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, BinaryIO, Protocol, TypeVar, TypeVarTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, TypeVar, TypeVarTuple
 
 from aioflow.core.system_files import FileStat, SystemFileSystem
 from aioflow.core.system_network import SystemNetwork
@@ -49,6 +49,9 @@ MAX_WORKERS = 8
 
 CLOSE_TIMEOUT_S = 10.0
 """How long `close` waits for threads whose work has not ended before it gives them up."""
+
+GIVEN_UP_S = 0.5
+"""Some are about to end: who gave them up has told them to."""
 
 
 class Clock(Protocol):
@@ -332,7 +335,7 @@ class SystemHost:
         self._max_workers = max_workers
         self._close_timeout_s = close_timeout_s
         self._pool: ThreadPoolExecutor | None = None
-        self._dedicated: list[threading.Thread] = []
+        self._dedicated: list[tuple[threading.Thread, asyncio.Future[Any]]] = []
         self._closed = False
         self.clock = _SystemClock()
         self.rng = random.Random(seed)
@@ -382,9 +385,9 @@ class SystemHost:
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(settle, result, error)
 
-        self._dedicated = [thread for thread in self._dedicated if thread.is_alive()]
+        self._dedicated = [(thread, waiting) for thread, waiting in self._dedicated if thread.is_alive()]
         thread = threading.Thread(target=run, name=name, daemon=True)
-        self._dedicated.append(thread)
+        self._dedicated.append((thread, future))
         thread.start()
         return future
 
@@ -393,13 +396,17 @@ class SystemHost:
         return False
 
     async def close(self) -> None:
-        """Join the threads, for at most `close_timeout_s`; those that do not end are named in a warning."""
+        """Join the threads, for at most `close_timeout_s`; those that do not end are named in a warning.
+
+        A dedicated thread whose caller was cancelled, and so waits for it no more, gets `GIVEN_UP_S`.
+        """
         if self._closed:
             return
         self._closed = True
-        pool, threads = self._pool, self._dedicated
+        pool, threads = self._pool, [thread for thread, _ in self._dedicated]
         if pool is None and not threads:
             return
+        given_up = {thread for thread, waiting in self._dedicated if waiting.cancelled()}
         loop = asyncio.get_running_loop()
         joined: asyncio.Future[None] = loop.create_future()
 
@@ -411,7 +418,11 @@ class SystemHost:
             if pool is not None:
                 pool.shutdown(wait=True, cancel_futures=True)
             for thread in threads:
-                thread.join()
+                if thread not in given_up:
+                    thread.join()
+            deadline = time.monotonic() + GIVEN_UP_S
+            for thread in threads:
+                thread.join(max(deadline - time.monotonic(), 0.0))
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(settle)
 
@@ -430,6 +441,11 @@ class SystemHost:
             )
         else:
             joiner.join()  # It has nothing left to do but return.
+            if alive := [thread.name for thread in threads if thread.is_alive()]:
+                logger.warning(
+                    "threads are left behind in a blocking call that nobody waits for, and end with it, or with the process: %s",
+                    ", ".join(alive),
+                )
 
 
 class _SystemClock:

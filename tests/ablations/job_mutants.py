@@ -25,6 +25,13 @@ JOB_MUTANTS: list[Mutant] = [
         ("tests/api/test_run.py::test_what_a_source_starts_is_in_its_own_scope_whichever_operator_runs_meanwhile",),
     ),
     Mutant(
+        "a host waits for a thread that nobody waits for any more",
+        "aioflow/core/host.py",
+        "                if thread not in given_up:\n                    thread.join()",
+        "                if thread not in ():\n                    thread.join()",
+        ("tests/core/test_host.py::test_close_leaves_a_thread_behind_that_nobody_waits_for_any_more",),
+    ),
+    Mutant(
         "threads do not know the context variables of the run",
         "aioflow/core/host.py",
         "in_context = contextvars.copy_context().run",

@@ -177,6 +177,26 @@ async def test_close_gives_up_a_thread_that_does_not_end_and_names_it(caplog: py
     await future
 
 
+async def test_close_leaves_a_thread_behind_that_nobody_waits_for_any_more(caplog: pytest.LogCaptureFixture) -> None:
+    """Such as that of a source that was cancelled in the middle of a read. One that is about to end is joined all the same."""
+    host = SystemHost(close_timeout_s=60.0)
+    stop, ending = threading.Event(), threading.Event()
+    before = set(threading.enumerate())
+    future = host.blocking(stop.wait, dedicated=True, name="source-stuck")
+    other = host.blocking(ending.wait, dedicated=True, name="source-ending")
+    (stuck,) = [thread for thread in threading.enumerate() if thread.name == "source-stuck"]
+    future.cancel()
+    other.cancel()
+    ending.set()
+    with caplog.at_level(logging.WARNING, logger="aioflow.core.host"):
+        await host.close()
+    assert "left behind" in caplog.text and "source-stuck" in caplog.text
+    stop.set()
+    stuck.join()
+    for thread in set(threading.enumerate()) - before:
+        thread.join()
+
+
 class _Echo(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
