@@ -7,15 +7,14 @@ of the one that is handed out.
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol
 
-from aioflow.core.aio import cancel_and_wait, wait_all
 from aioflow.core.errors import RestoreError
 from aioflow.io.blocks import MARK_BYTES, mark_of
+from aioflow.io.read_ahead import ReadAhead
 
 if TYPE_CHECKING:
     from aioflow.columns.pages import ArrowPages
@@ -68,12 +67,8 @@ class ColumnReader:
         """Size and end of the file, of splits that were begun."""
         self._pages: deque[tuple[str, int, int, bool, ColumnBatch]] = deque()
         """(split, page, rows of it that were handed out, whether it is the last, rows)."""
-        self._task: asyncio.Task[None] | None = None
-        self._reading: asyncio.Future[Any] | None = None
+        self._ahead = ReadAhead(ctx.host, "column-reader")
         self._file: BinaryIO | None = None
-        self._error: Exception | None = None
-        self._waiter: asyncio.Future[None] | None = None
-        self._room: asyncio.Future[None] | None = None
         self.current_split = ""
         self.finished_splits: set[str] = set()
 
@@ -84,19 +79,12 @@ class ColumnReader:
             if mark and mark[0] is not None:
                 self._marks[split.id] = mark[0]
             self._splits.append(split)
-        if self._task is None or self._task.done():
-            # Owned by this reader: close() cancels it and waits for its end.
-            self._task = asyncio.get_running_loop().create_task(self._guarded(), name="column-reader")
+        self._ahead.start(self._read_ahead)
 
-    async def _guarded(self) -> None:
-        try:
-            while self._splits:
-                await self._read(self._splits[0])
-                self._splits.popleft()
-        except Exception as error:  # noqa: BLE001  # Raised from poll_batch, after the pages before it.
-            self._error = error
-        finally:
-            self._wake()
+    async def _read_ahead(self) -> None:
+        while self._splits:
+            await self._read(self._splits[0])
+            self._splits.popleft()
 
     async def _read(self, split: Split) -> None:
         pages = Pages(*split.payload)
@@ -104,25 +92,17 @@ class ColumnReader:
         if pages.end is not None and first >= pages.end:
             self.finished_splits.add(split.id)
             return
-        opened = await self._blocking(self._open, split.id, pages.path)
+        opened = await self._ahead.blocking(self._open, split.id, pages.path)
         end = opened.pages if pages.end is None else pages.end
         if first >= end:
             self.finished_splits.add(split.id)
         for number in range(first, end):
-            read = await self._blocking(self._read_page, opened, number)
+            read = await self._ahead.blocking(self._read_page, opened, number)
             # Here and not in the executor: batches before it, which are on their way, share the texts.
             rows = self._arrow_pages().settle(read)
             self._pages.append((split.id, number, taken if number == first else 0, number + 1 == end, rows))
-            self._wake()
-            while len(self._pages) > PAGES_AHEAD:
-                self._room = asyncio.get_running_loop().create_future()
-                await self._room
+            await self._ahead.added(lambda: len(self._pages) > PAGES_AHEAD)
         self._close_file()
-
-    async def _blocking(self, call: Callable[..., Any], *args: Any) -> Any:
-        self._reading = self._host.blocking(call, *args)
-        # Shielded: a read that has begun goes on when we are cancelled, and close() waits for it.
-        return await asyncio.shield(self._reading)
 
     def _open(self, split_id: str, path: str) -> PagedFile:
         known = self._marks.get(split_id)
@@ -170,41 +150,25 @@ class ColumnReader:
                 self._positions[split_id] = (number + 1, 0)
                 if last:
                     self.finished_splits.add(split_id)
-                room, self._room = self._room, None
-                if room is not None and not room.done():
-                    room.set_result(None)
+                self._ahead.taken()
             if stop > taken:
                 self.current_split = split_id
                 return rows.part(slice(taken, stop))
-        if self._error is not None:
-            raise self._error
+        if self._ahead.error is not None:
+            raise self._ahead.error
         return None
 
-    def _wake(self) -> None:
-        waiter, self._waiter = self._waiter, None
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
-
     async def wait(self) -> None:
-        if self._pages or self._task is None or self._task.done():
-            return
-        if self._waiter is None:
-            self._waiter = asyncio.get_running_loop().create_future()
-        await asyncio.shield(self._waiter)
+        if not self._pages:
+            await self._ahead.wait()
 
     @property
     def finished(self) -> bool:
-        return not self._splits and not self._pages and self._error is None
+        return not self._splits and not self._pages and self._ahead.error is None
 
     def position(self, split_id: str) -> tuple[int, int, tuple[int, Mark] | None]:
         return (*self._positions[split_id], self._marks.get(split_id))
 
     async def close(self) -> None:
-        task, self._task = self._task, None
-        if task is not None:
-            await cancel_and_wait([task])
-        if self._reading is not None:
-            await wait_all([self._reading])
-            if not self._reading.cancelled():
-                self._reading.exception()  # Looked at: nobody else will.
+        await self._ahead.close()
         self._close_file()

@@ -9,16 +9,15 @@ Invariant: a malformed line is reported when the records before it have been pol
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from aioflow.core.aio import cancel_and_wait, wait_all
 from aioflow.io.blocks import BLOCK_BYTES, MARK_BYTES, BlockFile, mark_of
 from aioflow.io.malformed import Malformed
 from aioflow.io.paths import FilePart
+from aioflow.io.read_ahead import ReadAhead
 
 if TYPE_CHECKING:
     from aioflow.io.blocks import Block, Mark
@@ -124,12 +123,8 @@ class FileReader:
         self._rests: dict[str, tuple[bytes, int, int | None]] = {}
         self._blocks: deque[tuple[str, str, Block]] = deque()
         self._page: _Page | None = None
-        self._task: asyncio.Task[None] | None = None
-        self._reading: asyncio.Future[Block] | None = None
+        self._ahead = ReadAhead(ctx.host, "file-reader")
         self._file: BlockFile | None = None
-        self._error: Exception | None = None
-        self._waiter: asyncio.Future[None] | None = None
-        self._room: asyncio.Future[None] | None = None
         self.current_split = ""
         self.finished_splits: set[str] = set()
 
@@ -137,17 +132,7 @@ class FileReader:
         for split in splits:
             self._positions[split.id] = split.position
             self._splits.append(split)
-        if self._task is None or self._task.done():
-            # Owned by this reader: close() cancels it and waits for its end.
-            self._task = asyncio.get_running_loop().create_task(self._guarded(), name="file-reader")
-
-    async def _guarded(self) -> None:
-        try:
-            await self.read_ahead()
-        except Exception as error:  # noqa: BLE001  # Raised from poll_batch, after the blocks before it.
-            self._error = error
-        finally:
-            self._wake()
+        self._ahead.start(self.read_ahead)
 
     async def read_ahead(self) -> None:
         """Read split after split; a few blocks ahead of `poll_batch`."""
@@ -167,9 +152,7 @@ class FileReader:
         self._file = file = BlockFile(self._host.fs, part, offset, line, block_bytes=self._block_bytes, tail=tail, mark=mark)
         final = False
         while not final:
-            self._reading = self._host.blocking(file.read)
-            # Shielded: a read that has begun goes on when we are cancelled, and close() waits for it.
-            block = await asyncio.shield(self._reading)
+            block = await self._ahead.blocking(file.read)
             final = block.final
             # A file that is followed is never over: a record in several lines may be completed later.
             await self.put(split.id, part.path, block._replace(final=False) if tail else block)
@@ -178,18 +161,15 @@ class FileReader:
     async def put(self, split_id: str, path: str, block: Block) -> None:
         """Hand over a block, then wait while enough are there."""
         self._blocks.append((split_id, path, block))
-        self._wake()
-        while len(self._blocks) >= BLOCKS_AHEAD:
-            self._room = asyncio.get_running_loop().create_future()
-            await self._room
+        await self._ahead.added(lambda: len(self._blocks) >= BLOCKS_AHEAD)
 
     def poll_batch(self, max_records: int) -> list[Any] | None:
         while True:
             page = self._page
             if page is None:
                 if not self._blocks:
-                    if self._error is not None:
-                        raise self._error
+                    if self._ahead.error is not None:
+                        raise self._ahead.error
                     return None
                 page = self._page = self._decode_next()
             batch = self._take(page, max_records)
@@ -205,9 +185,7 @@ class FileReader:
 
     def _decode_next(self) -> _Page:
         split_id, path, block = self._blocks.popleft()
-        room, self._room = self._room, None
-        if room is not None and not room.done():
-            room.set_result(None)
+        self._ahead.taken()
         data, offset, line, final = block
         rest = self._rests.pop(split_id, None)
         if rest is not None:
@@ -251,21 +229,13 @@ class FileReader:
             self._malformed.report(one.value, message, one.error)
         return end
 
-    def _wake(self) -> None:
-        waiter, self._waiter = self._waiter, None
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
-
     async def wait(self) -> None:
-        if self._page is not None or self._blocks or self._task is None or self._task.done():
-            return
-        if self._waiter is None:
-            self._waiter = asyncio.get_running_loop().create_future()
-        await asyncio.shield(self._waiter)
+        if self._page is None and not self._blocks:
+            await self._ahead.wait()
 
     @property
     def finished(self) -> bool:
-        return not self._splits and self._page is None and not self._blocks and self._error is None
+        return not self._splits and self._page is None and not self._blocks and self._ahead.error is None
 
     def position(self, split_id: str) -> Any:
         page = self._page
@@ -274,12 +244,6 @@ class FileReader:
         return self._positions[split_id]
 
     async def close(self) -> None:
-        task, self._task = self._task, None
-        if task is not None:
-            await cancel_and_wait([task])
-        if self._reading is not None:
-            await wait_all([self._reading])
-            if not self._reading.cancelled():
-                self._reading.exception()  # Looked at: nobody else will.
+        await self._ahead.close()
         if self._file is not None:
             self._file.close()

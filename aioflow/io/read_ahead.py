@@ -1,0 +1,101 @@
+"""One task that reads ahead of whoever polls: it begins with the reader, waits while enough is there, and ends with `close`.
+
+What it reads it reads in the executor, one thing at a time; a read that has begun goes on when the task is cancelled, and `close` waits
+for it. Its error is kept for the poll that has taken everything that was read before. Where to put what was read is the reader's own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
+
+from aioflow.core.aio import cancel_and_wait, wait_all
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+    from aioflow.core.host import Host
+
+__all__ = ["ReadAhead"]
+
+T = TypeVar("T")
+Args = TypeVarTuple("Args")
+
+
+class ReadAhead:
+    """`name` is that of the task."""
+
+    def __init__(self, host: Host, name: str) -> None:
+        self.error: Exception | None = None
+        """What ended the task."""
+        self._host = host
+        self._name = name
+        self._task: asyncio.Task[None] | None = None
+        self._reading: asyncio.Future[Any] | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._room: asyncio.Future[None] | None = None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether more may come by itself."""
+        return self._task is not None and not self._task.done()
+
+    def start(self, read: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Let the task run `read()`, unless it runs."""
+        if not self.is_running:
+            # Owned by this object: close() cancels it and waits for its end.
+            self._task = asyncio.get_running_loop().create_task(self._guarded(read), name=self._name)
+
+    async def _guarded(self, read: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        try:
+            await read()
+        except Exception as error:  # noqa: BLE001  # Raised by the poll that finds nothing before it.
+            self.error = error
+        finally:
+            self._wake()
+
+    # The task.
+
+    async def blocking(self, call: Callable[[*Args], T], *args: *Args) -> T:
+        """Read: `call(*args)` in the executor."""
+        reading = self._reading = self._host.blocking(call, *args)
+        # Shielded: a read that has begun goes on when we are cancelled, and close() waits for it.
+        return await asyncio.shield(reading)
+
+    async def added(self, is_full: Callable[[], bool]) -> None:
+        """Something was read: whoever waits may poll. Returns when `is_full()` holds no more."""
+        self._wake()
+        while is_full():
+            self._room = asyncio.get_running_loop().create_future()
+            await self._room
+
+    # The reader.
+
+    def taken(self) -> None:
+        """Something was polled: there may be room again."""
+        room, self._room = self._room, None
+        if room is not None and not room.done():
+            room.set_result(None)
+
+    async def wait(self) -> None:
+        """Until something is added, or nothing will be any more."""
+        if not self.is_running:
+            return
+        if self._waiter is None:
+            self._waiter = asyncio.get_running_loop().create_future()
+        await asyncio.shield(self._waiter)
+
+    async def close(self) -> None:
+        """End the task, and wait for the read that it has begun."""
+        task, self._task = self._task, None
+        if task is not None:
+            await cancel_and_wait([task])
+        if self._reading is not None:
+            await wait_all([self._reading])
+            if not self._reading.cancelled():
+                self._reading.exception()  # Looked at: nobody else will.
+
+    def _wake(self) -> None:
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
