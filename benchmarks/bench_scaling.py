@@ -1,4 +1,5 @@
-"""What a record costs as the work grows: more keys, longer chains, more channels, more tasks in one loop, larger batches and records.
+"""What a record costs as the work grows: more keys, longer chains, more channels, more tasks in one loop, larger batches and records,
+windows of more slices.
 
     python benchmarks/bench_scaling.py [--records 300000] [--rounds 3] [--only keys chain] [--large] [--out build/bench]
 
@@ -101,6 +102,20 @@ def batches(n: int, size: int) -> Made:
     return flow, {"tasks": replace(TaskOptions(), batch_records_max=size)}
 
 
+SLIDE_MS = 1_000
+SLICE_KEYS = 2_000
+
+
+def slices(n: int, size: int) -> Made:
+    """Windows of `size` slices, each of which has a record of all keys. The cost is that of a result: they are more."""
+    flow = af.Flow("slices")
+    times: Any = af.WatermarkStrategy.monotonous_timestamps(timestamp=lambda row: row[1])
+    events = flow.source(af.io.datagen(lambda i: (i % SLICE_KEYS, i // SLICE_KEYS * SLIDE_MS), count=n), watermarks=times)
+    windows = events.key_by(lambda row: row[0]).window(af.sliding(f"{size * SLIDE_MS}ms", f"{SLIDE_MS}ms"))
+    windows.aggregate(af.agg(n=af.count(), last=af.max(lambda row: row[1]))).sink(ignore)
+    return flow, {}
+
+
 CURVES: dict[str, tuple[Callable[[int, int], Any], list[int]]] = {
     "keys": (keys, [1_000, 10_000, 100_000, 1_000_000]),
     "chain": (chain, [1, 5, 10, 50]),
@@ -109,12 +124,13 @@ CURVES: dict[str, tuple[Callable[[int, int], Any], list[int]]] = {
     "tasks": (tasks, [1, 10, 100, 1_000]),
     "batches": (batches, [1, 16, 64, 256, 1024]),
     "bytes": (record_bytes, [10, 1_000, 100_000, 1_000_000]),
+    "slices": (slices, [1, 6, 60, 600]),
     "wire": (wire_ns, [10, 100, 1_000, 10_000, 100_000, 1_000_000]),
 }
 """Flow (or cost) by (records, size), and the sizes."""
 
 LARGE = {"keys": [10_000_000]}
-ACROSS = {"keys": "keys", "batches": "records a batch", "bytes": "bytes a record", "wire": "bytes a record"}
+ACROSS = {"keys": "keys", "slices": "slices a window", "batches": "records a batch", "bytes": "bytes a record", "wire": "bytes a record"}
 """What the sizes of a curve are; of the others, how many there are of what gives them their name."""
 
 
@@ -127,10 +143,15 @@ def records_of(name: str, n: int, size: int) -> int:
     return max(1, min(n, BYTES_MAX // size)) if name in ("bytes", "wire") else n
 
 
+def counted(name: str, n: int, size: int) -> int:
+    """What a cost is shared among: the records; of windows, their results."""
+    return n + (size - 1) * min(n, SLICE_KEYS) if name == "slices" else n
+
+
 def cost_ns(name: str, n: int, size: int) -> float:
     """CPU nanoseconds a record of one run, from its start to its end."""
     make = CURVES[name][0]
-    return wire_ns(n, size) if make is wire_ns else cpu_s(make(n, size)) / n * 1e9
+    return wire_ns(n, size) if make is wire_ns else cpu_s(make(n, size)) / counted(name, n, size) * 1e9
 
 
 def cpu_s(made: Made) -> float:

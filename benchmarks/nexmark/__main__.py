@@ -1,12 +1,12 @@
 """Asks Nexmark's queries: each is held against DuckDB, then timed, by CPU time and as ratios to q0.
 
-    python -m benchmarks.nexmark [--events 100000] [--factor 4] [--rounds 5] [--only q0 q5] [--checked 5000] [--markdown FILE] [--json FILE]
+    python -m benchmarks.nexmark [--events 100000] [--factor 4] [--rounds 5] [--only q0 q5] [--checked 5000] [--workers 2]
+                                 [--markdown FILE] [--json FILE]
 
 All tasks run in this process, on asyncio's loop. The events are made before the clock starts, so a figure is the engine's with the query,
 not the generator's. Each round times every query once, as rows from a list and on columns from a table of Arrow with `--factor` times as
 many events, of which it is given the columns that it reads; a ratio is of two figures of one round. `bare` is q0 in a plain loop. A query
-whose answer, as rows or on columns, is not DuckDB's ends the run before anything is timed. Windows of the clock (q12) are timed on
-columns, and checked as rows.
+whose answer is not DuckDB's, as rows or on columns, in this process or over `--workers` of them, ends the run before anything is timed.
 """
 
 from __future__ import annotations
@@ -37,17 +37,19 @@ CHECKED = Nexmark(rate=100, group=5)
 TIMED = Nexmark()
 
 
-async def check(queries: list[Query], count: int) -> dict[str, Verdict]:
+async def check(queries: list[Query], count: int, workers: int) -> dict[str, Verdict]:
     """The verdict on each query. Raises SystemExit for a wrong answer."""
     judge = Judge(CHECKED, count)
+    places: list[dict[str, Any]] = [{}, {"workers": workers}] if workers else [{}]
     try:
         verdicts = {}
         for query in queries:
-            for columns in (False,) if query.clock else (False, True):
-                verdict = verdicts[query.name] = await judge.judge(query, parallelism=2, columns=columns)
-                if verdict.difference:
-                    how = " on columns" if columns else ""
-                    raise SystemExit(f"{query.name}: the flow{how} and DuckDB differ: {verdict.difference}")
+            for columns in (False, True):
+                for options in places:
+                    verdict = verdicts[query.name] = await judge.judge(query, parallelism=2, columns=columns, **options)
+                    if verdict.difference:
+                        how = (" on columns" if columns else "") + (f" over {workers} workers" if options else "")
+                        raise SystemExit(f"{query.name}: the flow{how} and DuckDB differ: {verdict.difference}")
         return verdicts
     finally:
         judge.close()
@@ -134,11 +136,12 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", nargs="+", default=list(QUERIES), choices=list(QUERIES), metavar="NAME")
     parser.add_argument("--checked", type=int, default=5_000, help="how many events the answers are compared on")
+    parser.add_argument("--workers", type=int, default=2, help="over how many they are compared as well; 0: in this process alone")
     parser.add_argument("--markdown", type=Path, help="write the table to this file, too")
     parser.add_argument("--json", type=Path, help="write the figures to this file, too")
     options = parser.parse_args(arguments)
     queries = [QUERIES[name] for name in options.only]
-    verdicts = asyncio.run(check(queries, options.checked))
+    verdicts = asyncio.run(check(queries, options.checked, options.workers))
     events = list(map(TIMED, range(options.events * options.factor)))
     table = table_of(events)
     del events[options.events :]
@@ -153,6 +156,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         "rows / on columns; medians over the rounds [least, greatest]",
         "events": options.events,
         "rounds": options.rounds,
+        "checked_over_workers": options.workers,
         "checked": {name: {"events": options.checked, "answers": verdict.answers} for name, verdict in verdicts.items()},
         "nexmark": timed,
     }

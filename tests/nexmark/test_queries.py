@@ -38,16 +38,13 @@ async def test_a_query_over_three_subtasks_gives_what_duckdb_gives(name: str, se
     assert not verdict.difference
 
 
-ON_COLUMNS = [name for name, query in QUERIES.items() if not query.clock]
-
-
-@pytest.mark.parametrize("name", ON_COLUMNS)
+@pytest.mark.parametrize("name", QUERIES)
 async def test_a_query_on_columns_gives_what_duckdb_gives(name: str, seconds: Judge) -> None:
     verdict = await seconds.judge(QUERIES[name], parallelism=3, columns=True)
     assert not verdict.difference
 
 
-@pytest.mark.parametrize("name", ON_COLUMNS)
+@pytest.mark.parametrize("name", QUERIES)
 async def test_a_query_on_columns_over_days_out_of_order_gives_what_duckdb_gives(name: str, hours: Judge) -> None:
     verdict = await hours.judge(QUERIES[name], columns=True)
     assert not verdict.difference

@@ -1,0 +1,109 @@
+"""Where the CPU time of the workloads goes: a statistical profile of the worker processes, by function.
+
+    python -m benchmarks.profiles [--only w1 w2] [--forms rows columns] [--records 2000000] [--py-spy PATH] [--out build/bench]
+
+Runs the programs of `bench_engines` with two workers under py-spy (`pip install py-spy`), which looks 200 times a second at what the thread
+does that holds the interpreter, and costs it a few hundredths. What a function calls in C counts as its own. Start-up, which is what imports,
+and the process that only submits are left out. A table for docs/benchmarks.md, and all functions as JSON in `--out`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from benchmarks.bench_throughput import environment
+from benchmarks.engines import ROOT
+from benchmarks.peers.pools import write_json, write_pools
+
+__all__ = ["main", "shares"]
+
+PROGRAMS = {"rows": "aioflow_rows", "columns": "aioflow_columns"}
+WORKLOADS = ("w1", "w2", "w3", "w4", "w1json", "w2json")
+RATE_HZ = 200
+TOP = 8
+LEAST = 0.02
+"""The share from which on a function is named."""
+
+FRAME = re.compile(r"(.*) \((.*?)(?::\d+)?\)$")
+WORKER = "aioflow.cluster.worker"
+
+
+def shares(stacks: str) -> dict[str, float]:
+    """The share of each function in the samples of the workers, greatest first. `stacks`: py-spy's raw format."""
+    counts: Counter[str] = Counter()
+    for line in stacks.splitlines():
+        path, _, count = line.rpartition(" ")
+        frames = path.split(";")
+        if WORKER not in path or "<frozen importlib" in path:
+            continue
+        found = FRAME.match(frames[-1])
+        counts["?" if found is None else _named(found[1], found[2])] += int(count)
+    total = counts.total()
+    return {name: count / total for name, count in counts.most_common()}
+
+
+def _named(function: str, file: str) -> str:
+    for part in ("aioflow/", "benchmarks/"):
+        if part in file:
+            return f"{file.split(part)[-1].removesuffix('.py')}.{function}"
+    return f"{Path(file).stem}.{function}"
+
+
+def profile(py_spy: str, program: str, workload: str, options: argparse.Namespace) -> dict[str, float]:
+    """Runs one program to its end."""
+    raw = options.out / f"{program}-{workload}.raw"
+    given = [f"workload={workload}", f"records={options.records}", "outputs=1", f"data={options.data}", "parallelism=2"]
+    watched = [sys.executable, "-m", f"benchmarks.peers.{program}", *given]
+    command = [py_spy, "record", "--subprocesses", "--gil", "--format", "raw", "--rate", str(RATE_HZ), "--output", str(raw), "--", *watched]
+    variables = {**os.environ, "PYTHONPATH": str(ROOT), "AIOFLOW_BENCHMARK_DATA": str(options.data)}
+    done = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=options.timeout, check=False)
+    if done.returncode or not raw.exists():
+        raise SystemExit(f"{' '.join(command)} failed:\n{done.stdout[-1000:]}\n{done.stderr[-3000:]}")
+    return shares(raw.read_text())
+
+
+def line(form: str, workload: str, found: dict[str, float]) -> str:
+    """One row of the table."""
+    told = [f"{share:.0%} `{name}`" for name, share in list(found.items())[:TOP] if share >= LEAST]
+    return f"| {form} | {workload} | {', '.join(told)} |"
+
+
+def main(arguments: list[str] | None = None) -> dict[str, Any]:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", default=list(WORKLOADS), choices=list(WORKLOADS))
+    parser.add_argument("--forms", nargs="+", default=list(PROGRAMS), choices=list(PROGRAMS))
+    parser.add_argument("--records", type=int, default=2_000_000)
+    parser.add_argument("--timeout", type=float, default=300.0)
+    parser.add_argument("--py-spy", default=shutil.which("py-spy"), help="the program")
+    parser.add_argument("--out", type=Path, default=Path("build/bench"))
+    options = parser.parse_args(arguments)
+    if options.py_spy is None:
+        raise SystemExit("there is no py-spy: pip install py-spy, or say where with --py-spy")
+    options.out.mkdir(parents=True, exist_ok=True)
+    options.data = (options.out / "data").resolve()
+    write_pools(options.data)
+    lines, found = ["| | | share of the CPU time of the workers |", "| --- | --- | --- |"], {}
+    for form in options.forms:
+        for workload in options.only:
+            if workload.endswith("json"):
+                write_json(options.data, workload, options.records)
+            made = found[f"{form} {workload}"] = profile(options.py_spy, PROGRAMS[form], workload, options)
+            lines.append(line(form, workload, made))
+            print(lines[-1], flush=True)
+    report = {**environment(), "unit": "share of the samples of the workers", "records": options.records, "profiles": found}
+    (options.out / "profiles.json").write_text(json.dumps(report, indent=1) + "\n")
+    (options.out / "profiles.md").write_text("\n".join(lines) + "\n")
+    return report
+
+
+if __name__ == "__main__":
+    main()
