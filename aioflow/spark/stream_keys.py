@@ -134,7 +134,7 @@ class KeyedStage:
         snapshot = keyed.begin_snapshot(1, full=True, canonical=True)
         assert isinstance(snapshot, HeapSnapshot), "the state of one key is on the heap"
         handle = await snapshot.write(InlineState())
-        if handle is None or not any(file.rows for file in snapshot.plan.result or ()):
+        if handle is None or not snapshot.rows:
             return None, timer_ms
         (file,) = handle.files
         assert file.content is not None, "it was written into its handle"

@@ -79,6 +79,8 @@ class Entries:
     """Rows of one table. `values` is None for keys that are gone."""
 
     table: str
+    groups: KeyGroupRange
+    """Where the key groups of all keys lie."""
     namespaces: list[Any]
     keys: list[Any]
     values: list[Any] | None
@@ -293,7 +295,7 @@ def _entries(reader: _Reader, table: str, kind: str, frame: _Entries) -> Entries
         and all(type(place) is int and place > 0 for place in values or ())
     ):
         raise reader.refused(f"table {table!r} holds what is no timer")
-    return Entries(table, namespaces, keys, values)
+    return Entries(table, KeyGroupRange(frame.first, frame.last), namespaces, keys, values)
 
 
 def _only(entries: Entries, kind: str, groups: KeyGroupRange, max_parallelism: int, reader: _Reader) -> Entries:
@@ -305,6 +307,7 @@ def _only(entries: Entries, kind: str, groups: KeyGroupRange, max_parallelism: i
         raise reader.refused(f"table {entries.table!r} holds a key that is none: {error}") from error
     return Entries(
         entries.table,
+        entries.groups,
         [entries.namespaces[row] for row in rows],
         [entries.keys[row] for row in rows],
         None if entries.values is None else [entries.values[row] for row in rows],

@@ -25,9 +25,10 @@ from aioflow.state.backend import INTERNAL_PREFIX, NO_KEY
 from aioflow.state.changes import ChangeLog, Generation, Space
 from aioflow.state.format import TIMERS, FileHeader
 from aioflow.state.handles import CANONICAL, KeyedStateHandle, StateInput
+from aioflow.state.heap_archive import Archive, Sections
 from aioflow.state.heap_keys import KEYS_A_SLICE
-from aioflow.state.heap_restore import ReadFile, ReadState, read_handle
-from aioflow.state.heap_snapshot import HEAP_FORMAT, HeapSnapshot, SnapshotPlan, WrittenFile
+from aioflow.state.heap_restore import ReadState, read_handle, restored_archive
+from aioflow.state.heap_snapshot import HEAP_FORMAT, HeapSnapshot, SnapshotPlan
 from aioflow.state.heap_table import RAW, HeapStateTable
 from aioflow.state.retired import Retired
 from aioflow.state.snapshot import TableMeta, check_max_parallelism
@@ -79,7 +80,7 @@ class HeapKeyedStateBackend:
         self._log = ChangeLog()
         self._log.on_change = self._bind
         self._generations: list[Generation] = []
-        self._archive: tuple[WrittenFile, ...] = ()
+        self._archive = Archive()
         self._must_be_full = False
         self._snapshots: dict[int, HeapSnapshot] = {}
         self._retired = Retired()
@@ -182,8 +183,7 @@ class HeapKeyedStateBackend:
         if snapshot is None or snapshot.plan.result is None or snapshot.plan.format == CANONICAL:
             return
         plan = snapshot.plan
-        kept = {id(written) for written in snapshot.plan.result}
-        self._retired.add_files(written for written in self._archive if id(written) not in kept)
+        self._retired.add_keys(plan.void)
         if not self._log.guarded:  # None is being written that looks at them: one that began meanwhile, or an older savepoint.
             self._retired.add_generations(generation for generation in self._generations if generation.number <= plan.ended.number)
         self._archive = snapshot.plan.result
@@ -207,8 +207,11 @@ class HeapKeyedStateBackend:
         watermarks: dict[str, list[int]] = {}
         timers: dict[str, dict[int, list[tuple[int, int, Any]]]] = {}
         read: ReadState | None = None
+        # The very files of a checkpoint of these key groups can be built upon.
+        whose = [(handle.format, handle.first_group, handle.last_group) for handle in mine]
+        sections = Sections(groups) if whose == [(HEAP_FORMAT, groups.start, groups.end)] else None
         for origin, handle in enumerate(mine):
-            read = await read_handle(handle, groups, source, self._codec, self._operator)
+            read = await read_handle(handle, groups, source, self._codec, self._operator, sections)
             for name, watermark in read.header.watermarks.items():
                 watermarks.setdefault(name, []).append(watermark)
             for name, meta in read.header.tables.items():
@@ -224,9 +227,8 @@ class HeapKeyedStateBackend:
             self._timers_of(name).watermark = min(reached)
         for name, buckets in timers.items():
             await self._set_timers(self._queue(name), buckets, keep_order=len(mine) == 1)
-        if read is not None and len(mine) == 1 and mine[0].format == HEAP_FORMAT and read.header.groups == groups:
-            # The very files of that checkpoint can be built upon.
-            self._archive = tuple(self._written(file) for file in read.files)
+        if read is not None and sections is not None:
+            self._archive = await restored_archive(mine[0], read, sections, self._space)
             self._log.build_upon_restored()
         for name, state in self._states.items():
             self._tables[name].index = None
@@ -347,14 +349,9 @@ class HeapKeyedStateBackend:
                 queue.adopt(timestamp, {timer: place for place, _, timer in found}).born = RESTORED
             await asyncio.sleep(0)
 
-    def _written(self, read: ReadFile) -> WrittenFile:
-        keys: dict[Space, list[Sequence[Any]]] = {}
-        for (name, namespace), found in read.keys.items():
-            table = self._tables.get(name)
-            space = self._queue(name).find(namespace) if table is None else table.find(namespace)
-            if space is not None:
-                keys[space] = found
-        return WrittenFile(read.file, keys, read.drops, read.rows)
+    def _space(self, name: str, namespace: Any) -> Space | None:
+        table = self._tables.get(name)
+        return self._queue(name).find(namespace) if table is None else table.find(namespace)
 
     def _show(self, table: HeapStateTable, state: views.View | None, stored: Any) -> Any:
         if state is not None:

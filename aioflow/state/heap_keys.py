@@ -1,7 +1,7 @@
 """The keys of which a snapshot of the heap speaks: brought together from where they were noted, and put in order of key groups.
 
-In slices, as everything that takes long. What is kept long is kept in tuples of some hundred keys: Python's garbage collector looks at a
-tuple of texts or numbers once, and at a list of a million in each full collection.
+In slices, as everything that takes long: after each, `breathe`. What is kept long is kept in tuples of some hundred keys: Python's garbage
+collector looks at a tuple of texts or numbers once, and at a list of a million in each full collection.
 """
 
 from __future__ import annotations
@@ -9,20 +9,24 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import filterfalse, islice
+from itertools import filterfalse, groupby, islice, repeat
+from operator import itemgetter
 from typing import Any
 
 from aioflow.core.keygroups import canonical_key
 from aioflow.state.changes import Generation, Space
 from aioflow.state.format import groups_of
 
-__all__ = ["KEYS_A_SLICE", "CutKeys", "GatheredKeys", "KeysSpokenOf", "Part"]
+__all__ = ["KEYS_A_SLICE", "CutKeys", "GatheredKeys", "GroupPart", "Part", "SpokenKeys", "breathe"]
 
 Rows = dict[int, dict[Space, list[Any]]]
 """Key group -> keys."""
 
 Part = tuple[Space, Sequence[Any]]
 """Keys of a space."""
+
+GroupPart = tuple[int, Space, Sequence[Any]]
+"""Keys of a space in a key group."""
 
 KEYS_A_SLICE = 1_024
 """Keys looked at before others get their turn: about 0.5 ms."""
@@ -34,8 +38,18 @@ KEYS_A_TUPLE = 512
 KEYS_ALONE = 32
 """So many keys of one space get a tuple of their own."""
 
+TURNS = 4
+"""Turns of the loop between two slices: so many a record takes from its source to the sink."""
+
+_FIRST = itemgetter(0)
 _SORTED = frozenset((str, bytes, int))
 """Types whose values sort fast among themselves."""
+
+
+async def breathe() -> None:
+    """Between two slices: whatever waits for its turn goes first, and so does what that wakes."""
+    for _ in range(TURNS):
+        await asyncio.sleep(0)
 
 
 class GatheredKeys:
@@ -59,8 +73,10 @@ class GatheredKeys:
         """The keys of `table`, to be taken once."""
         return CutKeys(self._tables.pop(table, {}), self._repeated)
 
-    async def add(self, space: Space, keys: Iterable[Any]) -> None:
-        """What was noted. The keys of a set, which come in another order in each process, are sorted: the same files everywhere."""
+    async def add(self, space: Space, keys: Iterable[Any], group: int | None = None) -> None:
+        """What was noted; `group`: of all these keys. Those of a set, which come in another order in each process, are sorted: the same
+        files everywhere.
+        """
         if space.dropped is not None and space.dropped <= self._ended.number:
             await self._looked(1)
             return
@@ -70,16 +86,19 @@ class GatheredKeys:
         found: defaultdict[int, list[Any]] = defaultdict(list)
         remaining = iter(keys)
         while part := list(islice(remaining, KEYS_A_SLICE)):
-            for group, key in zip(groups_of(kind, part, self._max_parallelism), part, strict=True):
-                found[group].append(key)
+            if group is not None:
+                found[group] += part
+            else:
+                for of, key in zip(groups_of(kind, part, self._max_parallelism), part, strict=True):
+                    found[of].append(key)
             await self._looked(len(part))
         if not found:
             return
         rows = self._tables.setdefault(space.table.name, {})
-        for group, some in found.items():
+        for of, some in found.items():
             if isinstance(keys, set):
                 _sort(some)
-            known = rows.setdefault(group, {}).setdefault(space, some)
+            known = rows.setdefault(of, {}).setdefault(space, some)
             if known is not some:
                 known += some
             await self._looked(len(some))
@@ -90,7 +109,7 @@ class GatheredKeys:
         count, step = len(parts[0]), max(KEYS_LISTED, len(space.entries) // 8)
         last = parts[0]
         while len(last) >= KEYS_LISTED:
-            await asyncio.sleep(0)
+            await breathe()
             # Keys that came are behind all others. Where the last one still has its place, none before it has gone.
             before, *last = space.keys(count - 1, step + 1) or [None]
             if before is not parts[-1][-1]:
@@ -112,13 +131,15 @@ class GatheredKeys:
         self._looked_at += keys + 1
         if self._looked_at >= KEYS_A_SLICE:
             self._looked_at = 0
-            await asyncio.sleep(0)
+            await breathe()
 
 
 class CutKeys:
     """Cuts what is to be written into frames: in order of key groups, each key once, as many as are wanted."""
 
     def __init__(self, rows: Rows, repeated: set[Space]) -> None:
+        self.parts: list[GroupPart] = []
+        """What was taken last."""
         self._rows = rows
         self._repeated = repeated
         self._groups = iter(sorted(rows))
@@ -129,29 +150,27 @@ class CutKeys:
         """Of the space in this group, where it may have a key twice."""
         self._at = 0
         self._group = 0
-        self.first = self.last = 0
-        """Key groups of what was taken last."""
 
-    def take(self, wanted: int) -> list[Part]:
-        """Up to `wanted` keys, none only at the end."""
-        parts: list[Part] = []
-        while wanted:
+    def take(self, wanted: int) -> bool:
+        """Takes up to `wanted` keys; fewer, or none, where many come a second time. False at the end."""
+        parts: list[GroupPart] = []
+        self.parts = parts
+        left = KEYS_A_SLICE
+        while wanted > 0 and left > 0:
             if self._at == len(self._keys) and not self._next():
-                break
-            some = self._keys[self._at : self._at + wanted]
+                return bool(parts)
+            some = self._keys[self._at : self._at + min(wanted, left)]
             self._at += len(some)
-            if self._taken is not None:  # In parts, as all that takes long: of a million keys a group has thousands.
+            left -= len(some) + 1
+            if self._taken is not None:
                 some = list(dict.fromkeys(filterfalse(self._taken.__contains__, some)))
                 self._taken.update(some)
                 if not some:
                     continue
             wanted -= len(some)
-            if not parts:
-                self.first = self._group
-            self.last = self._group
             assert self._space is not None, "keys are those of a space"
-            parts.append((self._space, tuple(some)))
-        return parts
+            parts.append((self._group, self._space, tuple(some)))
+        return True
 
     def _next(self) -> bool:
         """Goes to the next keys, if there are any."""
@@ -169,31 +188,49 @@ class CutKeys:
         return True
 
 
-class KeysSpokenOf:
-    """Of which keys a file speaks."""
+class SpokenKeys:
+    """Keys of which a file speaks, in order, in tuples."""
+
+    __slots__ = ("_count", "_few", "_parts", "_spaces")
 
     def __init__(self) -> None:
-        self._keys: dict[Space, list[Sequence[Any]]] = {}
-        self._few: dict[Space, list[Any]] = {}
-        """Of many spaces with few keys in each group: not a tuple for each."""
+        self._count = 0
+        self._parts: list[tuple[Space | tuple[Space, ...], tuple[Any, ...]]] = []
+        self._spaces: list[Space] = []
+        self._few: list[Any] = []
+        """Of many spaces with few keys each: not a tuple for each."""
+
+    def __len__(self) -> int:
+        return self._count
 
     def add(self, space: Space, keys: Sequence[Any]) -> None:
+        self._count += len(keys)
         if len(keys) >= KEYS_ALONE:
-            self._keys.setdefault(space, []).append(keys)
+            self.settle()
+            self._parts.append((space, tuple(keys)))
             return
-        few = self._few.setdefault(space, [])
-        few += keys
-        if len(few) >= KEYS_A_TUPLE:
-            self._keys.setdefault(space, []).append(tuple(few))
-            few.clear()
+        self._spaces += repeat(space, len(keys))
+        self._few += keys
+        if len(self._few) >= KEYS_A_TUPLE:
+            self.settle()
 
-    async def settled(self) -> dict[Space, list[Sequence[Any]]]:
-        for counted, (space, few) in enumerate(self._few.items(), 1):
-            if few:
-                self._keys.setdefault(space, []).append(tuple(few))
-            if counted % KEYS_A_SLICE == 0:
-                await asyncio.sleep(0)
-        return self._keys
+    def settle(self) -> None:
+        """All are here."""
+        if self._few:
+            self._parts.append((tuple(self._spaces), tuple(self._few)))
+            self._spaces, self._few = [], []
+
+    def parts(self) -> Iterator[Part]:
+        for space, keys in self._parts:
+            if isinstance(space, tuple):
+                for one, pairs in groupby(zip(space, keys, strict=True), key=_FIRST):
+                    yield one, [key for _, key in pairs]
+            else:
+                yield space, keys
+
+    def tuples(self) -> list[tuple[Any, ...]]:
+        """What takes the memory."""
+        return [keys for _, keys in self._parts]
 
 
 def _sort(keys: list[Any]) -> None:

@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby, repeat
+from operator import itemgetter
 from typing import Any
 
 from aioflow.core.errors import RestoreError
 from aioflow.core.keygroups import KeyGroupRange
 from aioflow.core.serializers import Codec
-from aioflow.state.format import Drops, Entries, FileHeader, read_frames
+from aioflow.state.changes import Space
+from aioflow.state.format import Drops, Entries, FileHeader, groups_of, read_frames
 from aioflow.state.handles import CANONICAL, KeyedStateHandle, StateFile, StateInput
-from aioflow.state.heap_snapshot import HEAP_FORMAT
+from aioflow.state.heap_archive import Archive, Sections, WrittenFile
+from aioflow.state.heap_keys import SpokenKeys
+from aioflow.state.heap_snapshot import BASES, HEAP_FORMAT
 from aioflow.state.snapshot import check_max_parallelism
 
-__all__ = ["ReadFile", "ReadState", "read_handle", "read_state_file"]
+__all__ = ["ReadFile", "ReadState", "read_handle", "read_state_file", "restored_archive"]
 
 
 @dataclass(slots=True)
 class ReadFile:
-    """What one file spoke of."""
+    """What one file spoke of, for who goes on from it."""
 
     file: StateFile
-    keys: dict[tuple[str, Any], list[Sequence[Any]]] = field(default_factory=dict)
-    """(table, namespace) -> keys, whether it put or removed them."""
+    spoken: list[tuple[Iterable[int | None], str, Sequence[Any], Sequence[Any]]] = field(default_factory=list)
+    """Frame by frame: section of each key, None where it removes them; table, namespaces, keys."""
     drops: dict[tuple[str, Any], None] = field(default_factory=dict)
     rows: int = 0
 
@@ -56,8 +61,13 @@ async def read_state_file(
         await asyncio.sleep(0)
 
 
-async def read_handle(handle: KeyedStateHandle, groups: KeyGroupRange, source: StateInput, codec: Codec, operator: str) -> ReadState:
-    """What `handle` holds of `groups`. Raises RestoreError naming the file and the operator."""
+async def read_handle(
+    handle: KeyedStateHandle, groups: KeyGroupRange, source: StateInput, codec: Codec, operator: str, sections: Sections | None = None
+) -> ReadState:
+    """What `handle` holds of `groups`. Raises RestoreError naming the file and the operator.
+
+    `sections`: of which keys each file spoke is noted as well, by these.
+    """
     if handle.format not in (HEAP_FORMAT, CANONICAL):
         raise RestoreError(
             f"state of operator {operator!r} is in the format {handle.format!r}, expected {HEAP_FORMAT!r} or {CANONICAL!r}: "
@@ -79,14 +89,61 @@ async def read_handle(handle: KeyedStateHandle, groups: KeyGroupRange, source: S
                 read.rows += len(frame.namespaces)
             else:
                 read.rows += len(frame.keys)
-                _apply(frame, tables.setdefault(frame.table, {}), read)
+                _apply(frame, tables.setdefault(frame.table, {}))
+                if sections is not None and header is not None:
+                    read.spoken.append((_sections_of(frame, sections, header), frame.table, frame.namespaces, tuple(frame.keys)))
     if header is None:
         raise RestoreError(f"state of operator {operator!r} has no file, expected at least one")
     return ReadState(header, tables, files)
 
 
-def _apply(rows: Entries, table: dict[Any, dict[Any, Any]], read: ReadFile) -> None:
-    name = rows.table
+async def restored_archive(
+    handle: KeyedStateHandle, read: ReadState, sections: Sections, find: Callable[[str, Any], Space | None]
+) -> Archive:
+    """What a checkpoint after that of `handle` rests on. `find` gives the space of a namespace of a table, if there is one.
+
+    Without a word on where the bases are, as of files that an earlier version wrote, all are where the first file is.
+    """
+    bases = _bases(handle.meta.get(BASES), sections.count, len(read.files))
+    written: list[WrittenFile] = []
+    for place, file in enumerate(read.files):
+        found = WrittenFile(file.file, {}, SpokenKeys(), file.drops, file.rows)
+        for of, table, namespaces, keys in file.spoken:
+            # Frames of one section say so without end.
+            for (section, namespace), some in groupby(zip(of, namespaces, keys, strict=False), key=_PLACE):
+                space = find(table, namespace)
+                if space is None:
+                    continue
+                if section is None:
+                    spoken = found.gone
+                elif bases[section] > place:
+                    continue
+                else:
+                    spoken = found.keys.setdefault(section, SpokenKeys())
+                spoken.add(space, [key for _, _, key in some])
+            await asyncio.sleep(0)
+        for spoken in (found.gone, *found.keys.values()):
+            spoken.settle()
+        written.append(found)
+    return Archive(tuple(written), bases)
+
+
+def _bases(said: Any, sections: int, files: int) -> tuple[int, ...]:
+    if isinstance(said, list) and len(said) == sections and all(isinstance(place, int) and 0 <= place < files for place in said):
+        return tuple(said)
+    return (0,) * sections
+
+
+def _sections_of(rows: Entries, sections: Sections, header: FileHeader) -> Iterable[int | None]:
+    if rows.values is None:
+        return repeat(None)
+    first, last = sections.of(rows.groups.start), sections.of(rows.groups.end)
+    if first == last:
+        return repeat(first)
+    return [sections.of(group) for group in groups_of(header.tables[rows.table].kind, rows.keys, header.max_parallelism)]
+
+
+def _apply(rows: Entries, table: dict[Any, dict[Any, Any]]) -> None:
     if rows.values is not None:
         for namespace, key, value in zip(rows.namespaces, rows.keys, rows.values, strict=True):
             held = table.get(namespace)
@@ -98,8 +155,6 @@ def _apply(rows: Entries, table: dict[Any, dict[Any, Any]], read: ReadFile) -> N
             held = table.get(namespace)
             if held is not None:
                 held.pop(key, None)
-    spoken: dict[Any, list[Any]] = {}
-    for namespace, key in zip(rows.namespaces, rows.keys, strict=True):
-        spoken.setdefault(namespace, []).append(key)
-    for namespace, keys in spoken.items():
-        read.keys.setdefault((name, namespace), []).append(tuple(keys))
+
+
+_PLACE = itemgetter(0, 1)

@@ -1,16 +1,14 @@
 """Writes a snapshot of the heap: in slices, beside the job that goes on, and no more than has to be written.
 
-A checkpoint is a list of files that apply in order. What the next one adds is a file of the keys touched since the last *completed* one;
-an aborted or lost checkpoint leaves its keys to the next. So that the list stays short, and what is void in it is given up, the new file
-also replaces files at the end of the list: all of them when the changes outweigh the base, or some when many small ones have gathered.
-A file that replaces all is a base: it says everything and nothing is taken from before it.
+What changed since the last *completed* checkpoint goes into one new file; an aborted or lost checkpoint leaves its keys to the next. What
+else the file says again, so that those before it can go, is decided in `heap_archive`. A file before which there is none is a base: it says
+everything, and nothing has to be said of keys that are gone.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass, replace
 from itertools import filterfalse, islice, repeat
 from typing import Any
 
@@ -20,14 +18,18 @@ from aioflow.core.keygroups import KeyGroupRange
 from aioflow.core.serializers import Codec
 from aioflow.state.changes import MISSING, ChangeLog, Generation, Space, missing_in, values_at
 from aioflow.state.format import FileHeader, encode_drops, encode_end, encode_entries, encode_header
-from aioflow.state.handles import KeyedStateHandle, StateFile, StateOutput
-from aioflow.state.heap_keys import KEYS_A_SLICE, GatheredKeys, KeysSpokenOf, Part
+from aioflow.state.handles import CANONICAL, KeyedStateHandle, StateFile, StateOutput
+from aioflow.state.heap_archive import Archive, Choice, Sections, WrittenFile, choose
+from aioflow.state.heap_keys import KEYS_A_SLICE, GatheredKeys, GroupPart, Part, SpokenKeys, breathe
 from aioflow.state.retired import Retired
 
-__all__ = ["HEAP_FORMAT", "HeapSnapshot", "SnapshotPlan", "WrittenFile"]
+__all__ = ["BASES", "HEAP_FORMAT", "HeapSnapshot", "SnapshotPlan"]
 
 HEAP_FORMAT = "heap"
 """Of a checkpoint that may consist of several files; each is like the one of a canonical snapshot."""
+
+BASES = "bases"
+"""In `meta` of its handle: section -> place of its base in the files. Who goes on from the checkpoint asks for it, nobody who reads."""
 
 ROWS_A_FRAME = 512
 BYTES_A_FRAME = 1 << 16
@@ -38,28 +40,6 @@ FIRST_FRAME_ROWS = 32
 
 GENERATIONS_MAX = 8
 """So many generations that no completed checkpoint covers are looked at one by one."""
-
-SMALL_FILES_MAX = 8
-"""So many files of about the size of the new one are written together with it into one."""
-
-
-@dataclass(slots=True)
-class WrittenFile:
-    """One file of a checkpoint that can be built upon, and what it speaks of."""
-
-    file: StateFile
-    keys: dict[Space, list[Sequence[Any]]]
-    """In tuples of up to some hundred keys: Python's garbage collector looks at these once, and at a list each time."""
-    drops: dict[tuple[str, Any], None]
-    rows: int
-
-
-    def parts(self) -> Iterator[Part]:
-        """Keys that it puts or removes, in order."""
-        for space, parts in self.keys.items():
-            for part in parts:
-                yield space, part
-
 
 @dataclass(slots=True)
 class SnapshotPlan:
@@ -72,14 +52,16 @@ class SnapshotPlan:
     """The snapshot is of its end."""
     generations: tuple[Generation, ...]
     """What no completed checkpoint covers, `ended` being the last."""
-    archive: tuple[WrittenFile, ...]
-    """The files of the last completed checkpoint."""
+    archive: Archive
+    """The last completed checkpoint."""
     full: bool
     format: str
     codec: Codec
     operator: str
-    result: tuple[WrittenFile, ...] | None = None
-    """The files of this one, once it is written."""
+    result: Archive | None = None
+    """This one, once it is written."""
+    void: tuple[SpokenKeys, ...] = ()
+    """What was spoken of in `archive` and is not in `result`."""
 
 
 class HeapSnapshot:
@@ -95,7 +77,8 @@ class HeapSnapshot:
         self._merged = merged
         self._open = True
         self._began = False
-        self._rows = 0
+        self.rows = 0
+        """How many were written."""
 
     def cancel(self) -> None:
         """Lets go of the view. Safe at any time, and more than once."""
@@ -112,21 +95,22 @@ class HeapSnapshot:
         try:
             if len(plan.generations) > GENERATIONS_MAX:
                 await self._merge_generations()
-            kept, sources, drops = await self._choose()
-            gathered = await self._gather(sources)
-            if not kept and not gathered and all(reached == MIN_WATERMARK for reached in plan.header.watermarks.values()):
-                plan.result = ()
+            sections = Sections(plan.header.groups)
+            choice = choose(plan.archive, sections.count, await self._changed(), full=plan.full)
+            gathered = await self._gather(choice, sections)
+            if choice.is_base and not gathered and all(reached == MIN_WATERMARK for reached in plan.header.watermarks.values()):
+                plan.result, plan.void = Archive(), tuple(plan.archive.void(choice))
                 return None
-            spoken = KeysSpokenOf()
-            file = await output.write(self._content(gathered, drops if kept else {}, spoken, base=not kept))
-            keys = await spoken.settled()
+            written = WrittenFile(StateFile("", 0, b""), {}, SpokenKeys(), {} if choice.is_base else self._drops(choice), 0)
+            file = await output.write(self._content(gathered, choice, sections, written))
         finally:
             self.cancel()
         await self._retired.release()
-        plan.result = (*kept, WrittenFile(file, keys, drops if kept else {}, self._rows))
-        header = plan.header
-        files = tuple(written.file for written in plan.result)
-        return KeyedStateHandle(plan.format, header.max_parallelism, header.groups.start, header.groups.end, files)
+        plan.result = plan.archive.after(choice, replace(written, file=file, rows=self.rows))
+        plan.void = tuple(plan.archive.void(choice))
+        header, meta = plan.header, {} if plan.format == CANONICAL else {BASES: list(plan.result.bases)}
+        files = tuple(known.file for known in plan.result.files)
+        return KeyedStateHandle(plan.format, header.max_parallelism, header.groups.start, header.groups.end, files, meta)
 
     async def _merge_generations(self) -> None:
         """While no checkpoint completes, generations gather; what one key was touched in is one of them then."""
@@ -142,40 +126,30 @@ class HeapSnapshot:
                 remaining = iter(keys)
                 while part := list(islice(remaining, KEYS_A_SLICE)):
                     dirty.update(dict.fromkeys(part) if space.keeps_order else part)
-                    await asyncio.sleep(0)
+                    await breathe()
         self._merged(plan.generations, merged)
         plan.generations = (merged,)
 
-    async def _choose(self) -> tuple[tuple[WrittenFile, ...], list[Iterable[tuple[Space, Iterable[Any]]]], dict[tuple[str, Any], None]]:
-        """Which files stay, which keys the new one speaks of (from old to new), and which namespaces are void in those that stay."""
-        plan = self.plan
-        archive, generations = plan.archive, plan.generations
+    async def _changed(self) -> int:
+        """How many keys and namespaces."""
         changed = 0
-        for generation in generations:
+        for generation in self.plan.generations:
             changed += len(generation.drops)
             for counted, (_, keys) in enumerate(generation.noted(), 1):
                 changed += len(keys)
                 if counted % KEYS_A_SLICE == 0:
-                    await asyncio.sleep(0)
-        kept = len(archive)
-        if plan.full or not archive or sum(written.rows for written in archive[1:]) + changed > archive[0].rows:
-            kept = 0
-        else:
-            small = 0
-            while kept - small > 1 and archive[kept - small - 1].rows <= 2 * changed:
-                small += 1
-            if small >= SMALL_FILES_MAX:
-                kept -= small
-        replaced = archive[kept:]
-        sources: list[Iterable[tuple[Space, Iterable[Any]]]] = [self._untouched(written) for written in replaced]
-        for generation in generations:
-            sources += [generation.touched.items(), generation.saved.items()]
-        void = [*(written.drops for written in replaced), *(generation.drops for generation in generations)]
-        return archive[:kept], sources, {place: None for places in void for place in places}
+                    await breathe()
+        return changed
 
-    def _untouched(self, written: WrittenFile) -> Iterator[Part]:
-        """The keys of a file that no generation speaks of as well. Where order counts, all: the first place of a key is its place."""
-        for space, keys in written.parts():
+    def _drops(self, choice: Choice) -> dict[tuple[str, Any], None]:
+        """Namespaces that are void in the files that are kept."""
+        plan = self.plan
+        void = [written.drops for written in choice.replaced(plan.archive)] + [generation.drops for generation in plan.generations]
+        return {place: None for places in void for place in places}
+
+    def _untouched(self, spoken: SpokenKeys) -> Iterator[Part]:
+        """The keys of which no generation speaks as well. Where order counts, all: the first place of a key is its place."""
+        for space, keys in spoken.parts():
             left = keys
             if not space.keeps_order:
                 for generation in self.plan.generations:
@@ -184,81 +158,104 @@ class HeapSnapshot:
             if left:
                 yield space, left
 
-    async def _gather(self, sources: list[Iterable[tuple[Space, Iterable[Any]]]]) -> GatheredKeys:
-        """The keys of all `sources`, and all keys of what was not noted."""
+    async def _gather(self, choice: Choice, sections: Sections) -> GatheredKeys:
+        """The keys of which the new file speaks: what is said again, what has changed, and all keys of what was not noted."""
         plan = self.plan
         gathered = GatheredKeys(plan.ended, plan.header.max_parallelism)
-        for source in sources:
+        for again in choice.again(plan.archive):
             gathered.sources += 1
-            for space, keys in source:
-                await gathered.add(space, keys)
+            for section, spoken in again:
+                group = None if section is None else sections.group_of(section)
+                for space, keys in self._untouched(spoken):
+                    await gathered.add(space, keys, group)
+        for generation in plan.generations:
+            for noted in (generation.touched, generation.saved):
+                gathered.sources += 1
+                for space, some in noted.items():
+                    await gathered.add(space, some)
         for generation in plan.generations:
             gathered.sources += 1
             for space in generation.whole:
                 await gathered.add_whole(space)
         return gathered
 
-    async def _content(
-        self, gathered: GatheredKeys, drops: dict[tuple[str, Any], None], spoken: KeysSpokenOf, *, base: bool
-    ) -> AsyncIterator[bytes]:
-        """The file, frame by frame; notes in `spoken` of what it speaks.
-
-        `base`: nothing comes before it, so that nothing has to be said of keys that are gone.
-        """
+    async def _content(self, gathered: GatheredKeys, choice: Choice, sections: Sections, written: WrittenFile) -> AsyncIterator[bytes]:
+        """The file, frame by frame; notes in `written` of what it speaks."""
         plan = self.plan
         yield encode_header(plan.header)
         frames = 1
         dropped: dict[str, list[Any]] = {}
-        for table, namespace in drops:
+        for table, namespace in written.drops:
             dropped.setdefault(table, []).append(namespace)
         for index, name in enumerate(plan.header.tables):
             owner = f"operator {plan.operator!r}, state {name!r}"
             namespaces = iter(dropped.get(name, ()))
             while part := list(islice(namespaces, ROWS_A_FRAME)):
-                self._rows += len(part)
+                self.rows += len(part)
                 frames += 1
                 yield encode_drops(index, part, plan.codec, owner)
             frame_rows = FIRST_FRAME_ROWS
             cut = gathered.cut(name)
-            while parts := cut.take(frame_rows):
+            while cut.take(frame_rows):
                 size = 0
                 # Looked up and encoded in one go: a mutable value of the live state may change as soon as others get their turn.
-                for content in self._encoded(index, KeyGroupRange(cut.first, cut.last), parts, owner, base=base):
+                for content in self._encoded(index, cut.parts, choice, sections, written, owner):
                     size += len(content)
                     frames += 1
                     yield content
-                for space, keys in parts:
-                    spoken.add(space, keys)
-                frame_rows = max(1, min(ROWS_A_FRAME, 2 * frame_rows, frame_rows * BYTES_A_FRAME // (size + 1)))
-                await asyncio.sleep(0)
+                if size:
+                    frame_rows = max(1, min(ROWS_A_FRAME, 2 * frame_rows, frame_rows * BYTES_A_FRAME // size))
+                await breathe()
         # Everything that it looks at has been encoded: what the store still has to do costs the job no view.
         self.cancel()
+        written.gone.settle()
+        for spoken in written.keys.values():
+            spoken.settle()
         yield encode_end(frames)
 
-    def _encoded(self, index: int, groups: KeyGroupRange, parts: list[Part], owner: str, *, base: bool) -> list[bytes]:
+    def _encoded(
+        self, index: int, parts: list[GroupPart], choice: Choice, sections: Sections, written: WrittenFile, owner: str
+    ) -> list[bytes]:
+        if not parts:
+            return []
         plan = self.plan
         later = plan.ended.next
-        left_of = plan.filters.get(parts[0][0].table.name)
+        left_of = plan.filters.get(parts[0][1].table.name)
         namespaces: list[Any] = []
         keys: list[Any] = []
         values: list[Any] = []
         gone: tuple[list[Any], list[Any]] = ([], [])
-        for space, some in parts:
+        for group, space, some in parts:
             held = values_at(later, space, some)
             if left_of is not None:
                 held = [now if now is MISSING else left_of(now) for now in held]
             if missing_in(held):
-                if not base:
-                    lost = [key for key, now in zip(some, held, strict=True) if now is MISSING]
-                    gone[0].extend(repeat(space.namespace, len(lost)))
-                    gone[1].extend(lost)
-                some = [key for key, now in zip(some, held, strict=True) if now is not MISSING]
+                lost = [key for key, now in zip(some, held, strict=True) if now is MISSING and self._is_news(choice, space, key)]
+                gone[0].extend(repeat(space.namespace, len(lost)))
+                gone[1].extend(lost)
+                written.gone.add(space, lost)
+                some = tuple(key for key, now in zip(some, held, strict=True) if now is not MISSING)
                 held = [now for now in held if now is not MISSING]
+            if some:
+                spoken = written.keys.get(section := sections.of(group))
+                if spoken is None:
+                    spoken = written.keys[section] = SpokenKeys()
+                spoken.add(space, some)
             namespaces.extend(repeat(space.namespace, len(some)))
             keys.extend(some)
             values.extend(held)
-        self._rows += len(keys) + len(gone[1])
+        self.rows += len(keys) + len(gone[1])
+        groups = KeyGroupRange(parts[0][0], parts[-1][0])
         encoded = [encode_entries(index, groups, namespaces, keys, values, plan.codec, owner)] if keys else []
         if gone[1]:
             encoded.append(encode_entries(index, groups, *gone, None, plan.codec, owner))
         return encoded
+
+    def _is_news(self, choice: Choice, space: Space, key: Any) -> bool:
+        """Whether it has to be said that `key` is gone: a file that is kept may put it, and none behind that says so."""
+        if choice.is_base:
+            return False
+        plan = self.plan
+        return bool(choice.replaced(plan.archive)) or any(
+            key in noted.get(space, ()) for generation in plan.generations for noted in (generation.touched, generation.saved)
+        )

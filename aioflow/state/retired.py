@@ -7,15 +7,13 @@ emptied in place, so they are given here only where nobody else looks at them.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from aioflow.state.heap_keys import KEYS_A_SLICE
+from aioflow.state.heap_keys import KEYS_A_SLICE, SpokenKeys, breathe
 
 if TYPE_CHECKING:
     from aioflow.state.changes import Generation
-    from aioflow.state.heap_snapshot import WrittenFile
 
 __all__ = ["Retired"]
 
@@ -32,10 +30,10 @@ class Retired:
         self._parts: list[Sequence[Any]] = []
         self._notes: list[set[Any] | dict[Any, Any] | list[Any]] = []
 
-    def add_files(self, files: Iterable[WrittenFile]) -> None:
-        """What these spoke of is asked for no more, here."""
-        for written in files:
-            self._parts += [part for _, part in written.parts()]
+    def add_keys(self, void: Iterable[SpokenKeys]) -> None:
+        """These are asked for no more, here."""
+        for spoken in void:
+            self._parts += spoken.tuples()
 
     def add_generations(self, generations: Iterable[Generation]) -> None:
         """Nobody looks at these any more."""
@@ -48,7 +46,7 @@ class Retired:
             freed = 0
             while self._parts and freed < FREED_A_SLICE:
                 freed += len(self._parts.pop())
-            await asyncio.sleep(0)
+            await breathe()
         while self._notes:
             notes = self._notes[-1]
             take = notes.popitem if isinstance(notes, dict) else notes.pop
@@ -56,4 +54,4 @@ class Retired:
                 take()
             if not notes:
                 self._notes.pop()
-            await asyncio.sleep(0)
+            await breathe()

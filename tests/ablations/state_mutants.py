@@ -9,6 +9,8 @@ __all__ = ["STATE_MUTANTS"]
 SNAPSHOTS = "tests/contracts/test_state_snapshots.py::"
 AGAINST_DICTS = f"{SNAPSHOTS}test_every_checkpoint_agrees_with_plain_dicts_whatever_happens_while_it_is_written"
 
+ARCHIVE = "tests/state/test_heap_archive.py::"
+
 STATE_MUTANTS: list[Mutant] = [
     Mutant(
         "what a snapshot still needs is shared with the job that changes it",
@@ -37,8 +39,8 @@ STATE_MUTANTS: list[Mutant] = [
     Mutant(
         "a key that is gone is not in the increment",
         "aioflow/state/heap_snapshot.py",
-        "                if not base:\n",
-        "                if base:\n",
+        "        if choice.is_base:\n            return False\n",
+        "        if choice is not None:\n            return False\n",
         (f"{SNAPSHOTS}test_what_is_gone_stays_gone_after_a_restore",),
     ),
     Mutant(
@@ -115,6 +117,54 @@ STATE_MUTANTS: list[Mutant] = [
         "            self._log.build_upon_restored()\n",
         "",
         (f"{SNAPSHOTS}test_a_restored_subtask_goes_on_with_the_files_of_the_checkpoint",),
+    ),
+    Mutant(
+        "a section that is written again leaves out what it has in files that leave",
+        "aioflow/state/heap_archive.py",
+        "            whole = place >= self.end\n",
+        "            if place < self.first:\n                continue\n            whole = place >= self.end\n",
+        (
+            f"{ARCHIVE}test_a_section_that_was_written_again_needs_no_older_file",
+            f"{ARCHIVE}test_a_subtask_that_is_restored_again_and_again_goes_on_with_the_round",
+        ),
+    ),
+    Mutant(
+        "a file leaves while a section needs it",
+        "aioflow/state/heap_archive.py",
+        "    first = min(base for section, base in enumerate(archive.bases) if section not in chosen)\n",
+        "    first = max(base for section, base in enumerate(archive.bases) if section not in chosen)\n",
+        (
+            f"{ARCHIVE}test_a_section_that_was_written_again_needs_no_older_file",
+            f"{ARCHIVE}test_half_way_round_a_checkpoint_is_restored_at_another_parallelism",
+        ),
+    ),
+    Mutant(
+        "no file leaves at the front",
+        "aioflow/state/heap_archive.py",
+        "    first = min(base for section, base in enumerate(archive.bases) if section not in chosen)\n",
+        "    first = 0\n",
+        (f"{ARCHIVE}test_a_file_that_no_section_needs_is_let_go",),
+    ),
+    Mutant(
+        "what small files say is gone is lost when they are written together",
+        "aioflow/state/heap_archive.py",
+        "                found.append((None, written.gone))\n",
+        "                pass\n",
+        (f"{ARCHIVE}test_a_key_that_is_gone_stays_gone_wherever_the_bases_are",),
+    ),
+    Mutant(
+        "where the bases are is forgotten by a restore",
+        "aioflow/state/heap_restore.py",
+        "        return tuple(said)\n",
+        "        return (0,) * sections\n",
+        (f"{ARCHIVE}test_a_subtask_that_is_restored_again_and_again_goes_on_with_the_round",),
+    ),
+    Mutant(
+        "the newest bases are written again first",
+        "aioflow/state/heap_archive.py",
+        "    for section in sorted(range(sections), key=archive.bases.__getitem__):\n",
+        "    for section in sorted(range(sections), key=archive.bases.__getitem__, reverse=True):\n",
+        (f"{ARCHIVE}test_a_file_that_no_section_needs_is_let_go",),
     ),
     Mutant(
         "the accumulators of one aggregate are read as those of another",

@@ -691,8 +691,9 @@ def agrees(name: Any, steps: list[Any]) -> None:
             await world.complete(0, None, 0)
 
     # What a slice is in production would take in all of this at once.
-    small = {"KEYS_A_SLICE": 2, "ROWS_A_FRAME": 2, "FIRST_FRAME_ROWS": 1, "SMALL_FILES_MAX": 2, "GENERATIONS_MAX": 2}
-    few = {"KEYS_A_SLICE": 2, "KEYS_LISTED": 1, "KEYS_A_TUPLE": 3, "KEYS_ALONE": 2}
+    small = {"KEYS_A_SLICE": 2, "ROWS_A_FRAME": 2, "FIRST_FRAME_ROWS": 1, "GENERATIONS_MAX": 2}
+    few = {"KEYS_A_SLICE": 2, "KEYS_LISTED": 1, "KEYS_A_TUPLE": 3, "KEYS_ALONE": 2, "TURNS": 1}
+    often = {"SECTIONS_MAX": 3, "SMALL_FILES_MAX": 2, "SMALL_ROWS": 8}
     with patch.multiple("aioflow.state.heap_snapshot", **small), patch.multiple("aioflow.state.heap_keys", **few):
-        with closing_backends():
+        with patch.multiple("aioflow.state.heap_archive", **often), closing_backends():
             asyncio.run(run())

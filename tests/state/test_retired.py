@@ -10,7 +10,7 @@ from aioflow.core.keygroups import KeyGroupRange
 from aioflow.state.changes import Generation, Space
 from aioflow.state.handles import StateFile
 from aioflow.state.heap import HeapKeyedStateBackend
-from aioflow.state.heap_snapshot import WrittenFile
+from aioflow.state.heap_keys import SpokenKeys
 from aioflow.state.inline import InlineState
 from aioflow.state.retired import FREED_A_SLICE, Retired
 
@@ -37,8 +37,10 @@ async def turns_of(release: Any) -> int:
 
 async def test_others_get_their_turn_while_much_is_freed() -> None:
     retired, space, generation = Retired(), Space(None, None, 0), Generation(1)
-    keys = [tuple(range(512))] * (3 * FREED_A_SLICE // 512)
-    retired.add_files([WrittenFile(StateFile("a", 1, b""), {space: list(keys)}, {}, 0)])
+    spoken = SpokenKeys()
+    for _ in range(3 * FREED_A_SLICE // 512):
+        spoken.add(space, tuple(range(512)))
+    retired.add_keys([spoken])
     generation.touched[space] = set(range(2 * FREED_A_SLICE))
     generation.saved[space] = dict.fromkeys(range(FREED_A_SLICE))
     retired.add_generations([generation])
