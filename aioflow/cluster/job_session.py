@@ -60,12 +60,15 @@ class _Home:
         self.graph = graph
         self.executions: dict[tuple[int, int], _HomeSubtask] = {}
 
+    def deployed(self, attempt: ExecutionAttemptId) -> None:
+        """The newest one, whatever its number: a JobMaster that takes the job over counts from the beginning."""
+        self.executions[attempt.vertex_id, attempt.subtask_index] = _HomeSubtask(attempt, ExecutionState.DEPLOYING)
+
     def update(self, attempt: ExecutionAttemptId, state: ExecutionState) -> None:
         """One is that far now; what an attempt before the newest has to tell is over."""
-        place = attempt.vertex_id, attempt.subtask_index
-        newest = self.executions.get(place)
-        if newest is None or newest.attempt.attempt <= attempt.attempt:
-            self.executions[place] = _HomeSubtask(attempt, state)
+        newest = self.executions.get((attempt.vertex_id, attempt.subtask_index))
+        if newest is not None and newest.attempt == attempt:
+            newest.state = state
 
 
 class JobSession:
@@ -155,7 +158,7 @@ class JobSession:
         if splits is not None and (descriptor.restore is None or descriptor.vertex.uids[0] not in descriptor.restore.operators):
             descriptor = replace(descriptor, splits=tuple(splits[descriptor.attempt.subtask_index :: descriptor.vertex.parallelism]))
         if self._discovery is not None:
-            self._home.update(descriptor.attempt, ExecutionState.DEPLOYING)
+            self._home.deployed(descriptor.attempt)
             self._discovery.deployed(descriptor)
         if self._closing.is_set():
             raise Closed(f"task {descriptor.task_name} came when its job was about to leave this process")

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from aioflow.cluster.execution_graph import Deploy, ExecutionGraph
+from aioflow.cluster.job_session import _Home
 from aioflow.cluster.restart import fixed_delay
 from aioflow.cluster.split_discovery import SplitDiscovery, pack_splits, unpack_splits
 from aioflow.core.aio import cancel_and_wait
@@ -184,3 +185,16 @@ def test_splits_travel_as_plain_data() -> None:
     assert unpack_splits(pack_splits(splits, Codec()), Codec()) == splits
     with pytest.raises(TypeNotSupported, match="a source's splits"):
         pack_splits([Split("c", object())], Codec())
+
+
+def test_subtasks_at_home_follow_a_job_master_that_counts_its_attempts_anew() -> None:
+    """It took the job over. What an attempt under the one before still has to tell changes nothing."""
+    home = _Home(World(Directory(), 1).executions.graph)
+    old, new = (ExecutionAttemptId("0" * 32, 0, 0, number) for number in (3, 0))
+    home.deployed(old)
+    home.update(old, ExecutionState.RUNNING)
+    home.deployed(new)
+    home.update(old, ExecutionState.CANCELED)
+    home.update(new, ExecutionState.RUNNING)
+    (subtask,) = home.executions.values()
+    assert (subtask.attempt, subtask.state) == (new, ExecutionState.RUNNING)
