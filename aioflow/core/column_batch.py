@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 __all__ = ["COLUMN_RECORDS_MAX", "CodedColumn", "Column", "ColumnBatch", "NumberColumn", "ObjectColumn", "highest", "lowest"]
 
-COLUMN_RECORDS_MAX: Final = 16_384
-"""Rows that one step takes at a time: enough to make a call of numpy cost next to nothing a row, and a column of numbers still fits into
-the cache of a core."""
+COLUMN_RECORDS_MAX: Final = 32_768
+"""Rows that one step takes at a time, some of which go to each of several consumers: enough to make what a batch costs small beside them,
+and columns of numbers still fit into the cache of a core."""
 
 
 class Column(Sequence[Any]):

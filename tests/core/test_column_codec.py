@@ -50,6 +50,18 @@ def test_what_comes_out_equals_what_went_in(fields: list[list[Any]], times: bool
     assert found.watermark == 3
 
 
+@given(st.lists(st.one_of(st.floats(width=32), st.floats(width=16)), max_size=150), st.floats(), st.integers(0, 200))
+def test_floats_of_few_digits_take_half_the_bytes_and_lose_none(items: list[float], other: float, at: int) -> None:
+    for given_ in (items, [*items[:at], other, *items[at:]]):
+        column = NumberColumn(np.array(given_, np.float64))
+        content = encode_batch(RecordBatch(ColumnBatch({"x": column}, len(given_))), Codec(), "source")  # type: ignore[arg-type]
+        found = decode_batch(content, Codec(), "channel").values.columns["x"].values  # type: ignore[attr-defined]
+        assert found.dtype == np.float64
+        assert found.tobytes() == column.values.tobytes()
+    eighths = NumberColumn(np.arange(1_000) / 8)
+    assert len(encode_batch(RecordBatch(ColumnBatch({"x": eighths}, 1_000)), Codec(), "source")) < 4_100  # type: ignore[arg-type]
+
+
 def test_keys_that_are_a_field_are_not_sent_twice() -> None:
     key = ints(*range(1_000))
     values: Any = ColumnBatch({"k": key, "v": column_of([1.5] * 1_000)}, 1_000)
