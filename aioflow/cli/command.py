@@ -23,7 +23,9 @@ from aioflow.cli.running import Watcher, run_flow, watcher_for
 from aioflow.cli.target import UsageError, load_flow
 from aioflow.cli.terminal import reader_is_gone
 from aioflow.cli.values import count
+from aioflow.cluster.restart import once_running
 from aioflow.core.errors import AioflowError, GraphError
+from aioflow.io.printing import ReaderGone
 
 __all__ = ["main"]
 
@@ -116,6 +118,8 @@ def _watcher(arguments: argparse.Namespace) -> Watcher:
 
 def _run(arguments: argparse.Namespace) -> int:
     options = {**checkpoint_options(arguments), **monitor_options(arguments)}
+    if "checkpoints" in options:
+        options["restart"] = once_running(fatal=(ReaderGone,))  # As without `restart=`; but what was piped away ends it.
     flow = load_flow(arguments.target)
     try:
         result = run_flow(flow, _watcher(arguments), workers=arguments.workers, on=arguments.on, **options)

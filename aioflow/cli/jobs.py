@@ -169,8 +169,11 @@ def how_far(line: JobLine) -> str:
 
 def _cancel(arguments: argparse.Namespace) -> int:
     async def cancel(client: ClusterClient) -> int:
-        job_id = await _job_id(client, arguments.job)
-        line = await client.follow(job_id, RETURN_TIMEOUT_S, partial(client.cancel, job_id))
+        line = await _job(client, arguments.job)
+        if line.status.is_terminal:
+            _had_ended(line, "cancelled")  # It runs no more, as was wanted.
+        else:
+            line = await client.follow(line.job_id, RETURN_TIMEOUT_S, partial(client.cancel, line.job_id))
         print(f"{line.job_id}  {line.status.value}")
         return FINISHED
 
@@ -179,9 +182,11 @@ def _cancel(arguments: argparse.Namespace) -> int:
 
 def _stop_job(arguments: argparse.Namespace) -> int:
     async def stop(client: ClusterClient) -> int:
-        job_id = await _job_id(client, arguments.job)
+        line = await _job(client, arguments.job)
+        if line.status.is_terminal:
+            return _had_ended(line, "stopped")
         how = {"drain": arguments.drain, "savepoint": not arguments.no_savepoint, "directory": directory}
-        return await _followed(client, job_id, partial(client.stop, job_id, **how))
+        return await _followed(client, line.job_id, partial(client.stop, line.job_id, **how))
 
     directory = _directory(arguments.savepoint)
     return asking(arguments, stop)
@@ -189,7 +194,10 @@ def _stop_job(arguments: argparse.Namespace) -> int:
 
 def _savepoint(arguments: argparse.Namespace) -> int:
     async def savepoint(client: ClusterClient) -> int:
-        print(shown_path(await client.savepoint(await _job_id(client, arguments.job), directory)))
+        line = await _job(client, arguments.job)
+        if line.status.is_terminal:
+            return _had_ended(line, "saved")
+        print(shown_path(await client.savepoint(line.job_id, directory)))
         return FINISHED
 
     directory = _directory(arguments.directory)
@@ -204,8 +212,15 @@ def _directory(given: str | None) -> str | None:
         raise UsageError(in_flags(str(error))) from error
 
 
-async def _job_id(client: ClusterClient, beginning: str) -> str:
-    found = [line.job_id for line in await client.jobs() if line.job_id.startswith(beginning)]
+def _had_ended(line: JobLine, done: str) -> int:
+    """Say that a job is over and stays as it is: no savepoint was made of it."""
+    print(f"{line.name}: had ended already, {line.status.value}: nothing was {done}", file=sys.stderr)
+    return FAILED
+
+
+async def _job(client: ClusterClient, beginning: str) -> JobLine:
+    """The one job whose id begins so. Raises UsageError."""
+    found = [line for line in await client.jobs() if line.job_id.startswith(beginning)]
     if len(found) != 1:
         what = "no job has" if not found else f"{len(found)} jobs have"
         raise UsageError(f"{what} an id that begins with {beginning!r}: see aioflow list")

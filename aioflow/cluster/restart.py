@@ -226,8 +226,8 @@ def _checked_fatal(fatal: Fatal) -> Fatal:
     return fatal
 
 
-def once_running() -> RestartPolicy:
+def once_running(fatal: Fatal = ()) -> RestartPolicy:
     """`exponential_delay()`, but for a job that never got to run: whoever started it is there, and should hear why."""
-    policy = exponential_delay()
+    policy = exponential_delay(fatal=fatal)
     assert isinstance(policy, _ExponentialDelay)
     return replace(policy, from_running=True)

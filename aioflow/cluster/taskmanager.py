@@ -264,7 +264,8 @@ class TaskManager:
                 case OfferSlots():
                     self._begin(self._offer(instruction), "offer slots")
                 case FailTasks(attempts, reason):
-                    logger.info("taskmanager %s ends %d tasks: %s", self.id[:8], len(attempts), reason)
+                    why = "it was told to end" if self._released else reason  # It has hung up itself then: nobody is lost.
+                    logger.info("taskmanager %s ends %d tasks: %s", self.id[:8], len(attempts), why)
                     for attempt in attempts:
                         session = self._sessions.get(attempt.job_id)
                         if session is not None:

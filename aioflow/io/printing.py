@@ -14,13 +14,17 @@ from aioflow.core.explained_calls import explained
 if TYPE_CHECKING:
     from aioflow.operators.operator import OperatorContext
 
-__all__ = ["StdoutSink", "stdout"]
+__all__ = ["ReaderGone", "StdoutSink", "stdout"]
 
 
 @explained
 def stdout(prefix: str = "") -> StdoutSink:
     """A sink that prints `str(record)`, one a line, each after `prefix`. At least once: a restart prints again."""
     return StdoutSink(prefix)
+
+
+class ReaderGone(BrokenPipeError):
+    """Nobody reads standard output any more (`| head`): to try again is of no use."""
 
 
 class StdoutSink:
@@ -49,6 +53,7 @@ class StdoutWriter:
         self._stream = stream
         self._prefix = prefix
         self._pending: list[str] = []
+        self._broken = False
         self.full = False
 
     def write_batch(self, values: Sequence[Any], timestamps: Sequence[int] | None) -> None:
@@ -63,7 +68,11 @@ class StdoutWriter:
         self.full = False
         pending, self._pending = self._pending, []
         if pending:
-            await self._ctx.host.blocking(_print, self._stream, "".join(pending))
+            try:
+                await self._ctx.host.blocking(_print, self._stream, "".join(pending))
+            except BrokenPipeError as error:
+                self._broken = True
+                raise ReaderGone(error.errno, "nobody reads standard output any more") from error
 
     async def prepare(self, checkpoint_id: int) -> list[Any]:
         await self.flush()
@@ -71,7 +80,8 @@ class StdoutWriter:
 
     async def close(self) -> None:
         """What was written must not stay behind, also when the job failed."""
-        await self.flush()
+        if not self._broken:
+            await self.flush()
 
 
 def _print(stream: TextIO, text: str) -> None:
