@@ -103,8 +103,10 @@ class JsonDecoder:
         if type is not None and is_namedtuple(type):
             # msgspec reads NamedTuples from arrays; lines have objects more often.
             read, make = msgspec.json.Decoder().decode, namedtuple_from(type)
-            self._decode = lambda line: make(read(line))
-            self._decode_lines = namedtuple_lines(type)
+            self._decode = decode = lambda line: make(read(line))
+            self._decode_lines = lines = namedtuple_lines(type)
+            if lines is not None:
+                self._decode = partial(_of_one_line, lines, decode)
         else:
             decoder: Any = msgspec.json.Decoder() if type is None else msgspec.json.Decoder(type)
             self._decode, self._decode_lines = decoder.decode, decoder.decode_lines
@@ -145,6 +147,16 @@ def namedtuple_lines(type: type[Any]) -> Callable[[bytes], list[Any]] | None:
         return None
     decode_lines, make = msgspec.json.Decoder(struct).decode_lines, partial(tuple.__new__, type)
     return lambda data: list(map(make, map(astuple, decode_lines(data))))
+
+
+def _of_one_line(decode_lines: Callable[[bytes], list[Any]], otherwise: Callable[[bytes], Any], line: bytes) -> Any:
+    """What `decode_lines` makes of it among others, which does not read a field that nobody asks for; a number there may be beyond all
+    floats. So it is the same whichever lines stand beside it. `otherwise` takes more forms, and says better what is wrong."""
+    try:
+        records = decode_lines(line)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        records = []
+    return records[0] if len(records) == 1 else otherwise(line)
 
 
 def lines_of_objects(data: bytes) -> int | None:

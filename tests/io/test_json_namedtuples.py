@@ -83,3 +83,13 @@ def test_a_default_that_can_change_is_not_shared() -> None:
     first, second = JsonDecoder(Held).decode(b'{"user": 1}\n{"user": 2}\n', True).records
     assert first.name == second.name == []
     assert first.name is not second.name
+
+
+@pytest.mark.parametrize("line", ['{"user": 1, "other": 1e400}', '{"user": 1, "other": [1e999, {"x": -1e400}]}'])
+@pytest.mark.parametrize("beside", ['{"user": 2}', "nonsense", "[2]", '{"user": "2"}', '{"user": 2, "value": 1e400}'])
+def test_whether_a_line_is_taken_does_not_depend_on_those_beside_it(line: str, beside: str) -> None:
+    """Of a field that nobody reads a number may be beyond all floats, as where the lines are read at once."""
+    for lines in ([line, beside], [beside, line]):
+        decoded = JsonDecoder(Plain).decode("\n".join(lines).encode(), True)
+        assert Plain(1) in decoded.records, lines
+        assert all(bad.value == beside.encode() for bad in decoded.bad)
