@@ -5,6 +5,7 @@ Building a flow opens nothing and binds no loop; the same object can be run many
 
 from __future__ import annotations
 
+import copy
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -126,6 +127,8 @@ class Flow:
         iterable is one split, read by one subtask; the flow's parallelism begins after it.
         """
         source = as_source(what)
+        if any(node.source is source for node in self._graph.nodes.values()):
+            source = _own_source(source)
         if watermarks is not None:
             check_watermarks(name or "source", watermarks)
         check_parallelism(name or "source", parallelism)
@@ -206,7 +209,7 @@ class Flow:
     @asynccontextmanager
     async def _run(self, graph: StreamGraph, given: dict[str, Any]) -> AsyncIterator[Job]:
         options = parse_options(given)
-        graph = _with_own_inlets(graph)
+        graph = _with_own_sources(graph)
         # What is none of these, the job refuses.
         subscribed = {one.place for stream in options.subscribe if isinstance(stream, DataStream) for one in stream.upstreams}
         job_graph = build_job_graph(graph, apart=options.workers > 0 or options.on is not None, whole=subscribed)
@@ -232,17 +235,27 @@ def _refuse_pushed(graph: StreamGraph, call: str) -> None:
             )
 
 
-def _with_own_inlets(graph: StreamGraph) -> StreamGraph:
-    """Sources that are pushed into get an inlet for this run: the same flow may run twice at once."""
-    pushed = {i: node for i, node in graph.nodes.items() if isinstance(node.source, PushSource)}
-    if not pushed:
-        return graph
+def _with_own_sources(graph: StreamGraph) -> StreamGraph:
+    """Sources that are pushed into get an inlet for this run, and those that look for files remember what they found for it alone: the
+    same flow may run twice at once."""
     uids = graph.uids()
     own = graph.copy()
-    for i, node in pushed.items():
-        assert isinstance(node.source, PushSource)
-        own.nodes[i] = replace(node, uid=uids[i], source=node.source.for_run())
+    for i, node in graph.nodes.items():
+        if isinstance(node.source, PushSource):
+            own.nodes[i] = replace(node, uid=uids[i], source=node.source.for_run())
+        elif node.source is not None:
+            own.nodes[i] = replace(node, source=_own_source(node.source))
     return own
+
+
+def _own_source(source: Source[Any]) -> Source[Any]:
+    """`source` for one place and one run, if it remembers what it found."""
+    anew = getattr(getattr(source, "finder", None), "anew", None)
+    if anew is None:
+        return source
+    own: Any = copy.copy(source)
+    own.finder = anew()
+    return own  # type: ignore[no-any-return]
 
 
 def _add_collector(graph: StreamGraph, stream: DataStream[Any], factory: Callable[[], Operator]) -> None:

@@ -10,6 +10,7 @@ Invariant: the parts of a file that were ever given hold each of its bytes once.
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
 import os
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -153,6 +154,12 @@ class FoundFiles:
             logger.warning("%s: there is no %r yet; it is waited for, as discover_every= says", self._what, needed)
 
     # What a checkpoint knows.
+
+    def anew(self) -> Self:
+        """For a source that is read in another place, or another run, too: what one of them has found or restored is not the other's."""
+        made = copy.copy(self)
+        made.forget()
+        return made
 
     def forget(self) -> None:
         """Another job begins: what was found for the last one is found anew."""

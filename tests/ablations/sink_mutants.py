@@ -38,6 +38,13 @@ SINK_MUTANTS: list[Mutant] = [
         ),
     ),
     Mutant(
+        "a source that is read in two places remembers its files once for both",
+        "aioflow/api/flow.py",
+        "    own.finder = anew()\n",
+        "",
+        ("tests/io/test_files_grown.py::test_one_source_in_two_places_of_a_flow_keeps_their_files_apart",),
+    ),
+    Mutant(
         "a checkpoint holds nothing of the function of a sink",
         "aioflow/operators/sink.py",
         "if isinstance(writer, CheckpointedFunction) and (ongoing := ",

@@ -86,6 +86,49 @@ async def test_a_file_that_grew_while_the_job_was_down_or_is_cut_elsewhere_now_i
     assert once_each(inbox.rows) == sorted([*first, "end", "very end"])
 
 
+async def test_one_source_in_two_places_of_a_flow_keeps_their_files_apart(inbox: Inbox, tmp_path: Path) -> None:
+    """What the checkpoint knows of a file in one place says nothing of the other, nor how it is cut there."""
+
+    def twice(first: Any, second: Any) -> af.Flow:
+        made = af.Flow("twice")
+        for uid, source in (("first", first), ("second", second)):
+            made.source(source, uid=uid).map(lambda line, uid=uid: f"{uid} {line}").sink(inbox.rows.append)
+        return made
+
+    def source(directory: Path, split_bytes: int) -> Any:
+        return af.io.lines(directory, discover_every=EVERY, split_bytes=split_bytes)
+
+    lines = [f"line {n}" for n in range(6)]
+    inbox.put("a", *lines)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "z").write_text("z\n")
+    async with twice(source(inbox.directory, 10), source(elsewhere, 10)).run(checkpoints=tmp_path / "store", every="1h") as job:
+        await eventually(lambda: len(inbox.rows) == len(lines) + 1)
+        await job.stop()
+    inbox.rows.remove("second z")
+    both = source(inbox.directory, SPLIT_BYTES)
+    async with twice(both, both).run(checkpoints=tmp_path / "store", every="1h") as job:
+        for n in range(3):
+            inbox.put(f"b{n}", f"end {n}")
+            await eventually(lambda: {f"first end {n}", f"second end {n}"} <= set(inbox.rows))  # noqa: B023  # Awaited in this turn.
+        await job.stop()
+    assert sorted(inbox.rows) == sorted(f"{uid} {line}" for uid in ("first", "second") for line in [*lines, "end 0", "end 1", "end 2"])
+
+
+async def test_two_runs_of_a_flow_at_once_find_the_same_files_each(inbox: Inbox) -> None:
+    """A run that begins forgets nothing for another, and each finds all."""
+    made = flow(inbox)
+    inbox.put("a", "1")
+    async with made.run():
+        await eventually(lambda: len(inbox.rows) == 1)
+        async with made.run():
+            await eventually(lambda: len(inbox.rows) == 2)
+            inbox.put("b", "2")
+            await eventually(lambda: len(inbox.rows) == 4)
+    assert inbox.rows == ["1", "1", "2", "2"]
+
+
 def once_each(rows: list[str]) -> list[str]:
     """Those that were there before it grew. What was added is read by a last part whose turn had not come yet, and not by others."""
     assert len(set(rows)) == len(rows)
