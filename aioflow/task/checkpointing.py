@@ -174,8 +174,8 @@ class SubtaskCheckpoints:
 
     def abort(self, checkpoint_id: int, reason: CheckpointFailureReason) -> None:
         """What the barriers of the input decided."""
-        self._cancel_writing(checkpoint_id)
         self._overtaking.forgo(checkpoint_id)
+        self._cancel_writing(checkpoint_id)
         self._output.broadcast_event(CancelCheckpointMarker(checkpoint_id))
         if reason is not CheckpointFailureReason.ABORT_NOTIFIED:
             self._decline(checkpoint_id, reason)
