@@ -3,8 +3,8 @@
     python -m benchmarks.profiles [--only w1 w2] [--forms rows columns] [--records 2000000] [--py-spy PATH] [--out build/bench]
 
 Runs the programs of `bench_engines` with two workers under py-spy (`pip install py-spy`), which looks 200 times a second at what the thread
-does that holds the interpreter, and costs it a few hundredths. What a function calls in C counts as its own. Start-up, which is what imports,
-and the process that only submits are left out. A table for docs/benchmarks.md, and all functions as JSON in `--out`.
+does that holds the interpreter, and costs it a few hundredths. What a function calls in C counts as its own. What loads the flow
+and the process that only submits are left out. A table by stage for docs/benchmarks.md, and all functions as JSON in `--out`.
 """
 
 from __future__ import annotations
@@ -29,12 +29,25 @@ __all__ = ["main", "shares"]
 PROGRAMS = {"rows": "aioflow_rows", "columns": "aioflow_columns"}
 WORKLOADS = ("w1", "w2", "w3", "w4", "w1json", "w2json")
 RATE_HZ = 200
-TOP = 8
-LEAST = 0.02
-"""The share from which on a function is named."""
+TOP = 3
+"""Functions that are named."""
+
+STAGES: dict[str, tuple[str, ...]] = {
+    "make, read": ("io/", "peers/aioflow_rows.word", "peers/aioflow_rows.event", "peers/aioflow_rows.bid", "task/source_input"),
+    "route": ("<aioflow routing loop>", "task/partitioners", "columns/keys", "core/keygroups"),
+    "to and from bytes": ("core/serializers", "core/batch_codec", "core/tagging", "core/type_registry", "core/column_codec", "core/entry"),
+    "send, receive": ("network/", "protocol/", "thread.", "selectors.", "runners.", "outside of Python", "base_futures.", "asyncio"),
+    "functions, state": ("<aioflow", "operators/", "columns/", "state/", "core/expression", "core/column_batch", "core/numpy"),
+    "sink": ("peers/",),
+}
+"""The first whose beginning fits takes a function; the loop of the task, the mailbox and what is left are the last column."""
+REST = "tasks, the rest"
 
 FRAME = re.compile(r"(.*) \((.*?)(?::\d+)?\)$")
-WORKER = "aioflow.cluster.worker"
+PROCESS = "process "
+"""How the frame of a process begins: a worker's follows that of the process that submits."""
+STARTING = ("<frozen importlib", "open_job (")
+"""What loads the flow, and freezes it for the collector."""
 
 
 def shares(stacks: str) -> dict[str, float]:
@@ -43,10 +56,10 @@ def shares(stacks: str) -> dict[str, float]:
     for line in stacks.splitlines():
         path, _, count = line.rpartition(" ")
         frames = path.split(";")
-        if WORKER not in path or "<frozen importlib" in path:
+        if path.count(PROCESS) < 2 or any(what in path for what in STARTING):
             continue
         found = FRAME.match(frames[-1])
-        counts["?" if found is None else _named(found[1], found[2])] += int(count)
+        counts["outside of Python" if found is None else _named(found[1], found[2])] += int(count)
     total = counts.total()
     return {name: count / total for name, count in counts.most_common()}
 
@@ -71,10 +84,18 @@ def profile(py_spy: str, program: str, workload: str, options: argparse.Namespac
     return shares(raw.read_text())
 
 
+def stages(found: dict[str, float]) -> dict[str, float]:
+    """The shares of the stages."""
+    sums = dict.fromkeys([*STAGES, REST], 0.0)
+    for name, share in found.items():
+        sums[next((stage for stage, begins in STAGES.items() if name.startswith(begins)), REST)] += share
+    return sums
+
+
 def line(form: str, workload: str, found: dict[str, float]) -> str:
     """One row of the table."""
-    told = [f"{share:.0%} `{name}`" for name, share in list(found.items())[:TOP] if share >= LEAST]
-    return f"| {form} | {workload} | {', '.join(told)} |"
+    told = [f"`{name}` {share:.0%}" for name, share in list(found.items())[:TOP]]
+    return f"| {form} {workload} | {' | '.join(f'{share:.0%}' for share in stages(found).values())} | {', '.join(told)} |"
 
 
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
@@ -91,7 +112,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     options.out.mkdir(parents=True, exist_ok=True)
     options.data = (options.out / "data").resolve()
     write_pools(options.data)
-    lines, found = ["| | | share of the CPU time of the workers |", "| --- | --- | --- |"], {}
+    lines, found = [f"| | {' | '.join([*STAGES, REST])} | most of all |", "| --- |" + " ---: |" * (len(STAGES) + 1) + " --- |"], {}
     for form in options.forms:
         for workload in options.only:
             if workload.endswith("json"):
