@@ -1,34 +1,73 @@
 """Frees what state lets go of at once, like the window of a million keys that has fired, a slice at a time.
 
 To free a key and its value takes some 50 ns, so a million of them hold the loop for 50 ms, and the mail of all its tasks with them.
-Memory comes back within as many turns of the loop as there are slices. Without a running loop it comes back at once: nobody waits.
+Memory comes back within as many turns of the loop as there are slices, in whichever dicts it is: a thousand windows that fire in one turn
+are as much as one that is a thousand times as large. Without a running loop it comes back at once: nobody waits.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from typing import Any
+from weakref import WeakKeyDictionary
 
 __all__ = ["FREED_A_TURN", "bury"]
 
 FREED_A_TURN = 16_384
 """Entries freed in one turn of the loop: about a millisecond."""
 
+FEW = 64
+"""So few cost no more than it takes to look after them."""
+
+
+class _Grave:
+    """What waits on one loop."""
+
+    __slots__ = ("_freed", "_waiting")
+
+    def __init__(self) -> None:
+        self._waiting: deque[dict[Any, Any]] = deque()
+        self._freed = 0
+        """In this turn; until there was one, `_turn` is due."""
+
+    def take(self, loop: asyncio.AbstractEventLoop, entries: dict[Any, Any]) -> None:
+        if not self._freed and not self._waiting:
+            loop.call_soon(self._turn, loop)
+        if not self._waiting and self._freed + len(entries) <= FREED_A_TURN:
+            self._freed += len(entries)
+        else:
+            self._waiting.append(entries)
+
+    def _turn(self, loop: asyncio.AbstractEventLoop) -> None:
+        left = FREED_A_TURN
+        while self._waiting:
+            entries = self._waiting[0]
+            if len(entries) <= left:
+                left -= len(entries)
+                self._waiting.popleft()
+                continue
+            take = entries.popitem
+            for _ in range(left):
+                take()
+            break
+        self._freed = 0
+        if self._waiting:
+            loop.call_soon(self._turn, loop)
+
+
+_graves: WeakKeyDictionary[asyncio.AbstractEventLoop, _Grave] = WeakKeyDictionary()
+
 
 def bury(entries: dict[Any, Any]) -> None:
     """Empty `entries`, at which nobody looks any more. The caller lets go of it."""
-    if len(entries) <= FREED_A_TURN:
+    if len(entries) <= FEW:
         return
     try:
         loop = asyncio.get_running_loop()
     except RuntimeError:
         return
-    loop.call_soon(_free, loop, entries)
-
-
-def _free(loop: asyncio.AbstractEventLoop, entries: dict[Any, Any]) -> None:
-    take = entries.popitem
-    for _ in range(FREED_A_TURN):
-        take()
-    if len(entries) > FREED_A_TURN:
-        loop.call_soon(_free, loop, entries)
+    grave = _graves.get(loop)
+    if grave is None:
+        grave = _graves[loop] = _Grave()
+    grave.take(loop, entries)

@@ -22,6 +22,7 @@ from typing import Any, Protocol
 
 from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK
 from aioflow.state.backend import NO_KEY
+from aioflow.state.burial import bury
 from aioflow.state.changes import MISSING, ChangeLog, OrderedSpace, Space
 from aioflow.state.format import TIMERS
 from aioflow.state.snapshot import TableMeta
@@ -75,7 +76,9 @@ class Bucket(OrderedSpace):
 
     def release(self) -> None:
         super().release()
-        self.late = None
+        late, self.late = self.late, None
+        if late:
+            bury(late)
 
 
 class TimerQueue:
@@ -201,7 +204,8 @@ class TimerQueue:
         if not bucket.pending:
             bucket.firing = None
             if bucket.late:
-                bucket.entries, bucket.late = bucket.late, None
+                spent, bucket.entries, bucket.late = bucket.entries, bucket.late, None
+                bury(spent)
             else:
                 self._drop(bucket)
 

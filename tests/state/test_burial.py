@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from typing import Any
+from weakref import ref
 
 from aioflow.core.keygroups import KeyGroupRange
 from aioflow.state.burial import FREED_A_TURN, bury
@@ -34,6 +35,25 @@ async def test_little_is_freed_by_whoever_lets_go_of_it() -> None:
     entries = dict.fromkeys(range(FREED_A_TURN))
     bury(entries)
     assert await lengths(entries) == [FREED_A_TURN]
+
+
+async def test_many_that_are_freed_in_one_turn_are_as_much_as_a_large_one() -> None:
+    """The limit is one of the turn: what goes beyond it waits, in turn, also where each alone would be little."""
+    ten = [Windowed.fromkeys(range(FREED_A_TURN // 2)) for _ in range(10)]
+    there = [ref(entries) for entries in ten]
+    while ten:
+        bury(ten.pop())
+    left = [sum(entries() is not None for entries in there)]
+    while True:
+        await asyncio.sleep(0)
+        left.append(sum(entries() is not None for entries in there))
+        if left[-1] == left[-2]:
+            break
+    assert left == [8, 6, 4, 2, 0, 0]
+
+
+class Windowed(dict[Any, Any]):
+    """A dict of which one can tell whether it is there."""
 
 
 def test_without_a_loop_nobody_waits() -> None:
@@ -76,3 +96,18 @@ async def test_timers_of_one_instant_that_have_fired_are_freed_in_slices() -> No
         fired += 1
     assert fired == MANY
     assert len(await lengths(entries)) == 4
+
+
+async def test_timers_that_have_fired_go_in_slices_where_others_came_for_the_same_instant() -> None:
+    timers = TimerQueue()
+    for key in range(MANY):
+        timers.add(5, key, None)
+    bucket = timers.find(5)
+    assert bucket is not None
+    entries = bucket.entries
+    assert timers.pop(5) == (5, 0, None)
+    timers.add(5, "late", None)
+    while timers.pop(5) != (5, MANY - 1, None):
+        pass
+    assert len(await lengths(entries)) == 4
+    assert [timers.pop(5), timers.pop(5)] == [(5, "late", None), None]
