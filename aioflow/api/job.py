@@ -242,12 +242,16 @@ class Job:
         made = self._cluster.job_master.stopped_with
         return None if made is None else shown_path(made)
 
-    async def savepoint(self, directory: str | PathLike[str] | None = None) -> str:
+    async def savepoint(self, directory: str | PathLike[str] | None = None, *, path: str | PathLike[str] | None = None) -> str:
         """Write all state where it stays until somebody deletes it, while the job goes on. Returns the path of the savepoint.
 
-        Under the store, or in `directory`. Raises CheckpointError when it cannot be made, JobNotRunning when the job is over before.
+        Under the store, or in `directory`, which may be called `path` too. Raises CheckpointError when it cannot be made, JobNotRunning
+        when the job is over before.
         """
         self._check_loop("savepoint()")
+        if directory is not None and path is not None:
+            raise TypeError("savepoint() got both directory= and path=, which are two names of one thing")
+        directory = path if directory is None else directory
         where = None if directory is None else self._directory(directory, "directory")
         self._warn_of_derived_uids()
         return shown_path(await self._cluster.job_master.savepoint(where))

@@ -448,6 +448,15 @@ async def test_a_job_that_is_over_makes_no_savepoint(store: str) -> None:
             await job.checkpoint()
 
 
+async def test_where_a_savepoint_goes_has_two_names(store: str, tmp_path: Path) -> None:
+    async with counting(Numbers(10), []).run(checkpoints=store, every="1h") as job:
+        for number, name in enumerate(("directory", "path")):
+            made = await job.savepoint(**{name: tmp_path / str(number)})  # type: ignore[arg-type]
+            assert Path(made).is_relative_to(tmp_path / str(number))
+        with pytest.raises(TypeError, match="both directory= and path=, which are two names of one thing"):
+            await job.savepoint(tmp_path, path=tmp_path)
+
+
 async def test_a_savepoint_is_made_while_the_job_goes_on(store: str, tmp_path: Path) -> None:
     rows: list[Any] = []
     numbers = Numbers(100)
