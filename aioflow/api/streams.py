@@ -6,11 +6,10 @@ Functions are plain functions, expressions, or function classes. `def` runs inli
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
-from keyword import iskeyword
 from typing import TYPE_CHECKING, Any, Generic, Never, TypeAlias, TypeVar, overload
 
 from aioflow.api.build import (
@@ -23,11 +22,11 @@ from aioflow.api.build import (
     make_operator,
     warn_of_empty_side,
 )
+from aioflow.api.hints import as_select, field_hint
 from aioflow.core.errors import GraphError
 from aioflow.core.explained_calls import explained_methods
 from aioflow.core.expression_rows import columns_to_function
-from aioflow.core.expression_trees import column_names
-from aioflow.core.expressions import Column, Expr, is_expression
+from aioflow.core.expressions import Expr, is_expression
 from aioflow.core.functions import (
     FilterFunction,
     FlatMapFunction,
@@ -235,7 +234,7 @@ class DataStream(Generic[T]):
         """
         if more or (columns is not None and not isinstance(columns, Mapping)):
             given = (columns, *more)
-            raise GraphError(f"select() needs a name for each column, got {', '.join(map(repr, given))}; write {_as_select(given)}")
+            raise GraphError(f"select() needs a name for each column, got {', '.join(map(repr, given))}; write {as_select(given)}")
         own = {option: named.pop(option) for option in OPERATOR_OPTIONS if option in named and not is_expression(named[option])}
         options = OperatorOptions(**own)
         wanted = {**(columns or {}), **named}
@@ -344,7 +343,7 @@ class DataStream(Generic[T]):
         if is_async(fn, "key_by"):
             raise GraphError("key_by needs a plain function: the key is computed for each element at the sender; map(async fn) before it")
         if not callable(fn) and not is_expression(fn):
-            raise GraphError(f"key_by needs a function or an expression, got {type(fn).__name__}: {fn!r}{_field_hint(fn)}")
+            raise GraphError(f"key_by needs a function or an expression, got {type(fn).__name__}: {fn!r}{field_hint(fn)}")
         check_without_resources(fn, "key_by")
         check_without_state(fn, "key_by")
         return KeyedStream(self._flow, [upstream.partitioned(ShipStrategy.HASH, fn) for upstream in self._upstreams])
@@ -485,7 +484,7 @@ class DataStream(Generic[T]):
 
         operator = OperatorOptions(options.pop("name", None), options.pop("uid", None), options.pop("parallelism", None))
         if not callable(fn) and not is_expression(fn) and not isinstance(fn, Function):
-            raise GraphError(f"{kind.value} needs a function or an expression, got {type(fn).__name__}: {fn!r}{_field_hint(fn)}")
+            raise GraphError(f"{kind.value} needs a function or an expression, got {type(fn).__name__}: {fn!r}{field_hint(fn)}")
         _check_method(fn, kind.value, kind.value)
         factory = asynchronous_factory(kind, fn, options)
         if factory is not None:
@@ -520,24 +519,6 @@ def _check_method(fn: Any, kind: str, method: str) -> None:
     given = fn if isinstance(fn, type) else type(fn)
     if issubclass(given, Function) and not hasattr(given, method):
         raise GraphError(f"{kind} needs a function class with a method {method!r}, and {given.__name__} has none")
-
-
-def _field_hint(given: Any) -> str:
-    """What to write if a name or a position was meant as the field of that name."""
-    return f"; for the field write af.col({given!r})" if isinstance(given, (str, int)) else ""
-
-
-def _as_select(given: Sequence[Any]) -> str:
-    """A select of what was given without names."""
-    found = [column_names(one)[0] if isinstance(one, Column) else one for one in given]
-    if len(given) == 1 and is_expression(found[0]):
-        return f"select(value={found[0]!r})"
-    names = [name for name in found if isinstance(name, str)]
-    if len(names) < len(found):
-        return "select(user=af.col.user)"
-    if all(name.isidentifier() and not iskeyword(name) for name in names):
-        return f"select({', '.join(f'{name}=af.col.{name}' for name in names)})"
-    return f"select({{{', '.join(f'{name!r}: af.col({name!r})' for name in names)}}})"
 
 
 def _stateless(kind: StatelessKind, function: Any) -> Operator:

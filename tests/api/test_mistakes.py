@@ -332,3 +332,22 @@ async def test_a_state_that_an_operator_does_not_have_is_told_the_nearest() -> N
         await job.input(pushed).put(1)
         with pytest.raises(af.StateError, match=r"there is no state 'runing'; it has 'running'; did you mean 'running'\?"):
             await job.state(counts).get(1, name="runing")
+
+
+@pytest.mark.parametrize(
+    ("text", "written"),
+    [
+        ("cents > 1", "a text is no expression: write af.col.cents > 1"),
+        ("a * (b + 1) == -2", "a text is no expression: write af.col.a * (af.col.b + 1) == -2"),
+        ("1 < x < 5", "a text is no expression: write it of fields, like (af.col.cents > 1) & "),
+        ("x > 1 and y", "a text is no expression: write it of fields, like (af.col.cents > 1) & "),
+        ("cents", "for the field write af.col('cents')"),
+        ("unit price", "for the field write af.col('unit price')"),
+        ("12", "for the field write af.col('12')"),
+    ],
+)
+def test_a_text_that_spells_an_expression_is_told_how_it_is_written(text: str, written: str) -> None:
+    said = re.escape(f"got str: {text!r}; {written}")
+    for method in ("filter", "map", "key_by"):
+        with pytest.raises(af.GraphError, match=f"^{method} needs a function or an expression, {said}"):
+            getattr(numbers(), method)(text)

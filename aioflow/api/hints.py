@@ -1,0 +1,54 @@
+"""What an error says to write, where a function or an expression was wanted and something else was given."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+from keyword import iskeyword
+from typing import Any
+
+from aioflow.core.expression_trees import column_names
+from aioflow.core.expressions import Column, is_expression
+
+__all__ = ["as_select", "field_hint"]
+
+WRITTEN = (ast.Expression, ast.Compare, ast.BinOp, ast.UnaryOp, ast.Constant, ast.Name, ast.Load, ast.operator, ast.unaryop, ast.cmpop)
+"""What a text may consist of to be read as an expression: nothing that is written otherwise there, as `and` and `in` are."""
+
+
+def field_hint(given: Any) -> str:
+    """What to write if a name or a position was meant as the field of that name, or a text as the expression that it spells."""
+    if not isinstance(given, (str, int)):
+        return ""
+    written = _as_expression(given) if isinstance(given, str) else None
+    return f"; for the field write af.col({given!r})" if written is None else f"; a text is no expression: write {written}"
+
+
+def _as_expression(text: str) -> str | None:
+    """`text` as an expression of fields, like `af.col.cents > 1`; None if it is none, or a name alone."""
+    try:
+        tree = ast.parse(text, mode="eval")
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+    nodes = list(ast.walk(tree))
+    if isinstance(tree.body, (ast.Name, ast.Constant)) or not any(isinstance(node, ast.Name) for node in nodes):
+        return None
+    if any(not isinstance(node, WRITTEN) or (isinstance(node, ast.Compare) and len(node.ops) > 1) for node in nodes):
+        return 'it of fields, like (af.col.cents > 1) & (af.col.user == "ann")'
+    for node in nodes:
+        if isinstance(node, ast.Name):
+            node.id = f"af.col.{node.id}"
+    return ast.unparse(tree)
+
+
+def as_select(given: Sequence[Any]) -> str:
+    """A select of what was given without names."""
+    found = [column_names(one)[0] if isinstance(one, Column) else one for one in given]
+    if len(given) == 1 and is_expression(found[0]):
+        return f"select(value={found[0]!r})"
+    names = [name for name in found if isinstance(name, str)]
+    if len(names) < len(found):
+        return "select(user=af.col.user)"
+    if all(name.isidentifier() and not iskeyword(name) for name in names):
+        return f"select({', '.join(f'{name}=af.col.{name}' for name in names)})"
+    return f"select({{{', '.join(f'{name!r}: af.col({name!r})' for name in names)}}})"
