@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from aioflow.columns.expressions import NotOnColumns
-from aioflow.columns.keys import distinct
+from aioflow.columns.keys import arrivals
 from aioflow.columns.leaves import Groups, Leaf, copied, grown, tally_of
 from aioflow.columns.plans import Inputs, LeafKind, Plan
 from aioflow.core.column_batch import Column, ColumnBatch
@@ -77,7 +77,7 @@ class Cells:
         if len(self._seen) < size:
             self._seen, self._dirty = grown(self._seen, size), grown(self._dirty, size)
         size = len(self._seen)
-        new = None if self._seen.take(present).all() else distinct(codes[~self._seen.take(codes)], size)[0]
+        new = None if self._seen.take(present).all() else arrivals(codes[~self._seen.take(codes)], size)
         seeds = None if new is None or held is None else self._seeds(new, inputs, entries, held)
         for leaf, given in zip(self._leaves, inputs, strict=True):
             leaf.grow(size, given)

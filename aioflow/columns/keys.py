@@ -17,7 +17,7 @@ from aioflow.core.elements import RecordBatch
 from aioflow.core.entry_tables import GrowingList
 from aioflow.core.keygroups import SubtaskCache
 
-__all__ = ["KeyEncoder", "KeyRouter", "distinct"]
+__all__ = ["KeyEncoder", "KeyRouter", "arrivals"]
 
 TABLE_SPAN_MAX = 1 << 22
 """Ints this close together are looked up in a table by their value: three ns a record. Others are sorted."""
@@ -127,25 +127,12 @@ class KeyEncoder:
         return codes  # type: ignore[no-any-return]
 
 
-SPARSE = 64
-"""With fewer codes than a 64th of those there are it costs less to sort them than to mark them in an array of all."""
-
-
-def distinct(codes: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """The codes that occur, in order of first arrival, and for each record the place of its code among them. Codes are below `size`."""
-    count = len(codes)
-    if size > SPARSE * count:
-        found, first, inverse = np.unique(codes, return_index=True, return_inverse=True)
-        order = np.argsort(first)
-        place = np.empty(len(order), np.int64)
-        place[order] = np.arange(len(order))
-        return found[order], place[inverse]
-    first = np.full(size, count, np.int64)
-    first[codes[::-1]] = np.arange(count - 1, -1, -1)  # Of several the last is kept: the first record.
-    found = np.flatnonzero(first < count)
-    found = found[np.argsort(first[found])]
-    first[found] = np.arange(len(found))
-    return found, first[codes]
+def arrivals(codes: np.ndarray, size: int) -> np.ndarray:
+    """The codes that occur, each once, in order of first arrival. Codes are below `size`."""
+    order = np.arange(len(codes))
+    first = np.empty(size, np.int64)  # Where no code points nothing is written, and nothing read: its length costs nothing.
+    first[codes[::-1]] = order[::-1]  # Of several the last is kept: the first record.
+    return codes[first.take(codes) == order]  # type: ignore[no-any-return]
 
 
 class KeyRouter:

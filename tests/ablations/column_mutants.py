@@ -62,8 +62,8 @@ COLUMN_MUTANTS: list[Mutant] = [
     Mutant(
         "keys of columns come out in the order of their codes",
         "aioflow/columns/keys.py",
-        "    found = found[np.argsort(first[found])]\n",
-        "",
+        "    return codes[first.take(codes) == order]",
+        "    return np.unique(codes)",
         (f"{_AGGREGATES}::test_distinct_codes_come_in_order_of_arrival",),
     ),
     Mutant(

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import aioflow as af
 from aioflow.columns.cells import Cells
 from aioflow.columns.expressions import NotOnColumns
-from aioflow.columns.keys import KeyEncoder, KeyRouter, distinct
+from aioflow.columns.keys import KeyEncoder, KeyRouter, arrivals
 from aioflow.columns.leaves import Groups
 from aioflow.columns.making import column_of
 from aioflow.columns.running import KEYS_MAX, RunningColumns
@@ -220,11 +220,7 @@ def test_lists_of_entries_that_come_in_turns_are_looked_up_once_each(monkeypatch
 
 @given(st.lists(st.integers(0, 20), min_size=1), st.sampled_from([21, 10_000]))
 def test_distinct_codes_come_in_order_of_arrival(codes: list[int], size: int) -> None:
-    import numpy as np
-
-    found, places = distinct(np.array(codes), size)
-    assert found.tolist() == list(dict.fromkeys(codes))
-    assert found[places].tolist() == codes
+    assert arrivals(np.array(codes, np.int32), size).tolist() == list(dict.fromkeys(codes))
 
 
 @given(
