@@ -74,8 +74,8 @@ async def found_checkpoint(host: Host, store: FlowStore, settings: CheckpointSet
         newest = await store.newest()
         if newest is not None:
             raise RestoreError(
-                f"{store.url} holds {newest.location} of an unfinished job, and restore=None would begin without it: leave restore= out, or "
-                'say restore="latest", to go on from there; give fresh=True beside restore=None to give it up'
+                f"{store.url} holds {newest.location} of an unfinished job, and restore=None would begin without it: say "
+                'restore="latest", or nothing, to go on from there; give fresh=True beside restore=None to give it up'
             )
     return None
 
