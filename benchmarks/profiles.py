@@ -2,9 +2,10 @@
 
     python -m benchmarks.profiles [--only w1 w2] [--forms rows columns] [--records 2000000] [--py-spy PATH] [--out build/bench]
 
-Runs the programs of `bench_engines` with two workers under py-spy (`pip install py-spy`), which looks 200 times a second at what the thread
-does that holds the interpreter, and costs it a few hundredths. What a function calls in C counts as its own. What loads the flow
-and the process that only submits are left out. A table by stage for docs/benchmarks.md, and all functions as JSON in `--out`.
+Runs the programs of `bench_engines` with two workers under py-spy (`pip install py-spy`), which looks 200 times a second at what their
+threads do, and costs them a few hundredths. What a function calls in C, in numpy or in the standard library counts as its own. What waits,
+what loads the flow, and the process that only submits are left out. A table by stage for docs/benchmarks.md, and all functions as JSON in
+`--out`.
 """
 
 from __future__ import annotations
@@ -32,11 +33,14 @@ RATE_HZ = 200
 TOP = 3
 """Functions that are named."""
 
+OUTSIDE = "the event loop"
+"""What is in no function of the project: uvloop, and the threads of asyncio."""
+
 STAGES: dict[str, tuple[str, ...]] = {
     "make, read": ("io/", "peers/aioflow_rows.word", "peers/aioflow_rows.event", "peers/aioflow_rows.bid", "task/source_input"),
     "route": ("<aioflow routing loop>", "task/partitioners", "columns/keys", "core/keygroups"),
     "to and from bytes": ("core/serializers", "core/batch_codec", "core/tagging", "core/type_registry", "core/column_codec", "core/entry"),
-    "send, receive": ("network/", "protocol/", "thread.", "selectors.", "runners.", "outside of Python", "base_futures.", "asyncio"),
+    "send, receive": ("network/", "protocol/", "core/system_network", "core/host", "cluster/worker.main", OUTSIDE),
     "functions, state": ("<aioflow", "operators/", "columns/", "state/", "core/expression", "core/column_batch", "core/numpy"),
     "sink": ("peers/",),
 }
@@ -46,6 +50,8 @@ REST = "tasks, the rest"
 FRAME = re.compile(r"(.*) \((.*?)(?::\d+)?\)$")
 PROCESS = "process "
 """How the frame of a process begins: a worker's follows that of the process that submits."""
+WAITING = ("select (selectors.py", "wait (threading.py", "_worker (concurrent/futures/thread.py", "_recv (multiprocessing")
+"""What a thread does that waits, though the machine may take it for running."""
 STARTING = ("<frozen importlib", "open_job (")
 """What loads the flow, and freezes it for the collector."""
 
@@ -58,17 +64,24 @@ def shares(stacks: str) -> dict[str, float]:
         frames = path.split(";")
         if path.count(PROCESS) < 2 or any(what in path for what in STARTING):
             continue
-        found = FRAME.match(frames[-1])
-        counts["outside of Python" if found is None else _named(found[1], found[2])] += int(count)
+        if not frames[-1].startswith(WAITING):
+            counts[_innermost(frames)] += int(count)
     total = counts.total()
     return {name: count / total for name, count in counts.most_common()}
 
 
-def _named(function: str, file: str) -> str:
-    for part in ("aioflow/", "benchmarks/"):
-        if part in file:
-            return f"{file.split(part)[-1].removesuffix('.py')}.{function}"
-    return f"{Path(file).stem}.{function}"
+def _innermost(frames: list[str]) -> str:
+    """The function of this project that a thread is in; in none, whatever it is in."""
+    for frame in reversed(frames):
+        found = FRAME.match(frame)
+        if found is not None:
+            function, file = found.groups()
+            if file.startswith("<aioflow"):
+                return f"{file}.{function}"
+            for part in ("aioflow/", "benchmarks/"):
+                if part in file and "worker_program" not in file:
+                    return f"{file.split(part)[-1].removesuffix('.py')}.{function}"
+    return OUTSIDE
 
 
 def profile(py_spy: str, program: str, workload: str, options: argparse.Namespace) -> dict[str, float]:
@@ -76,7 +89,7 @@ def profile(py_spy: str, program: str, workload: str, options: argparse.Namespac
     raw = options.out / f"{program}-{workload}.raw"
     given = [f"workload={workload}", f"records={options.records}", "outputs=1", f"data={options.data}", "parallelism=2"]
     watched = [sys.executable, "-m", f"benchmarks.peers.{program}", *given]
-    command = [py_spy, "record", "--subprocesses", "--gil", "--format", "raw", "--rate", str(RATE_HZ), "--output", str(raw), "--", *watched]
+    command = [py_spy, "record", "--subprocesses", "--format", "raw", "--rate", str(RATE_HZ), "--output", str(raw), "--", *watched]
     variables = {**os.environ, "PYTHONPATH": str(ROOT), "AIOFLOW_BENCHMARK_DATA": str(options.data)}
     done = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=options.timeout, check=False)
     if done.returncode or not raw.exists():
