@@ -20,6 +20,7 @@ from benchmarks import (
     bench_state,
     bench_throughput,
     flows,
+    profiles,
 )
 from benchmarks.bench_throughput import Workload, compare, run_flow, stage_costs, workloads
 from benchmarks.stages import measured
@@ -163,3 +164,28 @@ def test_each_curve_has_a_point_for_every_size(name: str) -> None:
     rows = bench_scaling.curve(name, 300, 1, sizes)
     assert [(row["curve"], row["size"]) for row in rows] == [(name, size) for size in sizes]
     assert all(row["ns_per_record"] > 0 for row in rows)
+
+
+def test_a_profile_counts_what_workers_do_as_the_stage_that_asks_for_it() -> None:
+    submits, worker = 'process 1:"python -m benchmarks.peers.aioflow_rows"', 'process 2:""'
+    main = "main (/x/aioflow/cluster/worker.py:9);run (asyncio/runners.py:5)"
+    stacks = [
+        f"{submits};build (benchmarks/peers/aioflow_rows.py:7) 90",
+        f"{submits};{worker};{main};open_job (/x/aioflow/cluster/worker.py:80) 90",
+        f"{submits};{worker};{main};<module> (<frozen importlib._bootstrap>:3);poll_batch (/x/aioflow/io/generating.py:1) 90",
+        f"{submits};{worker};_bootstrap (threading.py:1);wait (threading.py:3) 90",
+        f"{submits};{worker};{main} 1",
+        f"{submits};{worker};{main};split (/x/aioflow/task/partitioners.py:2);loop (<aioflow routing loop>:3) 4",
+        f"{submits};{worker};{main};distinct (/x/aioflow/columns/keys.py:2);unique (numpy/lib.py:3) 3",
+        f"{submits};{worker};{main};run (/x/aioflow/task/chain.py:2) 2",
+    ]
+    found = profiles.shares("\n".join(stacks))
+    assert found == {
+        "<aioflow routing loop>.loop": 0.4,
+        "columns/keys.distinct": 0.3,
+        "task/chain.run": 0.2,
+        "cluster/worker.main": 0.1,
+    }
+    told = profiles.stages(found)
+    assert {name: round(share, 1) for name, share in told.items() if share} == {"route": 0.7, "send, receive": 0.1, profiles.REST: 0.2}
+    assert profiles.line("rows", "w1", found).startswith("| rows w1 | 0% | 70% |")
