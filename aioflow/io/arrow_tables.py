@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import copy
 import os
 from collections.abc import Iterable, Sequence
-from functools import partial
-from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from aioflow.core.errors import GraphError
 from aioflow.core.explained_calls import explained
-from aioflow.io.column_parts import ColumnPartWriter
-from aioflow.io.column_reader import ColumnReader, Pages
+from aioflow.io.column_files import ColumnFiles
+from aioflow.io.column_reader import Pages
 from aioflow.io.columns_extra import require_columns
-from aioflow.io.found_files import FoundFiles, check_sink, refuse_sink
-from aioflow.io.parts import PartCommitter, RollPolicy
+from aioflow.io.parts import RollPolicy
 from aioflow.operators.source import Split
 
 if TYPE_CHECKING:
@@ -23,7 +19,6 @@ if TYPE_CHECKING:
     from aioflow.core.column_batch import ColumnBatch
     from aioflow.core.host import Host
     from aioflow.core.timeunits import Duration
-    from aioflow.operators.operator import OperatorContext
     from aioflow.operators.source import SourceContext
 
 __all__ = ["ArrowFiles", "ArrowTable", "arrow"]
@@ -136,61 +131,25 @@ class _TableReader:
         self._page = None
 
 
-class ArrowFiles:
-    """A `Source` and a `Sink` of files in Arrow's IPC format. The position of a split is (record batch, row in it)."""
+class ArrowFiles(ColumnFiles):
+    """Files in Arrow's IPC format; their pages are record batches, and each file is one split."""
 
     name = "arrow"
-    columnar = True
-    reads_columns = True
 
-    def __init__(self, path: str | os.PathLike[str], discover_every: Duration | None, roll: RollPolicy) -> None:
-        # A Path means itself; only a text may be a pattern.
-        self._path: str | PurePath = path if isinstance(path, (str, PurePath)) else os.fspath(path)
-        self._roll = roll
-        self._fields: tuple[str, ...] | None = None
-        self.finder = FoundFiles(self._path, _whole, what=repr(self), discover_every=discover_every)
-        """Knows what is there to be read."""
-        self.discover_every = discover_every
-        """How often the engine looks for new files; None: never again."""
+    async def _cut(self, host: Host, path: str, size: int) -> list[Pages]:
+        def count() -> int:
+            with host.fs.open_read(path) as file:
+                return _ArrowFile(file, path).pages
 
-    def __repr__(self) -> str:
-        return f"arrow({str(self._path)!r})"
+        return [Pages(path, 0, await host.blocking(count))]
 
-    @property
-    def bounded(self) -> bool:
-        return self.discover_every is None
+    def _open(self, file: BinaryIO, path: str) -> _ArrowFile:
+        return _ArrowFile(file, path, self._fields)
 
-    async def discover(self, host: Host | None = None) -> list[Split]:
-        """One split a file. Raises FileNotFoundError naming the path, ValueError for what is no file of Arrow."""
-        return await self.finder.discover(host)
+    def _open_table(self, file: Any, schema: Any) -> Any:
+        import pyarrow as pa
 
-    def refuse_sink(self, sink: object) -> None:
-        """Raises GraphError if this source would find the files of `sink`, which stands downstream of it, and so read for ever."""
-        refuse_sink(self, self.finder, sink)
-
-    @property
-    def part_files(self) -> tuple[str, str]:
-        """As a sink: the directory, and what the names of its files end in."""
-        return str(self._path), "arrow"
-
-    def check_sink(self) -> None:
-        """Raises GraphError if it was asked to read in a way that a sink cannot."""
-        check_sink(self, "discover_every=" if self.discover_every is not None else "")
-
-    def with_fields(self, names: tuple[str, ...]) -> ArrowFiles:
-        """The same source; of files that have all these columns it reads no others."""
-        source = copy.copy(self)
-        source._fields = names
-        return source
-
-    def reader(self, ctx: SourceContext) -> ColumnReader:
-        return ColumnReader(ctx, partial(_ArrowFile, fields=self._fields))
-
-    def writer(self, ctx: OperatorContext) -> ColumnPartWriter:
-        return ColumnPartWriter(ctx, str(self._path), "arrow", _open_table, self._roll)
-
-    def committer(self, ctx: OperatorContext | None = None) -> PartCommitter:
-        return PartCommitter(None if ctx is None else ctx.host)
+        return pa.ipc.new_file(pa.PythonFile(file, mode="w"), schema)
 
 
 class _ArrowFile:
@@ -214,17 +173,3 @@ class _ArrowFile:
 
     def read_page(self, number: int) -> Any:
         return self._file.get_batch(number)
-
-
-async def _whole(host: Host, path: str, size: int) -> list[Pages]:
-    def count() -> int:
-        with host.fs.open_read(path) as file:
-            return _ArrowFile(file, path).pages
-
-    return [Pages(path, 0, await host.blocking(count))]
-
-
-def _open_table(file: Any, schema: Any) -> Any:
-    import pyarrow as pa
-
-    return pa.ipc.new_file(pa.PythonFile(file, mode="w"), schema)

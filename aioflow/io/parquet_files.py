@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import copy
 import os
 from collections.abc import Sequence
-from pathlib import PurePath
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
 from aioflow.core.errors import GraphError
 from aioflow.core.explained_calls import explained
-from aioflow.io.column_parts import ColumnPartWriter
-from aioflow.io.column_reader import ColumnReader, Pages
+from aioflow.io.column_files import ColumnFiles
+from aioflow.io.column_reader import Pages
 from aioflow.io.columns_extra import require_columns
-from aioflow.io.found_files import FoundFiles, check_sink, refuse_sink
-from aioflow.io.parts import PartCommitter, RollPolicy
+from aioflow.io.parts import RollPolicy
 from aioflow.io.paths import SPLIT_BYTES
 
 if TYPE_CHECKING:
     from aioflow.core.host import Host
     from aioflow.core.timeunits import Duration
-    from aioflow.operators.operator import OperatorContext
-    from aioflow.operators.source import SourceContext, Split
 
 __all__ = ["ParquetFiles", "parquet"]
 
@@ -47,12 +42,10 @@ def parquet(
     return ParquetFiles(path, None if columns is None else list(columns), discover_every, split_bytes, roll or RollPolicy())
 
 
-class ParquetFiles:
-    """A `Source` and a `Sink`. The position of a split is (row group, row in it)."""
+class ParquetFiles(ColumnFiles):
+    """Parquet files; their pages are row groups."""
 
     name = "parquet"
-    columnar = True
-    reads_columns = True
 
     def __init__(
         self,
@@ -62,63 +55,25 @@ class ParquetFiles:
         split_bytes: int,
         roll: RollPolicy,
     ) -> None:
-        # A Path means itself; only a text may be a pattern.
-        self._path: str | PurePath = path if isinstance(path, (str, PurePath)) else os.fspath(path)
+        """`columns` have to be there; None: all that are."""
+        super().__init__(path, discover_every, roll)
         self._columns = columns
-        self._fields: tuple[str, ...] | None = None
         self._split_bytes = split_bytes
-        self._roll = roll
-        self.finder = FoundFiles(self._path, self._cut, what=repr(self), discover_every=discover_every)
-        """Knows what is there to be read."""
-        self.discover_every = discover_every
-        """How often the engine looks for new files; None: never again."""
 
-    def __repr__(self) -> str:
-        return f"parquet({str(self._path)!r})"
-
-    @property
-    def bounded(self) -> bool:
-        return self.discover_every is None
-
-    async def discover(self, host: Host | None = None) -> list[Split]:
-        """One split a file, several for a large one. Raises FileNotFoundError naming the path, ValueError for what is no Parquet."""
-        return await self.finder.discover(host)
+    def with_fields(self, names: tuple[str, ...]) -> Self:
+        """The same source; of files that have all these columns it reads no others. This one if it does not have all of them."""
+        return self if self._columns is not None and not set(names) <= set(self._columns) else super().with_fields(names)
 
     async def _cut(self, host: Host, path: str, size: int) -> list[Pages]:
         return await host.blocking(_cut, host, path, self._split_bytes)
 
-    def refuse_sink(self, sink: object) -> None:
-        """Raises GraphError if this source would find the files of `sink`, which stands downstream of it, and so read for ever."""
-        refuse_sink(self, self.finder, sink)
-
-    @property
-    def part_files(self) -> tuple[str, str]:
-        """As a sink: the directory, and what the names of its files end in."""
-        return str(self._path), "parquet"
-
-    def check_sink(self) -> None:
-        """Raises GraphError if it was asked to read in a way that a sink cannot."""
-        check_sink(self, "discover_every=" if self.discover_every is not None else "")
-
-    def with_fields(self, names: tuple[str, ...]) -> ParquetFiles:
-        """The same source; of files that have all these columns it reads no others."""
-        if self._columns is not None and not set(names) <= set(self._columns):
-            return self
-        source = copy.copy(self)
-        source._fields = names
-        return source
-
-    def reader(self, ctx: SourceContext) -> ColumnReader:
-        return ColumnReader(ctx, self._open)
-
     def _open(self, file: BinaryIO, path: str) -> _ParquetFile:
         return _ParquetFile(file, path, self._columns, self._fields)
 
-    def writer(self, ctx: OperatorContext) -> ColumnPartWriter:
-        return ColumnPartWriter(ctx, str(self._path), "parquet", _open_table, self._roll)
+    def _open_table(self, file: Any, schema: Any) -> Any:
+        import pyarrow.parquet as pq
 
-    def committer(self, ctx: OperatorContext | None = None) -> PartCommitter:
-        return PartCommitter(None if ctx is None else ctx.host)
+        return pq.ParquetWriter(file, schema)
 
 
 class _ParquetFile:
@@ -168,9 +123,3 @@ def _cut(host: Host, path: str, split_bytes: int) -> list[Pages]:
             parts.append(Pages(path, start, number + 1))
             start, size = number + 1, 0
     return [*parts, Pages(path, start, metadata.num_row_groups)]
-
-
-def _open_table(file: Any, schema: Any) -> Any:
-    import pyarrow.parquet as pq
-
-    return pq.ParquetWriter(file, schema)

@@ -1,0 +1,94 @@
+"""What all files of columns have in common, as a source and as a sink: how they are found, read page by page, and written as parts."""
+
+from __future__ import annotations
+
+import copy
+import os
+from abc import ABC, abstractmethod
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, Self
+
+from aioflow.io.column_parts import ColumnPartWriter
+from aioflow.io.column_reader import ColumnReader
+from aioflow.io.found_files import FoundFiles, check_sink, refuse_sink
+from aioflow.io.parts import PartCommitter, RollPolicy
+
+if TYPE_CHECKING:
+    from aioflow.core.host import Host
+    from aioflow.core.timeunits import Duration
+    from aioflow.io.column_reader import PagedFile, Pages
+    from aioflow.operators.operator import OperatorContext
+    from aioflow.operators.source import SourceContext, Split
+
+__all__ = ["ColumnFiles"]
+
+
+class ColumnFiles(ABC):
+    """A `Source` and a `Sink`. The position of a split is (page, row in it); a subclass says what is a page."""
+
+    name: ClassVar[str]
+    """Of the function that makes it, and what the names of its part files end in."""
+    columnar = True
+    reads_columns = True
+
+    def __init__(self, path: str | os.PathLike[str], discover_every: Duration | None, roll: RollPolicy) -> None:
+        # A Path means itself; only a text may be a pattern.
+        self._path: str | PurePath = path if isinstance(path, (str, PurePath)) else os.fspath(path)
+        self._roll = roll
+        self._fields: tuple[str, ...] | None = None
+        """All that is needed of each row; None: everything."""
+        self.finder = FoundFiles(self._path, self._cut, what=repr(self), discover_every=discover_every)
+        """Knows what is there to be read."""
+        self.discover_every = discover_every
+        """How often the engine looks for new files; None: never again."""
+
+    def __repr__(self) -> str:
+        return f"{self.name}({str(self._path)!r})"
+
+    @abstractmethod
+    async def _cut(self, host: Host, path: str, size: int) -> list[Pages]:
+        """The splits of a file. Raises ValueError for one of another format."""
+
+    @abstractmethod
+    def _open(self, file: BinaryIO, path: str) -> PagedFile:
+        """Read `file`, in the executor."""
+
+    @abstractmethod
+    def _open_table(self, file: Any, schema: Any) -> Any:
+        """A writer of pyarrow of this format into `file`."""
+
+    @property
+    def bounded(self) -> bool:
+        return self.discover_every is None
+
+    async def discover(self, host: Host | None = None) -> list[Split]:
+        """At least one split a file. Raises FileNotFoundError naming the path, ValueError for files of another format."""
+        return await self.finder.discover(host)
+
+    def refuse_sink(self, sink: object) -> None:
+        """Raises GraphError if this source would find the files of `sink`, which stands downstream of it, and so read for ever."""
+        refuse_sink(self, self.finder, sink)
+
+    @property
+    def part_files(self) -> tuple[str, str]:
+        """As a sink: the directory, and what the names of its files end in."""
+        return str(self._path), self.name
+
+    def check_sink(self) -> None:
+        """Raises GraphError if it was asked to read in a way that a sink cannot."""
+        check_sink(self, "discover_every=" if self.discover_every is not None else "")
+
+    def with_fields(self, names: tuple[str, ...]) -> Self:
+        """The same source; of files that have all these columns it reads no others."""
+        source = copy.copy(self)
+        source._fields = names
+        return source
+
+    def reader(self, ctx: SourceContext) -> ColumnReader:
+        return ColumnReader(ctx, self._open)
+
+    def writer(self, ctx: OperatorContext) -> ColumnPartWriter:
+        return ColumnPartWriter(ctx, str(self._path), self.name, self._open_table, self._roll)
+
+    def committer(self, ctx: OperatorContext | None = None) -> PartCommitter:
+        return PartCommitter(None if ctx is None else ctx.host)
