@@ -19,10 +19,12 @@ from typing import TYPE_CHECKING, BinaryIO, NamedTuple, cast
 from aioflow.core.errors import RestoreError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from aioflow.core.host import FileSystem
     from aioflow.io.paths import FilePart
 
-__all__ = ["BLOCK_BYTES", "Block", "BlockFile", "Mark", "is_compressed", "mark_of", "zip_members"]
+__all__ = ["BLOCK_BYTES", "Block", "BlockFile", "Mark", "is_compressed", "mark_of", "marks_before", "zip_members"]
 
 BLOCK_BYTES = 128 * 1024
 """One trip to the executor, and about one millisecond of decoding on the loop."""
@@ -60,6 +62,16 @@ def mark_of(data: bytes) -> Mark:
     return len(end), hashlib.blake2b(end, digest_size=8).digest()
 
 
+def marks_before(fs: FileSystem, path: str, offsets: Sequence[int]) -> list[Mark]:
+    """Of what stands in front of each of `offsets` of a plain file."""
+    with fs.open_read(path) as file:
+        marks = []
+        for offset in offsets:
+            begin = file.seek(max(offset - MARK_BYTES, 0))
+            marks.append(mark_of(_read_full(file, offset - begin)))
+        return marks
+
+
 def is_compressed(path: str) -> bool:
     """Whether the suffix names a compression that is undone while reading."""
     return path.endswith(COMPRESSED)
@@ -85,7 +97,9 @@ class BlockFile:
         tail: bool = False,
         mark: Mark | None = None,
     ) -> None:
-        """`tail`: the file may grow, so a last line without its end is left for another time. `mark`: what was read up to `offset`."""
+        """`tail`: the file may grow, so a last line without its end is left for another time. `mark`: what was read up to `offset`; of a
+        part that is begun it is known what stood in front of it when the file was cut.
+        """
         self._fs = fs
         self._part = part
         self._skip_first = offset is None and part.start > 0
@@ -94,7 +108,7 @@ class BlockFile:
         self._line = line if offset is not None else (0 if part.start == 0 else None)
         self._block_bytes = block_bytes
         self._tail = tail
-        self._mark = mark
+        self._mark = part.mark if self._skip_first else mark
         self._rest = b""
         self._files: list[BinaryIO | zipfile.ZipFile] = []
         self._file: BinaryIO | None = None
@@ -211,7 +225,8 @@ class BlockFile:
         self._file = opened
 
     def _gone_on(self, what: str) -> str:
-        return f"{self._part.path} was read up to byte {self._offset}, and {what}"
+        so_far = f"cut at byte {self._part.start}" if self._skip_first else f"read up to byte {self._offset}"
+        return f"{self._part.path} was {so_far}, and {what}"
 
     def close(self) -> None:
         """Release the handles; also those of an `_open` that failed half-way."""

@@ -43,6 +43,13 @@ class Pages(NamedTuple):
     path: str
     start: int
     end: int | None
+    seen: tuple[int, int] | None = None
+    """Size and time of change of the file when it was found; of its first part. Earlier releases left it out."""
+
+    @property
+    def place(self) -> tuple[int, int | None, None]:
+        """Which part of its file it is."""
+        return self.start, self.end, None
 
     @property
     def id(self) -> str:

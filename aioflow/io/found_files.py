@@ -25,7 +25,7 @@ from aioflow.io.paths import find_files, fixed_part, is_matched, respelled
 from aioflow.operators.source import Split
 
 if TYPE_CHECKING:
-    from aioflow.core.host import Host
+    from aioflow.core.host import FileStat, Host
     from aioflow.core.timeunits import Duration
 
 __all__ = ["FoundFiles", "Part", "check_sink", "refuse_sink"]
@@ -50,6 +50,8 @@ class Part(Protocol):
     def start(self) -> int: ...
     @property
     def end(self) -> int | None: ...
+    @property
+    def place(self) -> tuple[int, int | None, str | None]: ...
     def __iter__(self) -> Iterator[Any]: ...
     def _replace(self, **changes: Any) -> Self: ...
 
@@ -93,7 +95,7 @@ class FoundFiles:
         """By path, as it was found."""
         self._spelled: dict[str, str] = {}
         """Which path took a spelling first."""
-        self._former: dict[str, set[tuple[Any, ...]]] = {}
+        self._former: dict[str, list[tuple[Any, ...]]] = {}
         """Which parts of a file a checkpoint knows, by its spelling."""
         self._is_missed = False
 
@@ -103,7 +105,7 @@ class FoundFiles:
             if self.discover_every is not None:
                 return await self._look(machine)
             found = await find_files(machine, self.path)
-            parts = [part for path, stat in found.items() for part in await self._cut(machine, path, stat.size)]
+            parts = [part for path, stat in found.items() for part in _seen(await self._cut(machine, path, stat.size), stat)]
         return [Split(part.id, None, tuple(part)) for part in parts]
 
     async def _look(self, host: Host) -> list[Split]:
@@ -115,7 +117,7 @@ class FoundFiles:
             seen = (stat.size, stat.modified_ms)
             known = self._known.get(path)
             if known is None or known.parts is None:
-                known = await self._open(host, path, seen, known)
+                known = await self._open(host, path, stat, known)
                 left -= LOOKED_AT_ONCE // NEW_AT_ONCE
             elif known.seen != seen and not known.is_told:
                 known.is_told = True
@@ -131,9 +133,10 @@ class FoundFiles:
                 await asyncio.sleep(0)
         return splits
 
-    async def _open(self, host: Host, path: str, seen: tuple[int, int], before: _Known | None) -> _Known:
+    async def _open(self, host: Host, path: str, stat: FileStat, before: _Known | None) -> _Known:
+        seen = (stat.size, stat.modified_ms)
         try:
-            parts = await self._cut(host, path, seen[0])
+            parts = _seen(await self._cut(host, path, stat.size), stat)
         except FileNotFoundError:
             parts = None  # Deleted since the listing.
         except Exception as error:  # noqa: BLE001  # Of whatever library reads the format. It keeps no other file from being read.
@@ -176,12 +179,13 @@ class FoundFiles:
                     f"{self._what}: the checkpoint was taken {how} follow=True, which keeps other positions: {go_on}, or begin anew under "
                     "another uid= with the files that were not read"
                 )
+        self._tell_of_replaced(former, found)
         if self.discover_every is None:
             return ids, found
         self._former = {}
         for split in former:
             path, *where = split.payload
-            self._former.setdefault(self._respelled(path), set()).add(tuple(where))
+            self._former.setdefault(self._respelled(path), []).append(tuple(where))
         left: list[Split] = []
         for path, known in self._known.items():
             if known.parts is not None:
@@ -189,10 +193,30 @@ class FoundFiles:
                 left += known.splits
         return respelled(ids, str(self.path)), left
 
+    def _tell_of_replaced(self, former: Sequence[Any], found: Sequence[Split]) -> None:
+        """Warn of files that were read to their end, and have changed since: nobody looked meanwhile. Those that were not, the reader looks
+        at itself, by their content."""
+        now = {self._respelled(split.payload[0]): seen for split in found if (seen := _seen_of(split.payload)) is not None}
+        changed: dict[str, None] = {}
+        for split in former:
+            if split.finished and split.payload is not None and (seen := _seen_of(split.payload)) is not None:
+                path = split.payload[0]
+                if now.get(self._respelled(path), seen) != seen:
+                    changed[path] = None
+        if changed:
+            rest = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
+            logger.warning(
+                "%s: %s%s changed while nobody looked, behind the checkpoint, which had read them: files are read once, and what came to "
+                "them later, or in their place, is not; put each file into place when it is complete, under a name of its own",
+                self._what, ", ".join(list(changed)[:3]), rest,
+            )  # fmt: skip
+
     def _splits(self, path: str, parts: Sequence[Part]) -> list[Split]:
         """Of a file that would be cut into `parts` now."""
-        former = self._former.get(self._respelled(path), set())
-        if parts and not former <= {tuple(part)[1:] for part in parts}:
+        former = self._former.get(self._respelled(path), [])
+        places = {part.place for part in parts}
+        kind: Any = type(parts[0]) if parts else None
+        if parts and any(kind(path, *where).place not in places for where in former):
             parts = _between(sorted((start, end) for start, end, *_ in former), parts[0])
         if self._spelled.setdefault(self._respelled(path), path) != path:
             return [Split(part.id, None, tuple(part)) for part in parts]  # Two ways lead there: each has a name of its own.
@@ -203,6 +227,17 @@ class FoundFiles:
         """A file is not to be read twice because the path of the source is spelled otherwise than before."""
         (spelled,) = respelled([path], str(self.path))
         return spelled
+
+
+def _seen(parts: Sequence[Any], stat: FileStat) -> Sequence[Any]:
+    """The parts of a file; the first of them knows what the file was."""
+    return [part._replace(seen=(stat.size, stat.modified_ms)) if part.start == 0 else part for part in parts]
+
+
+def _seen_of(payload: Any) -> tuple[int, int] | None:
+    """What the part was told of its file, if it was."""
+    last = payload[-1]
+    return last if isinstance(last, tuple) and payload[1] == 0 and type(last[1]) is int else None
 
 
 def _between(former: list[tuple[int, int | None]], any_part: Part) -> list[Part]:

@@ -14,12 +14,13 @@ from functools import lru_cache
 from pathlib import PurePath
 from typing import TYPE_CHECKING, NamedTuple
 
-from aioflow.io.blocks import is_compressed, zip_members
+from aioflow.io.blocks import is_compressed, marks_before, zip_members
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from aioflow.core.host import FileStat, Host
+    from aioflow.io.blocks import Mark
 
 __all__ = ["SPLIT_BYTES", "FilePart", "cut", "find_files", "fixed_part", "is_matched", "respelled"]
 
@@ -36,6 +37,15 @@ class FilePart(NamedTuple):
     start: int = 0
     end: int | None = None
     member: str | None = None
+    mark: Mark | None = None
+    """Of what stood in front of `start - 1`, where reading begins, when the file was cut."""
+    seen: tuple[int, int] | None = None
+    """Size and time of change of the file when it was found; of its first part. Earlier releases left out both."""
+
+    @property
+    def place(self) -> tuple[int, int | None, str | None]:
+        """Which part of its file it is."""
+        return self.start, self.end, self.member
 
     @property
     def id(self) -> str:
@@ -143,7 +153,9 @@ async def cut(host: Host, path: str, size: int, *, divisible: bool, split_bytes:
     if size <= split_bytes:
         return [FilePart(path)]
     starts = range(0, size, split_bytes)
-    return [FilePart(path, start, None if start == starts[-1] else start + split_bytes) for start in starts]
+    marks = [None, *await host.blocking(marks_before, host.fs, path, [start - 1 for start in starts[1:]])]
+    ends = [*starts[1:], None]
+    return [FilePart(path, start, end, mark=mark) for start, end, mark in zip(starts, ends, marks, strict=True)]
 
 
 def respelled(ids: Sequence[str], path: str) -> list[str]:

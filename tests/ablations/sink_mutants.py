@@ -38,6 +38,13 @@ SINK_MUTANTS: list[Mutant] = [
         ),
     ),
     Mutant(
+        "a part of a file is begun though another file has its name now",
+        "aioflow/io/blocks.py",
+        "self._mark = part.mark if self._skip_first else mark",
+        "self._mark = None if self._skip_first else mark",
+        ("tests/io/test_files_restored.py::test_a_part_of_a_large_file_that_was_replaced_before_it_was_begun_is_refused",),
+    ),
+    Mutant(
         "a source that is read in two places remembers its files once for both",
         "aioflow/api/flow.py",
         "    own.finder = anew()\n",

@@ -99,6 +99,25 @@ async def test_every_part_of_a_large_file_that_was_replaced_is_refused(tmp_path:
         await read_all(source, ctx, [restored])
 
 
+@pytest.mark.parametrize("at", [1, 2, 3])
+async def test_a_part_of_a_large_file_that_was_replaced_before_it_was_begun_is_refused(tmp_path: Path, ctx: Context, at: int) -> None:
+    """Other parts may have been read to their end: it would be half the one file and half the other."""
+    path = tmp_path / "a.txt"
+    path.write_text("".join(f"old {n}\n" for n in range(8)))
+    source = lines(path, split_bytes=12)
+    split = (await source.discover(ctx.host))[at]
+    expected = await read_all(source, ctx, [split])
+    with path.open("a") as file:
+        file.write("old 8\n")
+    assert (await read_all(source, ctx, [split]))[: len(expected)] == expected, "what was added stands behind"
+    path.write_text("".join(f"new {n}\n" for n in range(8)))
+    with pytest.raises(RestoreError, match=f"was cut at byte {12 * at}, and holds something else there now"):
+        await read_all(source, ctx, [split])
+    path.write_text("x\n")
+    with pytest.raises(RestoreError, match=f"was cut at byte {12 * at}, and has only 2 bytes now"):
+        await read_all(source, ctx, [split])
+
+
 class OnlyForward(io.BytesIO):
     """As the stream of `zstandard`: it cannot go back, and gives less than it is asked for."""
 
