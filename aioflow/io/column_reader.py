@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from aioflow.io.blocks import Mark
     from aioflow.operators.source import SourceContext, Split
 
-__all__ = ["ColumnReader", "PagedFile", "Pages"]
+__all__ = ["ColumnReader", "PagedFile", "Pages", "mark_of_file"]
 
 PAGES_AHEAD = 1
 """A row group may hold a million rows."""
@@ -43,8 +43,10 @@ class Pages(NamedTuple):
     path: str
     start: int
     end: int | None
+    mark: tuple[int, Mark] | None = None
+    """Size and end of the file when it was cut; None where it was not."""
     seen: tuple[int, int] | None = None
-    """Size and time of change of the file when it was found; of its first part. Earlier releases left it out."""
+    """Size and time of change of the file when it was found; of its first part. Earlier releases left out both."""
 
     @property
     def place(self) -> tuple[int, int | None, None]:
@@ -52,9 +54,23 @@ class Pages(NamedTuple):
         return self.start, self.end, None
 
     @property
+    def is_whole(self) -> bool:
+        """Whether the file was not cut: it is read to the end that it has when its turn comes."""
+        return self.start == 0 and self.mark is None and self.seen is not None
+
+    @property
     def id(self) -> str:
         """Stable over restarts, unique among the parts of a source."""
         return self.path if self.start == 0 else f"{self.path}@{self.start}"
+
+
+def mark_of_file(file: BinaryIO) -> tuple[int, Mark]:
+    """Size and end of it: footers of Parquet and Arrow tell what is in front of them."""
+    size = file.seek(0, os.SEEK_END)
+    file.seek(max(size - MARK_BYTES, 0))
+    mark = size, mark_of(file.read())
+    file.seek(0)
+    return mark
 
 
 class ColumnReader:
@@ -71,7 +87,7 @@ class ColumnReader:
         self._splits: deque[Split] = deque()
         self._positions: dict[str, tuple[int, int]] = {}
         self._marks: dict[str, tuple[int, Mark]] = {}
-        """Size and end of the file, of splits that were begun."""
+        """Size and end of the file."""
         self._pages: deque[tuple[str, int, int, bool, ColumnBatch]] = deque()
         """(split, page, rows of it that were handed out, whether it is the last, rows)."""
         self._ahead = ReadAhead(ctx.host, "column-reader")
@@ -81,7 +97,8 @@ class ColumnReader:
 
     async def open(self, splits: Sequence[Split]) -> None:
         for split in splits:
-            page, row, *mark = split.position or (Pages(*split.payload).start, 0)
+            part = Pages(*split.payload)
+            page, row, *mark = split.position or (part.start, 0, part.mark)
             self._positions[split.id] = (page, row)
             if mark and mark[0] is not None:
                 self._marks[split.id] = mark[0]
@@ -99,8 +116,8 @@ class ColumnReader:
         if pages.end is not None and first >= pages.end:
             self.finished_splits.add(split.id)
             return
-        opened = await self._ahead.blocking(self._open, split.id, pages.path)
-        end = opened.pages if pages.end is None else pages.end
+        opened = await self._ahead.blocking(self._open, split.id, pages)
+        end = opened.pages if pages.end is None or pages.is_whole else pages.end
         if first >= end:
             self.finished_splits.add(split.id)
         for number in range(first, end):
@@ -111,21 +128,19 @@ class ColumnReader:
             await self._ahead.added(lambda: len(self._pages) > PAGES_AHEAD)
         self._close_file()
 
-    def _open(self, split_id: str, path: str) -> PagedFile:
-        known = self._marks.get(split_id)
-        begun = f"{path} was begun, and"
+    def _open(self, split_id: str, pages: Pages) -> PagedFile:
+        path, known = pages.path, self._marks.get(split_id)
+        is_begun = self._positions[split_id] != (pages.start, 0)
+        so_far = f"{path} was {'begun' if is_begun or pages.mark is None else 'cut'}, and"
         try:
             file = self._file = self._host.fs.open_read(path)
         except FileNotFoundError:
-            if known is None:
+            if not is_begun:
                 raise
-            raise RestoreError(f"{begun} is not there any more: put it back") from None
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(size - MARK_BYTES, 0))
-        mark = self._marks[split_id] = size, mark_of(file.read())
+            raise RestoreError(f"{so_far} is not there any more: put it back") from None
+        mark = self._marks[split_id] = mark_of_file(file)
         if known is not None and known != mark:
-            raise RestoreError(f"{begun} another one has its name now: it must not be replaced while it is read")
-        file.seek(0)
+            raise RestoreError(f"{so_far} another one has its name now: it must not be replaced while it is read")
         return self._open_file(file, path)
 
     def _read_page(self, file: PagedFile, number: int) -> ColumnBatch:

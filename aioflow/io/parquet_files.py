@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Self
 from aioflow.core.errors import GraphError
 from aioflow.core.explained_calls import explained
 from aioflow.io.column_files import ColumnFiles
-from aioflow.io.column_reader import Pages
+from aioflow.io.column_reader import Pages, mark_of_file
 from aioflow.io.columns_extra import require_columns
 from aioflow.io.parts import RollPolicy
 from aioflow.io.paths import SPLIT_BYTES
@@ -115,11 +115,12 @@ def _opened(file: BinaryIO, path: str) -> Any:
 def _cut(host: Host, path: str, split_bytes: int) -> list[Pages]:
     """The splits of a file: row groups one after the other until they have `split_bytes`."""
     with host.fs.open_read(path) as file:
+        mark = mark_of_file(file)
         metadata = _opened(file, path).metadata
     parts, start, size = [], 0, 0
     for number in range(metadata.num_row_groups):
         size += metadata.row_group(number).total_byte_size
         if size >= split_bytes and number + 1 < metadata.num_row_groups:
-            parts.append(Pages(path, start, number + 1))
+            parts.append(Pages(path, start, number + 1, mark))
             start, size = number + 1, 0
-    return [*parts, Pages(path, start, metadata.num_row_groups)]
+    return [*parts, Pages(path, start, metadata.num_row_groups, mark if parts else None)]

@@ -341,6 +341,36 @@ async def test_a_file_of_columns_that_was_replaced_or_is_gone_is_refused(tmp_pat
             await read_all(source, ctx, [restored])
 
 
+@FORMATS
+async def test_a_file_of_columns_that_was_replaced_before_it_was_begun_is_read_to_its_own_end(
+    tmp_path: Path, make: Make, write: Write
+) -> None:
+    """As one of lines is. It has more pages than the one that was found."""
+    path = tmp_path / "a"
+    write(path, range(3))
+    source = make(path)
+    async with system_context() as ctx:
+        splits = await source.discover(ctx.host)
+        path.unlink()
+        write(path, range(100, 300))
+        assert len(await read_all(source, ctx, splits)) == 200
+
+
+async def test_a_part_of_a_parquet_file_that_was_replaced_before_it_was_begun_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    pq.write_table(pa.table({"n": list(range(20))}), path, row_group_size=5)
+    source = af.io.parquet(path, split_bytes=1)
+    async with system_context() as ctx:
+        splits = await source.discover(ctx.host)
+        assert len(splits) == 4
+        assert len(await read_all(source, ctx, splits[2:])) == 10
+        pq.write_table(pa.table({"n": list(range(100, 130))}), path, row_group_size=5)
+        with pytest.raises(RestoreError, match=f"{path} was cut, and another one has its name now"):
+            await read_all(source, ctx, splits[2:])
+        earlier = [Split(split.id, None, tuple(split.payload)[:3]) for split in splits]
+        assert len(await read_all(source, ctx, earlier)) == 20, "of an earlier release, which knew no more"
+
+
 async def test_an_archive_that_was_emptied_while_the_job_was_down_is_known_all_the_same(inbox: Inbox, tmp_path: Path) -> None:
     with zipfile.ZipFile(inbox.directory / "a.zip", "w") as archive:
         archive.writestr("one", "1\n")
