@@ -101,18 +101,20 @@ def summary(runs: list[Told], base: list[Told]) -> Told:
 
 
 def latencies(engines: list[Engine], options: argparse.Namespace) -> list[Told]:
-    """W5: the best of the rounds for each engine and rate, and the worst beside it."""
+    """W5: the best of the rounds for each engine and rate, and the worst beside it. All of them take their turn in each round."""
     rows = []
     for rate in RATES:
-        for engine in engines:
-            if "w5" in engine.workloads:
-                told = [
-                    run(engine, options.data, options.timeout, workload="w5", rate=rate, seconds=options.seconds)
-                    for _ in range(options.rounds)
-                ]
-                best = min(told, key=lambda one: one["p99_ms"])
-                worst = max(one["p99_ms"] for one in told)
-                rows.append({"workload": "w5", "engine": engine.name, "rate": rate, **best, "worst_p99_ms": worst})
+        told: dict[str, list[Told]] = {engine.name: [] for engine in engines if "w5" in engine.workloads}
+        for number in range(options.rounds):
+            for engine in engines:
+                if "w5" in engine.workloads:
+                    one = run(engine, options.data, options.timeout, workload="w5", rate=rate, seconds=options.seconds)
+                    told[engine.name].append(one)
+                    print(f"w5 {rate:,}/s round {number + 1}: {engine.name} p50 {one['p50_ms']} ms, p99 {one['p99_ms']} ms", flush=True)
+        for name, runs in told.items():
+            best = min(runs, key=lambda one: one["p99_ms"])
+            worst = max(one["p99_ms"] for one in runs)
+            rows.append({"workload": "w5", "engine": name, "rate": rate, **best, "worst_p99_ms": worst})
     return rows
 
 
