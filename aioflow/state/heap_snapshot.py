@@ -31,9 +31,9 @@ HEAP_FORMAT = "heap"
 BASES = "bases"
 """In `meta` of its handle: section -> place of its base in the files. Who goes on from the checkpoint asks for it, nobody who reads."""
 
-ROWS_A_FRAME = 512
-BYTES_A_FRAME = 1 << 16
-"""What one frame should take, and with it one slice of encoding: values are counted on being like those before them."""
+ROWS_A_FRAME = 256
+BYTES_A_FRAME = 1 << 15
+"""What one frame should take, and with it one slice of encoding, up to a ms: values are counted on being like those before them."""
 
 FIRST_FRAME_ROWS = 32
 """Rows of the first frame of a table, of whose values nothing is known yet."""
