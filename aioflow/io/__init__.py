@@ -78,7 +78,10 @@ One lives in a layer above, with the session that it needs: nothing here imports
 def __getattr__(name: str) -> Any:
     module = _MODULES.get(name)
     if module is None:
-        raise AttributeError(f"aioflow.io has no connector {name!r}, expected one of {', '.join(__all__)}")
+        from aioflow.core.errors import did_you_mean
+
+        hint = did_you_mean(name, __all__, "af.io.{}(...)")
+        raise AttributeError(f"aioflow.io has no connector {name!r}, expected one of {', '.join(__all__)}{hint}")
     return getattr(importlib.import_module(module if "." in module else f"aioflow.io.{module}"), name)
 
 

@@ -22,7 +22,7 @@ def stream() -> Any:
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (lambda: af.io.jsonl("x", discover="1s"), r"^jsonl\(\) has no argument discover=; did you mean discover_every=\?; it takes path, type, "),
+        (lambda: af.io.jsonl("x", discover="1s"), r"^jsonl\(\) has no argument discover=; did you mean discover_every=\?; it takes path, "),
         (lambda: af.io.csv("x", separator=";"), r"^csv\(\) has no argument separator=; it takes path, type, delimiter=, header=, "),
         (lambda: af.io.lines(), r"^lines\(\) needs path; it takes path, encoding=, "),
         (lambda: af.sum(field=c.v), r"^sum\(\) has no argument field=; it takes fn, where=$"),
@@ -31,7 +31,7 @@ def stream() -> Any:
         (lambda: af.on_count(), r"^on_count\(\) needs n; it takes n$"),
         (lambda: af.no_restart(3), r"^no_restart\(\) takes no argument without a name, got 1; it takes nothing$"),
         (lambda: af.Retry(3, backof="1s"), r"^Retry\(\) has no argument backof=; did you mean backoff=\?; it takes attempts, backoff, "),
-        (lambda: af.Flow("x", paralelism=4), r"^Flow\(\) has no argument paralelism=; did you mean parallelism=\?; it takes name, parallelism="),
+        (lambda: af.Flow("x", paralelism=4), r"^Flow\(\) has no argument paralelism=; did you mean parallelism=\?; it takes name, "),
         (
             lambda: af.WatermarkStrategy.bounded_out_of_orderness("5s", lambda row: row.ts),
             r"^bounded_out_of_orderness\(\) takes at most 1 argument without a name, got 2; it takes delay, timestamp=, idle_after=$",
@@ -39,9 +39,9 @@ def stream() -> Any:
         (lambda: af.Flow("x").source([1], watermark=None), r"^source\(\) has no argument watermark=; did you mean watermarks=\?"),
         (lambda: stream().map(), r"^map\(\) needs fn; it takes fn, \*\*options$"),
         (lambda: stream().map(name="m"), r"^map\(\) needs fn"),
-        (lambda: stream().map(str, concurency=3), r"^map\(\) has no argument concurency=; did you mean concurrency=\?; it takes fn, blocking="),
-        (lambda: stream().key_by(c.v).count(c.v), r"^count\(\) takes no argument without a name, got 1; it takes name=, uid=, parallelism=$"),
-        (lambda: stream().key_by(c.v).window(af.tumbling("1m"), latenes="1s"), r"^window\(\) has no argument latenes=; did you mean lateness="),
+        (lambda: stream().map(str, concurency=3), r"^map\(\) has no argument concurency=; did you mean concurrency=\?; it takes fn, "),
+        (lambda: stream().key_by(c.v).count(c.v), r"^count\(\) takes no argument without a name, got 1; it takes name=, uid="),
+        (lambda: stream().key_by(c.v).window(af.tumbling("1m"), latenes="1s"), r"^window\(\) has no argument latenes=; did you mean late"),
     ],
 )
 def test_arguments_that_do_not_fit_are_named_with_those_that_would(call: Callable[[], Any], said: str) -> None:
@@ -113,3 +113,10 @@ def test_of_a_class_what_is_public_and_synchronous_is_explained() -> None:
         with pytest.raises(TypeError) as caught:
             call()  # type: ignore[no-untyped-call]
         assert str(caught.value) == said
+
+
+def test_a_connector_that_there_is_not_is_told_the_nearest() -> None:
+    with pytest.raises(AttributeError, match=r"no connector 'json', expected one of arrow, .*; did you mean af\.io\.jsonl\(\.\.\.\)\?$"):
+        af.io.json
+    with pytest.raises(AttributeError, match=r"no connector 'fax', expected one of arrow, blackhole, .*, websocket$"):
+        af.io.fax
