@@ -421,6 +421,7 @@ class TestControl:
         processor.all_actions_completed()
         processor.suspend()
         processor.report_throwable(ValueError("late"))
+        assert not processor.mailbox.has_mail
 
     async def test_error_reported_while_suspended_ends_the_loop_promptly(self) -> None:
         """A8.3"""
