@@ -193,12 +193,15 @@ def _has_columns(type: Any) -> bool:
 
 
 class JsonColumnDecoder:
-    """Blocks as columns; what is not plain lines of objects by way of the rows."""
+    """Blocks as columns: flat lines that are spelled alike from their bytes, other objects by way of records, and what is not plain lines
+    of objects by way of the rows."""
 
     header: list[str] | None = None
 
     def __init__(self, type: Any) -> None:
-        from aioflow.io.record_columns import RecordColumns, count_objects  # Here, because a program of rows does not load numpy.
+        # Here, because a program of rows does not load numpy.
+        from aioflow.io.flat_json import FlatLines
+        from aioflow.io.record_columns import RecordColumns, count_objects
 
         self._lines_of = count_objects
         struct = struct_like(type)
@@ -207,12 +210,16 @@ class JsonColumnDecoder:
         self._rows = JsonDecoder(type)
         wanted = struct or type
         self._decode_lines = (msgspec.json.Decoder() if wanted is None else msgspec.json.Decoder(wanted)).decode_lines
+        hints = None if struct is None else flat_hints_of(type, struct)
+        self._flat = None if hints is None else FlatLines(hints)
 
     def narrow(self, names: Sequence[str]) -> None:
         """Make no other columns than these. Lines are checked as before."""
         self._made.narrow(names)
 
     def decode(self, data: bytes, final: bool) -> Decoded:
+        if self._flat is not None and (columns := self._flat.read(data, self._made)) is not None:
+            return Decoded(columns, line_ends=len(columns) - (not data.endswith(b"\n")))  # type: ignore[arg-type]  # They read like a list.
         records = decode_objects(data, self._decode_lines, self._lines_of)
         if records is None:
             decoded = self._rows.decode(data, final)
@@ -220,6 +227,14 @@ class JsonColumnDecoder:
             decoded = Decoded(records, line_ends=len(records) - (not data.endswith(b"\n")))
         decoded.records = self._columns(decoded.records)  # type: ignore[assignment]  # They read like a list.
         return decoded
+
+
+def flat_hints_of(type: Any, struct: Any) -> dict[str, Any] | None:
+    """What each field of `type` is, by its name, if it is int, float or str, and `struct` calls it so in JSON too; else None."""
+    hints, config = hints_of(type), struct.__struct_config__
+    if config.array_like or config.tag is not None or tuple(hints) != struct.__struct_encode_fields__:
+        return None
+    return hints if all(hint in (int, float, str) for hint in hints.values()) else None
 
 
 class JsonEncoder:

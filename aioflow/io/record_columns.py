@@ -6,7 +6,7 @@ they are dicts of the same fields in the same order; a block in which they are n
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from operator import attrgetter, itemgetter
 from typing import Any
 
@@ -72,6 +72,15 @@ class RecordColumns:
         elif set(names) < set(self._fields):
             self._fields = {name: make for name, make in self._fields.items() if name in names}
             self._type = None
+
+    @property
+    def names(self) -> Sequence[str]:
+        """The columns that are made of records with a type."""
+        return tuple(self._fields)
+
+    def of_columns(self, columns: Mapping[str, Column], count: int) -> ColumnBatch:
+        """Of columns with these names."""
+        return ColumnBatch(columns, count, self._type)
 
     def of_objects(self, records: Sequence[Any]) -> ColumnBatch:
         """Of instances of the type, or of one with its fields."""

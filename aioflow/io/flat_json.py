@@ -1,0 +1,279 @@
+"""Lines of flat JSON objects as columns, straight from their bytes: for blocks in which every line is spelled like the first one.
+
+Programs write their lines in one way: the same fields in the same order, with the same spaces. Of such lines only the values differ, and
+where they are follows from where the quotes are. So a block is read by arrays: no value of Python is made of a number, and none of a text
+that came before. What is read so is exactly what msgspec reads: each literal between two values is compared, each digit is looked at, and a
+float has no more digits than one division rounds rightly. Everything else (escapes, letters beyond ASCII, nulls, exponents, a line that is
+spelled in another way) is left to msgspec, and the whole block with it: `read` gives None.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from aioflow.columns.growing import GrowingEntries
+from aioflow.core.column_batch import CodedColumn, Column, ColumnBatch, NumberColumn
+
+if TYPE_CHECKING:
+    from aioflow.io.record_columns import RecordColumns
+
+__all__ = ["FlatLines"]
+
+_FIELD = re.compile(rb'\s*"([^"\\]+)"\s*:\s*(?:"([^"\\]*)"|(-?[0-9.]+))\s*([,}])')
+_PAD = 16
+"""Bytes before and behind the block, so that eight can be read at any place of it."""
+
+_WORD = 8
+_DIGITS_MAX = 15
+"""Of a float, so that its digits are an exact float; and of an int, which has no more for a reason of its own: two words of digits."""
+
+_QUOTE, _NEW_LINE, _DOT, _MINUS, _ZERO = b'"\n.-0'
+_U = np.uint64
+
+
+class FlatLines:
+    """Reads block after block. `hints`: what each field of a record is, str, int or float."""
+
+    def __init__(self, hints: Mapping[str, Any]) -> None:
+        self._hints = dict(hints)
+        self._texts = {name: _Texts() for name, hint in hints.items() if hint is str}
+
+    def read(self, data: bytes, made: RecordColumns) -> ColumnBatch | None:
+        """The records of `data`, whole lines, with the fields that `made` names; None: not in this way."""
+        if not data.isascii() or b"\\" in data:
+            return None
+        end = data.find(b"\n")
+        spelling = self._spelling(data if end < 0 else data[:end])
+        if spelling is None:
+            return None
+        names, literals = spelling
+        padded = b"\0" * _PAD + data + (b"" if data.endswith(b"\n") else b"\n") + b"\0" * _PAD
+        marks = np.frombuffer(padded, np.uint8)
+        words = np.ndarray((len(padded) - _WORD + 1,), "<u8", padded, strides=(1,))
+        stops = np.flatnonzero(marks == _NEW_LINE)
+        if int(np.count_nonzero(marks < 32)) != len(stops) + 2 * _PAD:
+            return None  # Control characters.
+        starts = np.concatenate(([_PAD], stops[:-1] + 1))
+        places = _places(marks, words, starts, stops, literals)
+        if places is None:
+            return None
+        columns: dict[str, Column] = {}
+        for i, name in enumerate(names):
+            column = self._column(name, padded, marks, words, places[i] + len(literals[i]), places[i + 1])
+            if column is None:
+                return None
+            columns[name] = column
+        return made.of_columns({name: columns[name] for name in made.names}, len(stops))
+
+    def _spelling(self, line: bytes) -> tuple[list[str], list[bytes]] | None:
+        """The names of the fields in their order, and what stands before, between and behind their values, quotes included."""
+        names, literals, at, begun = [], [], 1, 0
+        while line.startswith(b"{"):
+            found = _FIELD.match(line, at)
+            if found is None:
+                return None
+            kind = 2 if found[2] is not None else 3
+            name = found[1].decode()
+            if name in names or name not in self._hints or (self._hints[name] is str) != (kind == 2):
+                return None
+            names.append(name)
+            literals.append(line[begun : found.start(kind)])
+            begun, at = found.end(kind), found.end()
+            if found[4] == b"}":
+                literals.append(line[begun:])
+                return (names, literals) if at == len(line) and len(names) == len(self._hints) else None
+        return None
+
+    def _column(
+        self, name: str, padded: bytes, marks: np.ndarray, words: np.ndarray, starts: np.ndarray, stops: np.ndarray
+    ) -> Column | None:
+        hint = self._hints[name]
+        if hint is str:
+            return self._texts[name].column(padded, words, starts, stops)
+        negative = marks[starts] == _MINUS
+        signed = bool(negative.any())
+        if signed:
+            starts = starts + negative
+        made = _ints(marks, words, starts, stops) if hint is int else _floats(marks, words, starts, stops)
+        if made is None:
+            return None
+        if not signed:
+            return NumberColumn(made)
+        made = np.where(negative, -made, made)
+        # "-0" is the int 0, and as a float either zero.
+        return None if hint is float and (made[negative] == 0).any() else NumberColumn(made)
+
+
+def _places(
+    marks: np.ndarray, words: np.ndarray, starts: np.ndarray, stops: np.ndarray, literals: list[bytes]
+) -> list[np.ndarray] | None:
+    """Where each of `literals` begins in each line; None if it is not so that each line has all of them, in order, and no other quotes.
+
+    Each line has at least the quotes of its literals, and all lines together no more: so nothing of a value is one.
+    """
+    are_quotes = marks == _QUOTE
+    each = sum(literal.count(b'"') for literal in literals)
+    if int(np.count_nonzero(are_quotes)) != each * len(starts):
+        return None
+    if len(literals) == 2:  # Where one value is follows from where the line is.
+        places = [starts, stops - len(literals[1])]
+    else:
+        places = [starts]
+        of_line = np.flatnonzero(are_quotes).reshape(len(starts), each)
+        seen = literals[0].count(b'"')
+        for literal in literals[1:-1]:
+            places.append(of_line[:, seen] - literal.index(b'"'))
+            seen += literal.count(b'"')
+        places.append(stops - len(literals[-1]))
+    begin = starts
+    for place, literal in zip(places, literals, strict=True):
+        if (place is not starts and (place < begin).any()) or not _stands(words, place, literal):
+            return None
+        begin = place + len(literal)
+    return places
+
+
+def _stands(words: np.ndarray, place: np.ndarray, literal: bytes) -> bool:
+    """Whether `literal` is at each place."""
+    for at in range(0, len(literal), _WORD):
+        part = literal[at : at + _WORD]
+        found = words[place + at]
+        if len(part) < _WORD:
+            found &= _U((1 << 8 * len(part)) - 1)
+        if (found != _U(int.from_bytes(part, "little"))).any():
+            return False
+    return True
+
+
+def _ints(marks: np.ndarray, words: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> np.ndarray | None:
+    """The ints that stand there; None for what is none, or has zeros before it."""
+    lengths = stops - starts
+    least, most = int(lengths.min()), int(lengths.max())
+    if least < 1 or most > _DIGITS_MAX:
+        return None
+    if most > 1 and ((marks[starts] == _ZERO) & (lengths > 1)).any():
+        return None
+    low = _eight(words, stops, np.minimum(lengths, _WORD) if most > _WORD else lengths)
+    if low is None or most <= _WORD:
+        return None if low is None else low.view(np.int64)
+    long = np.flatnonzero(lengths > _WORD)
+    high = _eight(words, stops[long] - _WORD, lengths[long] - _WORD)
+    if high is None:
+        return None
+    made = low.view(np.int64)
+    made[long] += high.view(np.int64) * 10**_WORD
+    return made
+
+
+def _eight(words: np.ndarray, stops: np.ndarray, lengths: np.ndarray) -> np.ndarray | None:
+    """The numbers of the up to eight digits before `stops`; None if one is no digit. All eight of them are added up at once."""
+    shifts = ((_WORD - lengths) * 8).astype(np.uint64)
+    digits: np.ndarray = words[stops - _WORD]
+    digits ^= _U(0x3030303030303030)
+    digits >>= shifts
+    digits <<= shifts
+    if (((digits + _U(0x7676767676767676)) | digits) & _U(0x8080808080808080)).any():
+        return None
+    digits *= _U(2561)
+    digits >>= _U(8)
+    digits &= _U(0x00FF00FF00FF00FF)
+    digits *= _U(6553601)
+    digits >>= _U(16)
+    digits &= _U(0x0000FFFF0000FFFF)
+    digits *= _U(42949672960001)
+    digits >>= _U(32)
+    return digits
+
+
+def _floats(marks: np.ndarray, words: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> np.ndarray | None:
+    """The floats that stand there; None for what is none, or is not had by one division of floats that are exact."""
+    longest = int((stops - starts).max())
+    if longest > _DIGITS_MAX + 1:
+        return None
+    behind = np.zeros(len(stops), np.int64)  # Digits behind the dot.
+    for count in range(1, min(longest - 1, _WORD + 1)):
+        places = stops - 1 - count
+        behind[(marks[places] == _DOT) & (places > starts)] = count
+        if behind.all():
+            break
+    dotted = np.flatnonzero(behind)
+    made = _ints(marks, words, starts, stops - behind - (behind > 0))
+    part = None if made is None else _eight(words, stops[dotted], behind[dotted])
+    if made is None or part is None:
+        return None
+    tens = np.power(10, behind)
+    made *= tens
+    made[dotted] += part.view(np.int64)
+    return made / tens.astype(np.float64)
+
+
+class _Texts:
+    """The texts of one field as codes into one list. Those of up to eight bytes are found by these bytes, as one number."""
+
+    BITS = 17
+
+    def __init__(self) -> None:
+        self._growing = GrowingEntries()
+        self._begin()
+
+    def _begin(self) -> None:
+        self._of = self._growing.entries
+        self._found = [(np.zeros(1 << self.BITS, np.uint64), np.zeros(1 << self.BITS, np.int32)) for _ in _MIXED]
+
+    def column(self, padded: bytes, words: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> CodedColumn:
+        lengths = stops - starts
+        if int(lengths.max()) > _WORD or int(lengths.min()) == 0:
+            return self._growing.column(_cut(padded, starts, stops), len(starts))
+        keys = words[starts]
+        shifts = ((_WORD - lengths) * 8).astype(np.uint64)
+        keys <<= shifts
+        keys >>= shifts
+        self._growing.column((), 0)  # It may begin anew.
+        if self._of is not self._growing.entries:
+            self._begin()
+        codes, left = self._look_up(keys)
+        if len(left):
+            codes[left] = found = self._growing.column(_cut(padded, starts[left], stops[left]), len(left)).codes
+            self._learn(keys[left], found)
+        return CodedColumn(codes, self._of)
+
+    def _look_up(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The code of each key, and which of them are not known."""
+        (known, codes), (more, others) = self._found
+        slots = _slots(keys, 0, self.BITS)
+        made = codes[slots]
+        left = np.flatnonzero(known[slots] != keys)
+        if len(left):
+            slots = _slots(keys[left], 1, self.BITS)
+            made[left] = others[slots]
+            left = left[more[slots] != keys[left]]
+        return made, left
+
+    def _learn(self, keys: np.ndarray, codes: np.ndarray) -> None:
+        """Put each key where it finds room; one that finds none is looked up by its text each time."""
+        for number, (known, held) in enumerate(self._found):
+            slots = _slots(keys, number, self.BITS)
+            free = known[slots] == 0
+            known[slots[free]] = keys[free]
+            held[slots[free]] = codes[free]
+            there = known[slots] == keys  # Of several that meet in one slot the last is there.
+            held[slots[there]] = codes[there]
+            keys, codes = keys[~there], codes[~there]
+
+
+def _cut(padded: bytes, starts: np.ndarray, stops: np.ndarray) -> list[str]:
+    text = padded.decode("ascii")
+    return [text[start:stop] for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
+
+
+_MIXED = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F)
+
+
+def _slots(keys: np.ndarray, number: int, bits: int) -> np.ndarray:
+    slots = keys * _U(_MIXED[number])
+    slots >>= _U(64 - bits)
+    return slots.view(np.int64)

@@ -1,0 +1,110 @@
+"""Flat JSON lines read from their bytes: the records that msgspec reads, or none at all."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from aioflow.io.flat_json import FlatLines
+from aioflow.io.json_files import JsonColumnDecoder, JsonDecoder
+from aioflow.io.record_columns import RecordColumns
+
+
+class Event(NamedTuple):
+    user: int
+    price: float
+    name: str
+
+
+FIELDS = {"user": int, "price": float, "name": str}
+
+
+def read(data: bytes) -> list[Any] | None:
+    """What comes of the bytes alone; None: they are left to msgspec."""
+    found = FlatLines(FIELDS).read(data, RecordColumns(Event))
+    return None if found is None else list(found)
+
+
+def line(user: str, price: str, name: str) -> str:
+    return f'{{"user": {user}, "price": {price}, "name": "{name}"}}\n'
+
+
+ints = st.one_of(st.integers(-9, 9), st.integers(-(10**15), 10**15), st.integers(-(2**70), 2**70)).map(str)
+decimals = st.one_of(
+    st.decimals(allow_nan=False, allow_infinity=False, places=3).map(str),
+    st.decimals(-1000, 1000, places=9).map(str),
+    st.floats(-1e6, 1e6).map(repr),
+    st.floats(allow_nan=False, allow_infinity=False).map(repr),
+    st.integers(-50, 50).map(str),
+)
+ODD_NUMBERS = ["", "-", "01", "1.", ".5", "-0", "-0.0", "00.5", "1..2", "1.2.3", "1e3", "+1", "null", "1 ", "--1", '"1"']
+ODD_NAMES = ["a", "b", "a.b", "é", "\\n", '"', "\t", "\x00", "}", "},{", '", "user": 1']
+numbers = st.one_of(ints, decimals, st.sampled_from(ODD_NUMBERS))
+letters = st.characters(min_codepoint=32, max_codepoint=126, exclude_characters='"\\')
+names = st.one_of(st.text(letters, max_size=12), st.sampled_from(ODD_NAMES))
+lines = st.lists(st.tuples(ints, decimals, names), min_size=1, max_size=8)
+odd_lines = st.lists(st.tuples(numbers, numbers, names), min_size=1, max_size=3)
+
+
+@given(st.lists(st.one_of(lines, odd_lines), min_size=1, max_size=3), st.sampled_from(["\n", "", "\r\n", "\n\n"]))
+@example([[("1", "-0", "a")]], "\n")
+@example([[("1", "0.1", "a"), ("2", "0.3", '", "user": 1, "price": 2.0, "name": "')]], "\n")
+def test_records_are_those_of_msgspec(blocks: list[list[tuple[str, str, str]]], end: str) -> None:
+    columns, rows = JsonColumnDecoder(Event), JsonDecoder(Event)
+    for block in blocks:
+        data = "".join(line(*values) for values in block).removesuffix("\n") + end
+        found, expected = columns.decode(data.encode(), False), rows.decode(data.encode(), False)
+        assert list(map(repr, found.records)) == list(map(repr, expected.records))
+        assert [bad[:3] for bad in found.bad or ()] == [bad[:3] for bad in expected.bad or ()]
+        if found.starts is None and expected.starts is None:
+            assert found.line_ends == expected.line_ends
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(-(10**15) + 1, 10**15 - 1), st.integers(-(10**14), 10**14), st.integers(1, 8), st.text(letters, max_size=10)
+        ),
+        min_size=1,
+    )
+)
+def test_what_programs_write_is_read_from_its_bytes(records: list[tuple[int, int, int, str]]) -> None:
+    texts = [(str(user), f"{value // 10**places}.{value % 10**places:0{places}}", name) for user, value, places, name in records]
+    if any(len(price.strip("-")) > 16 or (float(price) == 0 and price.startswith("-")) for _, price, _ in texts):
+        return
+    data = "".join(line(*values) for values in texts).encode()
+    assert read(data) == [Event(*json.loads(one).values()) for one in data.splitlines()]
+
+
+@pytest.mark.parametrize("spaced", [(",", ":"), (", ", ": "), (" , ", " : ")])
+def test_spaces_and_the_order_of_fields_are_as_they_come(spaced: tuple[str, str]) -> None:
+    rows = [{"name": f"n{i % 7}", "price": i / 8, "user": i} for i in range(3_000)]
+    data = "\n".join(json.dumps(row, separators=spaced) for row in rows).encode()
+    assert read(data) == [Event(row["user"], row["price"], row["name"]) for row in rows]  # type: ignore[arg-type]
+
+
+def test_texts_have_one_code_each_however_many_meet_in_a_slot() -> None:
+    flat, made = FlatLines(FIELDS), RecordColumns(Event)
+    words = [f"w{i:05}" for i in range(30_000)]
+    for _ in range(2):
+        found = flat.read("".join(line("1", "0.5", word) for word in words).encode(), made)
+        assert found is not None
+        column: Any = found.columns["name"]
+        assert column.to_list() == words
+        assert sorted(column.entries) == words
+
+
+def test_a_quote_within_a_text_is_not_passed_over() -> None:
+    flat, made = FlatLines({"name": str}), RecordColumns(None)
+    assert flat.read(b'{"name":"a"}\n{"name":"b","name":"c"}\n', made) is None
+    assert flat.read(b'{"name":"a"}\n{"name":"b"c"}\n', made) is None
+
+
+def test_zeros_keep_their_sign() -> None:
+    found = JsonColumnDecoder(Event).decode((line("-0", "-0.0", "a") + line("0", "0.0", "a")).encode(), False)
+    assert [(repr(user), math.copysign(1, price)) for user, price, _ in found.records] == [("0", -1), ("0", 1)]
