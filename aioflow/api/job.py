@@ -71,7 +71,6 @@ class Job:
         self.monitor_url: str | None = None
         """Where the dashboard is, with `monitor=`."""
         self._error_seen = False
-        self._cancel_asked = False
         self._stop_asked = False
         self._gathering: dict[tuple[TapPlace, ...], Subscription[Any]] = {}
         self._result: JobResult | None = None
@@ -163,7 +162,6 @@ class Job:
 
     async def abort(self) -> None:
         """Leaving by an exception, which wins: cancel, and wait until everything is released."""
-        self._cancel_asked = True
         self._cluster.job_master.cancel()
         await self._ended()
 
@@ -210,7 +208,6 @@ class Job:
     async def cancel(self) -> None:
         """End the job now, without a result, and wait until its tasks are gone. A job that is over stays as it is."""
         self._check_loop("cancel()")
-        self._cancel_asked = True
         self._cluster.job_master.cancel()
         await self._ended()
 

@@ -1,4 +1,4 @@
-"""The command line: `aioflow run`, `aioflow graph`, `aioflow demo`. Exit codes: 0 finished, 1 the job failed, 2 wrong usage."""
+"""The command line: flows run here or on a cluster, clusters and their jobs, and what is in savepoints. Exit codes: see `command`."""
 
 from aioflow.cli.command import main
 
