@@ -98,6 +98,13 @@ COLUMN_MUTANTS: list[Mutant] = [
         ("tests/columns/test_flows.py::test_a_stream_of_which_fields_are_left_out_is_not_subscribed_to_unawares",),
     ),
     Mutant(
+        "a part of a column costs what all of its entries do",
+        "aioflow/core/column_batch.py",
+        "        if len(entries) > len(codes):\n",
+        "        if False:\n",
+        ("tests/core/test_column_codec.py::test_a_part_of_a_column_costs_what_it_holds_and_not_what_its_entries_do",),
+    ),
+    Mutant(
         "a compiled expression that has travelled looks for its names where it came from",
         "aioflow/core/expression_rows.py",
         "        function.__globals__.update({**",

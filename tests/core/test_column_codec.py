@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -199,3 +200,16 @@ def test_a_changed_byte_gives_a_batch_or_a_decode_error(at: int, byte: int) -> N
     except DecodeError:
         return
     assert len(list(found.values)) == len(found.values)
+
+
+class Looked(list[str]):
+    """Entries that nobody may go through as a whole."""
+
+    def __iter__(self) -> Iterator[str]:
+        raise AssertionError("all entries were looked at")
+
+
+def test_a_part_of_a_column_costs_what_it_holds_and_not_what_its_entries_do() -> None:
+    column = CodedColumn(np.array([3, -1, 0, 2, 2], np.int32), Looked(["a", "b", "c", "d"]))
+    assert column.part(slice(0, 3)).to_list() == ["d", None, "a"]
+    assert CodedColumn(column.codes, ["a", "b", "c", "d"]).to_list() == ["d", None, "a", "c", "c"]
