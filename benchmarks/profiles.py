@@ -37,7 +37,7 @@ OUTSIDE = "the event loop"
 """What is in no function of the project: uvloop, and the threads of asyncio."""
 
 STAGES: dict[str, tuple[str, ...]] = {
-    "make, read": ("io/", "peers/aioflow_rows.word", "peers/aioflow_rows.event", "peers/aioflow_rows.bid", "task/source_input"),
+    "make, read": ("io/", "columns/pages", "columns/growing", *(f"peers/aioflow_rows.{name}" for name in ("word", "event", "bid"))),
     "route": ("<aioflow routing loop>", "task/partitioners", "columns/keys", "core/keygroups"),
     "to and from bytes": ("core/serializers", "core/batch_codec", "core/tagging", "core/type_registry", "core/column_codec", "core/entry"),
     "send, receive": ("network/", "protocol/", "core/system_network", "core/host", "cluster/worker.main", OUTSIDE),
@@ -50,7 +50,7 @@ REST = "tasks, the rest"
 FRAME = re.compile(r"(.*) \((.*?)(?::\d+)?\)$")
 PROCESS = "process "
 """How the frame of a process begins: a worker's follows that of the process that submits."""
-WAITING = ("select (selectors.py", "wait (threading.py", "_worker (concurrent/futures/thread.py", "_recv (multiprocessing")
+WAITING = ("select (selectors.py", "wait (threading.py", "_worker (", "Pulse._run (", "_end_with_parent (")
 """What a thread does that waits, though the machine may take it for running."""
 STARTING = ("<frozen importlib", "open_job (")
 """What loads the flow, and freezes it for the collector."""
@@ -64,7 +64,7 @@ def shares(stacks: str) -> dict[str, float]:
         frames = path.split(";")
         if path.count(PROCESS) < 2 or any(what in path for what in STARTING):
             continue
-        if not frames[-1].startswith(WAITING):
+        if not any(what in frames[-1] for what in WAITING):
             counts[_innermost(frames)] += int(count)
     total = counts.total()
     return {name: count / total for name, count in counts.most_common()}
