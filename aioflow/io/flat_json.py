@@ -33,6 +33,7 @@ _DIGITS_MAX = 15
 
 _QUOTE, _NEW_LINE, _DOT, _MINUS, _ZERO = b'"\n.-0'
 _U = np.uint64
+_TENS = 10 ** np.arange(_WORD + 1)
 
 
 class FlatLines:
@@ -205,10 +206,10 @@ def _floats(marks: np.ndarray, words: np.ndarray, starts: np.ndarray, stops: np.
     part = None if made is None else _eight(words, stops[dotted], behind[dotted])
     if made is None or part is None:
         return None
-    tens = np.power(10, behind)
+    tens = _TENS[behind]
     made *= tens
     made[dotted] += part.view(np.int64)
-    return made / tens.astype(np.float64)
+    return made / tens  # Both are exact as floats.
 
 
 class _Texts:

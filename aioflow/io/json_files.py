@@ -30,6 +30,9 @@ __all__ = ["jsonl"]
 
 T = TypeVar("T")
 
+FLAT_BYTES = 32_768
+"""Of a smaller block msgspec has made records before arrays are set up, as of a file that is followed line by line."""
+
 
 @overload
 def jsonl(
@@ -218,7 +221,7 @@ class JsonColumnDecoder:
         self._made.narrow(names)
 
     def decode(self, data: bytes, final: bool) -> Decoded:
-        if self._flat is not None and (columns := self._flat.read(data, self._made)) is not None:
+        if self._flat is not None and len(data) >= FLAT_BYTES and (columns := self._flat.read(data, self._made)) is not None:
             return Decoded(columns, line_ends=len(columns) - (not data.endswith(b"\n")))  # type: ignore[arg-type]  # They read like a list.
         records = decode_objects(data, self._decode_lines, self._lines_of)
         if records is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import pytest
@@ -13,6 +14,13 @@ from hypothesis import strategies as st
 from aioflow.io.flat_json import FlatLines
 from aioflow.io.json_files import JsonColumnDecoder, JsonDecoder
 from aioflow.io.record_columns import RecordColumns
+
+
+@pytest.fixture(autouse=True, scope="module")
+def blocks_of_any_size() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("aioflow.io.json_files.FLAT_BYTES", 0)
+        yield
 
 
 class Event(NamedTuple):

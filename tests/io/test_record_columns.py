@@ -178,7 +178,10 @@ JSON_TYPES: dict[str, Any] = {
 @pytest.mark.parametrize("on_error", ["fail", "skip", MALFORMED], ids=["fail", "skip", "aside"])
 @pytest.mark.parametrize("kind", JSON_TYPES)
 @pytest.mark.parametrize("content", JSON_FILES)
-async def test_odd_json_lines_are_the_same_records(tmp_path: Path, ctx: Context, content: str, kind: str, on_error: Any) -> None:
+async def test_odd_json_lines_are_the_same_records(
+    tmp_path: Path, ctx: Context, content: str, kind: str, on_error: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("aioflow.io.json_files.FLAT_BYTES", 0)
     path = tmp_path / "a.jsonl"
     path.write_bytes(JSON_FILES[content])
     source: Any = jsonl(path, JSON_TYPES[kind], on_error=on_error)
