@@ -88,6 +88,20 @@ COORDINATION_MUTANTS: list[Mutant] = [
         (f"{COORDINATOR}test_acknowledgement_of_an_old_attempt_is_discarded",),
     ),
     Mutant(
+        "a final checkpoint that failed is tried again at once",
+        "aioflow/checkpoint/turns.py",
+        "            self._final, self._final_at_s = _Final.AHEAD, now.s + FINAL_RETRY_S\n",
+        "            self._final, self._final_at_s = _Final.AHEAD, now.s\n",
+        ("tests/checkpoint/test_turns.py::test_a_final_one_that_failed_is_taken_again_after_a_while",),
+    ),
+    Mutant(
+        "a savepoint is taken behind the final checkpoint",
+        "aioflow/checkpoint/turns.py",
+        "        if self._final is not _Final.AHEAD:\n            return None\n        first",
+        "        first",
+        ("tests/checkpoint/test_turns.py::test_the_final_one_is_taken_once_all_are_at_their_end_and_nothing_behind_it",),
+    ),
+    Mutant(
         "the minimum pause is ignored",
         "aioflow/checkpoint/turns.py",
         "        return max(self._periodic_at_s, self._last_completion_s + self._options.min_pause_ms / 1000)\n",

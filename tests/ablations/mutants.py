@@ -668,6 +668,13 @@ MUTANTS: list[Mutant] = [
         ("tests/io/test_files_grown.py::test_a_file_of_columns_that_was_replaced_or_is_gone_is_refused",),
     ),
     Mutant(
+        "a reader is closed while it reads",
+        "aioflow/io/read_ahead.py",
+        "        if self._reading is not None:\n            await wait_all(",
+        "        if self._reading is not None and self._reading.done():\n            await wait_all(",
+        ("tests/io/test_read_ahead.py::test_closing_waits_for_the_read_that_has_begun",),
+    ),
+    Mutant(
         "of the finished splits only whole packs are in the checkpoint",
         "aioflow/checkpoint/source_state.py",
         "return (*self._full, _Pack(list(self._rows))) if self._rows else tuple(self._full)",
