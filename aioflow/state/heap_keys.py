@@ -17,7 +17,7 @@ from aioflow.core.keygroups import canonical_key
 from aioflow.state.changes import Generation, Space
 from aioflow.state.format import groups_of
 
-__all__ = ["KEYS_A_SLICE", "CutKeys", "GatheredKeys", "GroupPart", "Part", "SpokenKeys", "breathe"]
+__all__ = ["KEYS_A_SLICE", "CutKeys", "GatheredKeys", "GroupPart", "Pace", "Part", "SpokenKeys", "breathe"]
 
 Rows = dict[int, dict[Space, list[Any]]]
 """Key group -> keys."""
@@ -41,15 +41,49 @@ KEYS_ALONE = 32
 TURNS = 4
 """Turns of the loop between two slices: a record that is due takes about so many, from the timer of its source to the sink."""
 
+FULL_S = 0.001
+"""A loop on which others take so long between two slices has no time to spare. It is the least that uvloop's clock tells."""
+
+SLICES_WHEN_FULL = 8
+"""On such a loop so many slices follow each other: about as long as what a task does in its turn."""
+
 _FIRST = itemgetter(0)
 _SORTED = frozenset((str, bytes, int))
 """Types whose values sort fast among themselves."""
 
 
-async def breathe() -> None:
-    """Between two slices: whatever waits for its turn goes first, and so does what that wakes."""
+async def breathe() -> bool:
+    """Between two slices: whatever waits for its turn goes first, and so does what that wakes. Returns whether the loop is full: others
+    used the time of a slice and more, and would do so again.
+    """
+    clock = asyncio.get_running_loop().time
+    began = clock()
     for _ in range(TURNS):
         await asyncio.sleep(0)
+        if clock() - began >= FULL_S:
+            return True
+    return False
+
+
+class Pace:
+    """How much a snapshot does between two breaths.
+
+    On a loop with time to spare little, so that no record waits for long. On a full one all wait for each other anyway, and the job pays
+    for what it changes while a snapshot is unfinished: there it does more at once, and others get one turn, not several.
+    """
+
+    __slots__ = ("_done", "_slice")
+
+    def __init__(self) -> None:
+        self._done = 0
+        self._slice = KEYS_A_SLICE
+
+    async def looked_at(self, keys: int) -> None:
+        """So many, or what takes as long."""
+        self._done += keys
+        if self._done >= self._slice:
+            self._done = 0
+            self._slice = SLICES_WHEN_FULL * KEYS_A_SLICE if await breathe() else KEYS_A_SLICE
 
 
 class GatheredKeys:
@@ -64,7 +98,7 @@ class GatheredKeys:
         self._source_of: dict[Space, int] = {}
         self._repeated: set[Space] = set()
         """These may have a key twice."""
-        self._looked_at = 0
+        self._pace = Pace()
 
     def __bool__(self) -> bool:
         return bool(self._tables)
@@ -78,7 +112,7 @@ class GatheredKeys:
         files everywhere.
         """
         if space.dropped is not None and space.dropped <= self._ended.number:
-            await self._looked(1)
+            await self._pace.looked_at(1)
             return
         if self._source_of.setdefault(space, self.sources) != self.sources:
             self._repeated.add(space)
@@ -91,7 +125,7 @@ class GatheredKeys:
             else:
                 for of, key in zip(groups_of(kind, part, self._max_parallelism), part, strict=True):
                     found[of].append(key)
-            await self._looked(len(part))
+            await self._pace.looked_at(len(part) + 1)
         if not found:
             return
         rows = self._tables.setdefault(space.table.name, {})
@@ -101,7 +135,7 @@ class GatheredKeys:
             known = rows.setdefault(of, {}).setdefault(space, some)
             if known is not some:
                 known += some
-            await self._looked(len(some))
+            await self._pace.looked_at(len(some) + 1)
 
     async def add_whole(self, space: Space) -> None:
         """All that `space` held at the end of the generation, of which nothing was noted: what it holds now, and what was touched since."""
@@ -126,12 +160,6 @@ class GatheredKeys:
             later = later.next
         for keys in parts:
             await self.add(space, keys)
-
-    async def _looked(self, keys: int) -> None:
-        self._looked_at += keys + 1
-        if self._looked_at >= KEYS_A_SLICE:
-            self._looked_at = 0
-            await breathe()
 
 
 class CutKeys:

@@ -20,7 +20,7 @@ from aioflow.state.changes import MISSING, ChangeLog, Generation, Space, missing
 from aioflow.state.format import FileHeader, encode_drops, encode_end, encode_entries, encode_header
 from aioflow.state.handles import CANONICAL, KeyedStateHandle, StateFile, StateOutput
 from aioflow.state.heap_archive import Archive, Choice, Sections, WrittenFile, choose
-from aioflow.state.heap_keys import KEYS_A_SLICE, GatheredKeys, GroupPart, Part, SpokenKeys, breathe
+from aioflow.state.heap_keys import KEYS_A_SLICE, GatheredKeys, GroupPart, Pace, Part, SpokenKeys, breathe
 from aioflow.state.retired import Retired
 
 __all__ = ["BASES", "HEAP_FORMAT", "HeapSnapshot", "SnapshotPlan"]
@@ -183,7 +183,7 @@ class HeapSnapshot:
         """The file, frame by frame; notes in `written` of what it speaks."""
         plan = self.plan
         yield encode_header(plan.header)
-        frames = 1
+        frames, pace = 1, Pace()
         dropped: dict[str, list[Any]] = {}
         for table, namespace in written.drops:
             dropped.setdefault(table, []).append(namespace)
@@ -205,7 +205,7 @@ class HeapSnapshot:
                     yield content
                 if size:
                     frame_rows = max(1, min(ROWS_A_FRAME, 2 * frame_rows, frame_rows * BYTES_A_FRAME // size))
-                await breathe()
+                await pace.looked_at(KEYS_A_SLICE)
         # Everything that it looks at has been encoded: what the store still has to do costs the job no view.
         self.cancel()
         written.gone.settle()

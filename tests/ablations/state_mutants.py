@@ -112,6 +112,20 @@ STATE_MUTANTS: list[Mutant] = [
         (f"{SNAPSHOTS}test_the_first_snapshot_holds_all_keys_while_they_come_and_go",),
     ),
     Mutant(
+        "a snapshot on a full loop is as polite as on an idle one",
+        "aioflow/state/heap_keys.py",
+        "        if clock() - began >= FULL_S:\n            return True\n",
+        "",
+        ("tests/state/test_heap_keys.py::test_on_a_full_loop_a_snapshot_does_more_at_once_and_gives_one_turn",),
+    ),
+    Mutant(
+        "a record waits for one slice of a snapshot after the other",
+        "aioflow/state/heap_keys.py",
+        "    for _ in range(TURNS):\n",
+        "    for _ in range(1):\n",
+        ("tests/state/test_heap_keys.py::test_a_record_goes_all_its_way_between_two_slices_where_the_loop_has_time",),
+    ),
+    Mutant(
         "what was restored is never noted, and so missing in the increment",
         "aioflow/state/heap.py",
         "            self._log.build_upon_restored()\n",
