@@ -41,7 +41,7 @@ def counted(rows: tuple[list[Any], ...]) -> list[Counter[str]]:
 GENERATED = st.lists(st.builds(Event, st.sampled_from("abcd"), st.integers(0, 300), st.integers(0, 9)), max_size=60)
 
 
-@settings(max_examples=2, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=1, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(events=GENERATED)
 @example(events=EVENTS)
 def test_answers_are_the_same_in_one_process_on_two_workers_and_on_spark(on: af.Spark, events: list[Event]) -> None:
