@@ -34,13 +34,14 @@ TOP = 3
 """Functions that are named."""
 
 OUTSIDE = "the event loop"
-"""What is in no function of the project: uvloop, and the threads of asyncio."""
+"""What is in no function of the project but those that run the loop: uvloop, and the threads of asyncio."""
+RUNS_LOOP = (("main", "worker"), ("<module>", "worker_program"))
 
 STAGES: dict[str, tuple[str, ...]] = {
     "make, read": ("io/", "columns/pages", "columns/growing", *(f"peers/aioflow_rows.{name}" for name in ("word", "event", "bid"))),
     "route": ("<aioflow routing loop>", "task/partitioners", "columns/keys", "core/keygroups"),
     "to and from bytes": ("core/serializers", "core/batch_codec", "core/tagging", "core/type_registry", "core/column_codec", "core/entry"),
-    "send, receive": ("network/", "protocol/", "core/system_network", "core/host", "cluster/worker.main", OUTSIDE),
+    "send, receive": ("network/", "protocol/", "core/system_network", "core/host", OUTSIDE),
     "functions, state": ("<aioflow", "operators/", "columns/", "state/", "core/expression", "core/column_batch", "core/numpy"),
     "sink": ("peers/",),
 }
@@ -79,7 +80,7 @@ def _innermost(frames: list[str]) -> str:
             if file.startswith("<aioflow"):
                 return f"{file}.{function}"
             for part in ("aioflow/", "benchmarks/"):
-                if part in file and "worker_program" not in file:
+                if part in file and (function, Path(file).stem) not in RUNS_LOOP:
                     return f"{file.split(part)[-1].removesuffix('.py')}.{function}"
     return OUTSIDE
 

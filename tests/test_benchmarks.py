@@ -184,7 +184,7 @@ def test_a_profile_counts_what_workers_do_as_the_stage_that_asks_for_it() -> Non
         "<aioflow routing loop>.loop": 0.4,
         "columns/keys.distinct": 0.3,
         "task/chain.run": 0.2,
-        "cluster/worker.main": 0.1,
+        profiles.OUTSIDE: 0.1,
     }
     told = profiles.stages(found)
     assert {name: round(share, 1) for name, share in told.items() if share} == {"route": 0.7, "send, receive": 0.1, profiles.REST: 0.2}
