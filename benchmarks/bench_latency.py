@@ -5,27 +5,52 @@
 A record is the time at which it was made; the sink subtracts that. No setting is changed from one rate to the other. Timers of both loops
 tick in milliseconds, so records are made in bursts of (rate / 1000), as they come from a socket too; a record counts from when it was made.
 The same again with a checkpoint each second of a state of --keys keys, of which each record changes one; the first, which writes all of
-them, is not counted. Absolute times, so the machine should be idle; "one turn" is what a loop takes to run a callback, as calibration.
+them, is not counted. Absolute times, so the machine should be idle; "one turn" is what a loop takes to run a callback, as calibration, and
+"loop_percent" how much of a processor the thread of the loop took meanwhile: where it did not get what it needed, that is what is measured.
+A process that keeps a million accumulators is held up by Python's garbage collector each time that walks all of them. --collector=worker
+lets it collect as aioflow's worker processes do.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import json
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
-from time import perf_counter_ns
+from time import perf_counter, perf_counter_ns, thread_time
 from typing import Any
 
 import aioflow as af
+from aioflow.cluster.collector import Collector
+from aioflow.cluster.worker import COLLECTED_AFTER
 from benchmarks.bench_throughput import environment, loop_factory, print_rows
 
 KEYS = 1000
 
 WARM_UP = 0.2
 """The share of records at the beginning that do not count."""
+
+
+@dataclass(slots=True)
+class Load:
+    """What the thread of the loop took, of what it could have taken."""
+
+    wall_s: float = 0.0
+    cpu_s: float = 0.0
+
+    def begin(self) -> None:
+        self.wall_s, self.cpu_s = perf_counter(), thread_time()
+
+    def end(self) -> None:
+        self.wall_s, self.cpu_s = perf_counter() - self.wall_s, thread_time() - self.cpu_s
+
+    @property
+    def percent(self) -> int:
+        return round(100 * self.cpu_s / self.wall_s)
 
 
 async def measure(rate: int, count: int) -> list[int]:
@@ -42,9 +67,10 @@ async def measure(rate: int, count: int) -> list[int]:
     return latencies
 
 
-async def measure_with_checkpoints(rate: int, seconds: float, keys: int) -> list[int]:
+async def measure_with_checkpoints(rate: int, seconds: float, keys: int, load: Load | None = None) -> list[int]:
     """The same while a checkpoint of `keys` keys is taken each second, after the first one, which writes all of them."""
     latencies: list[int] = []
+    load = load or Load()
     filled, all_there, enough = 0, asyncio.Event(), asyncio.Event()
     flow = af.Flow("latency")
     there: Any = flow.source(af.io.datagen(lambda i: (i, 0), count=keys))
@@ -69,7 +95,9 @@ async def measure_with_checkpoints(rate: int, seconds: float, keys: int) -> list
             await job.checkpoint()
             latencies.clear()
             enough.clear()
+            load.begin()
             await enough.wait()
+            load.end()
             counted = latencies[:]
             await job.stop(savepoint=False)
     return counted
@@ -101,24 +129,48 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--loops", nargs="+", default=["uvloop", "asyncio"], choices=["uvloop", "asyncio"])
     parser.add_argument("--keys", type=int, default=1_000_000, help="in the state of the runs with checkpoints; 0: none of these")
+    parser.add_argument("--collector", choices=["python", "worker"], default="python")
     options = parser.parse_args(arguments)
-    rows = []
-    for loop in options.loops:
-        with asyncio.Runner(loop_factory=loop_factory(loop)) as runner:
-            rows.append({"what": "one turn", "loop": loop, "rate": 0, "records": 0, **summary(runner.run(one_turn()))})
-            for rate in options.rates:
-                count = max(1, int(rate * options.seconds))
-                latencies = runner.run(measure(rate, count))
-                assert len(latencies) == count, f"{len(latencies)} of {count} records arrived"
-                counted = latencies[int(count * WARM_UP) :]
-                rows.append({"what": "source to sink", "loop": loop, "rate": rate, "records": len(counted), **summary(counted)})
-            for rate in options.rates if options.keys else ():
-                counted = runner.run(measure_with_checkpoints(rate, options.seconds, options.keys))
-                rows.append({"what": "with checkpoints", "loop": loop, "rate": rate, "records": len(counted), **summary(counted)})
-    report = {**environment(), "unit": "ms, records per second", "latency": rows}
-    print_rows(rows, ["what", "loop", "rate", "records", "p50_ms", "p90_ms", "p99_ms", "max_ms"])
+    before, collector = gc.get_threshold(), Collector(perf_counter_ns)
+    if options.collector == "worker":
+        gc.set_threshold(*COLLECTED_AFTER)
+        gc.callbacks.append(collector.hear)
+    try:
+        rows = run(options)
+    finally:
+        if options.collector == "worker":
+            gc.callbacks.remove(collector.hear)
+        gc.set_threshold(*before)
+    report = {**environment(), "unit": "ms, records per second", "collector": options.collector, "latency": rows}
+    print_rows(rows, ["what", "loop", "rate", "records", "p50_ms", "p90_ms", "p99_ms", "max_ms", "loop_percent"])
     print(json.dumps(report))
     return report
+
+
+def run(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """The rows of the table."""
+    rows: list[dict[str, Any]] = []
+    for loop in options.loops:
+        with asyncio.Runner(loop_factory=loop_factory(loop)) as runner:
+            load = Load()
+            load.begin()
+            turns = runner.run(one_turn())
+            load.end()
+            rows.append({"what": "one turn", "loop": loop, "rate": 0, "records": 0, **summary(turns), "loop_percent": load.percent})
+            for rate in options.rates:
+                count = max(1, int(rate * options.seconds))
+                load.begin()
+                latencies = runner.run(measure(rate, count))
+                load.end()
+                assert len(latencies) == count, f"{len(latencies)} of {count} records arrived"
+                counted = latencies[int(count * WARM_UP) :]
+                row = {"what": "source to sink", "loop": loop, "rate": rate, "records": len(counted), **summary(counted)}
+                rows.append({**row, "loop_percent": load.percent})
+            for rate in options.rates if options.keys else ():
+                counted = runner.run(measure_with_checkpoints(rate, options.seconds, options.keys, load))
+                row = {"what": "with checkpoints", "loop": loop, "rate": rate, "records": len(counted), **summary(counted)}
+                rows.append({**row, "loop_percent": load.percent})
+    return rows
 
 
 if __name__ == "__main__":
