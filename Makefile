@@ -14,7 +14,7 @@ SLOW    = (integration or examples or simulation or spark or slow) and not hunt
 # The tests start hundreds of processes. Where bytecode is not kept, each of them compiles all that it imports: that is most of the time.
 unexport PYTHONDONTWRITEBYTECODE
 .NOTPARALLEL:
-.PHONY: help venv demo test lint types layers unit debug hashseeds suite sim ablations peers bench screenshots docs clean
+.PHONY: help venv demo test lint types layers unit debug hashseeds suite spark sim ablations peers bench screenshots docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -59,6 +59,9 @@ hashseeds: venv ## keys, routing and simulation under several hash seeds
 
 suite: venv ## the tests that are not fast; prints pytest's closing line last
 	$(BIN)/pytest -n $(JOBS) --dist loadgroup -m "$(SLOW)"
+
+spark: venv ## the tests of Spark alone: those of one session in one process, programs of their own beside them
+	$(BIN)/pytest -n $(JOBS) --dist loadgroup -m spark tests/spark
 
 sim: venv ## whole services under seeds and faults; SEEDS=FIRST:END chooses which, LEDGER=1 keeps account
 	$(if $(findstring :,$(SEEDS)),$(BIN)/python -m tests.simulation.sweep --seeds $(SEEDS) --jobs $(JOBS) $(if $(LEDGER),--ledger),$(BIN)/pytest -n $(JOBS) -m simulation)

@@ -24,7 +24,6 @@ WITHIN_S = 280.0
 pytestmark = [
     pytest.mark.spark,
     pytest.mark.slow,
-    pytest.mark.xdist_group("spark"),
     pytest.mark.timeout(900),
     pytest.mark.usefixtures("java"),
 ]

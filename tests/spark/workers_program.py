@@ -3,7 +3,8 @@
     python -m tests.spark.workers_program SCENARIO MASTER FOLDER
 
 `faults`: a Python worker is killed, then the Spark job of one is cancelled, then an executor is killed, and the program's own loop is held;
-the flow ends with `mistakes` in its output. `endless`: one worker is killed, then the flow runs until somebody kills the program.
+the flow ends with `mistakes` in its output. `endless`: one worker is killed, what is written has each number once all the same, and the
+flow runs until somebody kills the program.
 """
 
 from __future__ import annotations
@@ -47,6 +48,15 @@ def counted(folder: Path) -> af.Flow:
     there = source.rebalance().map(partial(noted, folder=str(folder)))
     there.key_by(key).count(uid="count").sink(af.io.jsonl(folder / "out"), uid="files")
     return flow
+
+
+def is_exact(folder: Path) -> bool:
+    """Whether what is written so far counts each number once. Looked at between two files that come, it may not be; a number that is there
+    twice stays so."""
+    counts: dict[int, list[int]] = {}
+    for found, count in committed(folder):
+        counts.setdefault(found, []).append(count)
+    return all(sorted(some) == list(range(1, len(some) + 1)) for some in counts.values())
 
 
 class Watched:
@@ -125,6 +135,7 @@ async def endless(job: Watched) -> None:
     os.kill(first[0], signal.SIGKILL)
     await job.restarts(1)
     there = await job.runs_on_two(first[0])
+    await eventually(lambda: is_exact(job.folder), within_s=WITHIN_S)
     executors = {parent(parent(pid)) for pid in there}
     print("pids", *there, *sorted(executors), flush=True)
     await job.job.wait()
