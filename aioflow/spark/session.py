@@ -260,6 +260,11 @@ class SparkBridge:
                     raise
                 except Exception as error:  # Whatever Java says, in a sentence.
                     better = translated(error)
+                    if isinstance(better, SparkGone) and standalone_masters(self.master):
+                        better = SparkError(
+                            f"Spark ended while it registered at {self.master}: what listens there does not answer as a master of the same "
+                            "version of Spark does (it tries for a minute); is the address right?"
+                        )
                     if better is error:
                         raise
                     raise better from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import subprocess
 import sys
@@ -12,11 +13,13 @@ from functools import partial
 from typing import Any
 
 import pytest
+from py4j.protocol import Py4JNetworkError
 
 from aioflow.core.errors import Closed
 from aioflow.core.host import Host, SystemHost
 from aioflow.spark.calls import Call, CallThreads
 from aioflow.spark.failures import SparkError
+from aioflow.spark.jvm import SparkProcess
 from aioflow.spark.session import SparkBridge
 from aioflow.spark.settings import session_config
 from tests.integration.clusters import ROOT
@@ -44,6 +47,20 @@ async def test_a_master_that_does_not_answer_is_named_at_once() -> None:
         async with SparkBridge(f"spark://127.0.0.1:{port}") as bridge:
             with pytest.raises(SparkError, match=f"no Spark master answers at spark://127.0.0.1:{port} .*is it running"):
                 await bridge.session()
+
+
+async def test_what_listens_and_is_no_master_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark gives up after a minute, and ends its Java while that tells why."""
+
+    def gives_up(*_: Any) -> None:
+        raise Py4JNetworkError("Answer from Java side is empty")
+
+    monkeypatch.setattr(SparkProcess, "start", gives_up)
+    server = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with server, SparkBridge(f"spark://127.0.0.1:{port}") as bridge:
+        with pytest.raises(SparkError, match=f"registered at spark://127.0.0.1:{port}: what listens there does not answer as a master"):
+            await bridge.session()
 
 
 async def test_the_time_of_a_call_counts_while_its_master_does_not_answer(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,6 +266,7 @@ asyncio.run(main())
 
 
 def test_what_the_first_flow_is_made_of_is_loaded_in_a_thread() -> None:
-    """Half a second of imports, for which the loop would be held while others wait."""
-    done = subprocess.run([sys.executable, "-c", LOADED], capture_output=True, text=True, check=False, cwd=ROOT)
+    """Half a second of imports, for which the loop would be held while others wait. (Debug mode loads more, on the loop.)"""
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONASYNCIODEBUG"}
+    done = subprocess.run([sys.executable, "-c", LOADED], capture_output=True, text=True, check=False, cwd=ROOT, env=environ)
     assert done.stdout == "[1, 2] []\n", done.stderr
