@@ -22,7 +22,7 @@ JOB_MUTANTS: list[Mutant] = [
         "aioflow/task/blame.py",
         "token = enter_scope(scope.at(context))",
         "token = enter_scope(scope)",
-        ("tests/api/test_run.py::test_what_a_source_starts_is_in_its_own_scope_whichever_operator_runs_meanwhile",),
+        ("tests/api/test_run.py::test_a_thread_that_a_source_started_is_in_its_scope_while_an_operator_holds_the_loop",),
     ),
     Mutant(
         "a host waits for a thread that nobody waits for any more",

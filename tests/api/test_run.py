@@ -1038,6 +1038,26 @@ async def test_what_a_source_starts_is_in_its_own_scope_whichever_operator_runs_
     assert seen == {"async": {"scoped/tasks[1/1]"}, "thread": {"scoped/threads[1/1]"}, "blocking": {"scoped/blocks[1/1]"}}
 
 
+async def test_a_thread_that_a_source_started_is_in_its_scope_while_an_operator_holds_the_loop() -> None:
+    held, looked = threading.Event(), threading.Event()
+    seen: list[str] = []
+
+    def in_a_thread() -> Iterator[int]:
+        yield 1
+        assert held.wait(60)
+        seen.append(repr(af.current_scope()))
+        looked.set()
+
+    def hold(n: int) -> int:
+        held.set()
+        assert looked.wait(60)
+        return n
+
+    flow = af.Flow("scoped")
+    assert await flow.source(in_a_thread, name="threads").map(hold, name="holds").collect() == [1]
+    assert seen == ["scoped/threads[1/1]"]
+
+
 async def test_the_scope_names_job_operator_subtask_and_key_while_user_code_runs() -> None:
     seen: list[str] = []
 
