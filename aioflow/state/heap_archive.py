@@ -71,6 +71,10 @@ class WrittenFile:
     drops: dict[tuple[str, object], None]
     rows: int
 
+    def of(self, sections: frozenset[int]) -> Iterator[tuple[int, SpokenKeys]]:
+        """The keys of these, as far as it puts any."""
+        return ((section, self.keys[section]) for section in sections if section in self.keys)
+
 
 @dataclass(frozen=True, slots=True)
 class Archive:
@@ -85,10 +89,12 @@ class Archive:
 
     def after(self, choice: Choice, file: WrittenFile) -> Archive:
         """The archive once `file` was written as `choice` says."""
-        kept = tuple(
-            replace(old, keys={section: keys for section, keys in old.keys.items() if section not in choice.sections})
-            for old in self.files[choice.first : choice.end]
-        )
+        kept = []
+        for old in self.files[choice.first : choice.end]:
+            keys = old.keys.copy()  # Of a hundred sections a few are chosen.
+            for section in choice.sections:
+                keys.pop(section, None)
+            kept.append(replace(old, keys=keys))
         new, count = len(kept), max(len(self.bases), len(choice.sections))
         stays = [
             new if section in choice.sections or self.bases[section] >= choice.end else self.bases[section] - choice.first
@@ -99,9 +105,10 @@ class Archive:
     def void(self, choice: Choice) -> Iterator[SpokenKeys]:
         """What nobody asks for any more, once the next file was written."""
         for place, written in enumerate(self.files):
-            leaves = not choice.first <= place < choice.end
-            yield from (keys for section, keys in written.keys.items() if leaves or section in choice.sections)
-            if leaves:
+            if choice.first <= place < choice.end:
+                yield from (keys for _, keys in written.of(choice.sections))
+            else:
+                yield from written.keys.values()
                 yield written.gone
 
 
@@ -124,9 +131,7 @@ class Choice:
         """The keys of which the new file speaks again, from old to new: file by file, which of which section; None: of several."""
         for place, written in enumerate(archive.files):
             whole = place >= self.end
-            found: list[tuple[int | None, SpokenKeys]] = [
-                (section, keys) for section, keys in written.keys.items() if whole or section in self.sections
-            ]
+            found: list[tuple[int | None, SpokenKeys]] = list(written.keys.items() if whole else written.of(self.sections))
             if whole and not self.is_base:
                 found.append((None, written.gone))
             yield found

@@ -41,8 +41,11 @@ KEYS_ALONE = 32
 TURNS = 4
 """Turns of the loop between two slices: a record that is due takes about so many, from the timer of its source to the sink."""
 
-FULL_S = 0.001
-"""A loop on which others take so long between two slices has no time to spare. It is the least that uvloop's clock tells."""
+LONG_S = 0.001
+"""A breath in which others take so long is a long one. It is the least that uvloop's clock tells."""
+
+LONG_BREATHS = 3
+"""A loop with so many of these one after the other has no time to spare."""
 
 SLICES_WHEN_FULL = 8
 """On such a loop so many slices follow each other: about as long as what a task does in its turn."""
@@ -52,17 +55,10 @@ _SORTED = frozenset((str, bytes, int))
 """Types whose values sort fast among themselves."""
 
 
-async def breathe() -> bool:
-    """Between two slices: whatever waits for its turn goes first, and so does what that wakes. Returns whether the loop is full: others
-    used the time of a slice and more, and would do so again.
-    """
-    clock = asyncio.get_running_loop().time
-    began = clock()
+async def breathe() -> None:
+    """Between two slices: whatever waits for its turn goes first, and so does what that wakes."""
     for _ in range(TURNS):
         await asyncio.sleep(0)
-        if clock() - began >= FULL_S:
-            return True
-    return False
 
 
 class Pace:
@@ -72,24 +68,30 @@ class Pace:
     for what it changes while a snapshot is unfinished: there it does more at once, and others get one turn, not several.
     """
 
-    __slots__ = ("_done", "_slice")
+    __slots__ = ("_done", "_long_breaths")
 
     def __init__(self) -> None:
         self._done = 0
-        self._slice = KEYS_A_SLICE
+        self._long_breaths = 0
+        """One after the other: a single one may be a burst of records, or other processes of the machine."""
 
     async def looked_at(self, keys: int) -> None:
         """So many, or what takes as long."""
         self._done += keys
-        if self._done >= self._slice:
-            self._done = 0
-            self._slice = SLICES_WHEN_FULL * KEYS_A_SLICE if await breathe() else KEYS_A_SLICE
+        full = self._long_breaths >= LONG_BREATHS
+        if self._done < (SLICES_WHEN_FULL * KEYS_A_SLICE if full else KEYS_A_SLICE):
+            return
+        self._done = 0
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        await (asyncio.sleep(0) if full else breathe())
+        self._long_breaths = self._long_breaths + 1 if clock() - began >= LONG_S else 0
 
 
 class GatheredKeys:
     """Keys by table and key group, as of the end of a generation. False while there are none."""
 
-    def __init__(self, ended: Generation, max_parallelism: int) -> None:
+    def __init__(self, ended: Generation, max_parallelism: int, pace: Pace) -> None:
         self.sources = 0
         """Counted up by who adds: one source names a key once."""
         self._ended = ended
@@ -98,7 +100,7 @@ class GatheredKeys:
         self._source_of: dict[Space, int] = {}
         self._repeated: set[Space] = set()
         """These may have a key twice."""
-        self._pace = Pace()
+        self._pace = pace
 
     def __bool__(self) -> bool:
         return bool(self._tables)

@@ -77,6 +77,7 @@ class HeapSnapshot:
         self._merged = merged
         self._open = True
         self._began = False
+        self._pace = Pace()
         self.rows = 0
         """How many were written."""
 
@@ -161,7 +162,7 @@ class HeapSnapshot:
     async def _gather(self, choice: Choice, sections: Sections) -> GatheredKeys:
         """The keys of which the new file speaks: what is said again, what has changed, and all keys of what was not noted."""
         plan = self.plan
-        gathered = GatheredKeys(plan.ended, plan.header.max_parallelism)
+        gathered = GatheredKeys(plan.ended, plan.header.max_parallelism, self._pace)
         for again in choice.again(plan.archive):
             gathered.sources += 1
             for section, spoken in again:
@@ -183,7 +184,7 @@ class HeapSnapshot:
         """The file, frame by frame; notes in `written` of what it speaks."""
         plan = self.plan
         yield encode_header(plan.header)
-        frames, pace = 1, Pace()
+        frames = 1
         dropped: dict[str, list[Any]] = {}
         for table, namespace in written.drops:
             dropped.setdefault(table, []).append(namespace)
@@ -205,7 +206,7 @@ class HeapSnapshot:
                     yield content
                 if size:
                     frame_rows = max(1, min(ROWS_A_FRAME, 2 * frame_rows, frame_rows * BYTES_A_FRAME // size))
-                await pace.looked_at(KEYS_A_SLICE)
+                await self._pace.looked_at(KEYS_A_SLICE)
         # Everything that it looks at has been encoded: what the store still has to do costs the job no view.
         self.cancel()
         written.gone.settle()

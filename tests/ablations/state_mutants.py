@@ -114,8 +114,8 @@ STATE_MUTANTS: list[Mutant] = [
     Mutant(
         "a snapshot on a full loop is as polite as on an idle one",
         "aioflow/state/heap_keys.py",
-        "        if clock() - began >= FULL_S:\n            return True\n",
-        "",
+        "        full = self._long_breaths >= LONG_BREATHS\n",
+        "        full = False\n",
         ("tests/state/test_heap_keys.py::test_on_a_full_loop_a_snapshot_does_more_at_once_and_gives_one_turn",),
     ),
     Mutant(

@@ -9,7 +9,7 @@ from itertools import count
 
 import pytest
 
-from aioflow.state.heap_keys import FULL_S, KEYS_A_SLICE, SLICES_WHEN_FULL, TURNS, Pace
+from aioflow.state.heap_keys import KEYS_A_SLICE, LONG_BREATHS, LONG_S, SLICES_WHEN_FULL, TURNS, Pace
 
 
 class Bystander:
@@ -49,17 +49,30 @@ async def test_a_record_goes_all_its_way_between_two_slices_where_the_loop_has_t
 async def test_on_a_full_loop_a_snapshot_does_more_at_once_and_gives_one_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     ticks = count()
     loop = asyncio.get_running_loop()
-    monkeypatch.setattr(loop, "time", lambda: next(ticks) * FULL_S)
+    monkeypatch.setattr(loop, "time", lambda: next(ticks) * LONG_S)
     with bystanding() as bystander:
         pace = Pace()
-        await pace.looked_at(KEYS_A_SLICE)
-        assert bystander.turns == 1
+        for _ in range(LONG_BREATHS):
+            await pace.looked_at(KEYS_A_SLICE)
+        until_full = bystander.turns
+        assert until_full == LONG_BREATHS * TURNS
         for _ in range(SLICES_WHEN_FULL - 1):
             await pace.looked_at(KEYS_A_SLICE)
-        assert bystander.turns == 1
+        assert bystander.turns == until_full
         await pace.looked_at(KEYS_A_SLICE)
-        assert bystander.turns == 2
+        assert bystander.turns == until_full + 1
         monkeypatch.setattr(loop, "time", lambda: 0.0)  # From here on there is time again.
         await pace.looked_at(SLICES_WHEN_FULL * KEYS_A_SLICE)
         await pace.looked_at(KEYS_A_SLICE)
-        assert bystander.turns == 2 + 2 * TURNS
+        assert bystander.turns == until_full + 2 + TURNS
+
+
+async def test_one_long_breath_does_not_make_a_loop_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    with bystanding() as bystander:
+        is_long = False
+        monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: bystander.turns * LONG_S * is_long)
+        pace = Pace()
+        for slices in range(1, 4 * LONG_BREATHS):
+            is_long = slices % LONG_BREATHS != 0
+            await pace.looked_at(KEYS_A_SLICE)
+            assert bystander.turns == slices * TURNS
