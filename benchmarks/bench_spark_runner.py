@@ -1,11 +1,15 @@
-"""Word counts by Spark: a flow with `on=af.Spark(...)` beside a plain PySpark program over RDDs, in one session, turn by turn.
+"""Word counts by Spark: a flow with `on=af.Spark(...)` beside a plain PySpark program over RDDs, in one session, and beside PyFlink.
 
-    python benchmarks/bench_spark_runner.py [--words 1000000] [--rounds 3]
+    python benchmarks/bench_spark_runner.py [--words 1000000] [--rounds 3] [--pyflink thread|process|none]
 
 `running` is the word count of a stream: a pair (word, how many so far) for each word. `total` is that of a batch program: one pair a word
 at the end, for which the RDD adds up before the shuffle and the flow does not. Both read the same two files, on as many cores, and what
 comes out is thrown away where it was made (`running`) or brought to the program (`total`). The answers are compared first, on a part,
-which also warms Java up. Ratios are of the clock and of CPU time: of Java, its Python processes and this one.
+which also warms Java up. Ratios are of the clock and of CPU time: of Java, its Python processes and the one that asks.
+
+PyFlink (`running` alone) has a Java of its own that stays up too, in an environment of its own: `make peers`. Each of its jobs starts a
+cluster within that Java, which takes seconds. So the part is timed in each round as well, and what the rest takes longer gives the ratios
+"behind the start". Where it is not installed it is left out, and said.
 """
 
 from __future__ import annotations
@@ -15,25 +19,36 @@ import asyncio
 import json
 import os
 import platform
+import subprocess
 import tempfile
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from operator import add
 from pathlib import Path
+from shutil import which
 from statistics import median
 from time import perf_counter, process_time
 from typing import Any
 
 import aioflow as af
 from aioflow.spark.session import SparkBridge
+from benchmarks.engines import PEERS, ROOT, Missing
 from benchmarks.workloads import make_words
 
 CORES = 2
 WORDS_A_LINE = 10
 CHECKED_WORDS = 20_000
 GOAL = 1.5
-"""Of `running`: the flow's rate over the RDD's."""
+"""Of `running`: the flow's rate over the RDD's, or over PyFlink's."""
+
+PYFLINK = {
+    "thread": {"python.execution-mode": "thread"},
+    # Its cache of state holds 1,000 keys unless told, and each miss is a message to Java.
+    "process": {"python.execution-mode": "process", "python.state.cache-size": "20000", "python.fn-execution.bundle.size": "20000"},
+}
+"""Settings of Flink for either way to run Python: within Java, or in processes beside it. The first is the faster one."""
 
 
 def write_files(directory: Path, words: int) -> Path:
@@ -102,8 +117,61 @@ def run_rdd(session: Any, directory: Path, name: str) -> None:
         rdd.collect()
 
 
+class PyFlink:
+    """The program of PyFlink, which lives until the block ends."""
+
+    def __init__(self, mode: str, scratch: Path) -> None:
+        """Raises Missing."""
+        installed = next(iter(PEERS.glob("lib/python*/site-packages/pyflink/datastream")), None)
+        if installed is None:
+            raise Missing(f"apache-flink is not in {PEERS}: make peers")
+        if which("java") is None and "JAVA_HOME" not in os.environ:
+            raise Missing("there is no java (JDK 17)")
+        self._settings = PYFLINK[mode]
+        self._logs = scratch / "pyflink"
+        self._logs.mkdir()
+        self._environment = {
+            **os.environ,
+            # The Python within Java does not know of its virtual environment.
+            "PYTHONPATH": f"{ROOT}:{installed.parents[1]}",
+            "PATH": f"{PEERS / 'bin'}:{os.environ['PATH']}",
+            "FLINK_LOG_DIR": str(self._logs),
+        }
+
+    def __enter__(self) -> PyFlink:
+        command = [str(PEERS / "bin" / "python"), "-m", "benchmarks.peers.pyflink_words"]
+        with (self._logs / "stderr").open("w") as errors:
+            self._process = subprocess.Popen(
+                command, cwd=ROOT, env=self._environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True
+            )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.communicate()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def _ask(self, do: str, directory: Path) -> Any:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps({"do": do, "directory": str(directory), "settings": self._settings}) + "\n")
+        self._process.stdin.flush()
+        if line := self._process.stdout.readline():
+            return json.loads(line)
+        raise SystemExit(f"PyFlink failed:\n{(self._logs / 'stderr').read_text()[-3000:]}")
+
+    def run(self, directory: Path) -> None:
+        self._ask("run", directory)
+
+    def collect(self, directory: Path) -> Counter[tuple[str, int]]:
+        return Counter({(word, n): times for word, n, times in self._ask("collect", directory)})
+
+
 def cpu_s(java: int) -> float:
-    """CPU seconds so far of this process, of Java, and of all that Java started and that lives or was waited for."""
+    """CPU seconds so far of this process, of Java, and of all that Java started and that lives or was waited for. Of PyFlink, `java` is
+    the program that started it."""
     parents, spent = dict[int, int](), dict[int, float]()
     for directory in Path("/proc").iterdir():
         if directory.name.isdecimal():
@@ -127,51 +195,104 @@ class Spent:
     cpu: float
 
 
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One round of one engine: a job over the part, most of which is its start, and one over all words."""
+
+    part: Spent
+    whole: Spent
+
+    @property
+    def behind_start(self) -> Spent:
+        return Spent(self.whole.wall - self.part.wall, self.whole.cpu - self.part.cpu)
+
+
 async def timed(run: Callable[[], Awaitable[None]], java: int) -> Spent:
     begun, before = perf_counter(), cpu_s(java)
     await run()
     return Spent(perf_counter() - begun, cpu_s(java) - before)
 
 
-async def compare(spark: SparkBridge, directory: Path, part: Path, name: str, words: int, rounds: int) -> dict[str, Any]:
+def over(theirs: Iterable[float], ours: Iterable[float]) -> dict[str, Any]:
+    """The middle of the rounds' ratios, the least and the greatest."""
+    ratios = sorted(their / our for their, our in zip(theirs, ours, strict=True))
+    return {"ratio": round(median(ratios), 2), "spread": [round(ratios[0], 2), round(ratios[-1], 2)]}
+
+
+def beside(theirs: list[Turn], ours: list[Turn]) -> dict[str, Any]:
+    return {
+        "by_clock": over([one.whole.wall for one in theirs], [one.whole.wall for one in ours]),
+        "by_cpu": over([one.whole.cpu for one in theirs], [one.whole.cpu for one in ours]),
+        "by_clock_behind_start": over([one.behind_start.wall for one in theirs], [one.behind_start.wall for one in ours]),
+        "by_cpu_behind_start": over([one.behind_start.cpu for one in theirs], [one.behind_start.cpu for one in ours]),
+    }
+
+
+def told(turns: list[Turn], words: int) -> dict[str, Any]:
+    return {
+        "words_per_s": round(words / median(one.whole.wall for one in turns)),
+        "words_per_cpu_s": round(words / median(one.whole.cpu for one in turns)),
+        "wall_s": round(median(one.whole.wall for one in turns), 2),
+        "cpu_s": round(median(one.whole.cpu for one in turns), 2),
+        "start_wall_s": round(median(one.part.wall for one in turns), 2),
+        "start_cpu_s": round(median(one.part.cpu for one in turns), 2),
+    }
+
+
+async def compare(
+    spark: SparkBridge, flink: PyFlink | None, directory: Path, part: Path, name: str, words: int, rounds: int
+) -> dict[str, Any]:
     session = await spark.session()
     on = af.Spark(spark.master, bridge=spark)
     ours = Counter(await counts(part, name).collect(on=on))
-    theirs = Counter(await spark.call(lambda: rdd_of(session, part, name).collect()))
-    if ours != theirs:
-        raise SystemExit(f"{name}: the flow and the RDD give different answers over {CHECKED_WORDS} words")
+    others = {"RDD": Counter(await spark.call(lambda: rdd_of(session, part, name).collect()))}
+    if flink is not None:
+        others["PyFlink"] = await asyncio.to_thread(flink.collect, part)
+    for other, theirs in others.items():
+        if ours != theirs:
+            raise SystemExit(f"{name}: the flow and {other} give different answers over {CHECKED_WORDS} words")
+
     java = session.sparkContext._gateway.proc.pid
-    flow_s, rdd_s = [], []
+    engines: dict[str, tuple[int, Callable[[Path], Awaitable[None]]]] = {
+        "rdd": (java, lambda files: spark.call(run_rdd, session, files, name)),
+        "flow": (java, lambda files: run_flow(files, name, on)),
+    }
+    if flink is not None:
+        run = flink.run
+        engines["pyflink"] = (flink.pid, lambda files: asyncio.to_thread(run, files))
+    turns: dict[str, list[Turn]] = {engine: [] for engine in engines}
     for _ in range(rounds):
-        rdd_s.append(await timed(lambda: spark.call(run_rdd, session, directory, name), java))
-        flow_s.append(await timed(lambda: run_flow(directory, name, on), java))
-    ratios = sorted(theirs_s.wall / ours_s.wall for ours_s, theirs_s in zip(flow_s, rdd_s, strict=True))
-    by_cpu = sorted(theirs_s.cpu / ours_s.cpu for ours_s, theirs_s in zip(flow_s, rdd_s, strict=True))
+        for engine, (root, job) in engines.items():
+            turns[engine].append(Turn(await timed(lambda: job(part), root), await timed(lambda: job(directory), root)))
     return {
         "workload": name,
         "words": words,
-        "flow_words_per_s": round(words / median(one.wall for one in flow_s)),
-        "rdd_words_per_s": round(words / median(one.wall for one in rdd_s)),
-        "flow_cpu_s": round(median(one.cpu for one in flow_s), 2),
-        "rdd_cpu_s": round(median(one.cpu for one in rdd_s), 2),
-        "ratio": round(median(ratios), 2),
-        "ratio_spread": [round(ratios[0], 2), round(ratios[-1], 2)],
-        "cpu_ratio": round(median(by_cpu), 2),
-        "cpu_ratio_spread": [round(by_cpu[0], 2), round(by_cpu[-1], 2)],
+        **{engine: told(own, words) for engine, own in turns.items()},
+        **{f"flow_over_{engine}": beside(own, turns["flow"]) for engine, own in turns.items() if engine != "flow"},
         "goal": GOAL if name == "running" else None,
     }
 
 
-async def measure(words: int, rounds: int, only: list[str]) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory() as scratch:
-        directory, part = write_files(Path(scratch, "words"), words), write_files(Path(scratch, "part"), CHECKED_WORDS)
+async def measure(words: int, rounds: int, only: list[str], mode: str) -> dict[str, Any]:
+    missing = []
+    with ExitStack() as stack:
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        directory, part = write_files(scratch / "words", words), write_files(scratch / "part", CHECKED_WORDS)
+        flink: PyFlink | None = None
+        if mode != "none" and "running" in only:
+            try:
+                flink = stack.enter_context(PyFlink(mode, scratch))
+            except Missing as why:
+                missing.append(f"Left out: PyFlink: {why}")
         async with SparkBridge(f"local[{CORES}]") as spark:
-            rows = [await compare(spark, directory, part, name, words, rounds) for name in only]
+            rows = [await compare(spark, flink if name == "running" else None, directory, part, name, words, rounds) for name in only]
     return {
         "machine": f"{platform.machine()}, {os.cpu_count()} processors, {platform.system()} {platform.release()}",
         "load_before": round(os.getloadavg()[0], 2),
         "python": platform.python_version(),
         "rounds": rounds,
+        "pyflink": mode,
+        "missing": missing,
         "throughput": rows,
     }
 
@@ -181,8 +302,9 @@ def main() -> None:
     parser.add_argument("--words", type=int, default=1_000_000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", nargs="+", choices=("running", "total"), default=["running", "total"])
+    parser.add_argument("--pyflink", choices=(*PYFLINK, "none"), default="thread")
     options = parser.parse_args()
-    print(json.dumps(asyncio.run(measure(options.words, options.rounds, options.only)), indent=2))
+    print(json.dumps(asyncio.run(measure(options.words, options.rounds, options.only, options.pyflink)), indent=2))
 
 
 if __name__ == "__main__":
