@@ -201,7 +201,7 @@ def snapshot(backend: HeapKeyedStateBackend, number: int, keys: int, *, beside: 
 
 
 async def snapshots(keys: int) -> list[dict[str, Any]]:
-    """Everything, 1 % of it, and a savepoint, of `keys` keys with an int each. Asynchronous only because a snapshot asks its loop the time."""
+    """Everything, 1 % of it, and a savepoint, of `keys` keys with an int each. On a loop because a snapshot asks it the time."""
     backend = new_backend()
     state = backend.get_state(ValueStateDescriptor("v"))
 
