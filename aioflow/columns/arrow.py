@@ -97,8 +97,9 @@ def _bits(array: Any, number: int) -> np.ndarray:
     buffer = array.buffers()[number]
     if buffer is None:
         return np.zeros(len(array), np.bool_)
-    bits = np.unpackbits(np.frombuffer(buffer, np.uint8), count=array.offset + len(array), bitorder="little")
-    return bits[array.offset :].view(np.bool_)
+    first, skipped = divmod(array.offset, 8)  # A page is a slice of a table that may be very long.
+    bits = np.unpackbits(np.frombuffer(buffer, np.uint8)[first:], count=skipped + len(array), bitorder="little")
+    return bits[skipped:].view(np.bool_)
 
 
 def plain_texts(array: Any) -> list[Any]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -57,3 +59,16 @@ def test_texts_that_do_not_come_again_are_not_kept() -> None:
     again = pages.settle(pages.read(pa.table({"name": ["y", "x"] * 50}))).columns["name"]
     assert again.to_list() == ["y", "x"] * 50
     assert again.entries is first.entries
+
+
+def test_a_page_at_the_end_of_a_long_table_costs_what_it_holds() -> None:
+    count = 8_000_000
+    table = pa.table({"n": pa.array(range(8), mask=np.arange(8) == 3).take(pa.array(np.arange(count) % 8))})
+    tracemalloc.start()
+    try:
+        column = ArrowPages().read(table.slice(count - 13, 8)).columns["n"]
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert column.to_list() == [None, 4, 5, 6, 7, 0, 1, 2]
+    assert peak < 1 << 20
