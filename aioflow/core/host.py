@@ -51,7 +51,7 @@ CLOSE_TIMEOUT_S = 10.0
 """How long `close` waits for threads whose work has not ended before it gives them up."""
 
 GIVEN_UP_S = 0.5
-"""Some are about to end: who gave them up has told them to."""
+"""How long `close` waits for threads whose caller was cancelled: some are about to end, having been told to."""
 
 
 class Clock(Protocol):

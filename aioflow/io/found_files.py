@@ -206,8 +206,8 @@ class FoundFiles:
         if changed:
             rest = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
             logger.warning(
-                "%s: %s%s changed while nobody looked, behind the checkpoint, which had read them: files are read once, and what came to "
-                "them later, or in their place, is not; put each file into place when it is complete, under a name of its own",
+                "%s: %s%s, read to the end before the checkpoint, is not what it was when it was found: files are read once, and what came "
+                "after that, or in its place, is not; put each file into place when it is complete, under a name of its own",
                 self._what, ", ".join(list(changed)[:3]), rest,
             )  # fmt: skip
 

@@ -113,7 +113,7 @@ async def test_a_file_that_was_replaced_while_the_job_was_down_is_told_of(
         assert len(told(caplog)) == (run == 2)
         if run == 1:
             inbox.put("a", "something else")
-    assert f"{inbox.directory}/a changed while nobody looked" in told(caplog)[0]
+    assert f"{inbox.directory}/a, read to the end before the checkpoint, is not what it was" in told(caplog)[0]
     assert sorted(inbox.rows) == ["1", "2", "run 0", "run 1", "run 2"]
 
 
