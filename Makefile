@@ -70,11 +70,12 @@ ablations: venv ## plant known bugs in a copy; each must be found by its tests
 	$(BIN)/python -m tests.ablations
 	$(BIN)/pytest -n $(JOBS) -m hunt
 
-peers: $(PEERS)/.ready ## install the engines that `make bench` compares with: Flink's jars (they need a JDK 17) and Bytewax
+peers: $(PEERS)/.ready ## install the engines that `make bench` compares with: Flink and PyFlink (they need a JDK 17) and Bytewax
 
-$(PEERS)/.ready: Makefile
+$(PEERS)/.ready: Makefile benchmarks/peers/pyflink.txt
 	test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)
-	$(PEERS)/bin/python $(PIP) bytewax==0.21.1 && $(PEERS)/bin/python $(PIP) --no-deps apache-flink-libraries==2.3.0
+	$(PEERS)/bin/python $(PIP) bytewax==0.21.1
+	$(PEERS)/bin/python $(PIP) --no-deps --only-binary :all: -r benchmarks/peers/pyflink.txt
 	touch $@
 
 bench: venv ## the benchmarks, beside the engines that are installed; each prints JSON, tables and plots go to build/bench

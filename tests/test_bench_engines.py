@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks import bare, bench_engines, plots
 from benchmarks.bench_engines import markdown, summary
+from benchmarks.bench_spark_runner import PyFlink, Spent, Turn, beside
 from benchmarks.engines import ENGINES, TIMED, Engine, Missing, WrongAnswer, check
 from benchmarks.peers.metered import Meter, percentiles, rates
 from benchmarks.workloads import make_events, make_words
@@ -71,6 +72,25 @@ def test_an_engine_that_is_not_installed_is_missing_with_the_remedy(tmp_path: Pa
     there, missing = bench_engines.installed(tmp_path)
     assert [engine.program for engine in there] == ["bare_loop", "aioflow_rows", "aioflow_rows", "aioflow_columns", "aioflow_columns"]
     assert "Left out: Bytewax, one worker: bytewax is not in" in markdown({"engines": [], "latency": [], "missing": missing})
+
+
+def test_without_pyflink_the_flow_is_held_beside_spark_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Flink's jars lie in a package `pyflink` of their own, which is not PyFlink.
+    (tmp_path / "lib" / "python3.11" / "site-packages" / "pyflink" / "lib").mkdir(parents=True)
+    monkeypatch.setattr("benchmarks.bench_spark_runner.PEERS", tmp_path)
+    with pytest.raises(Missing, match=r"apache-flink is not in .*: make peers"):
+        PyFlink("thread", tmp_path)
+
+
+def test_beside_spark_and_pyflink_a_ratio_is_told_with_and_without_the_start_of_a_job() -> None:
+    ours = [Turn(Spent(1.0, 1.0), Spent(3.0, 2.0))] * 3
+    theirs = [Turn(Spent(3.0, 2.0), Spent(whole, 5.0)) for whole in (9.0, 6.0, 12.0)]
+    assert beside(theirs, ours) == {
+        "by_clock": {"ratio": 3.0, "spread": [2.0, 4.0]},
+        "by_cpu": {"ratio": 2.5, "spread": [2.5, 2.5]},
+        "by_clock_behind_start": {"ratio": 3.0, "spread": [1.5, 4.5]},
+        "by_cpu_behind_start": {"ratio": 3.0, "spread": [3.0, 3.0]},
+    }
 
 
 def test_every_workload_that_is_timed_has_an_engine_of_ours_and_an_answer() -> None:
