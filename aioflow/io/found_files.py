@@ -199,7 +199,7 @@ class FoundFiles:
         now = {self._respelled(split.payload[0]): seen for split in found if (seen := _seen_of(split.payload)) is not None}
         changed: dict[str, None] = {}
         for split in former:
-            if split.finished and split.payload is not None and (seen := _seen_of(split.payload)) is not None:
+            if split.finished and (seen := _seen_of(split.payload)) is not None:
                 path = split.payload[0]
                 if now.get(self._respelled(path), seen) != seen:
                     changed[path] = None
@@ -235,7 +235,9 @@ def _seen(parts: Sequence[Any], stat: FileStat) -> Sequence[Any]:
 
 
 def _seen_of(payload: Any) -> tuple[int, int] | None:
-    """What the part was told of its file, if it was."""
+    """What the part was told of its file, if it was. A file that is followed is no part: its reader keeps what it knows."""
+    if payload is None:
+        return None
     last = payload[-1]
     return last if isinstance(last, tuple) and payload[1] == 0 and type(last[1]) is int else None
 

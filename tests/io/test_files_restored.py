@@ -14,11 +14,13 @@ from typing import Any
 
 import pytest
 
+import aioflow as af
 from aioflow.core.errors import RestoreError
 from aioflow.io.csv_files import csv
 from aioflow.io.files import lines
 from aioflow.operators.source import Split
 from tests.io.driver import Context, read_all, system_context, take
+from tests.io.test_files_discovered import eventually
 
 
 @pytest.fixture
@@ -297,3 +299,20 @@ async def test_a_new_file_of_the_same_content_is_read_although_the_old_one_is_go
     (tmp_path / "a.log").unlink()
     assert await take(reader, 1) == ["1"]
     await reader.close()
+
+
+@pytest.mark.parametrize("pattern", ["*.log", "a.log", ""])
+async def test_a_job_that_follows_files_goes_on_where_it_was(tmp_path: Path, pattern: str) -> None:
+    """A file that is followed is no part of one: what parts know of their files is not asked of it."""
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    told: list[str] = []
+    for run in ("first", "second", "third"):
+        with (logs / "a.log").open("a") as file:
+            file.write(f"{run}\n")
+        flow = af.Flow("followed")
+        flow.source(lines(f"{logs}/{pattern}", follow=True, every="1ms"), uid="logs").sink(told.append, uid="told")
+        async with asyncio.timeout(60), flow.run(checkpoints=(tmp_path / "store").as_uri(), every="1h") as job:
+            await eventually(lambda: run in told)  # noqa: B023  # Awaited in this turn.
+            await job.stop()
+    assert told == ["first", "second", "third"]
