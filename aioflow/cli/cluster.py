@@ -137,6 +137,8 @@ def _stopped_by_signals(stop: Callable[[], None]) -> Iterator[None]:
     finally:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(number)
+        # On its way out already: who tells it once more, as `cluster stop` does with all that are still there, is not to kill it.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def _new_secret(host: Host) -> bytes:
