@@ -74,7 +74,7 @@ async def test_a_stream_is_read_row_by_row(on: af.Spark) -> None:
 async def test_much_output_comes_partition_by_partition(on: af.Spark, monkeypatch: pytest.MonkeyPatch) -> None:
     """However small Spark could make it: the program gets it as it is."""
     monkeypatch.setattr(runner_rdds, "TAKEN_AT_ONCE_BYTES", 1 << 20)
-    monkeypatch.setattr(runner_rdds, "ROWS_AT_A_TIME", 2)
+    monkeypatch.setattr(runner_rdds, "ROWS_AT_A_TIME", 1)
     taken: list[int] = []
     some = StageRdds.take_some
 
@@ -88,7 +88,7 @@ async def test_much_output_comes_partition_by_partition(on: af.Spark, monkeypatc
     numbered = flow.source(range(3000)).key_by(lambda value: value % 7).process(lambda value, ctx: [("x" * 1000, value)])
 
     assert sorted(await numbered.collect(on=on)) == [("x" * 1000, value) for value in range(3000)]
-    assert max(taken) == 2 and len(taken) > 4 and taken[-1] == 0
+    assert max(taken) == 1 and sum(taken) >= 3 and taken[-1] == 0  # A block a partition at least.
 
 
 async def test_however_much_comes_out_it_is_one_job_of_spark_and_another_to_take_it(on: af.Spark, spark: SparkBridge) -> None:
