@@ -259,8 +259,6 @@ class DataStream(Generic[T]):
         MapBatchesOperator(fn, max_size, max_wait, blocking=blocking)  # As for `throttle`.
         factory = partial(make_operator, MapBatchesOperator, fn, max_size=max_size, max_wait=max_wait, blocking=blocking)
         own = OperatorOptions(name, uid, parallelism)
-        if blocking or is_async(fn, "map_batches"):
-            _check_no_state_in_calls(fn, "map_batches")
         return self._add("map_batches", factory, own, function=fn, chaining=Chaining.HEAD, stateful=has_operator_state(fn))
 
     def process(
@@ -493,8 +491,6 @@ class DataStream(Generic[T]):
             on_error = options.get("on_error")
             chaining = Chaining.HEAD if is_async(fn, kind.value) else Chaining.ALWAYS
             side_tags = () if on_error is None else (on_error,)
-            if options.get("blocking") or is_async(fn, kind.value):
-                _check_no_state_in_calls(fn, kind.value)
             stateful = has_operator_state(fn)
             return self._add(kind.value, factory, operator, function=fn, chaining=chaining, side_tags=side_tags, stateful=stateful)
         return self._apply(kind.value, kind, fn, operator)
@@ -523,16 +519,6 @@ def _check_method(fn: Any, kind: str, method: str) -> None:
     given = fn if isinstance(fn, type) else type(fn)
     if issubclass(given, Function) and not hasattr(given, method):
         raise GraphError(f"{kind} needs a function class with a method {method!r}, and {given.__name__} has none")
-
-
-def _check_no_state_in_calls(fn: Any, kind: str) -> None:
-    """Raises GraphError: a call that is under way is made again behind a restore, on state that may have seen it already."""
-    if has_operator_state(fn):
-        name = (fn if isinstance(fn, type) else type(fn)).__name__
-        raise GraphError(
-            f"{kind}: {name} has operator state, and its calls overlap with checkpoints: one under way would count twice after a restore; "
-            "keep the state in a plain map before or behind it"
-        )
 
 
 def _stateless(kind: StatelessKind, function: Any) -> Operator:

@@ -143,6 +143,7 @@ PLACES: dict[str, Build] = {
     "a callable in map": lambda f, s, k: end(s.map(k.calling(lambda x: x))),
     "filter": lambda f, s, k: end(s.filter(k.method("filter", af.FilterFunction, lambda x: True)())),
     "map behind key_by": lambda f, s, k: end(s.key_by(key).map(k.method("map", af.MapFunction, lambda x: x))),
+    "blocking map": lambda f, s, k: end(s.map(k.calling(lambda x: x), blocking=True, concurrency=1)),
     "map_batches": lambda f, s, k: end(s.map_batches(k.calling(lambda xs: xs), max_size=1)),
     "process": lambda f, s, k: end(s.process(emitting(k))),
     "running reduce": lambda f, s, k: end(s.key_by(key).reduce(k.calling(lambda a, b: b))),
@@ -190,18 +191,3 @@ async def test_what_a_function_counted_is_there_after_a_savepoint(place: str) ->
                     await asyncio.sleep(0.001)
             await job.stop()
     assert len(kept.began_with) == 3
-
-
-@pytest.mark.parametrize("kind", ["map", "map_batches"])
-@pytest.mark.parametrize("blocking", [False, True])
-def test_state_that_a_call_under_way_has_touched_is_refused(kind: str, blocking: bool) -> None:
-    kept = Kept()
-
-    class Slow(kept.base):  # type: ignore[misc, name-defined]
-        async def __call__(self, value: Any) -> Any:
-            return value
-
-    function = kept.calling(lambda x: x) if blocking else Slow()
-    stream = af.Flow("kept").source([1])
-    with pytest.raises(af.GraphError, match="one under way would count twice"):
-        getattr(stream, kind)(function, blocking=blocking)
