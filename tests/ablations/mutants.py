@@ -686,6 +686,13 @@ MUTANTS: list[Mutant] = [
         ),
     ),
     Mutant(
+        "a file that is followed is asked what a part knows of it",
+        "aioflow/io/found_files.py",
+        "    if payload is None:\n        return None\n    last = payload[-1]\n",
+        "    last = payload[-1]\n",
+        ("tests/io/test_files_restored.py::test_a_job_that_follows_files_goes_on_where_it_was",),
+    ),
+    Mutant(
         "a file that has grown is cut anew over a restart",
         "aioflow/io/found_files.py",
         "        if parts and any(kind(path, *where).place not in places for where in former):\n",
