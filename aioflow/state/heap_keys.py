@@ -1,7 +1,7 @@
 """The keys of which a snapshot of the heap speaks: brought together from where they were noted, and put in order of key groups.
 
-In slices, as everything that takes long: after each, `breathe`. What is kept long is kept in tuples of some hundred keys: Python's garbage
-collector looks at a tuple of texts or numbers once, and at a list of a million in each full collection.
+In slices, as everything that takes long, at the `Pace` that the loop allows. What is kept long is kept in tuples of some hundred keys:
+Python's garbage collector looks at a tuple of texts or numbers once, and at a list of a million in each full collection.
 """
 
 from __future__ import annotations
