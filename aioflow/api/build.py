@@ -74,7 +74,11 @@ def check_parallelism(name: str, parallelism: object) -> None:
 
 
 def check_place(graph: StreamGraph, name: str, options: OperatorOptions) -> None:
-    """Raises GraphError for a uid that another operator of `graph` has, or more subtasks than there are key groups."""
+    """Raises GraphError for a uid that another operator of `graph` has or that is no text, or more subtasks than there are key groups."""
+    for option, given in (("name", options.name), ("uid", options.uid)):
+        if given is not None and not (isinstance(given, str) and given):
+            kind = "" if given == "" else f"{type(given).__name__}: "
+            raise GraphError(f"operator {name!r}: {option} must be a text that is not empty, got {kind}{given!r}")
     if options.parallelism is not None and options.parallelism > graph.max_parallelism:
         raise GraphError(f"operator {name!r} has parallelism {options.parallelism}; expected 1 to max_parallelism={graph.max_parallelism}")
     if options.uid is not None:

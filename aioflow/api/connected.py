@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from aioflow.api.build import OperatorOptions, Upstream, add_operator, fresh, is_keyed
 from aioflow.api.keyed import KeyedStream
+from aioflow.api.steps import HalfStream
 from aioflow.api.streams import DataStream
 from aioflow.core.errors import GraphError
 from aioflow.core.explained_calls import explained_methods
@@ -36,8 +37,10 @@ U = TypeVar("U")
 R = TypeVar("R")
 
 
-class BroadcastStream(Generic[U]):
+class BroadcastStream(HalfStream, Generic[U]):
     """A stream that every subtask sees, with the state that it may fill. Made by `stream.broadcast(*descriptors)`."""
+
+    completed_by = "elements.connect(it).process(BroadcastProcessFunction)"
 
     def __init__(self, stream: DataStream[U], descriptors: tuple[MapStateDescriptor[Any, Any], ...]) -> None:
         self.stream = stream
@@ -45,8 +48,10 @@ class BroadcastStream(Generic[U]):
 
 
 @explained_methods
-class ConnectedStreams(Generic[T, U]):
+class ConnectedStreams(HalfStream, Generic[T, U]):
     """Two streams side by side. With a broadcast stream on the right, `process` takes a BroadcastProcessFunction."""
+
+    completed_by = "map(f1, f2), flat_map(f1, f2) or process(fn)"
 
     def __init__(self, left: DataStream[T], right: DataStream[U] | BroadcastStream[U]) -> None:
         self._left = left

@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from aioflow.api.build import OperatorOptions, Upstream, add_operator, check_parallelism, check_place, check_watermarks
+from aioflow.api.entering import Entering
 from aioflow.api.gather import Collected, CollectOperator, RowStream
 from aioflow.api.job import Job, JobResult
 from aioflow.api.options import parse_options
@@ -159,7 +160,7 @@ class Flow:
         Entering waits until every operator is open, and raises what failed there. Leaving: a job that is over raises its error if nobody
         has seen it; with bounded sources waits for the end; otherwise stops, bounded by `stop_timeout`. Leaving by an exception cancels.
         """
-        return self._run(self._graph, options)
+        return Entering(self.name, self._run(self._graph, options))
 
     async def execute(self, **options: Any) -> JobResult:
         """Run to the end. Cancelling this call cancels the job. A flow that is pushed into has none: GraphError."""

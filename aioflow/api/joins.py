@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
 from aioflow.api.build import OperatorOptions, Upstream, add_operator, fresh
 from aioflow.api.keyed import KeyedStream
+from aioflow.api.steps import HalfStream
 from aioflow.api.streams import DataStream
-from aioflow.api.windows import require_event_time
+from aioflow.api.windows import require_event_time, without_event_time
 from aioflow.core.errors import GraphError
 from aioflow.core.explained_calls import explained_methods
 from aioflow.core.timeunits import to_ms
@@ -32,10 +33,14 @@ U = TypeVar("U")
 K = TypeVar("K")
 R = TypeVar("R")
 
+KEYS = "where(key of the left).equal_to(key of the right)"
+
 
 @explained_methods
-class _TwoStreams(Generic[T, U]):
+class _TwoStreams(HalfStream, Generic[T, U]):
     """Keys and window of a two-stream operation, said step by step."""
+
+    completed_by = "where(key).equal_to(key).window(assigner).apply(fn)"
 
     kind = ""
     operator: type[CoGroupOperator]
@@ -107,6 +112,7 @@ class JoinedStreams(_TwoStreams[T, U]):
 
     kind = "join"
     operator = WindowJoinOperator
+    elsewhere: ClassVar[Mapping[str, str]] = {"process": "apply(fn), with fn(left, right)", "on": KEYS}
 
     def apply(
         self, fn: Callable[[T, U], R], *, name: str | None = None, uid: str | None = None, parallelism: int | None = None
@@ -121,6 +127,7 @@ class CoGroupedStreams(_TwoStreams[T, U]):
 
     kind = "co_group"
     operator = CoGroupOperator
+    elsewhere: ClassVar[Mapping[str, str]] = {"process": "apply(fn), with fn(key, lefts, rights)", "on": KEYS}
 
     def apply(
         self,
@@ -135,8 +142,11 @@ class CoGroupedStreams(_TwoStreams[T, U]):
 
 
 @explained_methods
-class IntervalJoin(Generic[K, T, U]):
+class IntervalJoin(HalfStream, Generic[K, T, U]):
     """Pairs whose times differ by no less than `lower` and no more than `upper`, both included."""
+
+    completed_by = "process(fn)"
+    elsewhere: ClassVar[Mapping[str, str]] = {"apply": "process(fn), with fn(left, right, ctx), which gives any number of rows"}
 
     def __init__(self, left: KeyedStream[K, T], right: KeyedStream[K, U], lower: str | timedelta, upper: str | timedelta) -> None:
         self._left = left
@@ -148,7 +158,7 @@ class IntervalJoin(Generic[K, T, U]):
             if not isinstance(stream, KeyedStream):
                 raise GraphError(f"interval_join needs keyed streams on both sides, got {stream!r}: put key_by(...) before it")
             if not stream.has_event_time:
-                raise GraphError(f"interval_join of {stream!r} needs event time: give its source watermarks=af.WatermarkStrategy...")
+                raise GraphError(f"interval_join of {stream!r} needs event time, but {without_event_time(stream)}")
 
     def process(
         self,

@@ -23,6 +23,7 @@ from aioflow.api.build import (
     warn_of_empty_side,
 )
 from aioflow.api.hints import as_select, field_hint
+from aioflow.api.steps import no_such_method
 from aioflow.core.errors import GraphError
 from aioflow.core.explained_calls import explained_methods
 from aioflow.core.expression_rows import columns_to_function
@@ -93,8 +94,11 @@ class DataStream(Generic[T]):
         def __getattr__(self, name: str) -> Any:
             from aioflow.api.keyed import KeyedStream
 
-            hint = ": it needs keys, put key_by(...) directly before it" if hasattr(KeyedStream, name) else ""
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}", name=name, obj=self)
+            if name == "late":
+                remedy = ": late elements are of a window; take it directly of what its reduce, aggregate or process gave"
+            else:
+                remedy = ": it needs keys, put key_by(...) directly before it" if hasattr(KeyedStream, name) else ""
+            raise no_such_method(self, name, remedy)
 
     @property
     def flow(self) -> Flow:
@@ -417,6 +421,8 @@ class DataStream(Generic[T]):
         """Write the elements to `sink`: a Sink, or a function or `async def` of one element (at-least-once). Gives this stream back."""
         from aioflow.operators.function_sink import FunctionSink, as_sink, calling
 
+        if not callable(sink) and (remedy := _sink_hint(sink)):
+            raise GraphError(f"sink() takes a Sink or a function of one element, got {type(sink).__name__}: {sink!r}{remedy}")
         target = as_sink(sink)
         calls = isinstance(target, FunctionSink)
         if (check := getattr(target, "check_sink", None)) is not None:
@@ -512,6 +518,15 @@ class DataStream(Generic[T]):
             return self._add("process", factory, options, function=fn, stateful=keyed, chaining=Chaining.HEAD)
         factory = partial(make_operator, KeyedProcessOperator if keyed else ProcessOperator, fn)
         return self._add("process", factory, options, function=fn, stateful=keyed)
+
+
+def _sink_hint(given: Any) -> str:
+    """What to write, if `given` has nothing of a sink and can be guessed at."""
+    if hasattr(given, "writer"):
+        return ""
+    from aioflow.io.suggestions import place_hint
+
+    return place_hint(given)
 
 
 def _check_method(fn: Any, kind: str, method: str) -> None:

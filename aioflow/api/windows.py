@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, overload
 
 from aioflow.api.build import OperatorOptions, Upstream, add_operator
 from aioflow.api.keyed import KeyedStream
+from aioflow.api.steps import HalfStream
 from aioflow.api.streams import DataStream
 from aioflow.core.errors import GraphError
 from aioflow.core.explained_calls import explained_methods
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from aioflow.operators.triggers import Trigger
     from aioflow.operators.windowing import Evictor, WindowAssigner
 
-__all__ = ["WindowResults", "WindowedStream", "require_event_time"]
+__all__ = ["WindowResults", "WindowedStream", "require_event_time", "without_event_time"]
 
 T = TypeVar("T")
 K = TypeVar("K")
@@ -42,8 +43,20 @@ class WindowResults(DataStream[R], Generic[R, T]):
 
 
 @explained_methods
-class WindowedStream(Generic[K, T]):
+class WindowedStream(HalfStream, Generic[K, T]):
     """A keyed stream grouped by window; ends with `reduce`, `aggregate` or `process`."""
+
+    completed_by = "reduce(fn), aggregate(agg) or process(fn)"
+    elsewhere: ClassVar[Mapping[str, str]] = {
+        "apply": "process(fn), with fn(key, ctx, elements)",
+        **{name: f"aggregate(af.{name}({'' if name == 'count' else 'fn'}))" for name in ("count", "sum", "min", "max", "mean", "top")},
+        "late": "window(...).aggregate(...).late: late elements are a side output of the result",
+        "lateness": "window(assigner, lateness=...)",
+        "allowed_lateness": "window(assigner, lateness=...)",
+        "trigger": "window(assigner, trigger=...)",
+        "evictor": "window(assigner, evictor=...)",
+        "side_output_late_data": "window(...).aggregate(...).late: late elements are a side output of the result",
+    }
 
     def __init__(
         self,
@@ -161,7 +174,15 @@ class WindowedStream(Generic[K, T]):
 def require_event_time(stream: KeyedStream[Any, Any], assigner: WindowAssigner) -> None:
     """An event-time window with no watermark strategy upstream never fires: GraphError, here where it is written."""
     if assigner.is_event_time and not isinstance(assigner, GlobalWindows) and not stream.has_event_time:
-        raise GraphError(
-            f"{assigner} after {stream!r} needs event time, but no watermark strategy stands upstream: give the source "
-            'watermarks=af.WatermarkStrategy.bounded_out_of_orderness(...), or use time="processing"'
-        )
+        raise GraphError(f'{assigner} after {stream!r} needs event time, but {without_event_time(stream)}, or use time="processing"')
+
+
+def without_event_time(stream: KeyedStream[Any, Any]) -> str:
+    """Which streams that `stream` is made of have no watermark strategy, and what gives them one."""
+    nodes = [stream.flow.graph.nodes[upstream.node_id] for upstream in stream.upstreams]
+    without = list(dict.fromkeys(repr(node.name) for node in nodes if not node.event_time))
+    if any(node.event_time for node in nodes):
+        what = f"of the streams in the union no watermark strategy stands before {' and '.join(without)}, which would hold event time back"
+    else:
+        what = "no watermark strategy stands upstream"
+    return f"{what}: give the source watermarks=af.WatermarkStrategy.bounded_out_of_orderness(...)"

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from decimal import Decimal
 from typing import Any
 
 from aioflow.core.errors import did_you_mean
 from aioflow.core.expression_namespaces import DtNamespace, StrNamespace
 from aioflow.core.expression_trees import walk
-from aioflow.core.expressions import COMPARISONS, LOGICAL, Binary, Column, Expr, Literal, Unary
+from aioflow.core.expressions import COMPARISONS, LOGICAL, Binary, Call, Column, Expr, Literal, Unary
 
-__all__ = ["no_attribute", "no_operation", "no_truth", "note_text"]
+__all__ = ["always_none", "no_attribute", "no_operation", "no_truth", "no_values", "note_text"]
 
 METHODS = ("is_in", "is_null", "fill_null", "cast", "round", "abs", "str", "dt")
 TEXT = tuple(name for name in vars(StrNamespace) if not name.startswith("_"))
@@ -60,13 +61,33 @@ def no_operation(namespace: StrNamespace | DtNamespace, name: str) -> str:
     return f"{prefix} has no operation {name!r}{did_you_mean(name, known, prefix + '.{}')}; it has {', '.join(known)}"
 
 
+def no_values(e: Expr[Any], values: Sequence[Any]) -> str:
+    """Why expressions are no values of `is_in`, and how `e` is compared with them."""
+    shown = f"({e!r})" if isinstance(e, (Binary, Unary)) else repr(e)
+    ways = " | ".join(f"({shown} == {value!r})" for value in values if isinstance(value, Expr)) or f"({shown} == col.other)"
+    return f"is_in expects plain values, known when the flow is built; to compare with other fields write {ways}"
+
+
+def always_none(e: Expr[Any], operator: str) -> str:
+    """What `e == None` and `e != None` come to."""
+    shown = f"({e!r})" if isinstance(e, (Binary, Unary)) else repr(e)
+    wanted = f"{shown}.is_null()" if operator == "==" else f"~{shown}.is_null()"
+    return f"{shown} {operator} None is None for every element, as any operation on None, so a filter drops them all: write {wanted}"
+
+
 def note_text(error: BaseException, row: Any, *expressions: Expr[Any]) -> None:
-    """Add to `error`, which `expressions` raised for `row`, that a field is text where a number is wanted; nothing if that is not it.
+    """Add to `error`, which `expressions` raised for `row`, that a field is text where a number is wanted, or the reverse; nothing if that
+    is not it.
 
     Of an expression that is a field alone, a number is wanted.
     """
-    if isinstance(error, TypeError) and "str" in str(error) and (e := next(_texts(row, expressions), None)) is not None:
-        error.add_note(f"{e!r} is text: {e!r}.cast(int) or .cast(float) makes a number of it; with type= the source does so for all fields")
+    call = next(_no_texts(row, expressions), None)
+    if call is not None:
+        e, name = call._operand, call._name
+        error.add_note(f"{e!r} is {type(_field(row, e)).__name__}, and .{name} reads text: write {e!r}.cast(str).{name}(...)")
+    elif isinstance(error, TypeError) and "str" in str(error) and (text := next(_texts(row, expressions), None)) is not None:
+        remedy = f"{text!r}.cast(int) or .cast(float) makes a number of it; with type= the source does so for all fields"
+        error.add_note(f"{text!r} is text: {remedy}")
 
 
 def _texts(row: Any, expressions: Sequence[Expr[Any]]) -> Iterator[Column[Any]]:
@@ -80,13 +101,23 @@ def _texts(row: Any, expressions: Sequence[Expr[Any]]) -> Iterator[Column[Any]]:
                         yield one
 
 
+def _no_texts(row: Any, expressions: Sequence[Expr[Any]]) -> Iterator[Call[Any]]:
+    """Operations on text whose operand is a field that holds a number."""
+    for expression in expressions:
+        for e in walk(expression):
+            if isinstance(e, Call) and e._name.startswith("str.") and isinstance(_field(row, e._operand), (int, float, Decimal)):
+                yield e
+
+
+def _field(row: Any, e: Expr[Any]) -> Any:
+    """What stands in `row` where `e` is a field; None if it is none, or is not there."""
+    if not isinstance(e, Column):
+        return None
+    try:
+        return row[e._name] if isinstance(row, dict) or isinstance(e._name, int) else getattr(row, e._name)
+    except (LookupError, AttributeError, TypeError):
+        return None
+
+
 def _is_text(row: Any, e: Expr[Any]) -> bool:
-    match e:
-        case Literal(_value=value):
-            return isinstance(value, str)
-        case Column(_name=name):
-            try:
-                return isinstance(row[name] if isinstance(row, dict) or isinstance(name, int) else getattr(row, name), str)
-            except (LookupError, AttributeError, TypeError):
-                return False
-    return False
+    return isinstance(e._value if isinstance(e, Literal) else _field(row, e), str)

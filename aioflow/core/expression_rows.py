@@ -23,7 +23,7 @@ from aioflow.core import expressions as ex
 from aioflow.core.errors import GraphError
 from aioflow.core.expression_source import Emitter, RowKind
 from aioflow.core.expression_trees import column_names, walk
-from aioflow.core.expression_values import MissingFieldError, describe_row
+from aioflow.core.expression_values import MissingFieldError, missing
 
 __all__ = [
     "compile_row",
@@ -189,7 +189,7 @@ def _specialising(body: Callable[[Emitter], str], expressions: tuple[ex.Expr[Any
 
 
 def explain(row: Any, kind: RowKind, error: Exception, expressions: tuple[ex.Expr[Any], ...]) -> None:
-    """Raises MissingFieldError if `row` lacks a field of the expressions; else `error` stands, with a note where text was no number."""
+    """Raises MissingFieldError if `row` lacks a field of the expressions; else `error` stands, with a note about numbers and text."""
     if isinstance(error, MissingFieldError):
         for expression in expressions:
             if any(isinstance(e, ex.Field) for e in walk(expression)):
@@ -204,10 +204,8 @@ def explain(row: Any, kind: RowKind, error: Exception, expressions: tuple[ex.Exp
                 else:
                     getattr(row, name)
             except ROW_ERRORS:
-                raise MissingFieldError(
-                    f"no field {name!r} in {describe_row(row)}; read by the expression {expression!r}"
-                ) from None
-    if isinstance(error, TypeError):
+                raise MissingFieldError(f"{missing(name, row)}; read by the expression {expression!r}") from None
+    if isinstance(error, (TypeError, AttributeError)):
         from aioflow.core.expression_hints import note_text
 
         note_text(error, row, *expressions)

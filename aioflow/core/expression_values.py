@@ -7,7 +7,7 @@ function is pure.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
@@ -22,6 +22,7 @@ __all__ = [
     "describe_row",
     "epoch_ms",
     "field_names",
+    "missing",
     "power",
     "read_field",
     "truncate",
@@ -65,7 +66,7 @@ def read_field(value: Any, name: str | int) -> Any:
     try:
         return value[name] if isinstance(name, int) or isinstance(value, Mapping) else getattr(value, name)
     except (AttributeError, LookupError, TypeError):
-        raise MissingFieldError(f"no field {name!r} in {describe_row(value)}") from None
+        raise MissingFieldError(missing(name, value)) from None
 
 
 def field_names(row: Any) -> list[str]:
@@ -76,6 +77,13 @@ def field_names(row: Any) -> list[str]:
         return [f.name for f in fields(row)]
     names = getattr(row, "_fields", None) or getattr(row, "__struct_fields__", None) or getattr(row, "__dict__", None)
     return [str(name) for name in names or ()]
+
+
+def missing(name: str | int, row: Any) -> str:
+    """That `row` has no field `name`, or no such position."""
+    if isinstance(name, int) and isinstance(row, Sequence):
+        return f"no position {name} in a {type(row).__name__} of {len(row)}"
+    return f"no field {name!r} in {describe_row(row)}"
 
 
 def describe_row(row: Any) -> str:
@@ -142,7 +150,8 @@ def epoch_ms(time: Any) -> int:
     if isinstance(time, date):
         return (time.toordinal() - _EPOCH_ORDINAL) * _DAY_MS
     if isinstance(time, bool) or not hasattr(time, "__index__"):
-        raise TypeError(f".dt reads int milliseconds, a datetime or a date, not {type(time).__name__}")
+        remedy = ": give the source a type= that says datetime, or parse it by map(...)" if isinstance(time, str) else ""
+        raise TypeError(f".dt reads int milliseconds, a datetime or a date, not {type(time).__name__}{remedy}")
     return int(time)
 
 

@@ -15,6 +15,7 @@ What nodes hold is underscored: every other attribute is an operation, or an err
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeGuard, TypeVar
@@ -47,6 +48,8 @@ __all__ = [
 
 if TYPE_CHECKING:
     from aioflow.core.expression_namespaces import DtNamespace, StrNamespace
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 str_ = str
@@ -127,9 +130,13 @@ class Expr(Generic[T]):
 
     # Comparisons. `==` builds an expression, which is why nodes are compared by `same_as`.
     def __eq__(self, other: Any) -> Expr[Any]:  # type: ignore[override]
+        if other is None:
+            _tell_of_none(self, "==")
         return Binary("==", self, as_expression(other))
 
     def __ne__(self, other: Any) -> Expr[Any]:  # type: ignore[override]
+        if other is None:
+            _tell_of_none(self, "!=")
         return Binary("!=", self, as_expression(other))
 
     def __lt__(self, other: Any) -> Expr[Any]:
@@ -166,7 +173,12 @@ class Expr(Generic[T]):
         """Whether the value equals one of `values`. None and NaN among `values` equal nothing."""
         if isinstance(values, (str, bytes, Expr)):
             raise TypeError(f"is_in expects a list, tuple or set of plain values, not {type(values).__name__}")
-        return IsIn(self, tuple(values))
+        plain = tuple(values)
+        if any(isinstance(value, (Expr, Part)) for value in plain):
+            from aioflow.core.expression_hints import no_values
+
+            raise TypeError(no_values(self, plain))
+        return IsIn(self, plain)
 
     def is_null(self) -> Expr[Any]:
         """Whether the value is None; never None itself."""
@@ -426,6 +438,13 @@ def as_expression(value: Any) -> Expr[Any]:
     if callable(value) and not isinstance(value, type):
         raise TypeError(f"a function ({value!r}) cannot stand inside an expression; use map for it")
     return Literal(value)
+
+
+def _tell_of_none(e: Expr[Any], operator: str) -> None:
+    """It is no error, since None may be the value of a variable; but nobody means it who writes it down."""
+    from aioflow.core.expression_hints import always_none
+
+    logger.warning(always_none(e, operator))
 
 
 def field_name(name: Any) -> str | int:

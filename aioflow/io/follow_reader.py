@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from aioflow.core.errors import RestoreError
 from aioflow.io.blocks import BLOCK_BYTES, BlockFile, is_compressed
 from aioflow.io.file_reader import FileReader
-from aioflow.io.paths import FilePart, cut, find_files
+from aioflow.io.paths import FilePart, cut, find_files, fixed_part, pattern_hint
 from aioflow.operators.source import Split
 
 if TYPE_CHECKING:
@@ -74,6 +74,8 @@ class FollowReader(FileReader):
         self._known: dict[str, _Followed] = {}
         self._doubted: list[str] = []
         """Files that the last look did not find."""
+        self._is_missed = False
+        """Whether it was said that there is nothing to follow."""
 
     async def open(self, splits: Sequence[Split]) -> None:
         if not splits:
@@ -89,12 +91,22 @@ class FollowReader(FileReader):
             await self._look()
             await asyncio.sleep(self._every_s)
 
+    async def _note_missing(self) -> None:
+        """Warn once of what is waited for: its name may be mistyped."""
+        needed = fixed_part(self._path)
+        if not await self._host.fs.exists(needed):
+            self._is_missed = True
+            hint = pattern_hint(self._path)
+            logger.warning("there is no %r yet%s; it is waited for, as follow=True says", needed, hint)
+
     async def _look(self) -> None:
         found = [
             (part, stat)
             for path, stat in (await find_files(self._host, self._path, may_be_missing=True)).items()
             for part in await cut(self._host, path, stat.size, divisible=False, split_bytes=0)
         ]
+        if not found and not self._is_missed:
+            await self._note_missing()
         changed: dict[str, tuple[FilePart, tuple[int, int]]] = {}
         others: list[str] = []  # Where another file is found than was known, or none was known.
         missing = dict.fromkeys(self._known)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 from aioflow.core.errors import GraphError, RestoreError
 from aioflow.core.timeunits import to_seconds
 from aioflow.io.hosts import lent
-from aioflow.io.paths import find_files, fixed_part, is_matched, respelled
+from aioflow.io.paths import find_files, fixed_part, is_matched, pattern_hint, respelled
 from aioflow.operators.source import Split
 
 if TYPE_CHECKING:
@@ -154,7 +154,8 @@ class FoundFiles:
         needed = fixed_part(self.path)
         missed, self._is_missed = self._is_missed, not found and not await host.fs.exists(needed)
         if self._is_missed and not missed:
-            logger.warning("%s: there is no %r yet; it is waited for, as discover_every= says", self._what, needed)
+            hint = pattern_hint(self.path)
+            logger.warning("%s: there is no %r yet%s; it is waited for, as discover_every= says", self._what, needed, hint)
 
     # What a checkpoint knows.
 

@@ -28,6 +28,9 @@ logger = logging.getLogger(__name__)
 
 ONLY_SPLIT = "0"
 
+TABLES_OF = frozenset({"pandas", "polars", "pyspark", "pyarrow", "duckdb", "_duckdb"})
+"""Packages whose tables are no elements."""
+
 
 def as_source(what: Any) -> Source[Any]:
     """The source that `flow.source(what)` reads. Raises GraphError for what cannot be read again or is no source."""
@@ -38,8 +41,14 @@ def as_source(what: Any) -> Source[Any]:
     if isinstance(what, (str, bytes, bytearray, memoryview, PurePath)):
         raise GraphError(
             f"flow.source got {what!r} of type {type(what).__name__}, expected a source, an iterable of elements or a function: "
-            f"to read a file write af.io.lines({str(what)!r}), for a single element write [{what!r}]"
+            f"{_to_read(what)}for a single element write [{what!r}]"
         )
+    if type(what).__module__.partition(".")[0] in TABLES_OF:
+        from aioflow.io.suggestions import hint_of_table, is_table
+
+        if is_table(what):  # It may be iterable, by the names of its columns.
+            named = f"{type(what).__name__} of {type(what).__module__}"
+            raise GraphError(f"flow.source got a {named}: to read its rows write {hint_of_table(what)}")
     if inspect.isfunction(what) and what.__module__.startswith("aioflow.io."):
         name = what.__name__
         raise GraphError(f"flow.source got the function {name}, expected what it makes: add the parentheses, {name}(...)")
@@ -56,6 +65,13 @@ def as_source(what: Any) -> Source[Any]:
         f"flow.source got {what!r} of type {type(what).__name__}, expected a Source, a list, tuple or range, or a function that returns "
         "an iterator"
     )
+
+
+def _to_read(what: object) -> str:
+    """What reads the file, if it may be the name of one."""
+    from aioflow.io.suggestions import reader_hint
+
+    return f"to read a file write {reader_hint(what)}, " if isinstance(what, (str, PurePath)) else ""
 
 
 class IterableSource(Generic[T]):

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from aioflow.core.host import FileStat, Host
     from aioflow.io.blocks import Mark
 
-__all__ = ["SPLIT_BYTES", "FilePart", "cut", "find_files", "fixed_part", "is_matched", "respelled"]
+__all__ = ["SPLIT_BYTES", "FilePart", "cut", "find_files", "fixed_part", "is_matched", "pattern_hint", "respelled"]
 
 SPLIT_BYTES = 64 * 1024 * 1024
 """Files above this are cut at line ends, so that several subtasks share one."""
@@ -75,10 +75,16 @@ async def find_files(host: Host, path: str | PurePath, *, may_be_missing: bool =
         what = "no file matches"
     else:
         found = {}
-        what = "there is no such file"
+        what = f"there is no such file{pattern_hint(path)}"
     if not found and not may_be_missing:
         raise FileNotFoundError(errno.ENOENT, f"{what}, expected a file, a directory with files, or a glob that matches some", text)
     return found
+
+
+def pattern_hint(path: str | PurePath) -> str:
+    """What to write if a `Path`, which means itself, looks like a pattern."""
+    text = str(path)
+    return f" (a Path is no pattern: write {text!r})" if not isinstance(path, str) and _MAGIC.search(text) else ""
 
 
 def fixed_part(path: str | PurePath) -> str:

@@ -28,6 +28,7 @@ from aioflow.operators.process import (
     ProcessOperator,
     Rows,
 )
+from aioflow.operators.process_context import note_no_time
 from aioflow.operators.results import elements_of
 from aioflow.operators.stateless import describe_place
 from aioflow.operators.userfunction import describe_record
@@ -175,6 +176,7 @@ class AsyncProcessOperator(ProcessOperator):
             try:
                 await _collect(call(values[i], context), rows, stamp, current, self._described(self._input))
             except Exception as error:
+                note_no_time(error, self.ctx)
                 note_once(error, f"in {describe_place(self.ctx)}, at record {describe_record(values[i])}")
                 raise
             self._position = i + 1

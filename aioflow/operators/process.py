@@ -17,7 +17,7 @@ from aioflow.core.elements import MIN_WATERMARK, RecordBatch, empty_batch
 from aioflow.core.errors import note_once
 from aioflow.core.functions import Function
 from aioflow.operators.operator import Operator
-from aioflow.operators.process_context import OperatorProcessContext
+from aioflow.operators.process_context import OperatorProcessContext, note_no_time
 from aioflow.operators.results import PLAIN_RESULTS, elements_of
 from aioflow.operators.stateless import describe_place
 from aioflow.operators.userfunction import UserFunction, describe_record, with_resources
@@ -181,6 +181,7 @@ class ProcessOperator(Operator):
                         origin += [i] * (len(out) - size)
                         size = len(out)
         except Exception as error:
+            note_no_time(error, self.ctx)
             note_once(error, f"in {describe_place(self.ctx)}, at record {describe_record(values[i])}")
             raise
         finally:
@@ -248,6 +249,7 @@ class ProcessOperator(Operator):
                 i += 1
         except Exception as error:
             if i < count:
+                note_no_time(error, self.ctx)
                 note_once(error, f"in {describe_place(self.ctx)}, at record {describe_record(values[i])}")
             raise
         finally:

@@ -22,7 +22,21 @@ if TYPE_CHECKING:
     from aioflow.state.backend import KeyedStateBackend
     from aioflow.state.timers import InternalTimerService
 
-__all__ = ["KeyedTimers", "OperatorProcessContext", "no_tag"]
+__all__ = ["KeyedTimers", "OperatorProcessContext", "no_tag", "note_no_time"]
+
+
+def note_no_time(error: BaseException, ctx: OperatorContext) -> None:
+    """Add to `error` of a function that `ctx.timestamp` is None, if the place that raised it reads one and there is no event time."""
+    if ctx.has_event_time or not isinstance(error, TypeError) or "NoneType" not in str(error):
+        return
+    place = error.__traceback__
+    while place is not None and place.tb_next is not None:
+        place = place.tb_next
+    if place is not None and "timestamp" in place.tb_frame.f_code.co_names:
+        error.add_note(
+            "ctx.timestamp is None where no watermark strategy stands before the operator: give the source watermarks="
+            "af.WatermarkStrategy..., or use assign_timestamps_and_watermarks(...)"
+        )
 
 
 class OperatorProcessContext:

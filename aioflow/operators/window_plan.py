@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -36,6 +37,8 @@ from aioflow.operators.windowing import (
 )
 
 __all__ = ["ReduceAggregate", "WindowPlan", "WindowSpec", "check_window", "count_window", "plan_window"]
+
+logger = logging.getLogger(__name__)
 
 _BY_ARRIVAL = (Collect, First, Last, MaxBy, MinBy, Top)
 """Results that depend on the order of arrival, which slices, being merged in order of time, do not keep."""
@@ -110,6 +113,12 @@ def count_window(size: int, slide: int | None = None) -> tuple[GlobalWindows, Tr
     for name, n in (("size", size), ("slide", slide)):
         if n is not None and (type(n) is not int or n <= 0):
             raise GraphError(f"count_window: {name} is {n!r}, expected an int above 0")
+    if slide is not None and slide > size:
+        logger.warning(
+            "count_window: size %d is less than slide %d, so that %d of each %d elements are in no window and are dropped; the size comes "
+            "first: count_window(%d, %d)",
+            size, slide, slide - size, slide, slide, size,
+        )  # fmt: skip
     if slide is None:
         return global_window(), purging(on_count(size)), None
     return global_window(), on_count(slide), keep_last(size)

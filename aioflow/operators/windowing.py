@@ -8,6 +8,7 @@ Times are int ms and may be negative; a window [start, end) holds its `max_times
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from types import GeneratorType
@@ -43,6 +44,8 @@ __all__ = [
     "keep_within",
     "window_fn_results",
 ]
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -204,6 +207,12 @@ def sliding(
     offset_ms = signed_ms(offset, "sliding", "offset")
     if abs(offset_ms) >= slide_ms:
         raise GraphError(f"sliding: offset is {offset!r}, expected less than the slide {slide!r}")
+    if slide_ms > size_ms:
+        logger.warning(
+            "sliding: size %s is less than slide %s, so that what falls between two windows is in none of them and is dropped; the size "
+            "comes first: sliding(%r, %r)",
+            size, slide, slide, size,
+        )  # fmt: skip
     return SlidingWindows(size_ms, slide_ms, offset_ms, is_event_time(time, "sliding"))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -117,3 +118,57 @@ def test_a_count_of_a_field_says_what_counts_fields() -> None:
         wrong(c.v)
     with pytest.raises(af.GraphError, match=r"takes no fn: .* or af\.distinct\(fn\)"):
         wrong(lambda row: row)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (lambda: c.a.is_in([c.b]), "plain values, known when the flow is built; to compare with other fields write (col.a == col.b)"),
+        (lambda: c.a.is_in((1, c.b, c.d + 1)), "write (col.a == col.b) | (col.a == col.d + 1)"),
+        (lambda: c.a.is_in([af.col]), "write (col.a == col.other)"),
+    ],
+)
+def test_a_field_among_values_is_refused_with_the_comparison(wrong: Callable[[], Any], said: str) -> None:
+    with pytest.raises(TypeError) as caught:
+        wrong()
+    assert str(caught.value).endswith(said)
+
+
+def test_a_comparison_with_none_that_is_written_down_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    assert repr(c.a == af.lit(None)) == "col.a == None"
+    assert not caplog.records, "said on purpose"
+    assert [repr(c.a == None), repr((c.a + 1) != None)] == ["col.a == None", "col.a + 1 != None"]  # noqa: E711
+    first, second = (record.getMessage() for record in caplog.records)
+    assert first.endswith("so a filter drops them all: write col.a.is_null()")
+    assert second.endswith("so a filter drops them all: write ~(col.a + 1).is_null()")
+
+
+class Tagged(NamedTuple):
+    tags: list[str]
+    n: int
+
+
+@pytest.mark.parametrize("row", [Tagged(["a"], 3), {"tags": ["a"], "n": 3}])
+@pytest.mark.parametrize(
+    ("expression", "said"),
+    [
+        (c.tags[9], r"^no position 9 in a list of 1; read by the expression col\.tags\[9\]"),
+        (c.n["x"], r"^no field 'x' in a int without fields"),
+    ],
+)
+async def test_a_position_that_is_not_there_is_told_the_length(row: Any, expression: Any, said: str) -> None:
+    with pytest.raises(LookupError, match=said):
+        await af.Flow("rows").source([row]).select(x=expression).collect()
+
+
+async def test_a_position_of_a_tuple_that_is_not_there_is_told_the_length() -> None:
+    with pytest.raises(LookupError, match=r"^no position 9 in a tuple of 2; read by the expression col\(9\)"):
+        await af.Flow("rows").source([(1, 2)]).select(x=af.col[9]).collect()
+
+
+@pytest.mark.parametrize("expression", [c.n.str.upper(), c.n.str.len(), c.n.str.contains("x") & (c.tags.str.len() > 0)])
+async def test_an_operation_on_text_of_a_number_is_told_the_cast(expression: Any) -> None:
+    with pytest.raises((TypeError, AttributeError)) as caught:
+        await af.Flow("rows").source([Tagged(["a"], 3)]).select(x=expression).collect()
+    (note,) = [note for note in caught.value.__notes__ if "reads text" in note]
+    assert re.fullmatch(r"col\.n is int, and \.(str\.\w+) reads text: write col\.n\.cast\(str\)\.\1\(\.\.\.\)", note)

@@ -244,7 +244,7 @@ def test_method_of_a_plain_value_is_no_field() -> None:
 
 def test_tuples_are_read_by_position() -> None:
     assert compile_row(col[0] + col(1))((1, 2)) == 3
-    with pytest.raises(MissingFieldError, match="no field 5"):
+    with pytest.raises(MissingFieldError, match="no position 5 in a tuple of 2"):
         compile_row(col[5])((1, 2))
 
 

@@ -1,0 +1,56 @@
+"""What `flow.run()` gives: a run that begins when it is entered by `async with`, and says so to whoever tries something else."""
+
+from __future__ import annotations
+
+import warnings
+from contextlib import AbstractAsyncContextManager
+from types import TracebackType
+from typing import Any, Never
+
+from aioflow.api.job import Job
+
+__all__ = ["Entering"]
+
+
+class Entering(AbstractAsyncContextManager[Job]):
+    """A run of `flow` that has not begun. Entered once."""
+
+    def __init__(self, flow: str, running: AbstractAsyncContextManager[Job]) -> None:
+        self._flow = flow
+        self._running = running
+        self._is_told = False
+        """Whether it was entered, or whoever made it knows why it was not."""
+
+    async def __aenter__(self) -> Job:
+        self._is_told = True
+        return await self._running.__aenter__()
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> bool | None:
+        return await self._running.__aexit__(kind, error, trace)
+
+    def __enter__(self) -> Never:
+        self._is_told = True
+        raise TypeError(
+            f"flow.run() of {self._flow!r} is entered by `async with flow.run() as job`, in an `async def`; a program without a loop of "
+            "its own calls af.run(flow)"
+        )
+
+    def __exit__(self, *exc_info: object) -> None:
+        """Nothing was entered. It is here so that `with` comes as far as `__enter__`, which says what is wrong."""
+
+    def __await__(self) -> Any:
+        self._is_told = True
+        raise TypeError(
+            f"flow.run() of {self._flow!r} is entered, not awaited: `async with flow.run() as job`; to wait for the end of the flow "
+            "`await flow.execute()`"
+        )
+
+    def __del__(self) -> None:
+        if not getattr(self, "_is_told", True):
+            warnings.warn(
+                f"flow.run() of {self._flow!r} was never entered, so nothing ran: `async with flow.run() as job`, or "
+                "`await flow.execute()`",
+                RuntimeWarning,
+                stacklevel=1,
+                source=self,
+            )

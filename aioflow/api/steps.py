@@ -1,0 +1,40 @@
+"""What is no stream yet, and what it says when it is used like one: a window without its function, a join without `apply`.
+
+Whoever writes `window(...).map(fn)` has left out one step, and the error names it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from aioflow.core.errors import did_you_mean
+
+__all__ = ["HalfStream", "no_such_method"]
+
+
+class HalfStream:
+    """Base of the steps between two streams. A method that it does not have is an AttributeError that says what comes first."""
+
+    completed_by: ClassVar[str] = ""
+    """What makes a stream of it, as an error spells it."""
+    elsewhere: ClassVar[Mapping[str, str]] = {}
+    """What is written in the place of a method that is often looked for here."""
+
+    if not TYPE_CHECKING:  # A checker knows better which methods there are.
+
+        def __getattr__(self, name: str) -> Any:
+            from aioflow.api.keyed import KeyedStream
+
+            if name in self.elsewhere:
+                remedy = f": write {self.elsewhere[name]}"
+            elif hasattr(KeyedStream, name) and not name.startswith("_"):
+                remedy = f": it is no stream yet; end it with {self.completed_by}, whose result has {name}"
+            else:
+                remedy = did_you_mean(name, [one for one in dir(type(self)) if not one.startswith("_")])
+            raise no_such_method(self, name, remedy)
+
+
+def no_such_method(of: object, name: str, remedy: str) -> AttributeError:
+    """Python's own words, and what to write instead."""
+    return AttributeError(f"{type(of).__name__!r} object has no attribute {name!r}{remedy}", name=name, obj=of)

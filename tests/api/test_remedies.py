@@ -1,0 +1,224 @@
+"""What is left out, or given in the wrong place, is an error or a warning that says what to write."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import aioflow as af
+
+
+def timed() -> af.WatermarkStrategy[int]:
+    return af.WatermarkStrategy.monotonous_timestamps(timestamp=lambda value: value)
+
+
+def numbers(**options: Any) -> Any:
+    """A stream; Any, because what follows is what a checker would refuse."""
+    return af.Flow("remedies").source([1, 2], name="numbers", **options)
+
+
+def keyed() -> Any:
+    return numbers(watermarks=timed()).key_by(abs)
+
+
+def windowed() -> Any:
+    return keyed().window(af.tumbling("1s"))
+
+
+def interval() -> Any:
+    left = keyed()
+    return left.interval_join(left, "0s", "1s")
+
+
+def joined() -> Any:
+    left = numbers(watermarks=timed())
+    return left.join(left)
+
+
+def grouped() -> Any:
+    left = numbers(watermarks=timed())
+    return left.co_group(left)
+
+
+def connected() -> Any:
+    left = numbers()
+    return left.connect(left)
+
+
+NO_STREAM = "it is no stream yet; end it with "
+
+
+@pytest.mark.parametrize(
+    ("of", "method", "remedy"),
+    [
+        (windowed, "map", f"{NO_STREAM}reduce(fn), aggregate(agg) or process(fn), whose result has map"),
+        (windowed, "collect", f"{NO_STREAM}reduce(fn), aggregate(agg) or process(fn), whose result has collect"),
+        (windowed, "count", "write aggregate(af.count())"),
+        (windowed, "sum", "write aggregate(af.sum(fn))"),
+        (windowed, "late", "write window(...).aggregate(...).late: late elements are a side output of the result"),
+        (interval, "apply", "write process(fn), with fn(left, right, ctx), which gives any number of rows"),
+        (interval, "sink", f"{NO_STREAM}process(fn), whose result has sink"),
+        (joined, "process", "write apply(fn), with fn(left, right)"),
+        (joined, "collect", f"{NO_STREAM}where(key).equal_to(key).window(assigner).apply(fn), whose result has collect"),
+        (grouped, "process", "write apply(fn), with fn(key, lefts, rights)"),
+        (connected, "filter", f"{NO_STREAM}map(f1, f2), flat_map(f1, f2) or process(fn), whose result has filter"),
+        (lambda: numbers().broadcast(af.MapStateDescriptor("rules")), "process", f"{NO_STREAM}elements.connect(it).process("),
+        (numbers, "late", "late elements are of a window; take it directly of what its reduce, aggregate or process gave"),
+    ],
+)
+def test_a_step_that_is_left_out_is_named(of: Callable[[], Any], method: str, remedy: str) -> None:
+    with pytest.raises(AttributeError, match=rf"^'\w+' object has no attribute '{method}': {re.escape(remedy)}"):
+        getattr(of(), method)
+
+
+def test_a_misspelt_step_is_told_the_nearest_and_copying_finds_nothing() -> None:
+    with pytest.raises(AttributeError, match=r"'WindowedStream' object has no attribute 'agregate'; did you mean 'aggregate'\?$"):
+        windowed().agregate
+    with pytest.raises(AttributeError, match=r"'WindowedStream' object has no attribute '__array__'$"):
+        windowed().__array__
+
+
+@pytest.mark.parametrize(
+    ("target", "remedy"),
+    [
+        ("out.txt", "write sink(af.io.lines('out.txt'))"),
+        (Path("out.csv.gz"), "write sink(af.io.csv('out.csv.gz'))"),
+        ("out.tsv", r"""write sink(af.io.csv('out.tsv', delimiter="\t"))"""),
+        ("out.parquet", "write sink(af.io.parquet('out.parquet'))"),
+        ([], "to gather the elements use `await stream.collect()`, or give the method that takes one: rows.append"),
+        (asyncio.Queue(), "write sink(af.io.queue(queue))"),
+    ],
+)
+def test_what_is_no_sink_is_told_what_writes_there(target: Any, remedy: str) -> None:
+    with pytest.raises(af.GraphError, match=rf"^sink\(\) takes a Sink or a function of one element, got .*; .*{re.escape(remedy)}$"):
+        numbers().sink(target)
+
+
+def test_a_table_is_told_what_reads_its_rows() -> None:
+    import pandas
+    import pyarrow as pa
+
+    with pytest.raises(af.GraphError, match=r"DataFrame of pandas.*write af\.io\.arrow\(pyarrow\.Table\.from_pandas\(df, "):
+        af.Flow("tables").source(pandas.DataFrame({"a": [1]}))
+    with pytest.raises(af.GraphError, match=r"Table of pyarrow\.lib: to read its rows write af\.io\.arrow\(table\)$"):
+        af.Flow("tables").source(pa.table({"a": [1]}))
+    assert af.Flow("tables").source(pandas.Series([1, 2])).upstreams, "its elements are what it iterates over"
+
+
+@pytest.mark.parametrize(("name", "reader"), [("a.jsonl", "af.io.jsonl('a.jsonl')"), ("a.log", "af.io.lines('a.log')")])
+def test_the_name_of_a_file_is_told_what_reads_it(name: str, reader: str) -> None:
+    with pytest.raises(af.GraphError, match=rf"to read a file write {re.escape(reader)}, for a single element write"):
+        af.Flow("files").source(name)
+
+
+def forget(made: list[Any]) -> None:
+    """What was made is gone when this returns, on any Python."""
+    made.clear()
+    gc.collect()
+
+
+async def test_a_run_that_is_not_entered_by_async_with_says_how() -> None:
+    flow = af.Flow("entered")
+    flow.source([1]).sink(af.io.blackhole())
+    with pytest.raises(TypeError, match=r"flow\.run\(\) of 'entered' is entered by `async with flow\.run\(\) as job`, .*af\.run\(flow\)"):
+        with flow.run():  # type: ignore[attr-defined,unused-ignore]  # It is what is refused.
+            raise AssertionError("nothing was entered")
+    waited: Any = flow.run()
+    with pytest.raises(TypeError, match=r"is entered, not awaited: .*`await flow\.execute\(\)`"):
+        await waited
+    with pytest.warns(RuntimeWarning, match=r"flow\.run\(\) of 'entered' was never entered, so nothing ran"):
+        forget([flow.run()])
+    async with flow.run() as job:
+        assert (await job.wait()).status == "FINISHED"
+
+
+@pytest.mark.parametrize("given", [5, b"five", ""])
+def test_a_uid_or_a_name_that_is_no_text_is_refused(given: Any) -> None:
+    with pytest.raises(af.GraphError, match=r"operator 'map\(str\)': uid must be a text that is not empty, got "):
+        numbers().map(str, uid=given)
+    with pytest.raises(af.GraphError, match=r"uid must be a text that is not empty, got "):
+        af.Flow("named").source([1], uid=given)
+    with pytest.raises(af.GraphError, match=r": name must be a text that is not empty, got "):
+        numbers().map(str, name=given)
+
+
+def later(value: int, ctx: af.ProcessContext) -> Iterator[int]:
+    yield ctx.timestamp + value  # type: ignore[operator,unused-ignore]
+
+
+async def awaiting(value: int, ctx: af.ProcessContext) -> list[int]:
+    return [ctx.timestamp + value]  # type: ignore[operator,unused-ignore]
+
+
+def unrelated(value: int, ctx: af.ProcessContext) -> Iterator[int]:
+    yield None + value  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("function", [later, awaiting])
+@pytest.mark.parametrize("by_key", [False, True])
+async def test_a_time_that_is_none_is_told_that_there_is_no_strategy(function: Any, by_key: bool) -> None:
+    with pytest.raises(TypeError) as caught:
+        await (numbers().key_by(abs) if by_key else numbers()).process(function).collect()
+    said = "\n".join(caught.value.__notes__)
+    assert "ctx.timestamp is None where no watermark strategy stands before the operator: give the source watermarks=" in said
+
+
+async def test_another_none_is_not_blamed_on_time() -> None:
+    with pytest.raises(TypeError) as caught:
+        await numbers().process(unrelated).collect()
+    assert "ctx.timestamp" not in "\n".join(caught.value.__notes__)
+
+
+def test_a_union_says_which_of_its_streams_has_no_event_time() -> None:
+    flow = af.Flow("union")
+    both = flow.source([1], name="timed", watermarks=timed()).union(flow.source([2], name="plain"), flow.source([3], name="bare"))
+    told = r"of the streams in the union no watermark strategy stands before 'plain' and 'bare', which would hold event time back: give the"
+    with pytest.raises(af.GraphError, match=told):
+        both.key_by(abs).window(af.tumbling("1s"))
+    with pytest.raises(af.GraphError, match=f"interval_join of .*{told}"):
+        both.key_by(abs).interval_join(both.key_by(abs), "0s", "1s")
+
+
+def test_windows_that_leave_gaps_are_warned_of_because_size_comes_first(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        af.sliding("1h", "5m")
+        af.sliding("5m", "5m")
+        keyed().count_window(5, 2)
+        assert not caplog.records
+        af.sliding("5m", "1h")
+        keyed().count_window(2, 5)
+    first, second = (record.getMessage() for record in caplog.records)
+    assert first.startswith("sliding: size 5m is less than slide 1h") and first.endswith("the size comes first: sliding('1h', '5m')")
+    assert second.startswith("count_window: size 2 is less than slide 5, so that 3 of each 5") and second.endswith("count_window(5, 2)")
+
+
+async def test_a_path_is_no_pattern_and_says_so_when_it_looks_like_one(tmp_path: Path) -> None:
+    (tmp_path / "a.log").write_text("one\n")
+    with pytest.raises(FileNotFoundError, match=rf"there is no such file \(a Path is no pattern: write '{tmp_path}/\*\.log'\)"):
+        await af.Flow("files").source(af.io.lines(tmp_path / "*.log")).collect()
+    assert await af.Flow("files").source(af.io.lines(str(tmp_path / "*.log"))).collect() == ["one"], "the remedy that it names"
+    (tmp_path / "[b].log").write_text("two\n")
+    assert await af.Flow("files").source(af.io.lines(tmp_path / "[b].log")).collect() == ["two"]
+
+
+@pytest.mark.parametrize("options", [{"follow": True, "every": "10ms"}, {"discover_every": "10ms"}])
+async def test_a_path_that_is_waited_for_is_told_to_be_no_pattern(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, options: dict[str, Any]
+) -> None:
+    flow = af.Flow("waiting")
+    lines = flow.source(af.io.lines(tmp_path / "*.log", **options))
+    async with asyncio.timeout(60), flow.run() as job, job.subscribe(lines) as rows:
+        while not caplog.records:
+            await asyncio.sleep(0.01)
+        (tmp_path / "*.log").write_text("it is a name after all\n")
+        assert await anext(rows) == "it is a name after all"
+        await job.cancel()
+    (told,) = [record.getMessage() for record in caplog.records if "waited for" in record.getMessage()]
+    assert f"there is no '{tmp_path}/*.log' yet (a Path is no pattern: write '{tmp_path}/*.log'); it is waited for" in told
