@@ -1,7 +1,8 @@
 """A flow inside an aiohttp service: pages are pushed in, counts come out over a WebSocket and on request.
 
 The job runs in the service's own loop, from start-up to shutdown, and leaves signals alone. `PUT /hits` waits while the flow has
-no room, which is back pressure up to the client; a slow reader of `/live` misses rows, and never holds the flow.
+no room, which is back pressure up to the client; a slow reader of `/live` misses rows, and never holds the flow. What is no hit is
+turned away at the door: in the flow it would be an error of the job, which all clients share.
 """
 
 from __future__ import annotations
@@ -11,13 +12,19 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import suppress
 
+import msgspec
 from aiohttp import web
 
 import aioflow as af
 
+
+class Hit(msgspec.Struct, frozen=True):
+    page: str
+
+
 flow = af.Flow("hits", parallelism=2)
 hits = flow.source(af.io.push(), name="hits")
-counts = hits.key_by(lambda hit: hit["page"]).count(uid="counts")
+counts = hits.key_by(lambda hit: hit.page).count(uid="counts")
 
 JOB = web.AppKey("job", af.Job)
 routes = web.RouteTableDef()
@@ -25,7 +32,11 @@ routes = web.RouteTableDef()
 
 @routes.put("/hits")
 async def hit(request: web.Request) -> web.Response:
-    await request.app[JOB].input(hits).put(await request.json())
+    try:
+        arrived = msgspec.json.decode(await request.read(), type=Hit)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise web.HTTPBadRequest(text=f"expected a hit like {{\"page\": \"/docs\"}}: {error}") from None
+    await request.app[JOB].input(hits).put(arrived)
     return web.Response(status=202)
 
 

@@ -105,6 +105,26 @@ async def test_aiohttp_service_counts_what_is_pushed_and_tells_it_live(client: a
         await talk_to_the_aiohttp_service(client, url)
 
 
+BAD = [b"{", b"[]", b"7", b"null", b'{"page": null}', b'{"page": ["/a"]}', b'{"url": "/a"}', b'{"page": "\xff"}', b'{"page": "\\ud800"}']
+
+
+async def test_aiohttp_service_turns_away_what_is_no_hit_and_goes_on(client: aiohttp.ClientSession) -> None:
+    async with served_by_aiohttp() as url:
+        for body in BAD:
+            async with client.put(f"{url}/hits", data=body) as response:
+                assert response.status == 400, body
+                assert (await response.text()).startswith('expected a hit like {"page": "/docs"}: ')
+        await talk_to_the_aiohttp_service(client, url)
+
+
+async def test_fastapi_service_turns_away_what_is_no_reading_and_goes_on(client: aiohttp.ClientSession) -> None:
+    async with served_by_uvicorn() as url:
+        for body in (*BAD, b'{"sensor": "oven", "celsius": "hot"}'):
+            async with client.post(f"{url}/readings", data=body, headers={"Content-Type": "application/json"}) as response:
+                assert response.status in (400, 422), body
+        await talk_to_the_fastapi_service(client, url)
+
+
 async def test_fastapi_service_alerts_once_a_sensor_is_hot_and_knows_its_last_reading(client: aiohttp.ClientSession) -> None:
     async with served_by_uvicorn() as url:
         await talk_to_the_fastapi_service(client, url)
