@@ -105,12 +105,12 @@ async def test_aiohttp_service_counts_what_is_pushed_and_tells_it_live(client: a
         await talk_to_the_aiohttp_service(client, url)
 
 
-BAD = [b"{", b"[]", b"7", b"null", b'{"page": null}', b'{"page": ["/a"]}', b'{"url": "/a"}', b'{"page": "\xff"}', b'{"page": "\\ud800"}']
+BAD = [b"{", b"[]", b"7", b"null", b'{"page": null}', b'{"page": ["/a"]}', b'{"url": "/a"}', b'{"page": "\xff"}']
 
 
 async def test_aiohttp_service_turns_away_what_is_no_hit_and_goes_on(client: aiohttp.ClientSession) -> None:
     async with served_by_aiohttp() as url:
-        for body in BAD:
+        for body in (*BAD, b'{"page": "\\ud800"}'):
             async with client.put(f"{url}/hits", data=body) as response:
                 assert response.status == 400, body
                 assert (await response.text()).startswith('expected a hit like {"page": "/docs"}: ')
