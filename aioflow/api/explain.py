@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from aioflow.core.expressions import is_expression
 from aioflow.graph.job_graph import JobGraph, build_job_graph
 from aioflow.graph.stream_graph import ShipStrategy
-from aioflow.operators.async_wait import AsyncWaitOperator
 from aioflow.operators.column_reasons import ONE_BY_ONE, why_rows
 from aioflow.operators.stateless import StatelessOperator
 
@@ -29,16 +29,20 @@ def explain(stream: DataStream[Any]) -> str:
 
 
 def explain_graph(graph: JobGraph) -> str:
-    """One paragraph a task, producers first."""
-    lines = [f"flow {graph.name!r}: {len(graph.vertices)} tasks, {'bounded' if graph.bounded else 'unbounded'}"]
+    """One paragraph a task, producers first: whose output it takes and how, then its operators, each handing over to the next."""
+    count = len(graph.vertices)
+    lines = [f"flow {graph.name!r}: {count} task{'s' * (count > 1)}, {'bounded' if graph.bounded else 'unbounded'}"]
     of_columns = any(_may_give_columns(node.source) for vertex in graph.vertices for node in vertex.nodes)
     gives_columns: dict[int, bool] = {}
+    numbers = {vertex.id: number for number, vertex in enumerate(graph.vertices, 1)}
     for vertex in graph.vertices:
-        lines.append(f"\ntask {vertex.id}, parallelism {vertex.parallelism}")
         inputs = graph.inputs_of(vertex.id)
+        lines.append(f"\ntask {numbers[vertex.id]}, parallelism {vertex.parallelism}")
         for edge in inputs:
+            producer = graph.vertex(edge.source).nodes[edge.operator_index].name
             side = f", side output {edge.side.name!r}" if edge.side is not None else ""
-            lines.append(f"  <- task {edge.source} by {edge.partitioning.strategy.value}{side}")
+            place = f" as input {edge.input_index + 1}" if any(other.input_index for other in inputs) else ""
+            lines.append(f"  <- {producer} (task {numbers[edge.source]}){side}{place}, {_dealt_out(edge)}")
         columns = bool(inputs) and all(gives_columns[edge.source] and edge.side is None and _keeps(edge) for edge in inputs)
         keyed_by_function = any(
             edge.partitioning.strategy is ShipStrategy.HASH and not is_expression(edge.partitioning.function) for edge in inputs
@@ -48,13 +52,35 @@ def explain_graph(graph: JobGraph) -> str:
         previous: StreamNode | None = None
         in_spark = False
         for node in vertex.nodes:
-            how, columns = _how(node, previous, columns, keyed_by_function, given if of_columns else None)
+            how, columns = _how(node, previous, columns, keyed_by_function, given, of_columns)
             in_spark = _is_in_spark(node, previous, in_spark)
             lines.append(f"  {node.name}: {how}{IN_SPARK if in_spark and node.source is None else ''}")
             previous = node
             given = "the source gives rows" if node.source is not None else "the step before gives rows"
         gives_columns[vertex.id] = columns
     return "\n".join(lines)
+
+
+DEALT_OUT = {
+    ShipStrategy.FORWARD: "forward: each subtask to the one of its index",
+    ShipStrategy.HASH: "by key",
+    ShipStrategy.REBALANCE: "rebalance: round robin over all subtasks",
+    ShipStrategy.RESCALE: "rescale: round robin within a group of subtasks",
+    ShipStrategy.SHUFFLE: "shuffle: at random",
+    ShipStrategy.BROADCAST: "broadcast: each record to every subtask",
+    ShipStrategy.GLOBAL: "global: all to the first subtask",
+    ShipStrategy.CUSTOM: "by partition_custom",
+}
+
+
+def _dealt_out(edge: JobEdge) -> str:
+    """How records choose among subtasks, and by which key or function."""
+    function = edge.partitioning.function
+    if function is None:
+        return DEALT_OUT[edge.partitioning.strategy]
+    name = getattr(function, "__name__", type(function).__name__)
+    shown = repr(function) if is_expression(function) else "a function" if "<" in name else name
+    return f"{DEALT_OUT[edge.partitioning.strategy]}: {shown}"
 
 
 IN_SPARK = ", as far as both mean the same by Spark itself with on=af.Spark(...)"
@@ -76,21 +102,24 @@ def _keeps(edge: JobEdge) -> bool:
 
 
 def _how(
-    node: StreamNode, previous: StreamNode | None, columns: bool, keyed_by_function: bool, rows: str | None
+    node: StreamNode, previous: StreamNode | None, columns: bool, keyed_by_function: bool, given: str, of_columns: bool
 ) -> tuple[str, bool]:
-    """How it runs, and whether it gives columns; `columns`: it is given them; `rows`: why not, None where no source has any."""
+    """How it runs, and whether it gives columns.
+
+    `columns`: it is given them; `given`: why not. `of_columns`: whether any source may have some, so that advice is of use.
+    """
     if node.source is not None:
         bounded = "bounded" if node.source.bounded else "unbounded"
         gives = bool(getattr(node.source, "columnar", False))
-        kind = f", {node.remark}" if node.remark else ", columns" if gives else ""
-        return f"source, {bounded}, {'event time by split' if node.event_time else 'no event time'}{kind}", gives
+        kind = node.remark or ("columns" if gives else "rows")
+        return f"source, {bounded}, {'event time by split' if node.event_time else 'no event time'}, {kind}", gives
     assert node.factory is not None
     operator = node.factory()
-    reason = why_rows(operator, keyed_by_function=keyed_by_function) if columns or rows else _of_values(operator)
+    reason = why_rows(operator, keyed_by_function=keyed_by_function) if of_columns else None
     if not columns:
-        reason = reason or rows
-    how = "on columns" if reason is None else f"on rows: {reason}"
-    parts = [f"{node.remark}, {how}" if node.remark and (columns or rows) else node.remark or how]
+        reason = reason or given
+    parts = [_in_units(node.remark)] if node.remark else []
+    parts.append("on columns" if reason is None else f"on rows: {reason}")
     behind = None if previous is None or previous.factory is None else previous.factory()
     if isinstance(operator, StatelessOperator) and isinstance(behind, StatelessOperator):
         parts.append("fused with the one before")
@@ -104,10 +133,13 @@ def _may_give_columns(source: object) -> bool:
     return bool(getattr(source, "columnar", False)) or hasattr(source, "with_columns")
 
 
-def _of_values(operator: object) -> str:
-    """How it works where no source has columns."""
-    if isinstance(operator, StatelessOperator):
-        return "one generated loop over Python values"
-    if isinstance(operator, AsyncWaitOperator):
-        return "calls that are awaited, each on its own"
-    return f"{type(operator).__name__} works on Python values"
+def _in_units(remark: str) -> str:
+    """Durations as they are written in a program."""
+    return re.sub(r"\b(\d+) ms\b", lambda found: _duration(int(found[1])), remark)
+
+
+def _duration(ms: int) -> str:
+    for unit, size in (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000)):
+        if ms and ms % size == 0:
+            return f"{ms // size}{unit}"
+    return f"{ms}ms"

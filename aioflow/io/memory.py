@@ -93,6 +93,11 @@ class IterableSource(Generic[T]):
             )
         self._items = tuple(items) if isinstance(items, (Set, Mapping)) else items
 
+    @property
+    def name(self) -> str:
+        """What the graph shows."""
+        return type(self._items).__name__
+
     def __repr__(self) -> str:
         size = f" of {len(self._items)}" if isinstance(self._items, Sequence) else ""
         return f"IterableSource({type(self._items).__name__}{size})"
@@ -156,6 +161,11 @@ class FunctionSource(Generic[T]):
         self._name = getattr(function, "__qualname__", None) or type(function).__name__
         self._replayable = _takes_position(function, self._name)
         self._warned = False
+
+    @property
+    def name(self) -> str:
+        """What the graph shows."""
+        return "function" if "<lambda>" in self._name else self._name.rpartition(".")[2]
 
     def __repr__(self) -> str:
         return f"FunctionSource({self._name})"

@@ -56,7 +56,7 @@ def why_rows(operator: Operator, *, keyed_by_function: bool = False) -> str | No
         return "calls that are awaited, each on its own: what stands before them may be on columns"
     if operator.reads_columns:
         return None
-    return f"{type(operator).__name__} works on Python values: what stands before it may be on columns"
+    return "it takes one record at a time: what stands before it may be on columns"
 
 
 def _of_steps(operator: StatelessOperator) -> str | None:

@@ -18,7 +18,7 @@ def numbers(flow: af.Flow) -> af.DataStream[int]:
     ("build", "told"),
     [
         (lambda f: numbers(f).map(str, uid="same").map(len, uid="same"), r"two operators have uid 'same', 'map\(str\)' and 'map\(len\)'"),
-        (lambda f: numbers(f).map(str, uid="numbers"), "two operators have uid 'numbers', 'IterableSource' and"),
+        (lambda f: numbers(f).map(str, uid="numbers"), "two operators have uid 'numbers', 'list' and"),
         (lambda f: (numbers(f), numbers(f)), "two operators have uid 'numbers'"),
         (lambda f: numbers(f).map(str, parallelism=129), r"operator 'map\(str\)' has parallelism 129; expected 1 to max_parallelism=128"),
         (lambda f: f.source([1], parallelism=200, name="ones"), "operator 'ones' has parallelism 200; expected 1 to max_parallelism=128"),

@@ -127,7 +127,7 @@ def test_a_picture_is_the_same_each_time() -> None:
 
 def test_graph_prints_text_by_default_and_writes_files_when_asked(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["graph", "program.py:doubled"]) == 0
-    assert "task 0, parallelism 1" in capsys.readouterr().out
+    assert "task 1, parallelism 1" in capsys.readouterr().out
 
     assert main(["graph", "program.py:doubled", "--format", "mermaid"]) == 0
     assert capsys.readouterr().out.startswith("flowchart LR")

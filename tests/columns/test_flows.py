@@ -338,7 +338,7 @@ def test_explain_tells_what_runs_on_columns_and_why_not(tmp_path: Path) -> None:
     assert explained(of_function)["sums"] == f"on rows: {of_sum}, keyed state"
     written = chosen.sink(af.io.parquet(tmp_path), name="out")
     plain = explained(flow.source([1], name="list").filter(e.x > 1, name="rows"))
-    assert plain["rows"] == "on rows: one generated loop over Python values"
+    assert plain["rows"] == "on rows: the step before gives rows"
     assert written is chosen
 
 
@@ -393,6 +393,6 @@ def test_explain_tells_what_about_a_source_is_in_the_way(tmp_path: Path) -> None
             assert said["counts"] == "on rows: the step before gives rows, keyed state"
 
 
-def test_explain_says_nothing_of_columns_where_there_are_none() -> None:
+def test_explain_advises_no_columns_where_the_source_has_none() -> None:
     lengths = af.Flow("plain").source(["a", "b"], name="in").map(len, name="lengths")
-    assert explained(lengths) == {"in": "source, bounded, no event time", "lengths": "on rows: one generated loop over Python values"}
+    assert explained(lengths) == {"in": "source, bounded, no event time, rows", "lengths": "on rows: the source gives rows"}

@@ -31,7 +31,7 @@ def test_operators_without_keys_run_with_their_source() -> None:
     words.key_by(str.lower).count().map(repr).sink(af.io.blackhole())
 
     assert shape(flow) == [
-        "by split: IterableSource, flat_map(split) -> map(upper) -> filter(isalpha)",
+        "by split: list, flat_map(split) -> map(upper) -> filter(isalpha)",
         "4 subtasks: count -> map(repr) -> blackhole",
     ]
 
@@ -42,14 +42,14 @@ def test_what_prints_and_what_belongs_to_the_program_stays_here() -> None:
     numbers.print()
     numbers.sink(lambda value: None)
 
-    assert shape(flow) == ["by split: IterableSource -> map(abs)", "here: print", "here: sink"]
+    assert shape(flow) == ["by split: list -> map(abs)", "here: print", "here: sink"]
 
 
 def test_a_printing_sink_leaves_the_operators_before_it_on_spark() -> None:
     flow = af.Flow("ends")
     flow.source([1, 2]).key_by(abs).count().map(repr).print()
 
-    assert shape(flow) == ["by split: IterableSource", "1 subtasks: count -> map(repr)", "here: print"]
+    assert shape(flow) == ["by split: list", "1 subtasks: count -> map(repr)", "here: print"]
 
 
 def test_branches_and_side_outputs_of_one_task_are_one_stage() -> None:
@@ -61,7 +61,7 @@ def test_branches_and_side_outputs_of_one_task_are_one_stage() -> None:
     numbers.filter(bool).sink(af.io.blackhole())
 
     assert shape(flow) == [
-        "1 subtasks: IterableSource -> process, map(str) -> blackhole, map(abs) -> blackhole, filter(bool) -> blackhole"
+        "1 subtasks: list -> process, map(str) -> blackhole, map(abs) -> blackhole, filter(bool) -> blackhole"
     ]
 
 
@@ -69,7 +69,7 @@ def test_an_operator_that_counts_its_instances_gets_the_subtasks_of_the_flow() -
     flow = af.Flow("instances", parallelism=3)
     flow.source([1, 2]).process(lambda value, ctx: [value]).sink(af.io.blackhole())
 
-    assert shape(flow) == ["by split: IterableSource", "3 subtasks: process -> blackhole"]
+    assert shape(flow) == ["by split: list", "3 subtasks: process -> blackhole"]
 
 
 def test_a_source_that_never_ends_is_refused() -> None:
