@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from aioflow.io.printing import stdout
     from aioflow.io.pushing import push
     from aioflow.io.queues import queue
+    from aioflow.io.redis_streams import redis
     from aioflow.io.sockets import socket
     from aioflow.io.sqlite_tables import sqlite
     from aioflow.io.webhooks import webhook
@@ -41,6 +42,7 @@ __all__ = [
     "postgres",
     "push",
     "queue",
+    "redis",
     "socket",
     "spark",
     "sqlite",
@@ -62,6 +64,7 @@ _MODULES = {
     "postgres": "postgres_tables",
     "push": "pushing",
     "queue": "queues",
+    "redis": "redis_streams",
     "socket": "sockets",
     "spark": "aioflow.spark.connector",
     "sqlite": "sqlite_tables",

@@ -11,7 +11,7 @@ import csv as csv_module
 import gzip
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,11 @@ from aioflow.io.generating import datagen
 from aioflow.io.json_files import jsonl
 from aioflow.io.memory import as_source
 from aioflow.io.pushing import push
+from aioflow.io.redis_streams import redis
 from aioflow.io.sqlite_tables import sqlite
 from aioflow.operators.source import Source, Split
 from tests.io.driver import Context, next_batch, read_all, system_context, take
+from tests.io.servers import Server, redis_server
 
 COUNT = 23
 
@@ -96,6 +98,19 @@ def _sqlite(directory: Path) -> tuple[Source[Any], list[Any]]:
     return sqlite(directory / "a.db", "numbers"), [{"i": i} for i in range(COUNT)]
 
 
+def _redis(directory: Path, server: Server) -> tuple[Source[Any], list[Any]]:
+    names = [f"{directory.name}-{letter}" for letter in "abc"]
+    for name, part in zip(names, (range(5), range(5, 6), range(6, COUNT)), strict=True):
+        for i in part:
+            server.ask(f"XADD {name} * i {i}")
+    return redis(f"redis://127.0.0.1:{server.port}", names, until="latest"), [{"i": str(i)} for i in range(COUNT)]
+
+
+SERVERS: dict[str, tuple[Callable[[], Any], Callable[[Path, Any], tuple[Source[Any], list[Any]]]]] = {
+    "redis": (redis_server, _redis),
+}
+"""Those that need a server: what starts it, and what fills it."""
+
 SOURCES: dict[str, Callable[[Path], tuple[Source[Any], list[Any]]]] = {
     "list": lambda directory: (as_source(list(range(COUNT))), list(range(COUNT))),
     "range": lambda directory: (as_source(range(COUNT)), list(range(COUNT))),
@@ -120,8 +135,27 @@ SEVERAL_SPLITS = {
 }
 
 
-@pytest.fixture(params=SOURCES)
+@pytest.fixture(scope="module")
+def servers() -> Iterator[dict[str, Any]]:
+    """Those that were started."""
+    with ExitStack() as stack:
+        yield _Started(stack)
+
+
+class _Started(dict[str, Any]):
+    def __init__(self, stack: ExitStack) -> None:
+        self._stack = stack
+
+    def __missing__(self, name: str) -> Any:
+        self[name] = server = self._stack.enter_context(SERVERS[name][0]())
+        return server
+
+
+@pytest.fixture(params=[*SOURCES, *(pytest.param(name, marks=pytest.mark.integration) for name in SERVERS)])
 def case(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Source[Any], list[Any]]:
+    if request.param in SERVERS:
+        servers: dict[str, Any] = request.getfixturevalue("servers")
+        return SERVERS[request.param][1](tmp_path, servers[request.param])
     return SOURCES[request.param](tmp_path)
 
 

@@ -1,0 +1,77 @@
+"""The body of a message as a value, and back: JSON, text or bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from aioflow.core.errors import GraphError, did_you_mean
+from aioflow.io.shapes import is_namedtuple, namedtuple_from
+from aioflow.operators.userfunction import describe_record
+
+__all__ = ["FORMATS", "body_decoder", "body_encoder", "checked_format"]
+
+FORMATS = ("json", "text", "bytes")
+"""What a body can be."""
+
+
+def checked_format(format: str, type: type[Any] | None, place: str) -> str:
+    """`format` if it is one. Raises GraphError naming `place`, also for a type that JSON cannot be decoded into."""
+    if format not in FORMATS:
+        raise GraphError(f"{place}: format is {format!r}, expected 'json', 'text' or 'bytes'{did_you_mean(format, FORMATS)}")
+    if type is not None and format != "json":
+        raise GraphError(f"{place}: type is given and format is {format!r}; a type is made of JSON alone: leave out one of them")
+    try:
+        body_decoder(format, type)
+    except TypeError as error:
+        raise GraphError(f"{place}: type is {type!r}, which JSON cannot be decoded into: {error}") from None
+    return format
+
+
+def body_decoder(format: str, type: type[Any] | None) -> Callable[[bytes], Any]:
+    """Makes a value of a body. It raises MsgspecError or UnicodeDecodeError."""
+    if format == "text":
+        return bytes.decode
+    if format == "bytes":
+        return bytes
+    if type is None:
+        return msgspec.json.Decoder().decode
+    if is_namedtuple(type):
+        # msgspec reads NamedTuples from arrays; messages have objects more often.
+        read, make = msgspec.json.Decoder().decode, namedtuple_from(type)
+        return lambda body: make(read(body))
+    return msgspec.json.Decoder(type).decode
+
+
+def body_encoder(format: str, place: str) -> Callable[[Any], bytes]:
+    """Makes a body of a value. It raises TypeError naming `place` and the value."""
+    if format == "json":
+        return _JsonBodies(place).encode
+    expected = str if format == "text" else bytes
+
+    def encode(value: Any) -> bytes:
+        if not isinstance(value, expected):
+            raise TypeError(f"sink {place} got {describe_record(value)}, expected {expected.__name__}: map it first, or give format=")
+        return value.encode() if isinstance(value, str) else bytes(value)
+
+    return encode
+
+
+class _JsonBodies:
+    def __init__(self, place: str) -> None:
+        self._place = place
+        self._encode = msgspec.json.Encoder(enc_hook=self._other).encode
+
+    def encode(self, value: Any) -> bytes:
+        return self._encode(value._asdict() if hasattr(value, "_asdict") else value)
+
+    def _other(self, value: Any) -> Any:
+        """What msgspec does not know: numpy's arrays and scalars as what they hold."""
+        tolist = getattr(value, "tolist", None)
+        if tolist is not None:
+            return tolist()
+        raise TypeError(
+            f"sink {self._place} got a {type(value).__qualname__}, expected what JSON can hold: map it to a dict or a dataclass first"
+        )

@@ -1,0 +1,372 @@
+"""Streams of Redis: `redis(url, stream)` reads entries behind the ids that a checkpoint keeps, and adds entries exactly once.
+
+Needs the extra `aioflow[redis]` (redis-py). One connection a reader, writer and committer. How entries are added: `redis_sink`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+
+from aioflow.core.errors import GraphError, StateError, did_you_mean
+from aioflow.core.explained_calls import explained
+from aioflow.io.backoff import Backoff
+from aioflow.io.http_client import checked_url
+from aioflow.io.malformed import checked_on_error
+from aioflow.io.message_bodies import checked_format
+from aioflow.io.redis_entries import decoder_of, entry_decoder
+from aioflow.io.stream_reader import Message, StreamReader
+from aioflow.operators.source import Split
+
+if TYPE_CHECKING:
+    from aioflow.core.timeunits import Duration
+    from aioflow.io.malformed import OnError
+    from aioflow.io.redis_sink import RedisCommitter, RedisWriter
+    from aioflow.operators.operator import OperatorContext
+    from aioflow.operators.source import SourceContext, SourceReader
+
+__all__ = ["ANSWER_TIMEOUT_S", "RedisStreams", "exists", "is_away", "open_client", "redis", "refusal"]
+
+T = TypeVar("T")
+
+PAGE_ENTRIES = 1_000
+"""Entries of one read, of each stream."""
+
+BLOCK_MS = 1_000
+"""How long a read waits for entries at the server. After it streams that were found meanwhile are read too."""
+
+ANSWER_TIMEOUT_S = 20.0
+"""A server that answers nothing for so long is gone."""
+
+BEGINNING = "0-0"
+
+logger = logging.getLogger(__name__)
+
+
+@overload
+def redis(
+    url: str,
+    stream: str | Sequence[str],
+    type: type[T],
+    *,
+    field: str | None = ...,
+    format: str = ...,
+    start: str = ...,
+    until: str | None = ...,
+    group: str | None = ...,
+    must_exist: bool = ...,
+    maxlen: int | None = ...,
+    backoff: Duration = ...,
+    on_error: OnError = ...,
+) -> RedisStreams[T]: ...
+@overload
+def redis(
+    url: str,
+    stream: str | Sequence[str],
+    type: None = None,
+    *,
+    field: str | None = ...,
+    format: str = ...,
+    start: str = ...,
+    until: str | None = ...,
+    group: str | None = ...,
+    must_exist: bool = ...,
+    maxlen: int | None = ...,
+    backoff: Duration = ...,
+    on_error: OnError = ...,
+) -> RedisStreams[Any]: ...
+@explained
+def redis(
+    url: str,
+    stream: str | Sequence[str],
+    type: type[Any] | None = None,
+    *,
+    field: str | None = None,
+    format: str = "json",
+    start: str = "earliest",
+    until: str | None = None,
+    group: str | None = None,
+    must_exist: bool = True,
+    maxlen: int | None = None,
+    backoff: Duration = "100ms",
+    on_error: OnError = "fail",
+) -> RedisStreams[Any]:
+    """The entries of one stream or several, at "redis://[user:password@]host:port/db"; "rediss" and "unix" as in redis-py.
+
+    Each is a dict of its fields as texts, or a `type` (dataclass, NamedTuple, Struct) whose fields they are converted into. With `field`
+    the entry is what that one field holds: "json" (or a `type` of it), "text" or "bytes", by `format`. `start`: "earliest", "latest", or
+    the id behind which to begin; what a checkpoint holds goes before. `until="latest"`: end with the last entry that there is when the job
+    begins. `group`: a consumer group that is told how far completed checkpoints are, for whoever watches; a job that starts without a
+    checkpoint begins there. `must_exist=False`: wait for a stream that is not there yet.
+
+    As a sink, of one stream: dicts, or what has fields, of texts, bytes and numbers; with `field` what `format` takes. Exactly once under
+    checkpoints, at least once without. `maxlen`: trim the stream to about so many entries.
+    """
+    streams = [stream] if isinstance(stream, str) else list(stream)
+    place = f"redis(..., {', '.join(map(repr, streams))})"  # Without the URL: it may hold a password.
+    if not str(url).startswith("unix://"):
+        try:
+            checked_url(url, place, ("redis", "rediss"))
+        except GraphError:
+            raise GraphError(f"{place}: expected a URL redis://HOST:PORT/DB, rediss:// for TLS, or unix://PATH") from None
+    if not streams or not all(isinstance(name, str) and name for name in streams) or len(set(streams)) < len(streams):
+        raise GraphError(f"{place}: stream is {stream!r}, expected the name of a stream, or a list of different names")
+    if start not in ("earliest", "latest") and not re.fullmatch(r"\d+(-\d+)?", str(start)):
+        hint = did_you_mean(start, ("earliest", "latest"))
+        raise GraphError(f"{place}: start is {start!r}, expected 'earliest', 'latest' or an id like '1700000000000-0'{hint}")
+    if until not in (None, "latest"):
+        raise GraphError(f"{place}: until is {until!r}, expected 'latest' or None{did_you_mean(until, ('latest',))}")
+    if maxlen is not None and maxlen < 1:
+        raise GraphError(f"{place}: maxlen is {maxlen!r}, expected at least 1")
+    if field is not None:
+        checked_format(format, type, f"{place}, field {field!r}")
+    elif format != "json":
+        raise GraphError(f"{place}: format is {format!r}, which says what one field holds: name it by field=")
+    else:
+        try:
+            entry_decoder(type)
+        except TypeError as error:
+            raise GraphError(f"{place}: {error}") from None
+    on_error = checked_on_error(on_error, place)
+    return RedisStreams(url, streams, type, field, format, start, until, group, must_exist, maxlen, backoff, on_error)
+
+
+class RedisStreams(Generic[T]):
+    """A `Source` and a `Sink`. A split is a stream; its position is the id of the last entry that was read."""
+
+    name = "redis"
+
+    def __init__(
+        self,
+        url: str,
+        streams: list[str],
+        type: type[T] | None,
+        field: str | None,
+        format: str,
+        start: str,
+        until: str | None,
+        group: str | None,
+        must_exist: bool,
+        maxlen: int | None,
+        backoff: Duration,
+        on_error: OnError,
+    ) -> None:
+        self.url = url
+        self.streams = streams
+        self.type = type
+        self.field = field
+        self.format = format
+        self.start = start
+        self.until = until
+        self.group = group
+        self.must_exist = must_exist
+        self.maxlen = maxlen
+        self.backoff = backoff
+        self.on_error = on_error
+
+    def __repr__(self) -> str:
+        return f"redis(..., {', '.join(map(repr, self.streams))})"
+
+    @property
+    def bounded(self) -> bool:
+        return self.until is not None
+
+    async def discover(self) -> list[Split]:
+        """A split each: its position says where to begin, its payload the last entry to read, or None."""
+        client = open_client(self)
+        try:
+            return [await self._split(client, stream) for stream in self.streams]
+        except Exception as error:
+            if (explanation := refusal(self, error)) is not None:
+                raise explanation from None
+            raise
+        finally:
+            await client.aclose()
+
+    async def _split(self, client: Any, stream: str) -> Split:
+        last = BEGINNING
+        if await exists(client, self, stream):
+            last = (await client.xinfo_stream(stream))["last-generated-id"].decode()
+        elif self.must_exist:
+            raise GraphError(f"{self!r}: there is no stream {stream!r} in this database: add an entry first, or give must_exist=False")
+        begin = {"earliest": BEGINNING, "latest": last}.get(self.start, self.start)
+        if self.group is not None and last != BEGINNING:
+            for known in await client.xinfo_groups(stream):
+                if known["name"].decode() == self.group:
+                    begin = known["last-delivered-id"].decode()
+        return Split(stream, begin, None if self.until is None else last)
+
+    def reader(self, ctx: SourceContext) -> SourceReader[T]:
+        return _StreamsReader(ctx, self)
+
+    def writer(self, ctx: OperatorContext) -> RedisWriter:
+        from aioflow.io.redis_sink import RedisWriter
+
+        return RedisWriter(ctx, self)
+
+    def committer(self) -> RedisCommitter:
+        from aioflow.io.redis_sink import RedisCommitter
+
+        return RedisCommitter(self)
+
+
+def open_client(config: RedisStreams[Any]) -> Any:
+    """A client, which connects when it is first asked something, and tries nothing twice. Raises ModuleNotFoundError naming the extra."""
+    try:
+        from redis.asyncio import Redis
+        from redis.asyncio.retry import Retry
+        from redis.backoff import NoBackoff
+    except ImportError:
+        raise ModuleNotFoundError("af.io.redis needs redis-py: pip install 'aioflow[redis]'") from None
+    try:
+        return Redis.from_url(
+            config.url,
+            protocol=2,  # The shape of answers is that of the version of the protocol.
+            decode_responses=False,
+            single_connection_client=False,
+            socket_timeout=None,  # With one it calls asyncio.wait_for, which loses cancellations in Python 3.11.
+            socket_connect_timeout=ANSWER_TIMEOUT_S,
+            retry=Retry(NoBackoff(), 0),
+        )
+    except ValueError as error:
+        raise GraphError(f"{config!r}: the URL cannot be read: {error}") from None
+
+
+def is_away(error: BaseException) -> bool:
+    """Whether the server cannot be reached, or is not ready, so that a later try may do."""
+    from redis import exceptions
+
+    if isinstance(error, (exceptions.AuthenticationError, exceptions.AuthorizationError)):
+        return False
+    return isinstance(error, (exceptions.ConnectionError, exceptions.TimeoutError, exceptions.ReadOnlyError, OSError))
+
+
+def refusal(config: RedisStreams[Any], error: Exception) -> GraphError | None:
+    """What the server means by an answer that no later try changes; None if it has to speak for itself."""
+    from redis import exceptions
+
+    if isinstance(error, (exceptions.AuthenticationError, exceptions.NoPermissionError)) or "NOAUTH" in str(error):
+        return GraphError(f"{config!r}: the server refuses: {error}; give redis://USER:PASSWORD@HOST, of a user that may read and write it")
+    return None
+
+
+async def exists(client: Any, config: RedisStreams[Any], stream: str) -> bool:
+    """Whether there is such a stream. Raises GraphError where the key holds something else."""
+    kind = (await client.type(stream)).decode()
+    if kind not in ("none", "stream"):
+        raise GraphError(f"{config!r}: the key {stream!r} holds a {kind}, expected a stream")
+    return bool(kind == "stream")
+
+
+def order_of(entry_id: str) -> tuple[int, int]:
+    """By which ids are compared."""
+    milliseconds, _, number = entry_id.partition("-")
+    return int(milliseconds), int(number or 0)
+
+
+class _StreamsReader(StreamReader):
+    """Reads all streams of a subtask over one connection."""
+
+    def __init__(self, ctx: SourceContext, config: RedisStreams[Any]) -> None:
+        super().__init__(ctx, decoder_of(config), config.on_error)
+        self._config = config
+        self._behind: dict[str, str] = {}
+        """The last id of each stream that was handed over."""
+        self._over: set[str] = set()
+        self._taken: dict[int, dict[str, str]] = {}
+        """Positions by the checkpoint that holds them."""
+        self._untold: dict[str, str] = {}
+        """Those of the last completed one, which the consumer group was not told yet."""
+
+    def content_of(self, content: dict[bytes, bytes]) -> bytes:
+        field = self._config.field
+        return content.get(field.encode(), b"") if field is not None else b" ".join(name + b"=" + value for name, value in content.items())
+
+    async def run(self) -> None:
+        config = self._config
+        backoff = Backoff(self.ctx.host.rng, config.backoff)
+        while True:
+            client = open_client(config)
+            try:
+                await self._read(client, backoff)
+                return
+            except Exception as error:  # noqa: BLE001  # Sorted out here: most are not for another try.
+                if not is_away(error):
+                    raise refusal(config, error) or error from None
+                logger.info("%r: %s, connecting again", config, error)
+            finally:
+                await client.aclose()
+            await backoff.sleep()
+
+    async def _read(self, client: Any, backoff: Backoff) -> None:
+        """Read until all streams are at their ends."""
+        bounded = self._config.bounded
+        while True:
+            for stream, split in list(self.splits.items()):
+                if stream not in self._behind:
+                    await self._check(client, split)
+                    self._behind[stream] = split.position
+            if self._untold:
+                await self._tell(client)
+            wanted = {stream: last for stream, last in self._behind.items() if stream not in self._over}
+            if not wanted:
+                return
+            async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                answer = await client.xread(wanted, count=PAGE_ENTRIES, block=None if bounded else BLOCK_MS)
+            backoff.reset()
+            came = {name.decode(): entries for name, entries in answer or ()}
+            for stream in wanted:
+                if stream in came or bounded:
+                    await self._hand_over(stream, came.get(stream, []))
+
+    async def _hand_over(self, stream: str, entries: list[tuple[bytes, dict[bytes, bytes]]]) -> None:
+        end = self.splits[stream].payload
+        messages = []
+        for raw_id, fields in entries:
+            id_ = raw_id.decode()
+            if end is not None and order_of(id_) > order_of(end):
+                break
+            messages.append(Message(fields, id_, order_of(id_)[0], f"redis stream {stream!r}, entry {id_}"))
+        last = end is not None and (len(messages) < len(entries) or not entries or messages[-1].position == end)
+        if messages:
+            self._behind[stream] = messages[-1].position
+        if last:
+            self._over.add(stream)
+        await self.put(stream, messages, last=last)
+
+    async def _check(self, client: Any, split: Split) -> None:
+        """Look whether the stream is the one that the position of `split` is of."""
+        if split.position == BEGINNING or not await exists(client, self._config, split.id):
+            return
+        found = await client.xinfo_stream(split.id)
+        begin, last = order_of(split.position), order_of(found["last-generated-id"].decode())
+        if begin > last and self.ctx.replays:
+            raise StateError(
+                f"{self._config!r}: {split.id!r} was read up to {split.position}, and its last entry ever is {last[0]}-{last[1]}: it was "
+                "made anew or set back since; restore the database too, or start with restore=None, fresh=True"
+            )
+
+    # The consumer group.
+
+    def checkpoint(self, checkpoint_id: int) -> None:
+        if self._config.group is not None:
+            self._taken[checkpoint_id] = dict(self._positions)
+
+    def checkpoint_completed(self, checkpoint_id: int) -> None:
+        for id_ in [id_ for id_ in self._taken if id_ <= checkpoint_id]:
+            self._untold = self._taken.pop(id_)
+
+    async def _tell(self, client: Any) -> None:
+        from redis.exceptions import ResponseError
+
+        told, self._untold = self._untold, {}
+        for stream, position in told.items():
+            try:
+                await client.xgroup_create(stream, self._config.group, position)
+            except ResponseError as error:
+                if "BUSYGROUP" not in str(error):
+                    raise
+                await client.xgroup_setid(stream, self._config.group, position)

@@ -1,0 +1,180 @@
+"""The reader of logs that others keep: messages arrive in chunks of a split, and are decoded when they are polled.
+
+A subclass gives `run`, one task that reads all splits side by side from their positions and awaits `put` for each chunk.
+
+Invariants: the pump waits while the buffer is full, so a reader never holds more than its capacity and one chunk; a malformed message is
+reported when those before it have been polled and not earlier, so it too counts exactly once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from aioflow.core.aio import cancel_and_wait
+from aioflow.io.buffered import BUFFER_RECORDS
+from aioflow.io.malformed import Malformed
+
+if TYPE_CHECKING:
+    from aioflow.io.malformed import OnError
+    from aioflow.operators.source import SourceContext, Split
+
+__all__ = ["Message", "StreamReader"]
+
+
+class Message(NamedTuple):
+    """One of a log, as it came."""
+
+    content: Any
+    """What `decode` makes an element of."""
+    position: Any
+    """Where to go on behind it."""
+    timestamp: int
+    """When the log took it, in milliseconds."""
+    where: str
+    """What it is called in an error."""
+
+
+@dataclass(slots=True)
+class _Chunk:
+    split_id: str
+    messages: Sequence[Message]
+    last: bool
+    next: int = 0
+
+
+class StreamReader:
+    """Reads several splits side by side. `timestamps` of a batch are those that the log gave its messages."""
+
+    def __init__(
+        self, ctx: SourceContext, decode: Callable[[Any], Any], on_error: OnError, *, capacity: int = BUFFER_RECORDS
+    ) -> None:
+        self.ctx = ctx
+        self.current_split = ""
+        self.timestamps: list[int] | None = None
+        self.finished_splits: set[str] = set()
+        self.splits: dict[str, Split] = {}
+        """Those that were given so far. `run` looks at it again and again: there may be more."""
+        self._decode = decode
+        self._malformed = Malformed(ctx, on_error)
+        self._capacity = capacity
+        self._positions: dict[str, Any] = {}
+        self._chunks: deque[_Chunk] = deque()
+        self._buffered = 0
+        self._pump: asyncio.Task[None] | None = None
+        self._ended = True
+        self._error: Exception | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._room: asyncio.Future[None] | None = None
+
+    async def run(self) -> None:
+        """Read `splits`. Its error becomes the error of `poll_batch`; where it returns, they were read to their end."""
+        raise TypeError(f"{type(self).__name__} must define run(self)")
+
+    def content_of(self, content: Any) -> bytes:
+        """The bytes of a message that cannot be decoded, for whoever collects such."""
+        return bytes(content)
+
+    async def put(self, split_id: str, messages: Sequence[Message], *, last: bool = False) -> None:
+        """Hand over what comes next of a split, then wait while the buffer is full. `last`: it has been read to its end."""
+        self._chunks.append(_Chunk(split_id, messages, last))
+        self._buffered += len(messages)
+        self._wake()
+        while self._buffered >= self._capacity:
+            if self._room is None:
+                self._room = asyncio.get_running_loop().create_future()
+            await asyncio.shield(self._room)
+
+    def _wake(self) -> None:
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    async def open(self, splits: Sequence[Split]) -> None:
+        for split in splits:
+            self.splits[split.id] = split
+            self._positions[split.id] = split.position
+        if splits and self._pump is None:
+            self._ended = False
+            # Owned by this reader: close() cancels it and waits for its end.
+            self._pump = asyncio.get_running_loop().create_task(self._guarded(), name=type(self).__name__)
+
+    async def _guarded(self) -> None:
+        try:
+            await self.run()
+        except Exception as error:  # noqa: BLE001  # Raised from poll_batch, after what came before it.
+            self._error = error
+        finally:
+            self._ended = True
+            self._wake()
+
+    def poll_batch(self, max_records: int) -> list[Any] | None:
+        while self._chunks:
+            chunk = self._chunks[0]
+            values = self._take(chunk, max_records)
+            if chunk.next == len(chunk.messages):
+                self._chunks.popleft()
+                if chunk.last:
+                    self.finished_splits.add(chunk.split_id)
+            if values:
+                self.current_split = chunk.split_id
+                return values
+        if self._error is not None:
+            raise self._error
+        return None
+
+    def _take(self, chunk: _Chunk, max_records: int) -> list[Any]:
+        values: list[Any] = []
+        timestamps: list[int] = []
+        start, end = chunk.next, min(chunk.next + max_records, len(chunk.messages))
+        decode, messages = self._decode, chunk.messages
+        for i in range(start, end):
+            message = messages[i]
+            try:
+                values.append(decode(message.content))
+            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+                if self._malformed.fails and values:
+                    end = i  # The good ones first.
+                    break
+                self._malformed.report(self.content_of(message.content), f"{message.where}: {error}", error)
+            else:
+                timestamps.append(message.timestamp)
+        if end > start:
+            self._positions[chunk.split_id] = messages[end - 1].position
+        chunk.next = end
+        self._buffered -= end - start
+        if self._buffered <= self._capacity // 2:
+            room, self._room = self._room, None
+            if room is not None and not room.done():
+                room.set_result(None)
+        self.timestamps = timestamps
+        return values
+
+    async def wait(self) -> None:
+        if self._chunks or self._ended:
+            return
+        if self._waiter is None:
+            self._waiter = asyncio.get_running_loop().create_future()
+        await asyncio.shield(self._waiter)
+
+    @property
+    def pending_records(self) -> int:
+        """What has come and was not polled yet. Subclasses that know how far the log goes add that."""
+        return self._buffered
+
+    @property
+    def finished(self) -> bool:
+        return self._ended and not self._chunks and self._error is None
+
+    def position(self, split_id: str) -> Any:
+        return self._positions[split_id]
+
+    async def close(self) -> None:
+        pump, self._pump = self._pump, None
+        if pump is not None:
+            await cancel_and_wait([pump])

@@ -1,0 +1,93 @@
+"""Servers of other systems for tests: each of its own directory, on a free port of the loopback, ended with the session."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+PATIENCE_S = 60.0
+
+
+def program(name: str, package: str) -> str:
+    """Where a program is."""
+    found = shutil.which(name) or shutil.which(name, path="/usr/sbin:/usr/local/sbin:/sbin")
+    assert found is not None, f"these tests need {name}: apt-get install {package}"
+    return found
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Server:
+    """One process that can be ended and started again, on the same port and with the same directory."""
+
+    def __init__(self, directory: Path, port: int, command: Sequence[str], answers: Callable[[int], bool]) -> None:
+        self.directory = directory
+        self.port = port
+        self._command = command
+        self._answers = answers
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Returns once it answers."""
+        with (self.directory / "log").open("ab") as log:
+            self._process = subprocess.Popen(self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.directory)
+        until = time.monotonic() + PATIENCE_S
+        while not self._ready():
+            assert self._process.poll() is None, (self.directory / "log").read_text()
+            assert time.monotonic() < until, f"{self._command[0]} does not answer"
+            time.sleep(0.02)
+
+    def _ready(self) -> bool:
+        try:
+            return self._answers(self.port)
+        except OSError:
+            return False
+
+    def ask(self, line: str) -> str:
+        """What a server of lines of text answers."""
+        with socket.create_connection(("127.0.0.1", self.port), PATIENCE_S) as connection:
+            connection.sendall(line.encode() + b"\r\n")
+            return connection.recv(65536).decode()
+
+    def stop(self, number: int = signal.SIGKILL) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.send_signal(number)
+            process.wait(PATIENCE_S)
+
+
+def says(request: bytes, answer: bytes) -> Callable[[int], bool]:
+    """Whether a server on a port answers to `request` with something that begins with `answer`."""
+
+    def ask(port: int) -> bool:
+        with socket.create_connection(("127.0.0.1", port), PATIENCE_S) as connection:
+            connection.sendall(request)
+            return connection.recv(64).startswith(answer)
+
+    return ask
+
+
+@contextmanager
+def redis_server(*options: str) -> Iterator[Server]:
+    """A Redis that keeps what it said it has, also when it is killed."""
+    with tempfile.TemporaryDirectory(prefix="aioflow-redis-") as directory:
+        port = free_port()
+        command = [program("redis-server", "redis-server"), "--bind", "127.0.0.1", "--port", str(port), "--dir", directory, "--save", ""]
+        command += ["--appendonly", "yes", "--appendfsync", "always", *options]
+        server = Server(Path(directory), port, command, says(b"PING\r\n", b"-NOAUTH" if "--requirepass" in options else b"+PONG"))
+        server.start()
+        try:
+            yield server
+        finally:
+            server.stop()
