@@ -10,7 +10,7 @@ from typing import Any
 from aioflow.core.expression_trees import column_names
 from aioflow.core.expressions import Column, is_expression
 
-__all__ = ["as_select", "field_hint"]
+__all__ = ["as_select", "field_hint", "keys_hint"]
 
 WRITTEN = (ast.Expression, ast.Compare, ast.BinOp, ast.UnaryOp, ast.Constant, ast.Name, ast.Load, ast.operator, ast.unaryop, ast.cmpop)
 """What a text may consist of to be read as an expression: nothing that is written otherwise there, as `and` and `in` are."""
@@ -22,6 +22,17 @@ def field_hint(given: Any) -> str:
         return ""
     written = _as_expression(given) if isinstance(given, str) else None
     return f"; for the field write af.col({given!r})" if written is None else f"; a text is no expression: write {written}"
+
+
+def keys_hint(given: Any) -> str:
+    """What to write if a key of several fields was meant; otherwise as `field_hint`."""
+    if not isinstance(given, (tuple, list)) or len(given) < 2:
+        return field_hint(given)
+    names = [column_names(one)[0] if isinstance(one, Column) else one for one in given]
+    if not all(isinstance(name, (str, int)) for name in names):
+        return "; a key of several values is a tuple that a function gives: key_by(lambda e: (e.user, e.item))"
+    fields = ", ".join(f"e[{name!r}]" if isinstance(name, int) or not name.isidentifier() else f"e.{name}" for name in names)
+    return f"; a key of several fields is a tuple that a function gives: key_by(lambda e: ({fields})), or e[...] where elements are dicts"
 
 
 def _as_expression(text: str) -> str | None:

@@ -215,7 +215,8 @@ class Job:
         """End the sources where they are and let what is under way reach the sinks; cancelled after `stop_timeout`.
 
         With checkpoints a savepoint is the last thing that is done, and its path is returned: under the store, or in the directory
-        `savepoint`; False: none, the job goes on from its last checkpoint then. With `drain`, event time ends too: open windows fire and
+        `savepoint`; False: none, the job goes on from its last checkpoint then. None is returned where none was made: without checkpoints,
+        and when `stop_timeout` was over before it was complete, of which a warning tells. With `drain`, event time ends too: open windows fire and
         functions finish. Raises what the job failed with, if it could not be stopped that way.
         """
         self._check_loop("stop()")
@@ -242,7 +243,8 @@ class Job:
     async def savepoint(self, directory: str | PathLike[str] | None = None, *, path: str | PathLike[str] | None = None) -> str:
         """Write all state where it stays until somebody deletes it, while the job goes on. Returns the path of the savepoint.
 
-        Under the store, or in `directory`, which may be called `path` too. Raises CheckpointError when it cannot be made, JobNotRunning
+        Under the store, or below `directory`, a path or URL, in a directory of its own. `path` is another name of `directory`: it is where
+        the savepoint is put, never where it is, which is what is returned. Raises CheckpointError when it cannot be made, JobNotRunning
         when the job is over before.
         """
         self._check_loop("savepoint()")

@@ -22,7 +22,7 @@ from aioflow.api.build import (
     make_operator,
     warn_of_empty_side,
 )
-from aioflow.api.hints import as_select, field_hint
+from aioflow.api.hints import as_select, field_hint, keys_hint
 from aioflow.api.steps import no_such_method
 from aioflow.core.errors import GraphError
 from aioflow.core.explained_calls import explained_methods
@@ -347,7 +347,7 @@ class DataStream(Generic[T]):
         if is_async(fn, "key_by"):
             raise GraphError("key_by needs a plain function: the key is computed for each element at the sender; map(async fn) before it")
         if not callable(fn) and not is_expression(fn):
-            raise GraphError(f"key_by needs a function or an expression, got {type(fn).__name__}: {fn!r}{field_hint(fn)}")
+            raise GraphError(f"key_by needs a function or an expression, got {type(fn).__name__}: {fn!r}{keys_hint(fn)}")
         check_without_resources(fn, "key_by")
         check_without_state(fn, "key_by")
         return KeyedStream(self._flow, [upstream.partitioned(ShipStrategy.HASH, fn) for upstream in self._upstreams])

@@ -139,6 +139,19 @@ async def test_a_run_that_is_not_entered_by_async_with_says_how() -> None:
         assert (await job.wait()).status == "FINISHED"
 
 
+@pytest.mark.parametrize(
+    ("given", "remedy"),
+    [
+        ((af.col.user, af.col.item), "fields is a tuple that a function gives: key_by(lambda e: (e.user, e.item)), or e["),
+        (["user", "unit price", 3], "key_by(lambda e: (e.user, e['unit price'], e[3]))"),
+        ((af.col.user, af.col.n % 7), "key_by(lambda e: (e.user, e.item))"),
+    ],
+)
+def test_a_key_of_several_fields_is_told_the_function(given: Any, remedy: str) -> None:
+    with pytest.raises(af.GraphError, match=rf"^key_by needs a function or an expression, got .*{re.escape(remedy)}"):
+        numbers().key_by(given)
+
+
 @pytest.mark.parametrize("given", [5, b"five", ""])
 def test_a_uid_or_a_name_that_is_no_text_is_refused(given: Any) -> None:
     with pytest.raises(af.GraphError, match=r"operator 'map\(str\)': uid must be a text that is not empty, got "):
