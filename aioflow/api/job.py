@@ -19,7 +19,7 @@ from aioflow.core.aio import close_within, wait_first
 from aioflow.core.errors import CheckpointError, GraphError, JobCanceled, JobFailed, StateError, did_you_mean
 from aioflow.core.explained_calls import explained_methods
 from aioflow.core.host import SystemHost
-from aioflow.graph.column_sources import fields_seen
+from aioflow.graph.column_sources import fields_seen, is_taken_apart
 from aioflow.io.pushing import PushInlet, PushSource
 
 if TYPE_CHECKING:
@@ -394,6 +394,11 @@ class Job:
                 raise GraphError(
                     f"{stream!r} comes as columns, and only what the flow reads of it was read: {', '.join(seen) or 'no field'}. To see "
                     "whole records, name it before: flow.run(subscribe=[stream]); or subscribe to a select(...) of fields"
+                )
+            if is_taken_apart(self._graph, place, whole):
+                raise GraphError(
+                    f"{stream!r} are late elements, and only what the window takes of an element was sent to it. To see whole elements, "
+                    "name it before: flow.run(subscribe=[stream])"
                 )
 
     def _sum_up(self) -> JobResult:

@@ -7,7 +7,8 @@ them, are not written twice; keys that are only equal are, since 1 and True are 
     batch   1 version | 1 flags | 8 watermark | for each column that is there: 4 length, msgpack or codec bytes | values
             (the column of keys may be the msgpack index or name of a field of the values)
             with flag 64 each of them is a column of `core.column_codec`: times, watermarks, keys (or the name of a field), values;
-            with flag 128 as well some of them refer to the tables of a channel (`core.entry_tables`)
+            with flag 128 as well some of them refer to the tables of a channel (`core.entry_tables`);
+            with flag 128 alone the values are what an aggregate takes of the records
     event   msgpack array [kind, field, ...]
 
 The `watermarks` of a batch never decrease and seldom differ, so they are written as runs where that is shorter.
@@ -56,6 +57,8 @@ BATCH_FORMAT_VERSION = 1
 """The first byte of every encoded batch. Another one is refused: both ends of an edge run the same release."""
 
 _TIMESTAMPS, _KEYS, _KEYS_ARE_VALUES, _WATERMARKS, _WATERMARK_RUNS, _KEYS_ARE_FIELD, _COLUMNS, _TABLES = 1, 2, 4, 8, 16, 32, 64, 128
+_TAKEN: Final = _TABLES
+"""Rows have no tables."""
 _ALL_FLAGS: Final = 255
 _KEY_FLAGS: Final = (0, _KEYS, _KEYS_ARE_VALUES, _KEYS_ARE_FIELD)
 _HEAD: Final = struct.Struct(">BBq")
@@ -78,7 +81,7 @@ def encode_batch(batch: RecordBatch, codec: Codec, owner: str, tables: EntryTabl
         or (watermarks is not None and type(watermarks) is not list)
     ):
         return _encode_columns(batch, codec, owner, tables)
-    flags = 0
+    flags = _TAKEN if batch.taken else 0
     parts = [b""]
     try:
         if timestamps is not None:
@@ -121,7 +124,7 @@ class TabledBytes(bytes):
 
 def standing_alone(content: bytes, codec: Codec, where: str, tables: EntryTables) -> bytes:
     """The bytes of the same batch that mean the same everywhere. `tables` are those of the channel, at either end."""
-    if not content[1] & _TABLES:
+    if content[1] & (_COLUMNS | _TABLES) != _COLUMNS | _TABLES:
         return content
     return encode_batch(decode_batch(content, codec, where, tables), codec, where)
 
@@ -147,8 +150,6 @@ def _decode_batch(view: memoryview, codec: Codec, tables: EntryTables | None) ->
     at = _HEAD.size
     if flags & _COLUMNS:
         return _decode_columns(view, flags, watermark, codec, tables if flags & _TABLES else None)
-    if flags & _TABLES:
-        raise ValueError(f"flags {flags:#x} are not part of the format")
     timestamps = keys = watermarks = field = None
     if flags & _TIMESTAMPS:
         section, at = _column(view, at)
@@ -173,7 +174,7 @@ def _decode_batch(view: memoryview, codec: Codec, tables: EntryTables | None) ->
     for name, column in (("timestamps", timestamps), ("keys", keys), ("watermarks", watermarks)):
         if column is not None and len(column) != count:
             raise ValueError(f"it has {count} values and {len(column)} {name}")
-    return RecordBatch(values, timestamps, keys, watermarks, watermark)
+    return RecordBatch(values, timestamps, keys, watermarks, watermark, bool(flags & _TAKEN))
 
 
 def _encode_columns(batch: RecordBatch, codec: Codec, owner: str, tables: EntryTables | None) -> bytes:

@@ -7,6 +7,7 @@ Invariants that every producer keeps and every consumer may rely on:
 * `watermarks[i]` is the watermark in force before record i; the list never decreases; None means that no record of the batch saw
   the watermark move (it stays what it was when the batch arrived);
 * `watermark` is the watermark after the last record, `MIN_WATERMARK` when the batch brings no news; it is never below the list;
+* `taken` says that in the place of each record stands what the aggregate it is sent to takes of it, or its key if that is nothing;
 * a batch belongs to whoever holds it, and an emitted batch is never mutated: local edges pass it by reference.
 
 Event time is continuous: when the watermark jumps, everything that was due in between happens in order of its own time, each with
@@ -48,7 +49,7 @@ class RecordBatch:
     sender's key function gave them, or None on a stream that is not keyed.
     """
 
-    __slots__ = ("keys", "timestamps", "values", "watermark", "watermarks")
+    __slots__ = ("keys", "taken", "timestamps", "values", "watermark", "watermarks")
 
     def __init__(
         self,
@@ -57,12 +58,14 @@ class RecordBatch:
         keys: list[Any] | None = None,
         watermarks: list[int] | None = None,
         watermark: int = MIN_WATERMARK,
+        taken: bool = False,
     ) -> None:
         self.values = values
         self.timestamps = timestamps
         self.keys = keys
         self.watermarks = watermarks
         self.watermark = watermark
+        self.taken = taken
 
     def __len__(self) -> int:
         return len(self.values)
@@ -84,6 +87,7 @@ class RecordBatch:
             None if self.keys is None else self.keys[start:stop],
             None if watermarks is None else watermarks[start:stop],
             watermark,
+            self.taken,
         )
 
     def with_values(self, values: list[Any]) -> RecordBatch:

@@ -7,9 +7,9 @@ sink; a function on the way gets rows, and those are best made at once. Why a so
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from aioflow.core.expression_trees import column_names
 from aioflow.core.expressions import is_expression
@@ -22,13 +22,14 @@ from aioflow.operators.folding import FoldingAggregate
 from aioflow.operators.running import RunningAggregateOperator
 from aioflow.operators.slice_window import SliceWindowOperator
 from aioflow.operators.stateless import StatelessOperator
+from aioflow.operators.taking import taken_by
 from aioflow.operators.watermarks import TimestampsAndWatermarksOperator
 
 if TYPE_CHECKING:
     from aioflow.core.ids import TapPlace
     from aioflow.operators.operator import Operator
 
-__all__ = ["fields_seen", "with_columns", "with_fields"]
+__all__ = ["fields_seen", "is_taken_apart", "with_columns", "with_fields"]
 
 NO_COLUMNS = "rows: its elements are Python values, and those of parquet, arrow, jsonl, csv and datagen of expressions can be columns"
 NOT_USED = "nothing puts columns to use: an aggregate, a window or a sink of parquet or arrow does"
@@ -125,9 +126,7 @@ def _fields_of(graph: StreamGraph, node_id: int, operator: Operator, whole: Coll
     """
     if not isinstance(operator, (RunningAggregateOperator, SliceWindowOperator)) or not operator.reads_columns:
         return None
-    if any(out.side is not None for out in graph.outputs_of(node_id)):
-        return None
-    if any(not isinstance(place, int) and place[0] == node_id for place in whole):
+    if _gives_elements_out(graph, node_id, whole):
         return None
     assert isinstance(operator.aggregate, FoldingAggregate), "others read rows"
     return fields_read(operator.aggregate)
@@ -140,7 +139,34 @@ def with_fields(graph: StreamGraph, edge: StreamEdge, partitioning: Partitioning
         return partitioning
     operator = factory()
     fields = _fields_of(graph, edge.target, operator, whole) if is_expression(partitioning.function) else None
-    return replace(partitioning, fields=fields, keys_alone=_counts(operator))
+    return replace(partitioning, fields=fields, keys_alone=_counts(operator), taken=_taken_by(graph, edge.target, operator, whole))
+
+
+def is_taken_apart(graph: StreamGraph, place: TapPlace, whole: Collection[TapPlace] = ()) -> bool:
+    """Whether the late elements that `place` stands for are not whole, as what a window takes of them was sent in their place."""
+    if isinstance(place, int):
+        return False
+    factory = graph.nodes[place[0]].factory
+    return factory is not None and _taken_by(graph, place[0], factory(), whole) is not None
+
+
+def _taken_by(
+    graph: StreamGraph, node_id: int, operator: Operator, whole: Collection[TapPlace]
+) -> tuple[Callable[[Any], Any], ...] | None:
+    """All that an aggregate or a window takes of a record, where records are dealt out to several of it; None: they are sent whole.
+
+    As for columns, a window whose late elements somebody reads has to get them whole.
+    """
+    if not isinstance(operator, (RunningAggregateOperator, SliceWindowOperator)) or graph.parallelism_of(graph.nodes[node_id]) == 1:
+        return None
+    return None if _gives_elements_out(graph, node_id, whole) else taken_by(operator.aggregate)
+
+
+def _gives_elements_out(graph: StreamGraph, node_id: int, whole: Collection[TapPlace]) -> bool:
+    """Whether somebody reads the late elements of a window."""
+    if any(out.side is not None for out in graph.outputs_of(node_id)):
+        return True
+    return any(not isinstance(place, int) and place[0] == node_id for place in whole)
 
 
 def _counts(operator: Operator) -> bool:

@@ -67,6 +67,9 @@ class Partitioning:
     """Those that the consumer reads of records of columns: others need not travel. None: all."""
     keys_alone: bool = False
     """Whether the consumer looks at no record, only at its key, which may travel in its place."""
+    taken: tuple[Any, ...] | None = None
+    """The one function by which the consumer takes of a record all that it reads of it, none if it only counts: where records are dealt out
+    what that gives may travel in their place, in batches that say so. None: it reads more."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,7 @@ class BatchBuilder:
         "batch_records_max",
         "is_closed",
         "keys",
+        "taken",
         "timestamps",
         "told",
         "values",
@@ -49,6 +50,7 @@ class BatchBuilder:
         self.timestamps: list[int] = []
         self.keys: list[Any] = []
         self.watermarks: list[int] = []
+        self.taken = False
         self.watermark = MIN_WATERMARK
         self.told = MIN_WATERMARK
         """The last watermark that was sealed into a batch, or noted as sent by an event."""
@@ -92,7 +94,7 @@ class BatchBuilder:
     def extend(self, batch: RecordBatch, start: int = 0) -> int:
         """Append records of `batch` from `start` on while there is room; how many were taken.
 
-        None are if this is full, or of another shape: it has timestamps (or keys) and `batch` has not, or the reverse.
+        None are if this is full, or of another shape: it has timestamps (or keys, or is `taken`) and `batch` has not, or the reverse.
         Then `seal` first, and go on.
         """
         values = self.values
@@ -102,6 +104,7 @@ class BatchBuilder:
         count = min(len(batch.values) - start, self.batch_records_max - len(values))
         if self.is_closed or count < 0 or (values and not self._same_shape(batch)):
             return 0
+        self.taken = batch.taken
         stop = start + count
         watermarks = batch.watermarks
         if watermarks is not None:
@@ -142,7 +145,7 @@ class BatchBuilder:
                 after = watermarks[-1]
         self.watermark = self.told = after
         self._sealed_records += len(batch.values)
-        return RecordBatch(batch.values, batch.timestamps, batch.keys, watermarks, after if after > told else MIN_WATERMARK)
+        return RecordBatch(batch.values, batch.timestamps, batch.keys, watermarks, after if after > told else MIN_WATERMARK, batch.taken)
 
     def advance_watermark(self, watermark: int) -> None:
         """The watermark after the records so far. A lower one is no news."""
@@ -180,7 +183,7 @@ class BatchBuilder:
             else:
                 self.watermark = max(self.watermark, watermarks[-1])
         after = self.watermark
-        batch = RecordBatch(values, timestamps, keys, watermarks, after if after > told else MIN_WATERMARK)
+        batch = RecordBatch(values, timestamps, keys, watermarks, after if after > told else MIN_WATERMARK, self.taken)
         self.values = []
         if timestamps is not None:
             self.timestamps = []
@@ -188,6 +191,7 @@ class BatchBuilder:
             self.keys = []
         if self.watermarks:
             self.watermarks = []
+        self.taken = False
         self._sealed_records += count
         self.told = after
         return batch
@@ -208,6 +212,7 @@ class BatchBuilder:
     def clear(self) -> None:
         """Drop what is open: the consumer is gone."""
         self.values, self.timestamps, self.keys, self.watermarks = [], [], [], []
+        self.taken = False
         self._covered = 0
 
     def _fill(self) -> None:
@@ -221,4 +226,8 @@ class BatchBuilder:
         self.watermarks.extend([self.watermark] * (count - len(self.watermarks)))
 
     def _same_shape(self, batch: RecordBatch) -> bool:
-        return (batch.timestamps is not None) == bool(self.timestamps) and (batch.keys is not None) == bool(self.keys)
+        return (
+            (batch.timestamps is not None) == bool(self.timestamps)
+            and (batch.keys is not None) == bool(self.keys)
+            and batch.taken is self.taken
+        )

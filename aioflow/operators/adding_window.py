@@ -15,6 +15,7 @@ from aioflow.operators.operator import Operator
 from aioflow.operators.resumable import ResumableOutput
 from aioflow.operators.same_aggregate import check_same_aggregate
 from aioflow.operators.stateless import describe_place
+from aioflow.operators.taking import of_taken
 from aioflow.operators.userfunction import UserFunction, describe_record
 from aioflow.operators.windowing import TimeWindow, window_fn_results
 from aioflow.state.backend import require_keyed
@@ -43,6 +44,8 @@ class AddingWindowOperator(Operator):
         self._window_fn = None if window_fn is None else UserFunction(window_fn, "__call__")
         self._late_tag = late_tag
         self._out = ResumableOutput()
+        self._folding = self._aggregate
+        self._of_taken: FoldingAggregate | None = None  # Made for the first batch of what it takes.
 
     @property
     def aggregate(self) -> FoldingAggregate:
@@ -69,6 +72,12 @@ class AddingWindowOperator(Operator):
     def resume(self, max_records: int) -> RecordBatch:
         return self._out.resume(max_records)
 
+    def _fold_by(self, batch: RecordBatch) -> None:
+        """What follows is of `batch`: whole elements, or what the aggregate takes of them."""
+        if batch.taken and self._of_taken is None:
+            self._of_taken = of_taken(self._aggregate)
+        self._folding = self._of_taken if batch.taken and self._of_taken is not None else self._aggregate
+
     def _unfit(self, batch: RecordBatch) -> StateError:
         """The error for records without timestamps or keys."""
         return StateError(
@@ -91,5 +100,5 @@ class AddingWindowOperator(Operator):
     def _drop_late(self, value: Any, timestamp: int, watermark: int) -> None:
         """A record that is late for all its windows."""
         self._late_dropped.inc(1)
-        if self._late_tag is not None:
+        if self._late_tag is not None and self._folding is self._aggregate:  # Nobody reads them where no whole ones are sent.
             self.ctx.side_output(self._late_tag, value, timestamp, watermark)

@@ -44,6 +44,7 @@ class ClockWindowOperator(SliceWindowOperator):
         if batch.values:
             if batch.keys is None:
                 raise StateError(f"window {self.ctx.name!r}: a batch without keys; put key_by directly before window")
+            self._fold_by(batch)
             self._fold(self._grid.slice_start(self._now()), list(batch.keys), list(batch.values))
             if self._timer is None:
                 self._schedule()

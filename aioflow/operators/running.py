@@ -18,6 +18,7 @@ from aioflow.operators.key_spelling import KeySpelling
 from aioflow.operators.operator import Operator
 from aioflow.operators.same_aggregate import check_same_aggregate
 from aioflow.operators.stateless import describe_place
+from aioflow.operators.taking import of_taken
 from aioflow.operators.userfunction import UserFunction, describe_record
 from aioflow.state.backend import require_keyed
 
@@ -81,6 +82,7 @@ class RunningAggregateOperator(_RunningOperator):
         self._spelling = KeySpelling()
         self.reads_columns = isinstance(aggregate, FoldingAggregate) and why_rows(aggregate) is None
         self._columns: RunningColumns | None = None  # Made for the first batch of columns.
+        self._of_taken: RunningAggregate | None = None  # Made for the first batch of what it takes.
 
     @property
     def aggregate(self) -> RunningAggregate:
@@ -124,12 +126,19 @@ class RunningAggregateOperator(_RunningOperator):
             self._columns.release()  # Rows write to the table.
         table = self._table.of(None, keys)
         shown = self._spelling.shown(keys, table)
+        aggregate = self._over_taken() if batch.taken else self._aggregate
         try:
-            results = self._aggregate.running(table, keys, values)
+            results = aggregate.running(table, keys, values)
         except Exception as error:
-            self._find_culprit(error, keys, values)
+            self._find_culprit(error, aggregate, keys, values)
             raise
         return batch.with_values(list(zip(shown, results, strict=True)))
+
+    def _over_taken(self) -> RunningAggregate:
+        if self._of_taken is None:
+            assert isinstance(self._aggregate, FoldingAggregate), "of others it is not known what they take"
+            self._of_taken = of_taken(self._aggregate)
+        return self._of_taken
 
     def _folds(self) -> object:
         return self._aggregate
@@ -137,16 +146,16 @@ class RunningAggregateOperator(_RunningOperator):
     def _shown(self) -> Callable[[Any], Any]:
         return self._aggregate.get_result
 
-    def _find_culprit(self, error: BaseException, keys: Sequence[Any], values: Sequence[Any]) -> None:
+    def _find_culprit(self, error: BaseException, aggregate: RunningAggregate, keys: Sequence[Any], values: Sequence[Any]) -> None:
         """Name the record that makes the fold fail, found by folding each alone into an empty table.
 
         An error that needs the accumulator too does not come again so; then the batch's first and last record frame it.
         """
         for key, value in zip(keys, values, strict=True):
             try:
-                self._aggregate.running({}, [key], [value])
+                aggregate.running({}, [key], [value])
             except type(error):
-                explain_failure(self._aggregate, error, value)
+                explain_failure(aggregate, error, value)
                 self._name_culprit(error, key, value)
                 return
             except Exception:  # noqa: BLE001  # Another error than the one that is reported: not the culprit.

@@ -23,7 +23,7 @@ from functools import partial
 from itertools import compress, islice, repeat
 from typing import TYPE_CHECKING, Any
 
-from aioflow.core.column_batch import highest, lowest
+from aioflow.core.column_batch import first_not_below, highest, lowest
 from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK, RecordBatch, empty_batch
 from aioflow.core.errors import note_once
 from aioflow.core.functions import OutputTag, WindowResult
@@ -109,6 +109,7 @@ class SliceWindowOperator(AddingWindowOperator):
             timestamps, watermarks = batch.timestamps, batch.watermarks
             if timestamps is None or batch.keys is None:
                 raise self._unfit(batch)
+            self._fold_by(batch)
             reached = self._watermark if watermarks is None else watermarks[-1]
             least = lowest(timestamps)
             start = least - (least - self._offset) % self._width
@@ -142,7 +143,7 @@ class SliceWindowOperator(AddingWindowOperator):
             else:
                 if watermarks[begin] >= self._deadline:
                     yield from self._advance(watermarks[begin])
-                stop = bisect_left(watermarks, self._deadline, begin, count)
+                stop = first_not_below(watermarks, self._deadline, begin, count)
             before = None if watermarks is None else watermarks[begin:stop]
             yield from self._add(values[begin:stop], timestamps[begin:stop], keys[begin:stop], before)
             begin = stop
@@ -273,7 +274,7 @@ class SliceWindowOperator(AddingWindowOperator):
     def _fold(self, start: int, keys: list[Any], values: list[Any]) -> None:
         """Add records to slice `start`."""
         try:
-            self._aggregate.fold(self._slices.slice(start, keys), keys, values)
+            self._folding.fold(self._slices.slice(start, keys), keys, values)
         except Exception as error:
             self._find_culprit(error, keys, values)
             raise
@@ -282,9 +283,9 @@ class SliceWindowOperator(AddingWindowOperator):
         """Name the record that makes the fold fail, found by folding each alone; without luck, the first and the last."""
         for key, value in zip(keys, values, strict=True):
             try:
-                self._aggregate.fold({}, [key], [value])
+                self._folding.fold({}, [key], [value])
             except type(error):
-                explain_failure(self._aggregate, error, value)
+                explain_failure(self._folding, error, value)
                 note_once(error, f"in {describe_place(self.ctx)}, at record {describe_record(value)} of key {describe_record(key)}")
                 return
             except Exception:  # noqa: BLE001  # Another error than the one that is reported: not the culprit.

@@ -178,7 +178,7 @@ def _clamped(watermarks: list[int], low: int, high: int) -> list[int] | None:
 
 
 def _with_watermarks(batch: RecordBatch, watermarks: list[int] | None, watermark: int) -> RecordBatch:
-    return RecordBatch(batch.values, batch.timestamps, batch.keys, watermarks, watermark)
+    return RecordBatch(batch.values, batch.timestamps, batch.keys, watermarks, watermark, batch.taken)
 
 
 @dataclass(slots=True)

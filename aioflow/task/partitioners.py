@@ -8,7 +8,7 @@ The key function runs once, here; what it gave travels with the record. After Fl
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
 from aioflow.core.elements import RecordBatch
@@ -47,7 +47,7 @@ def create_partitioner(
         expression = partitioning.function if is_expression(partitioning.function) else None
         if consumers == 1:
             return _SingleKeyed(key, max_parallelism, place, expression, partitioning.fields, partitioning.keys_alone)
-        return _Hash(key, consumers, max_parallelism, place, expression, partitioning.fields, partitioning.keys_alone)
+        return _Hash(key, consumers, max_parallelism, place, expression, partitioning.fields, partitioning.keys_alone, partitioning.taken)
     if strategy is ShipStrategy.CUSTOM:
         return _Custom(UserFunction(partitioning.function, "partition_custom").call, consumers, place)
     if consumers == 1 or strategy is ShipStrategy.GLOBAL:
@@ -237,7 +237,10 @@ class _SingleKeyed(_Keyed):
 
 
 class _Hash(_Keyed):
-    """Key -> key group -> subtask, through a cache: one dict look-up a record. The loop is generated for what the batch carries."""
+    """Key -> key group -> subtask, through a cache: one dict look-up a record. The loop is generated for what the batch carries.
+
+    Where the consumer takes one thing of a record that goes in its place: it need not be written and read for the rest of it.
+    """
 
     def __init__(
         self,
@@ -248,11 +251,20 @@ class _Hash(_Keyed):
         expression: Expr[Any] | None = None,
         fields: tuple[str | int, ...] | None = None,
         keys_alone: bool = False,
+        taken: tuple[Callable[[Any], Any], ...] | None = None,
     ) -> None:
         super().__init__(key, consumers, max_parallelism, place, expression, fields, keys_alone)
         self._consumers = consumers
-        self._loops = {
-            (times, marks): _generate_loop(consumers, self._body, times=times, marks=marks, alone=self._keys_alone)
+        self._loops = self._generate(alone=self._keys_alone)
+        self._taking_loops: dict[tuple[bool, bool], Callable[..., None]] | None = None
+        self._take = taken[0] if taken else None
+        # Records that are their own keys are whole, whatever is taken of them.
+        if taken is not None and not self._keys_alone:
+            self._taking_loops = self._generate(alone=not taken, taking=self._take)
+
+    def _generate(self, *, alone: bool, taking: Callable[[Any], Any] | None = None) -> dict[tuple[bool, bool], Callable[..., None]]:
+        return {
+            (times, marks): _generate_loop(self._consumers, self._body, times=times, marks=marks, alone=alone, taking=taking)
             for times in (False, True)
             for marks in (False, True)
         }
@@ -261,34 +273,52 @@ class _Hash(_Keyed):
         values, timestamps, watermarks = batch.values, batch.timestamps, batch.watermarks
         if type(values) is not list and (parts := self.split_columns(batch)) is not None:
             return parts
-        consumers = range(self._consumers)
-        v: list[list[Any]] = [[] for _ in consumers]
-        k = v if self._keys_alone else [[] for _ in consumers]
-        t: list[list[int]] | None = None if timestamps is None else [[] for _ in consumers]
-        w: list[list[int]] | None = None if watermarks is None else [[] for _ in consumers]
+        carried = timestamps is not None, watermarks is not None
+        if self._taking_loops is not None:
+            try:
+                return self._deal(self._taking_loops[carried], iter(values), batch, alone=self._take is None, taken=True)
+            except Exception:  # noqa: BLE001  # The key's comes again below; the other is the consumer's, which may pass over the record.
+                pass
         source = iter(values)
-        loop = self._loops[timestamps is not None, watermarks is not None]
         try:
-            loop(source, timestamps, watermarks, self._key, self._cache, v, k, t, w)
+            return self._deal(self._loops[carried], source, batch, alone=self._keys_alone)
         except Exception as error:  # noqa: BLE001  # Raised again, with the record named.
             raise self.blame(error, values[len(values) - operator.length_hint(source) - 1]) from None
+
+    def _deal(
+        self, loop: Callable[..., None], source: Iterator[Any], batch: RecordBatch, *, alone: bool, taken: bool = False
+    ) -> list[tuple[int, RecordBatch]]:
+        timestamps, watermarks = batch.timestamps, batch.watermarks
+        consumers = range(self._consumers)
+        v: list[list[Any]] = [[] for _ in consumers]
+        k = v if alone else [[] for _ in consumers]
+        t: list[list[int]] | None = None if timestamps is None else [[] for _ in consumers]
+        w: list[list[int]] | None = None if watermarks is None else [[] for _ in consumers]
+        loop(source, timestamps, watermarks, self._key, self._take, self._cache, v, k, t, w)
         return [
-            (i, RecordBatch(v[i], None if t is None else t[i], k[i], None if w is None else w[i])) for i in consumers if v[i]
+            (i, RecordBatch(v[i], None if t is None else t[i], k[i], None if w is None else w[i], taken=taken))
+            for i in consumers
+            if v[i]
         ]
 
 
-def _generate_loop(consumers: int, body: Body | None, *, times: bool, marks: bool, alone: bool) -> Callable[..., None]:
+def _generate_loop(
+    consumers: int, body: Body | None, *, times: bool, marks: bool, alone: bool, taking: Callable[[Any], Any] | None
+) -> Callable[..., None]:
     """One pass: key, subtask, appends. With two consumers a branch beats indexing a list of lists.
 
     `part.append(x)` is one instruction of the interpreter; a bound method would be a call, and cost twice as much, as does
     `cache.__getitem__` for `cache[key]`. With a `body` the key is computed in the loop. `alone`: only the keys travel, in one list.
+    `taking`: what this gives goes in the place of the record.
     """
-    items = {"v": "value", "k": "key", "t": "time", "w": "mark"}
-    same = body is not None and body.is_argument
+    taken = None if taking is None else body_of(taking)
+    took = "value" if taking is None else "take(value)" if taken is None else taken.over("value")
+    items = {"v": took, "k": "key", "t": "time", "w": "mark"}
+    same = taking is None and body is not None and body.is_argument
     columns = ([] if alone and not same else ["v"]) + ([] if same else ["k"]) + (["t"] if times else []) + (["w"] if marks else [])
     sources = ["values"] + (["timestamps"] if times else []) + (["watermarks"] if marks else [])
     targets = ["value"] + (["time"] if times else []) + (["mark"] if marks else [])
-    lines = ["def loop(values, timestamps, watermarks, key_of, subtask_of, v, k, t, w):"]
+    lines = ["def loop(values, timestamps, watermarks, key_of, take, subtask_of, v, k, t, w):"]
     if consumers == 2:
         lines += [f"    {column}0, {column}1 = {column}" for column in columns]
     joined = ", ".join(sources)

@@ -62,8 +62,8 @@ COLUMN_MUTANTS: list[Mutant] = [
     Mutant(
         "keys of columns come out in the order of their codes",
         "aioflow/columns/keys.py",
-        "    return codes[first.take(codes) == order]",
-        "    return np.unique(codes)",
+        "    return which[first[which].argsort()]",
+        "    return which",
         (f"{_AGGREGATES}::test_distinct_codes_come_in_order_of_arrival",),
     ),
     Mutant(
@@ -76,7 +76,7 @@ COLUMN_MUTANTS: list[Mutant] = [
     Mutant(
         "late elements come out without the fields that their window does not read",
         "aioflow/graph/column_sources.py",
-        "    if any(out.side is not None for out in graph.outputs_of(node_id)):\n        return None\n",
+        "    if any(out.side is not None for out in graph.outputs_of(node_id)):\n        return True\n",
         "",
         (
             "tests/graph/test_column_sources.py::test_what_an_aggregate_or_a_window_does_not_read_does_not_travel",
@@ -86,8 +86,8 @@ COLUMN_MUTANTS: list[Mutant] = [
     Mutant(
         "late elements that run(subscribe=) names come without the fields that their window does not read",
         "aioflow/graph/column_sources.py",
-        "    if any(not isinstance(place, int) and place[0] == node_id for place in whole):\n        return None\n",
-        "",
+        "    return any(not isinstance(place, int) and place[0] == node_id for place in whole)\n",
+        "    return False\n",
         ("tests/columns/test_flows.py::test_late_elements_that_came_as_columns_are_whole_or_refused",),
     ),
     Mutant(
@@ -117,6 +117,20 @@ COLUMN_MUTANTS: list[Mutant] = [
         "isinstance(operator, (RunningAggregateOperator, ClockWindowOperator))",
         "isinstance(operator, (RunningAggregateOperator, SliceWindowOperator))",
         ("tests/graph/test_column_sources.py::test_a_count_of_keys_gets_the_keys_alone",),
+    ),
+    Mutant(
+        "late elements of a window are what it takes of them",
+        "aioflow/operators/adding_window.py",
+        "if self._late_tag is not None and self._folding is self._aggregate:",
+        "if self._late_tag is not None:",
+        ("tests/operators/test_taking.py::test_a_window_adds_up_both_kinds_of_batches_and_gives_no_part_of_an_element_out_as_late",),
+    ),
+    Mutant(
+        "whole records and what is taken of others are gathered in one batch",
+        "aioflow/network/builder.py",
+        "            and batch.taken is self.taken\n",
+        "",
+        ("tests/network/test_builder.py::test_a_batch_of_another_shape_has_to_wait_for_the_seal",),
     ),
     Mutant(
         "a quote within a text ends it, where lines of JSON are read from their bytes",

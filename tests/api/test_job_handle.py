@@ -151,6 +151,32 @@ async def test_late_elements_and_malformed_lines_can_be_subscribed_to(tmp_path: 
     assert read == ["2"]
 
 
+@pytest.mark.parametrize("aggregate", [af.count(), af.sum(lambda row: row["n"])], ids=["a count", "a sum"])
+async def test_late_elements_of_which_a_part_was_sent_are_whole_or_refused(aggregate: Any) -> None:
+    """Where they are dealt out to several subtasks."""
+    rows = [{"user": 1, "ts": ts, "n": 1} for ts in (1_000, 9_000, 2_000)]
+    flow = af.Flow("late", parallelism=2)
+    strategy: Any = af.WatermarkStrategy.monotonous_timestamps(timestamp=lambda row: row["ts"])
+    read = flow.source(rows, watermarks=strategy, parallelism=1)
+    windows = read.key_by(lambda row: row["user"]).window(af.tumbling("1s")).aggregate(aggregate)
+    async with flow.run(subscribe=[windows.late]) as job, job.subscribe(windows.late) as late:
+        assert [row async for row in late] == [rows[2]]
+    async with flow.run() as job:
+        with pytest.raises(af.GraphError, match="only what the window takes of an element was sent to it"):
+            job.subscribe(windows.late)
+        job.subscribe(windows).close()
+        await job.cancel()
+
+
+async def test_a_late_record_of_which_nothing_can_be_taken_is_dropped_as_others_are() -> None:
+    rows = [{"user": 1, "ts": 1_000, "n": 1}, {"user": 1, "ts": 9_000, "n": 2}, {"user": 1, "ts": 2_000}, {"user": 1, "ts": 9_500, "n": 3}]
+    flow = af.Flow("late", parallelism=2)
+    strategy: Any = af.WatermarkStrategy.monotonous_timestamps(timestamp=lambda row: row["ts"])
+    read = flow.source(rows, watermarks=strategy, parallelism=1)
+    windows = read.key_by(lambda row: row["user"]).window(af.tumbling("1s")).aggregate(af.sum(lambda row: row["n"]))
+    assert [row.value for row in await windows.collect()] == [1, 5]
+
+
 async def test_a_subscription_to_a_side_output_begins_and_ends_while_the_job_runs() -> None:
     flow, tag = af.Flow("side"), af.OutputTag[Any]("bad")
     events = flow.source(af.io.push())

@@ -51,7 +51,7 @@ def columns(batch: RecordBatch) -> tuple[Any, ...]:
     def typed(column: list[Any] | None) -> Any:
         return None if column is None else [(type(value), value) for value in column]
 
-    return typed(batch.values), typed(batch.timestamps), typed(batch.keys), typed(batch.watermarks), batch.watermark
+    return typed(batch.values), typed(batch.timestamps), typed(batch.keys), typed(batch.watermarks), batch.watermark, batch.taken
 
 
 def round_trip(batch: RecordBatch) -> RecordBatch:
@@ -70,7 +70,7 @@ def batches(draw: st.DrawFn) -> RecordBatch:
     timestamps = draw(st.none() | st.lists(times, min_size=count, max_size=count))
     keys = draw(st.none() | st.just(values) | st.lists(scalars, min_size=count, max_size=count))
     moves = st.lists(st.sampled_from([MIN_WATERMARK, 5, 6, MAX_WATERMARK]) | times, min_size=count, max_size=count).map(sorted)
-    return RecordBatch(values, timestamps, keys, draw(st.none() | moves), draw(times))
+    return RecordBatch(values, timestamps, keys, draw(st.none() | moves), draw(times), draw(st.booleans()))
 
 
 @given(batches())

@@ -13,6 +13,7 @@ import pytest
 
 import aioflow as af
 from aioflow.core.column_batch import ColumnBatch
+from aioflow.graph.column_sources import is_taken_apart
 from aioflow.graph.job_graph import build_job_graph
 from aioflow.operators.source import discover_splits
 from tests.io.driver import system_context
@@ -115,6 +116,39 @@ def test_a_count_of_keys_gets_the_keys_alone(tmp_path: Path) -> None:
         late = "late elements come out whole, to whoever subscribes to them"
         assert alone(lambda keyed: keyed.window(af.tumbling("1s")).aggregate(af.count()), key) == [False], late
         assert alone(lambda keyed: keyed.reduce(max), key) == [False]
+
+
+def test_all_that_an_aggregate_takes_of_a_record_goes_in_its_place() -> None:
+    def taken(shape: Callable[[Any], Any], parallelism: int = 2) -> tuple[Any, ...] | None:
+        flow = af.Flow("taken", parallelism=parallelism)
+        stream = shape(flow.source([{"user": 1, "ts": 1}], watermarks=TIMES, parallelism=1).key_by(lambda row: row["user"]))
+        (edge,) = [edge for edge in build_job_graph(stream.flow.graph).edges if edge.partitioning.function is not None]
+        return edge.partitioning.taken
+
+    value: Callable[[Any], Any] = lambda row: row["value"]
+    total = af.agg(n=af.count(), total=af.sum(value))
+    assert taken(lambda keyed: keyed.aggregate(total)) == (value,)
+    assert taken(lambda keyed: keyed.window(af.tumbling("1s")).aggregate(total)) == (value,)
+    assert taken(lambda keyed: keyed.window(af.tumbling("1s")).aggregate(af.count())) == ()
+    assert taken(lambda keyed: keyed.window(af.tumbling("1s", time="processing")).aggregate(total)) == (value,)
+    assert taken(lambda keyed: keyed.aggregate(total), parallelism=1) is None, "nothing is dealt out"
+    assert taken(lambda keyed: keyed.window(af.session("1s")).aggregate(total)) is None
+    assert taken(lambda keyed: keyed.reduce(max)) is None
+
+
+def test_a_window_whose_late_elements_are_read_gets_them_whole() -> None:
+    flow = af.Flow("taken", parallelism=2)
+    keyed = flow.source([{"user": 1, "ts": 1}], watermarks=TIMES, parallelism=1).key_by(lambda row: row["user"])
+    windowed = keyed.window(af.tumbling("1s")).aggregate(af.count())
+
+    def taken(whole: Any = ()) -> list[Any]:
+        return [edge.partitioning.taken for edge in build_job_graph(flow.graph, whole=whole).edges if edge.partitioning.function]
+
+    place = windowed.late.upstreams[0].place
+    assert (taken(), is_taken_apart(flow.graph, place)) == ([()], True)
+    assert (taken([place]), is_taken_apart(flow.graph, place, [place])) == ([None], False)
+    windowed.late.sink(print)
+    assert (taken(), is_taken_apart(flow.graph, place)) == ([None], False)
 
 
 READ: dict[str, tuple[Callable[[Any], Any], list[str] | None]] = {

@@ -109,6 +109,8 @@ def test_lists_of_different_lengths_are_a_bug_of_the_loop_that_filled_them() -> 
         (RecordBatch([1]), RecordBatch([2], [20])),
         (RecordBatch([1], [10]), RecordBatch([2])),
         (RecordBatch([1]), RecordBatch([2], None, ["k"])),
+        (RecordBatch([1], None, ["k"]), RecordBatch([2], None, ["k"], taken=True)),
+        (RecordBatch([1], None, ["k"], taken=True), RecordBatch([2], None, ["k"])),
     ],
 )
 def test_a_batch_of_another_shape_has_to_wait_for_the_seal(first: RecordBatch, second: RecordBatch) -> None:
@@ -117,7 +119,8 @@ def test_a_batch_of_another_shape_has_to_wait_for_the_seal(first: RecordBatch, s
     assert builder.extend(second) == 0
     builder.seal()
     assert builder.extend(second) == 1
-    assert builder.seal().timestamps == second.timestamps
+    sealed = builder.seal()
+    assert (sealed.timestamps, sealed.taken) == (second.timestamps, second.taken)
 
 
 def test_a_bare_watermark_advances_a_batch_of_any_shape() -> None:

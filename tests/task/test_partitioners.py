@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable
+from operator import itemgetter
 from typing import Any
 
 import pytest
@@ -19,10 +20,17 @@ from aioflow.task.partitioners import Partitioner, create_partitioner
 
 
 def partitioner(
-    strategy: ShipStrategy, consumers: int, function: Any = None, *, subtask: int = 0, seed: int = 0, keys_alone: bool = False
+    strategy: ShipStrategy,
+    consumers: int,
+    function: Any = None,
+    *,
+    subtask: int = 0,
+    seed: int = 0,
+    keys_alone: bool = False,
+    taken: tuple[Any, ...] | None = None,
 ) -> Partitioner:
     return create_partitioner(
-        Partitioning(strategy, function, keys_alone=keys_alone),
+        Partitioning(strategy, function, keys_alone=keys_alone, taken=taken),
         consumers,
         max_parallelism=128,
         subtask_index=subtask,
@@ -136,6 +144,40 @@ def test_keys_that_travel_alone_go_where_their_records_would(consumers: int, key
         (i, part.keys, part.timestamps, part.watermarks) for i, part in whole
     ]
     assert all(part.values is part.keys for _, part in alone)
+
+
+@pytest.mark.parametrize("consumers", [2, 3])
+@pytest.mark.parametrize("take", [lambda row: row[1], lambda row: str(row[1])], ids=["a body", "a call"])
+@pytest.mark.parametrize("carried", ["all", "nothing"])
+def test_what_is_taken_of_records_goes_where_they_would(consumers: int, take: Callable[[Any], Any], carried: str) -> None:
+    rows = [(i % 7, i) for i in range(40)]
+    batch = stamped(rows) if carried == "all" else RecordBatch(rows)
+    whole = partitioner(ShipStrategy.HASH, consumers, itemgetter(0)).split(batch)
+    taken = partitioner(ShipStrategy.HASH, consumers, itemgetter(0), taken=(take,)).split(batch)
+    nothing = partitioner(ShipStrategy.HASH, consumers, itemgetter(0), taken=()).split(batch)
+    assert not any(part.taken for _, part in whole)
+    for parts, values in ((taken, lambda part: list(map(take, part.values))), (nothing, lambda part: part.keys)):
+        assert [(i, part.values, part.keys, part.timestamps, part.watermarks, part.taken) for i, part in parts] == [
+            (i, values(part), part.keys, part.timestamps, part.watermarks, True) for i, part in whole
+        ]
+
+
+def test_where_nothing_can_be_taken_records_go_whole() -> None:
+    """What is wrong is the consumer's to say, or to pass over: the record may be late."""
+    one = partitioner(ShipStrategy.HASH, 2, itemgetter(0), taken=(itemgetter(1),))
+    rows: list[Any] = [(1, 2), (1,), (1, 3)]
+    ((_, part),) = one.split(stamped(rows))
+    assert (part.values, part.taken) == (rows, False)
+    ((_, part),) = one.split(stamped(rows[:1]))
+    assert (part.values, part.taken) == ([2], True)
+    with pytest.raises(IndexError) as caught:
+        one.split(stamped([()]))
+    assert caught.value.__notes__ == ["aioflow: in key_by after 'producer', at record ()"]
+
+
+def test_records_that_are_their_own_keys_go_whole() -> None:
+    ((_, part),) = partitioner(ShipStrategy.HASH, 2, lambda x: x, taken=()).split(stamped(["a"]))
+    assert (part.values, part.taken) == (["a"], False)
 
 
 @pytest.mark.parametrize("consumers", [1, 2, 3])

@@ -1,0 +1,97 @@
+"""What an aggregate takes of elements, in their place: the same results as of whole elements, and whole elements where it must be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from operator import itemgetter
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import aioflow as af
+from aioflow.core.elements import MAX_WATERMARK, RecordBatch
+from aioflow.core.functions import OutputTag
+from aioflow.operators.aggregates import resolve_aggregate
+from aioflow.operators.running import RunningAggregateOperator
+from aioflow.operators.slice_window import SliceWindowOperator
+from aioflow.operators.taking import of_taken, taken_by
+from aioflow.operators.windowing import tumbling
+
+from . import context
+
+value: Callable[[Any], Any] = lambda row: row[1]
+AGGREGATES = {
+    "count": af.count(),
+    "several of one": af.agg(n=af.count(), total=af.sum(value), low=af.min(lambda row: row[1]), high=af.max(itemgetter(1))),
+    "mean": af.mean(value),
+    "first and last": af.agg(first=af.first(value), last=af.last(value)),
+    "all": af.agg(all=af.collect(value), different=af.distinct(value)),
+}
+NUMBERS = st.none() | st.integers(-5, 5) | st.floats(-2, 2) | st.just(float("nan"))
+
+
+@pytest.mark.parametrize("name", AGGREGATES)
+@given(rows=st.lists(st.tuples(st.sampled_from("ab"), NUMBERS), max_size=12))
+def test_what_is_taken_gives_the_same_results_and_accumulators(name: str, rows: list[tuple[str, Any]]) -> None:
+    aggregate = resolve_aggregate(AGGREGATES[name])
+    taken = taken_by(aggregate)
+    assert taken is not None
+    keys = [key for key, _ in rows]
+    whole: dict[Any, Any] = {}
+    given_: dict[Any, Any] = {}
+    results = aggregate.running(whole, keys, rows)
+    values = [taken[0](row) for row in rows] if taken else keys
+    assert repr(of_taken(aggregate).running(given_, keys, values)) == repr(results)
+    assert repr(given_) == repr(whole)
+
+
+@pytest.mark.parametrize(
+    "aggregate",
+    [
+        af.agg(total=af.sum(lambda row: row[1]), other=af.sum(lambda row: row[2])),
+        af.sum(lambda row: row[1], where=lambda row: row[0]),
+        af.count(where=lambda row: row[0]),
+        af.max_by(lambda row: row[1]),
+        af.top(3, lambda row: row[1]),
+        af.sum(),
+        af.sum(af.col.value),
+        af.sum(lambda row: float(row[1])),
+        af.sum(lambda row: next(iter(row))),
+    ],
+    ids=["two fields", "a sum of some", "a count of some", "max_by", "top", "elements", "an expression", "a call", "another call"],
+)
+def test_who_reads_more_than_one_thing_or_calls_what_is_not_known_gets_whole_elements(aggregate: Any) -> None:
+    assert taken_by(resolve_aggregate(aggregate)) is None
+
+
+def test_what_is_no_aggregate_of_ours_gets_whole_elements() -> None:
+    assert taken_by(object()) is None
+
+
+async def test_a_window_adds_up_both_kinds_of_batches_and_gives_no_part_of_an_element_out_as_late() -> None:
+    late: OutputTag[Any] = OutputTag("late")
+    operator = await context.opened(SliceWindowOperator(tumbling("10ms"), af.sum(value), late_tag=late))
+    operator.process_batch(RecordBatch([5], [1], ["k"], None, 3, taken=True))
+    operator.process_batch(RecordBatch([("x", 7)], [2], ["k"], None, 4))
+    out = operator.process_batch(RecordBatch([9], [3], ["k"], None, 9, taken=True))
+    assert [row.value for row in out.values] == [21]
+    operator.process_batch(RecordBatch([100], [4], ["k"], None, 9, taken=True))
+    operator.process_batch(RecordBatch([("x", 100)], [4], ["k"], None, 9))
+    assert operator.ctx.dropped() == 2
+    assert [element for _, element, _, _ in operator.ctx.side] == [("x", 100)]
+    assert operator.process_batch(RecordBatch([], watermark=MAX_WATERMARK)).values == []
+
+
+async def test_a_running_aggregate_adds_up_both_kinds_of_batches() -> None:
+    operator = await context.opened(RunningAggregateOperator(resolve_aggregate(af.sum(value))))
+    assert operator.process_batch(RecordBatch([5], None, ["k"], taken=True)).values == [("k", 5)]
+    assert operator.process_batch(RecordBatch([("x", 7)], None, ["k"])).values == [("k", 12)]
+
+
+async def test_what_cannot_be_added_is_named_with_its_key() -> None:
+    operator = await context.opened(RunningAggregateOperator(resolve_aggregate(af.sum(value))))
+    with pytest.raises(TypeError) as caught:
+        operator.process_batch(RecordBatch([1, "x"], None, ["k", "k"], taken=True))
+    assert "at record 'x' of key 'k'" in caught.value.__notes__[0]
