@@ -161,8 +161,8 @@ class SourceInput:
             stop_reader()
         self.availability.set_available()
 
-    def emit_next(self, max_records: int) -> InputStatus:
-        """Poll once."""
+    def emit_next(self, max_records: int, max_columns: int = COLUMN_RECORDS_MAX) -> InputStatus:
+        """Poll once: for so many records, of a reader of columns for `max_columns`."""
         if self._owed != MIN_WATERMARK:
             watermark, self._owed = self._owed, MIN_WATERMARK
             self._consumer.on_batch(empty_batch(watermark), 0)
@@ -171,7 +171,7 @@ class SourceInput:
             return self._stopped
         reader, begun = self._reader, self._perf_ns()
         # Columns are dealt with by the batch, and whoever makes rows of them takes no more at a time than it can.
-        at_most = COLUMN_RECORDS_MAX if self._columnar else max(1, min(max_records, int(self._slice_ns / max(self._ns_per_record, 1.0))))
+        at_most = max_columns if self._columnar else max(1, min(max_records, int(self._slice_ns / max(self._ns_per_record, 1.0))))
         values = reader.poll_batch(at_most)
         if values:
             self._leave_idle()

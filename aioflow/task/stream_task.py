@@ -39,6 +39,7 @@ from aioflow.task.checkpoint_mail import CheckpointMail
 from aioflow.task.checkpointing import SubtaskCheckpoints
 from aioflow.task.closing import CLEANUP_TIMEOUT_S, close_user_code
 from aioflow.task.ending import TaskEnd
+from aioflow.task.handover import HandOver
 from aioflow.task.inflight import read_in_flight, waiting_in_chain
 from aioflow.task.input import InputStatus
 from aioflow.task.metrics import HARD, IDLE, SOFT
@@ -85,6 +86,7 @@ class StreamTask:
         self._operators = TaskOperators(self._scope, has_source=descriptor.vertex.head.source is not None)
         self._input: NetworkInput | SourceInput
         self._chain: OperatorChain
+        self._hand_over = HandOver()
         self._end: TaskEnd
         self._suspension: Suspension | None = None
         self._watched: list[Availability] = []
@@ -257,7 +259,7 @@ class StreamTask:
             self._suspend(self._output.availability, HARD if self._output.is_overdrawn else SOFT)
             return None
         if self._chain.has_work:
-            if self._chain.run() is ChainStatus.BLOCKED:
+            if self._run_chain() is ChainStatus.BLOCKED:
                 assert self._chain.blocked_on is not None
                 self._output.flush()
                 self._suspend(self._chain.blocked_on, "operator")
@@ -286,7 +288,7 @@ class StreamTask:
             return None
         status = self._emit_next()
         if status is InputStatus.MORE_AVAILABLE:
-            self._chain.run()
+            self._run_chain()
             self._flush_if_old()
         elif status is InputStatus.NOTHING_AVAILABLE:
             self._output.flush()
@@ -313,14 +315,27 @@ class StreamTask:
             self._input.barriers.taken()
 
     def _emit_next(self) -> InputStatus:
-        if not isinstance(self._input, SourceInput):
-            return self._input.emit_next(self._chain.room)
+        source = self._input
+        if not isinstance(source, SourceInput):
+            return source.emit_next(self._chain.room)
         self._scope.operator_context = self._operators.head
+        room, at_most, before = self._chain.room, self._hand_over.records, source.records_in
         try:
-            return self._input.emit_next(self._chain.room)
+            status = source.emit_next(room if room < at_most else at_most, at_most)
         except Exception as error:
-            note_once(error, f"in {source_place(self._operators.head)}{self._input.culprit}")
+            note_once(error, f"in {source_place(self._operators.head)}{source.culprit}")
             raise
+        self._hand_over.handed(source.records_in - before)
+        return status
+
+    def _run_chain(self) -> ChainStatus:
+        if not isinstance(self._input, SourceInput):
+            return self._chain.run()
+        perf_ns = self.host.clock.perf_ns
+        begun = perf_ns()
+        status = self._chain.run()
+        self._hand_over.ran(begun, perf_ns(), status)
+        return status
 
     def _suspend(self, availability: Availability, reason: str) -> None:
         """Call the default action no more until `availability` is up, or something was emitted by mail."""

@@ -240,4 +240,14 @@ COORDINATION_MUTANTS: list[Mutant] = [
         "            while True:\n",
         ("tests/cluster/test_leadership.py::test_a_standby_that_is_told_to_end_does_so_and_never_leads",),
     ),
+    Mutant(
+        "a source hands over what its chain had time for, however long it waits for its operators",
+        "aioflow/task/handover.py",
+        "        since_ns = begun_ns if self._blocked_ns is None else self._blocked_ns\n",
+        "        since_ns = begun_ns\n",
+        (
+            "tests/task/test_handover.py::test_the_wait_for_an_operator_counts_and_the_turns_of_others_do_not",
+            "tests/task/test_handover.py::test_a_sink_that_awaits_each_record_is_given_few_ahead_of_it",
+        ),
+    ),
 ]
