@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from aioflow.io.generating import datagen
     from aioflow.io.http_client import http
     from aioflow.io.json_files import jsonl
+    from aioflow.io.nats_streams import nats
     from aioflow.io.parquet_files import parquet
     from aioflow.io.postgres_tables import postgres
     from aioflow.io.printing import stdout
@@ -38,6 +39,7 @@ __all__ = [
     "http",
     "jsonl",
     "lines",
+    "nats",
     "parquet",
     "postgres",
     "push",
@@ -60,6 +62,7 @@ _MODULES = {
     "http": "http_client",
     "jsonl": "json_files",
     "lines": "files",
+    "nats": "nats_streams",
     "parquet": "parquet_files",
     "postgres": "postgres_tables",
     "push": "pushing",

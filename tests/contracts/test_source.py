@@ -22,12 +22,13 @@ from aioflow.io.files import lines
 from aioflow.io.generating import datagen
 from aioflow.io.json_files import jsonl
 from aioflow.io.memory import as_source
+from aioflow.io.nats_streams import nats
 from aioflow.io.pushing import push
 from aioflow.io.redis_streams import redis
 from aioflow.io.sqlite_tables import sqlite
 from aioflow.operators.source import Source, Split
 from tests.io.driver import Context, next_batch, read_all, system_context, take
-from tests.io.servers import Server, redis_server
+from tests.io.servers import Server, nats_server, published, redis_server
 
 COUNT = 23
 
@@ -106,7 +107,14 @@ def _redis(directory: Path, server: Server) -> tuple[Source[Any], list[Any]]:
     return redis(f"redis://127.0.0.1:{server.port}", names, until="latest"), [{"i": str(i)} for i in range(COUNT)]
 
 
+def _nats(directory: Path, server: Server) -> tuple[Source[Any], list[Any]]:
+    name = directory.name.replace("[", "-").replace("]", "-")
+    asyncio.run(published(server, name, [b'{"i":%d}' % i for i in range(COUNT)]))
+    return nats(f"nats://127.0.0.1:{server.port}", name, until="latest"), [{"i": i} for i in range(COUNT)]
+
+
 SERVERS: dict[str, tuple[Callable[[], Any], Callable[[Path, Any], tuple[Source[Any], list[Any]]]]] = {
+    "nats": (nats_server, _nats),
     "redis": (redis_server, _redis),
 }
 """Those that need a server: what starts it, and what fills it."""

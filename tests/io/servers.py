@@ -54,6 +54,17 @@ class Server:
         except OSError:
             return False
 
+    def restart_without(self, *options: str) -> None:
+        """Once more, without these options and what follows each that takes something."""
+        self.stop()
+        kept, skip = [], False
+        for word in self._command:
+            skip = word in options or (skip and not word.startswith("-"))
+            if not skip:
+                kept.append(word)
+        self._command = kept
+        self.start()
+
     def ask(self, line: str) -> str:
         """What a server of lines of text answers."""
         with socket.create_connection(("127.0.0.1", self.port), PATIENCE_S) as connection:
@@ -91,3 +102,29 @@ def redis_server(*options: str) -> Iterator[Server]:
             yield server
         finally:
             server.stop()
+
+
+@contextmanager
+def nats_server(*options: str) -> Iterator[Server]:
+    """A NATS with JetStream, which keeps what it acknowledged when it is killed."""
+    with tempfile.TemporaryDirectory(prefix="aioflow-nats-") as directory:
+        port = free_port()
+        command = [program("nats-server", "nats-server"), "-a", "127.0.0.1", "-p", str(port), "-js", "-sd", directory, *options]
+        server = Server(Path(directory), port, command, says(b"", b"INFO"))
+        server.start()
+        try:
+            yield server
+        finally:
+            server.stop()
+
+
+async def published(server: Server, stream: str, bodies: Sequence[bytes] = ()) -> None:
+    """Make a stream of this name that takes the subject of this name, if there is none, and fill it."""
+    import nats
+
+    client = await nats.connect(f"nats://127.0.0.1:{server.port}")
+    jetstream = client.jetstream()
+    await jetstream.add_stream(name=stream, subjects=[stream])
+    for body in bodies:
+        await jetstream.publish(stream, body)
+    await client.close()

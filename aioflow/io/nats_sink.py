@@ -1,0 +1,170 @@
+"""Publishes messages to JetStream once the checkpoint that covers them is complete.
+
+A stream has no transactions and nowhere to stage: what is prepared is carried by the checkpoint itself, so a writer holds what was written
+since the last one. Each message has an id, made of a name that its batch got when it was begun and its number in it. A commit that is
+repeated publishes the same ids, and the server drops those that it has seen within the stream's window for duplicates. The names are new
+for each batch: a job that was restored from an older savepoint counts through the same checkpoints with other records.
+
+Without checkpoints messages are published as they come (at-least-once).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from aioflow.core.errors import GraphError
+from aioflow.io.backoff import Backoff
+from aioflow.io.message_bodies import body_encoder
+from aioflow.io.nats_streams import connect, is_away, stream_of
+from aioflow.operators.userfunction import describe_record
+
+if TYPE_CHECKING:
+    from aioflow.io.nats_streams import NatsStream
+    from aioflow.operators.operator import OperatorContext
+
+__all__ = ["NatsCommitter", "NatsWriter", "Prepared"]
+
+PIECE_MESSAGES = 1_000
+"""The writer asks for a flush when it holds this many."""
+
+IN_FLIGHT = 256
+"""Publications that wait for their answers at a time."""
+
+HEADER_BYTES = 512
+"""More than the headers of a message take of the server's limit."""
+
+logger = logging.getLogger(__name__)
+
+
+class Prepared(NamedTuple):
+    """A committable: messages that follow each other."""
+
+    batch: str
+    first: int
+    bodies: list[bytes]
+
+
+class NatsWriter:
+    """Writes the messages of one subtask."""
+
+    def __init__(self, ctx: OperatorContext, config: NatsStream[Any]) -> None:
+        self._ctx = ctx
+        self._config = config
+        self._encode = body_encoder(config.format, repr(config))
+        self._publisher = _Publisher(config)
+        self._pending: list[bytes] = []
+        self._pieces: list[Prepared] = []
+        self._batch = ""
+        self._count = 0
+        self.full = False
+
+    async def open(self) -> None:
+        config = self._config
+        if "*" in config.subject or ">" in config.subject:
+            raise GraphError(f"sink {config!r} has a wildcard, expected the one subject to publish to")
+        info = await stream_of(await self._publisher.connected(), config)
+        if self._ctx.checkpointing:
+            window_s = info.config.duplicate_window or 0.0
+            logger.info(
+                "%r: stream %r knows what is published again for %.0f s: exactly once as long as a restart takes less", config,
+                info.config.name, window_s,
+            )  # fmt: skip
+
+    def write_batch(self, values: Sequence[Any], timestamps: Sequence[int] | None) -> None:
+        most = self._publisher.max_bytes
+        for value in values:
+            body = self._encode(value)
+            if len(body) > most:
+                shown = describe_record(value)
+                raise ValueError(f"sink {self._config!r} got {shown}, of {len(body)} bytes: the server takes {most} (max_payload)")
+            self._pending.append(body)
+        self.full = len(self._pending) >= PIECE_MESSAGES
+
+    async def flush(self) -> None:
+        self.full = False
+        pending, self._pending = self._pending, []
+        if not self._batch:
+            self._batch = self._ctx.host.ids.new("batch")
+        for start in range(0, len(pending), PIECE_MESSAGES):
+            piece = Prepared(self._batch, self._count, pending[start : start + PIECE_MESSAGES])
+            self._count += len(piece.bodies)
+            if self._ctx.checkpointing:
+                self._pieces.append(piece)
+            else:
+                await self._persistently(piece)
+
+    async def _persistently(self, piece: Prepared) -> None:
+        """Try until the server answers."""
+        backoff = Backoff(self._ctx.host.rng, self._config.backoff)
+        while True:
+            try:
+                return await self._publisher.publish(piece)
+            except Exception as error:  # Sorted out here: most are not for another try.
+                if not is_away(error):
+                    raise
+                logger.info("%r: %r, trying again", self._config, error)
+            await backoff.sleep()
+
+    async def prepare(self, checkpoint_id: int) -> list[list[Any]]:
+        """What was written since the last checkpoint."""
+        await self.flush()
+        pieces, self._pieces = self._pieces, []
+        self._batch, self._count = "", 0
+        return [list(piece) for piece in pieces]
+
+    async def close(self) -> None:
+        await self._publisher.close()
+
+
+class NatsCommitter:
+    """Publishes what was prepared. It connects when there is the first of it; the operator tries again what failed."""
+
+    def __init__(self, config: NatsStream[Any]) -> None:
+        self._publisher = _Publisher(config)
+
+    async def commit(self, committables: Sequence[Any]) -> None:
+        for committable in committables:
+            await self._publisher.publish(Prepared(*committable))
+
+    async def abort(self, committables: Sequence[Any]) -> None:
+        """Nothing of it is outside."""
+
+    async def close(self) -> None:
+        await self._publisher.close()
+
+
+class _Publisher:
+    """One connection; a new one if the last was lost."""
+
+    def __init__(self, config: NatsStream[Any]) -> None:
+        self._config = config
+        self._client: Any = None
+        self.max_bytes = 0
+
+    async def connected(self) -> Any:
+        if self._client is None or not self._client.is_connected:
+            await self.close()
+            self._client = await connect(self._config)
+            self.max_bytes = int(self._client.max_payload) - HEADER_BYTES
+        return self._client
+
+    async def publish(self, piece: Prepared) -> None:
+        """Returns when the stream has all of it."""
+        jetstream = (await self.connected()).jetstream()
+        subject = self._config.subject
+        for start in range(0, len(piece.bodies), IN_FLIGHT):
+            some = enumerate(piece.bodies[start : start + IN_FLIGHT], piece.first + start)
+            # In the order of the list: each is sent in the first step of its task.
+            sent = [jetstream.publish(subject, body, headers={"Nats-Msg-Id": f"{piece.batch}:{number}"}) for number, body in some]
+            answers = await asyncio.gather(*sent, return_exceptions=True)
+            for answer in answers:
+                if isinstance(answer, BaseException):
+                    raise answer
+
+    async def close(self) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            await client.close()

@@ -1,0 +1,339 @@
+"""Streams of NATS JetStream: `nats(servers, subject)` reads messages behind the sequence numbers that a checkpoint keeps.
+
+Needs the extra `aioflow[nats]` (nats-py). A reader asks for messages through a consumer of its own that acknowledges nothing and that the
+server forgets; where it was is in the checkpoint alone. How messages are written: `nats_sink`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+
+from aioflow.core.errors import Broken, GraphError, StateError, did_you_mean
+from aioflow.core.explained_calls import explained
+from aioflow.io.backoff import Backoff
+from aioflow.io.malformed import checked_on_error
+from aioflow.io.message_bodies import body_decoder, checked_format
+from aioflow.io.stream_reader import Message, StreamReader
+from aioflow.operators.source import Split
+
+if TYPE_CHECKING:
+    from aioflow.core.timeunits import Duration
+    from aioflow.io.malformed import OnError
+    from aioflow.io.nats_sink import NatsCommitter, NatsWriter
+    from aioflow.operators.operator import OperatorContext
+    from aioflow.operators.source import SourceContext, SourceReader
+
+__all__ = ["NatsStream", "connect", "is_away", "nats", "stream_of"]
+
+T = TypeVar("T")
+
+PAGE_MESSAGES = 500
+"""Messages of one request."""
+
+WAIT_S = 1.0
+"""How long a request for messages waits at the server."""
+
+FORGOTTEN_AFTER_S = 300.0
+"""After so long without a request the server forgets the consumer of a reader that is gone."""
+
+logger = logging.getLogger(__name__)
+
+
+@overload
+def nats(
+    servers: str | Sequence[str],
+    subject: str,
+    type: type[T],
+    *,
+    stream: str | None = ...,
+    format: str = ...,
+    start: str | int = ...,
+    until: str | None = ...,
+    options: Mapping[str, Any] | None = ...,
+    backoff: Duration = ...,
+    on_error: OnError = ...,
+) -> NatsStream[T]: ...
+@overload
+def nats(
+    servers: str | Sequence[str],
+    subject: str,
+    type: None = None,
+    *,
+    stream: str | None = ...,
+    format: str = ...,
+    start: str | int = ...,
+    until: str | None = ...,
+    options: Mapping[str, Any] | None = ...,
+    backoff: Duration = ...,
+    on_error: OnError = ...,
+) -> NatsStream[Any]: ...
+@explained
+def nats(
+    servers: str | Sequence[str],
+    subject: str,
+    type: type[Any] | None = None,
+    *,
+    stream: str | None = None,
+    format: str = "json",
+    start: str | int = "earliest",
+    until: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    backoff: Duration = "100ms",
+    on_error: OnError = "fail",
+) -> NatsStream[Any]:
+    """The messages of a JetStream stream under `subject`, which may have wildcards, at "nats://host:port" or several such.
+
+    Each is what its body holds: "json" (or a `type` of it), "text" or "bytes", by `format`. `stream`: needed where not one stream alone
+    takes the subject. `start`: "earliest", "latest", or the sequence number behind which to begin; what a checkpoint holds goes before.
+    `until="latest"`: end with the last message that there is when the job begins. `options`: what else `nats.connect` takes, as `user`,
+    `password`, `token`, `user_credentials` and `tls`.
+
+    As a sink: publishes to `subject`, under checkpoints when they are complete. A publication that is repeated is known by its
+    `Nats-Msg-Id`: exactly once as long as a repetition comes within the stream's window for duplicates (two minutes unless it was given
+    another), at least once after that, and without checkpoints.
+    """
+    urls = [servers] if isinstance(servers, str) else list(servers)
+    place = f"nats(..., {subject!r})"  # Without the servers: they may hold a password.
+    if not urls or not all(isinstance(url, str) and url for url in urls):
+        raise GraphError(f"{place}: expected the URL of a server, nats://HOST:PORT, or a list of them")
+    if not isinstance(subject, str) or not subject or any(sign in subject for sign in " \t\r\n"):
+        raise GraphError(f"{place}: expected a subject like 'orders.new' or 'orders.*'")
+    if start not in ("earliest", "latest") and (not isinstance(start, int) or start < 0):
+        hint = did_you_mean(start, ("earliest", "latest"))
+        raise GraphError(f"{place}: start is {start!r}, expected 'earliest', 'latest' or a sequence number{hint}")
+    if until not in (None, "latest"):
+        raise GraphError(f"{place}: until is {until!r}, expected 'latest' or None{did_you_mean(until, ('latest',))}")
+    checked_format(format, type, place)
+    on_error = checked_on_error(on_error, place)
+    return NatsStream(urls, subject, type, stream, format, start, until, dict(options or {}), backoff, on_error)
+
+
+class NatsStream(Generic[T]):
+    """A `Source` and a `Sink`. One split; its position is the sequence number of the last message that was read."""
+
+    name = "nats"
+
+    def __init__(
+        self,
+        servers: list[str],
+        subject: str,
+        type: type[T] | None,
+        stream: str | None,
+        format: str,
+        start: str | int,
+        until: str | None,
+        options: dict[str, Any],
+        backoff: Duration,
+        on_error: OnError,
+    ) -> None:
+        self.servers = servers
+        self.subject = subject
+        self.type = type
+        self.stream = stream
+        self.format = format
+        self.start = start
+        self.until = until
+        self.options = options
+        self.backoff = backoff
+        self.on_error = on_error
+
+    def __repr__(self) -> str:
+        return f"nats(..., {self.subject!r})"
+
+    @property
+    def bounded(self) -> bool:
+        return self.until is not None
+
+    async def discover(self) -> list[Split]:
+        """One split: its position says where to begin, its payload the last number to read, or None."""
+        client = await connect(self)
+        try:
+            info = await stream_of(client, self)
+        finally:
+            await client.close()
+        last = int(info.state.last_seq)
+        begin = self.start if isinstance(self.start, int) else {"earliest": 0, "latest": last}[self.start]
+        return [Split(info.config.name, begin, None if self.until is None else last)]
+
+    def reader(self, ctx: SourceContext) -> SourceReader[T]:
+        return _NatsReader(ctx, self)
+
+    def writer(self, ctx: OperatorContext) -> NatsWriter:
+        from aioflow.io.nats_sink import NatsWriter
+
+        return NatsWriter(ctx, self)
+
+    def committer(self) -> NatsCommitter:
+        from aioflow.io.nats_sink import NatsCommitter
+
+        return NatsCommitter(self)
+
+
+async def connect(config: NatsStream[Any]) -> Any:
+    """A connection, which ends when it breaks. Raises ModuleNotFoundError naming the extra, GraphError where the server refuses."""
+    try:
+        from nats import errors
+        from nats.aio.client import Client
+    except ImportError:
+        raise ModuleNotFoundError("af.io.nats needs nats-py: pip install 'aioflow[nats]'") from None
+
+    refused: list[Exception] = []
+
+    async def on_error(error: Exception) -> None:
+        refused.append(error)
+        logger.debug("%r: %r", config, error)
+
+    client = Client()
+    connected = False
+    try:
+        await client.connect(config.servers, **{"error_cb": on_error, "allow_reconnect": False, **config.options})
+        connected = True
+        return client
+    except (errors.Error, OSError, TimeoutError) as error:
+        for one in (error, *refused):
+            if isinstance(one, errors.AuthorizationError) or "uthorization" in str(one):
+                raise GraphError(
+                    f"{config!r}: the server refuses: {one}; give options={{'user': ..., 'password': ...}} or what else it asks for"
+                ) from None
+        raise
+    except (TypeError, ValueError) as error:
+        raise GraphError(f"{config!r}: nats.connect does not take what servers and options say: {error}") from None
+    finally:
+        if not connected:
+            await client.close()  # Of a server that refused it keeps the socket.
+
+
+def is_away(error: BaseException) -> bool:
+    """Whether the server, or its JetStream, cannot be reached, so that a later try may do."""
+    from nats import errors
+    from nats.js.errors import APIError, ServiceUnavailableError
+
+    if isinstance(error, APIError):
+        return isinstance(error, ServiceUnavailableError) or (error.code or 0) >= 500
+    return isinstance(error, (errors.Error, OSError, TimeoutError, Broken)) and not isinstance(error, errors.AuthorizationError)
+
+
+async def stream_of(client: Any, config: NatsStream[Any]) -> Any:
+    """What the server tells of the stream. Raises GraphError where there is none."""
+    from nats import errors
+    from nats.js.errors import NotFoundError, ServiceUnavailableError
+
+    jetstream = client.jetstream()
+    try:
+        return await jetstream.stream_info(config.stream or await jetstream.find_stream_name_by_subject(config.subject))
+    except NotFoundError:
+        what = f"there is no stream {config.stream!r}" if config.stream else f"no stream takes the subject {config.subject!r}"
+        raise GraphError(f"{config!r}: {what}: make one first (`nats stream add`), or name another by stream=") from None
+    except (ServiceUnavailableError, errors.NoRespondersError):
+        raise Broken(f"{config!r}: the server has no JetStream now: start it with JetStream enabled (nats-server -js)") from None
+
+
+class _NatsReader(StreamReader):
+    def __init__(self, ctx: SourceContext, config: NatsStream[Any]) -> None:
+        super().__init__(ctx, body_decoder(config.format, config.type), config.on_error)
+        self._config = config
+        self._behind: int | None = None
+        """The last number that was handed over."""
+        self._ahead = 0
+
+    @property
+    def pending_records(self) -> int:
+        return self._buffered + self._ahead
+
+    async def run(self) -> None:
+        config = self._config
+        (split,) = self.splits.values()
+        self._behind = split.position or 0
+        backoff = Backoff(self.ctx.host.rng, config.backoff)
+        while True:
+            try:
+                client = await connect(config)
+                try:
+                    await self._read(client, split, backoff)
+                    return
+                finally:
+                    await client.close()
+            except Exception as error:  # Sorted out here: most are not for another try.
+                if not is_away(error):
+                    raise
+                logger.info("%r: %r, connecting again", config, error)
+            await backoff.sleep()
+
+    async def _read(self, client: Any, split: Split, backoff: Backoff) -> None:
+        """Read until the end of a split that has one."""
+        from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
+
+        config, end = self._config, split.payload
+        assert self._behind is not None, "run() has set it"
+        await self._check(client, split)
+        jetstream = client.jetstream()
+        made = await jetstream.add_consumer(
+            split.id,
+            ConsumerConfig(
+                filter_subject=config.subject,
+                deliver_policy=DeliverPolicy.BY_START_SEQUENCE,
+                opt_start_seq=self._behind + 1,
+                ack_policy=AckPolicy.NONE,
+                inactive_threshold=FORGOTTEN_AFTER_S,
+                num_replicas=1,
+                mem_storage=True,
+            ),
+        )
+        try:
+            subscription = await jetstream.pull_subscribe_bind(made.name, split.id)
+            if end is not None and made.num_pending == 0:
+                await self.put(split.id, [], last=True)
+                return
+            expected = 1
+            while True:
+                try:
+                    fetched = await subscription.fetch(PAGE_MESSAGES, WAIT_S)
+                except TimeoutError:
+                    if not client.is_connected:
+                        raise Broken("the connection broke") from None
+                    # Nothing came. Or the consumer is gone, which a server that was restarted does not say.
+                    await jetstream.consumer_info(split.id, made.name)
+                    continue
+                backoff.reset()
+                messages: list[Message] = []
+                last = lost = False
+                for one in fetched:
+                    metadata = one.metadata
+                    if lost := metadata.sequence.consumer != expected:
+                        break
+                    expected += 1
+                    number = metadata.sequence.stream
+                    last = end is not None and (number >= end or metadata.num_pending == 0)
+                    if end is not None and number > end:
+                        break
+                    where = f"nats stream {split.id!r}, message {number}"
+                    messages.append(Message(one.data, number, int(metadata.timestamp.timestamp() * 1000), where))
+                    self._behind, self._ahead = number, metadata.num_pending
+                await self.put(split.id, messages, last=last)
+                if last:
+                    return
+                if lost:
+                    raise Broken(f"message {expected} of the consumer was lost on the way")
+        finally:
+            if client.is_connected:
+                await jetstream.delete_consumer(split.id, made.name)
+
+    async def _check(self, client: Any, split: Split) -> None:
+        """Look whether the stream is the one that the position is of, and still holds what follows it."""
+        from nats.js.errors import NotFoundError
+
+        config, behind = self._config, self._behind
+        assert behind is not None, "run() has set it"
+        try:
+            state = (await client.jetstream().stream_info(split.id)).state
+        except NotFoundError:
+            raise GraphError(f"{config!r}: the stream {split.id!r} is not there any more") from None
+        if behind > state.last_seq:
+            raise StateError(
+                f"{config!r}: {split.id!r} was read up to {behind}, and its last message ever is {state.last_seq}: it was made anew or "
+                "set back since; restore it too, or start with restore=None, fresh=True"
+            )
+        if 0 < behind < state.first_seq - 1:
+            logger.warning("%r: messages %d to %d were removed before they were read", config, behind + 1, state.first_seq - 1)

@@ -1,0 +1,249 @@
+"""Streams of NATS JetStream on a real server: values, where to begin, refusals, and a server that dies in the middle."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import aioflow as af
+from aioflow.core.errors import Broken, GraphError, MalformedInput, StateError
+from aioflow.io.nats_sink import PIECE_MESSAGES
+from aioflow.io.nats_streams import nats
+from tests.integration.log_flows import Count, Number, counted, mistakes, run, until
+from tests.io.driver import Context, SinkContext, next_batch, read_all, system_context, take
+from tests.io.servers import Server, nats_server, published
+
+SECRET = "s3cret-word"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with nats_server() as running:
+        yield running
+
+
+@pytest.fixture
+def url(server: Server) -> str:
+    return f"nats://127.0.0.1:{server.port}"
+
+
+@pytest.fixture
+def name(request: pytest.FixtureRequest) -> str:
+    """Of a stream and of its one subject."""
+    return "".join(sign if sign.isalnum() else "-" for sign in request.node.name)
+
+
+@pytest.fixture
+async def ctx() -> AsyncIterator[SinkContext]:
+    async with system_context() as context:
+        yield SinkContext(context.host, checkpointing=False)
+
+
+async def write(sink: Any, ctx: SinkContext, records: list[Any]) -> None:
+    writer = sink.writer(ctx)
+    try:
+        await writer.open()
+        writer.write_batch(records, None)
+        await writer.flush()
+    finally:
+        await writer.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "records"),
+    [
+        ({"type": Number}, [Number(1), Number(2**60)]),
+        ({}, [{"a": [1, None]}, 7, "text", None]),
+        ({"format": "text"}, ["", "ü"]),
+        ({"format": "bytes"}, [b"\0\xff", b""]),
+    ],
+)
+async def test_values_come_out_as_they_went_in(server: Server, url: str, name: str, ctx: SinkContext, options: Any, records: Any) -> None:
+    await published(server, name)
+    await write(nats(url, name, **options), ctx, records)
+    source = nats(url, name, until="latest", **options)
+    assert await read_all(source, ctx) == records
+    reader: Any = source.reader(ctx)
+    await reader.open(await source.discover())
+    await next_batch(reader)
+    assert all(time > 1_600_000_000_000 for time in reader.timestamps)
+    await reader.close()
+
+
+async def test_many_messages_come_in_order_and_it_is_known_how_many_wait(server: Server, url: str, name: str, ctx: SinkContext) -> None:
+    await published(server, name)
+    count = 6 * PIECE_MESSAGES + 7
+    await write(nats(url, name), ctx, list(range(count)))
+    assert await read_all(nats(url, name, until="latest"), ctx) == list(range(count))
+    source = nats(url, name)
+    reader: Any = source.reader(ctx)
+    await reader.open(await source.discover())
+    await take(reader, 10)
+    assert reader.pending_records == count - 10
+    await reader.close()
+
+
+async def test_it_begins_where_it_is_told(server: Server, url: str, name: str, ctx: Context) -> None:
+    await published(server, name, [b"1", b"2", b"3"])
+    for options, expected in (({}, [1, 2, 3]), ({"start": "latest"}, []), ({"start": 1}, [2, 3]), ({"stream": name}, [1, 2, 3])):
+        assert await read_all(nats(url, name, until="latest", **options), ctx) == expected  # type: ignore[call-overload]
+    later = nats(url, name, start="latest")
+    splits = await later.discover()
+    await published(server, name, [b"4"])
+    reader: Any = later.reader(ctx)
+    await reader.open(splits)
+    assert await take(reader, 1) == [4]
+    assert not reader.finished
+    await reader.close()
+
+
+async def test_malformed_messages_count_once(server: Server, url: str, name: str, ctx: SinkContext) -> None:
+    await published(server, name, [b'{"n":1}', b"{", b'{"n":"x"}', b'{"n":4}'])
+    with pytest.raises(MalformedInput, match=r"nats stream '.*', message 2: "):
+        await read_all(nats(url, name, Number, until="latest"), ctx)
+    bad = af.OutputTag[Any]("bad")
+    assert await read_all(nats(url, name, Number, until="latest", on_error=bad), ctx) == [Number(1), Number(4)]
+    assert [failed.value for _, failed in ctx.sides] == [b"{", b'{"n":"x"}']
+
+
+async def test_what_can_never_do_is_refused(server: Server, url: str, name: str, ctx: SinkContext) -> None:
+    await published(server, name)
+    for source, message in (
+        (nats(url, "nowhere"), "no stream takes the subject 'nowhere'"), (nats(url, name, stream="none"), "there is no stream 'none'"),
+    ):  # fmt: skip
+        with pytest.raises(GraphError, match=message):
+            await source.discover()
+        with pytest.raises(GraphError, match=message):
+            await write(source, ctx, [1])
+    with pytest.raises(GraphError, match="has a wildcard"):
+        await write(nats(url, f"{name}.*", stream=name), ctx, [1])
+    with pytest.raises(ValueError, match="the server takes"):
+        await write(nats(url, name), ctx, ["x" * 2_000_000])
+    with pytest.raises(TypeError, match="expected bytes"):
+        await write(nats(url, name, format="bytes"), ctx, ["text"])
+    for make, message in (
+        (lambda: nats([], "s"), "expected the URL of a server"),
+        (lambda: nats(url, "a b"), "expected a subject"),
+        (lambda: nats(url, "s", start="lastest"), "did you mean 'latest'"),
+        (lambda: nats(url, "s", start=-1), "expected 'earliest'"),
+        (lambda: nats(url, "s", until="now"), "expected 'latest' or None"),
+        (lambda: nats(url, "s", Number, format="text"), "a type is made of JSON alone"),
+    ):
+        with pytest.raises(GraphError, match=message):
+            make()
+
+
+async def test_a_password_is_asked_for_and_never_shown(name: str, ctx: SinkContext, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    with nats_server("--user", "me", "--pass", SECRET) as server:
+        good, bad = (f"nats://me:{word}@127.0.0.1:{server.port}" for word in (SECRET, SECRET + "x"))
+        plain = f"nats://127.0.0.1:{server.port}"
+        shown = [repr(nats(good, name))]
+        for source in (nats(bad, name), nats(plain, name), nats(plain, name, options={"user": "me", "password": SECRET + "x"})):
+            for attempt in (source.discover(), write(source, ctx, [1])):
+                with pytest.raises(GraphError, match="the server refuses") as caught:
+                    await attempt
+                shown.append(str(caught.value))
+        for source in (nats(good, name), nats(plain, name, options={"user": "me", "password": SECRET})):
+            with pytest.raises(GraphError, match="no stream takes the subject") as caught:
+                await source.discover()
+            shown.append(str(caught.value))
+    stream = af.Flow("secret").source(nats(good, name))
+    stream.sink(nats(good, name))
+    shown.append(str(stream.explain()))
+    assert SECRET not in "".join(shown) + caplog.text
+
+
+async def test_a_stream_that_is_not_what_was_read_is_refused_and_what_was_removed_is_told(
+    server: Server, url: str, name: str, ctx: Context, caplog: pytest.LogCaptureFixture
+) -> None:
+    import nats as client
+
+    await published(server, name, [b"1", b"2", b"3", b"4"])
+    with pytest.raises(StateError, match="was read up to 9, and its last message ever is 4"):
+        await read_all(nats(url, name), ctx, [af.Split(name, 9)])
+    connection = await client.connect(url)
+    await connection.jetstream().purge_stream(name, keep=1)
+    await connection.close()
+    assert await read_all(nats(url, name, until="latest"), ctx, [af.Split(name, 1, 4)]) == [4]
+    assert "messages 2 to 3 were removed before they were read" in caplog.text
+
+
+async def test_a_server_without_jetstream_says_so(name: str) -> None:
+    with nats_server() as server:
+        server.restart_without("-js", "-sd")
+        with pytest.raises((Broken, GraphError), match="no JetStream now"):
+            await nats(f"nats://127.0.0.1:{server.port}", name, stream=name).discover()
+
+
+async def test_a_commit_that_is_repeated_publishes_nothing_and_other_records_are_not_taken_for_repeated(
+    server: Server, url: str, name: str, ctx: SinkContext
+) -> None:
+    """A job that was restored from an older savepoint counts through the same checkpoints again."""
+    ctx.checkpointing = True
+    await published(server, name)
+    sink = nats(url, name)
+    committer = sink.committer()
+    for records in ([1, 2], [3, 4]):
+        writer = sink.writer(ctx)
+        await writer.open()
+        writer.write_batch(records, None)
+        prepared = await writer.prepare(1)
+        await writer.close()
+        for _ in range(3):
+            await committer.commit(prepared)
+    await committer.close()
+    assert await read_all(nats(url, name, until="latest"), ctx) == [1, 2, 3, 4]
+
+
+async def test_writing_waits_for_a_server_that_is_away(name: str, ctx: SinkContext) -> None:
+    with nats_server() as server:
+        await published(server, name)
+        url = f"nats://127.0.0.1:{server.port}"
+        writer = nats(url, name).writer(ctx)
+        await writer.open()
+        writer.write_batch([1], None)
+        await writer.flush()
+        server.stop()
+        writer.write_batch([2], None)
+        flush = asyncio.create_task(writer.flush())
+        await asyncio.sleep(0)
+        await asyncio.to_thread(server.start)
+        await flush
+        await writer.close()
+        assert await read_all(nats(url, name, until="latest"), ctx) == [1, 2]
+
+
+async def test_nothing_is_lost_or_doubled_when_server_and_job_die(tmp_path: Path, ctx: SinkContext) -> None:
+    """The server is killed while the job runs; then the job is cancelled, and goes on at another parallelism."""
+    total = 1_500
+    with nats_server() as server:
+        url = f"nats://127.0.0.1:{server.port}"
+        await published(server, "in")
+        await published(server, "out")
+        await write(nats(url, "in", Number), ctx, [Number(n) for n in range(total)])
+
+        async def length() -> int:
+            try:
+                (split,) = await nats(url, "out", start="latest").discover()
+            except Exception:
+                return 0  # It is away.
+            return int(split.position)
+
+        def flow(parallelism: int) -> af.Flow:
+            return counted(nats(url, "in", Number), nats(url, "out", Count), parallelism=parallelism)
+
+        async with run(flow(2), tmp_path) as job:
+            await until(length, 100)
+            server.stop()
+            await asyncio.to_thread(server.start)
+            await until(length, 600)
+            await job.cancel()
+        async with run(flow(3), tmp_path):
+            await until(length, total)
+        assert mistakes(await read_all(nats(url, "out", Count, until="latest"), ctx), total) == []
