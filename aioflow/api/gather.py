@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Never, Self, TypeVar
 
 from aioflow.core.availability import Availability
 from aioflow.core.elements import RecordBatch
@@ -100,6 +100,18 @@ class RowStream(Generic[T]):
         if len(self._rows) >= ROWS_BUFFERED_MAX:
             self.has_room.set_unavailable()
         self._wake()
+
+    if not TYPE_CHECKING:  # A checker knows that neither is there.
+
+        def __iter__(self) -> Never:
+            how = "`async for x in stream.execute_and_collect()`; all at once: `await stream.collect()`"
+            raise TypeError(f"rows come while the flow runs: {how}")
+
+        def __enter__(self) -> Never:
+            raise TypeError("a run is entered by `async with stream.execute_and_collect() as rows`")
+
+        def __exit__(self, *exc_info: object) -> None:
+            """Nothing was entered: it is here so that `with` comes as far as `__enter__`."""
 
     async def __aenter__(self) -> Self:
         self._rows.clear()  # Of a run before, which was left early.

@@ -7,7 +7,7 @@ Functions are plain functions, expressions, or function classes. `def` runs inli
 from __future__ import annotations
 
 from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Never, TypeAlias, TypeVar, overload
@@ -234,17 +234,22 @@ class DataStream(Generic[T]):
     def select(self, columns: dict[str, Any] | None = None, /, *more: Never, **named: Any) -> DataStream[dict[str, Any]]:
         """Dict rows from expressions: `select(user=e.user, cents=(e.value * 100).round())` or `select({"any name": e.x})`.
 
-        Of the operator are `name=`, `uid=` and `parallelism=` where they are no expressions: `select(name=e.name)` is a column.
+        Of the operator are `name=`, `uid=` and `parallelism=` where they are no expressions: `select(name=e.name)` is a column. So is
+        `on_error=tag` as for `map`.
         """
         if more or (columns is not None and not isinstance(columns, Mapping)):
             given = (columns, *more)
             raise GraphError(f"select() needs a name for each column, got {', '.join(map(repr, given))}; write {as_select(given)}")
         own = {option: named.pop(option) for option in OPERATOR_OPTIONS if option in named and not is_expression(named[option])}
         options = OperatorOptions(**own)
+        on_error = named.pop("on_error") if isinstance(named.get("on_error"), OutputTag) else None
         wanted = {**(columns or {}), **named}
         if not wanted:
             raise GraphError("select() needs at least one column, as in select(user=af.col.user)")
-        return self._apply("select", StatelessKind.MAP, columns_to_function(wanted), replace(options, name=options.name or "select"))
+        function, options = columns_to_function(wanted), replace(options, name=options.name or "select")
+        if on_error is not None:
+            return self._rows(StatelessKind.MAP, function, {**asdict(options), "on_error": on_error})
+        return self._apply("select", StatelessKind.MAP, function, options)
 
     def map_batches(
         self,

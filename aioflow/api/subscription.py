@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Never, Self, TypeVar
 
 from aioflow.core.aio import DONE
 from aioflow.core.availability import Availability
@@ -59,6 +59,18 @@ class Subscription(Generic[T]):
     def of_job(self, job: Job) -> None:
         """The job whose end ends this subscription, and whose error it raises."""
         self._job = job
+
+    if not TYPE_CHECKING:  # A checker knows that neither is there.
+
+        def __iter__(self) -> Never:
+            raise TypeError("rows come while the job runs: `async for row in rows`, or one by `await anext(rows)`")
+
+        def __enter__(self) -> Never:
+            self.close()
+            raise TypeError("a subscription is entered by `async with job.subscribe(stream) as rows`")
+
+        def __exit__(self, *exc_info: object) -> None:
+            """Nothing was entered: it is here so that `with` comes as far as `__enter__`."""
 
     async def __aenter__(self) -> Self:
         return self

@@ -127,7 +127,8 @@ def count_window(size: int, slide: int | None = None) -> tuple[GlobalWindows, Tr
 def check_window(assigner: Any, trigger: Any, evictor: Any, lateness_ms: int) -> None:
     """Raises GraphError for what does not fit together. Also for the windows of joins."""
     if not hasattr(assigner, "assign"):
-        raise GraphError(f"window: expected tumbling(...), sliding(...), session(...) or global_window(), got {assigner!r}")
+        hint = f"; windows one after the other are window(af.tumbling({assigner!r}))" if isinstance(assigner, str) else ""
+        raise GraphError(f"window: expected tumbling(...), sliding(...), session(...) or global_window(), got {assigner!r}{hint}")
     if trigger is not None and not isinstance(trigger, Trigger):
         raise GraphError(f"window: trigger is {trigger!r}, expected a Trigger object such as on_count(10)")
     if evictor is not None and not isinstance(evictor, Evictor):

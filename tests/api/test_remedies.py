@@ -235,3 +235,39 @@ async def test_a_path_that_is_waited_for_is_told_to_be_no_pattern(
         await job.cancel()
     (told,) = [record.getMessage() for record in caplog.records if "waited for" in record.getMessage()]
     assert f"there is no '{tmp_path}/*.log' yet (a Path is no pattern: write '{tmp_path}/*.log'); it is waited for" in told
+
+
+async def test_rows_that_come_while_a_flow_runs_are_read_asynchronously() -> None:
+    flow = af.Flow("rows")
+    pushed = flow.source(af.io.push())
+    rows: Any = af.Flow("gathered").source([1]).execute_and_collect()
+    with pytest.raises(TypeError, match=r"`async for x in stream\.execute_and_collect\(\)`; all at once: `await stream\.collect\(\)`"):
+        list(rows)
+    with pytest.raises(TypeError, match=r"entered by `async with stream\.execute_and_collect\(\) as rows`"):
+        with rows:
+            raise AssertionError("nothing was entered")
+    async with flow.run() as job:
+        seen: Any = job.subscribe(pushed)
+        with pytest.raises(TypeError, match=r"`async for row in rows`, or one by `await anext\(rows\)`"):
+            list(seen)
+        with pytest.raises(TypeError, match=r"entered by `async with job\.subscribe\(stream\) as rows`"):
+            with seen:
+                raise AssertionError("nothing was entered")
+
+
+def test_a_duration_is_no_window() -> None:
+    with pytest.raises(af.GraphError, match=r"got '1m'; windows one after the other are window\(af\.tumbling\('1m'\)\)$"):
+        keyed().window("1m")
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+async def test_a_select_has_a_way_out_for_what_fails(workers: int) -> None:
+    """`on_error=` is of the operator where it is a tag, and a column where it is an expression."""
+    bad = af.OutputTag[af.Failed[dict[str, str]]]("bad")
+    flow = af.Flow("casts")
+    rows = flow.source([{"a": "1"}, {"a": "x"}])
+    made = rows.select(n=af.col.a.cast(int), on_error=bad)
+    good, failed = await flow.collect(made, made.side(bad), workers=workers)
+    assert good == [{"n": 1}]
+    assert [(one.value, one.error_type, one.operator) for one in failed] == [({"a": "x"}, "ValueError", "select")]
+    assert await rows.select(on_error=af.col.a).collect() == [{"on_error": "1"}, {"on_error": "x"}]
