@@ -1,16 +1,18 @@
 """Batches of values as bytes, on the msgpack wire format: what comes out equals what went in, type for type.
 
 msgpack by itself flattens tuples to lists and subclasses to their bases. So each batch is looked at once, by the exact
-types of its values, and written in the cheapest of four shapes that keeps them:
+types of its values, and written in the cheapest of five shapes that keeps them:
 
     PLAIN    scalars, or lists or dicts of scalars: straight through msgspec
     TUPLES   tuples of scalars: the same, read by a decoder that makes tuples
     ROWS     one dataclass, NamedTuple or Struct class, or tuples of one length: rows of field values; only the columns
              that hold something else than scalars are tagged, and the class and its fields are named once
+    COLUMNS  lists or tuples that are all built alike, out of lists and tuples, as accumulators are: how they are built
+             is said once, and each place in it is a column of scalars
     TAGGED   anything: each value as a tagged tree (`core.tagging`)
 
     byte 0 version | byte 1 shape | PLAIN, TUPLES: msgpack array
-                                  | ROWS, TAGGED: 4 bytes length of the header, msgpack header, msgpack array
+                                  | ROWS, TAGGED, COLUMNS: 4 bytes length of the header, msgpack header, msgpack array
 
 A value that cannot be kept is refused with TypeNotSupported before anything is written. Malformed bytes raise
 DecodeError, whatever the decoder said.
@@ -29,6 +31,7 @@ import msgspec
 from aioflow.core.errors import RemoteProtocolError, TypeNotSupported
 from aioflow.core.tagging import SCALARS, Tagger, Untagger
 from aioflow.core.type_registry import DEFAULT_TYPES, Assembler, Kind, TypeRegistry
+from aioflow.core.value_columns import lay_out, put_together
 
 __all__ = ["FORMAT_VERSION", "Codec", "DecodeError"]
 
@@ -52,6 +55,7 @@ class _Shape(enum.IntEnum):
     TUPLES = 1
     ROWS = 2
     TAGGED = 3
+    COLUMNS = 4
 
 
 _PLAIN: Final = bytes((FORMAT_VERSION, _Shape.PLAIN))
@@ -139,6 +143,10 @@ class Codec:
             plain = _encode_containers(kind, values)
             if plain is not None:
                 return plain
+            if (kind is list or kind is tuple) and len(values) >= _ZIP_ROWS_MIN:
+                columns: list[Sequence[Any]] = []
+                if (layout := lay_out(values, SCALARS, columns)) is not None:
+                    return _framed(_Shape.COLUMNS, [layout], columns)
         tagger = Tagger(self._types, careful=careful)
         if kind is not None and len(values) > 1:
             content = _encode_rows(tagger, kind, values)
@@ -166,6 +174,16 @@ class Codec:
         if shape == _Shape.ROWS:
             table, row_class, tagged = _unpack_list(view[6:body])
             return _decode_rows(Untagger(self._types, table), row_class, tagged, _unpack_tuples(view[body:]))
+        if shape == _Shape.COLUMNS:
+            (layout,) = _unpack_list(view[6:body])
+            columns = _unpack_list(view[body:])
+            if not all(SCALARS.issuperset(map(type, column)) for column in columns):
+                raise ValueError("a column of something else than scalars")
+            left = iter(columns)
+            values = put_together(layout, left)
+            if next(left, None) is not None:
+                raise ValueError("a column that stands nowhere")
+            return values
         raise ValueError(f"shape {shape} is not part of the format")
 
 

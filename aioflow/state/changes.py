@@ -18,20 +18,24 @@ takes half the time of anything that keeps their order; whoever writes them brin
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import filterfalse, islice, repeat
+from itertools import count, filterfalse, islice, repeat
 from operator import is_
 from typing import Any
 
+from aioflow.core.value_columns import lay_out, pick
 from aioflow.state.burial import bury
 from aioflow.state.snapshot import ATOMS, frozen_copy
 
-__all__ = ["MISSING", "ChangeLog", "Generation", "Guard", "OrderedSpace", "Space", "missing_in", "values_at"]
+__all__ = ["MISSING", "ChangeLog", "Generation", "Guard", "Kept", "OrderedSpace", "Space", "missing_in", "values_at"]
 
 MISSING: Any = object()
 """Nothing stored, where None could be a value."""
 
 _SHARED = ATOMS | {type(MISSING)}
 """Exact types of what is saved as it is."""
+
+KEPT_TOGETHER = 4
+"""So many values at least are kept as columns. Batches of a keyed stream are small where there is little to do."""
 
 Keys = set[Any] | dict[Any, Any] | list[Any]
 
@@ -77,6 +81,27 @@ class OrderedSpace(Space):
     __slots__ = ()
 
     keeps_order = True
+
+
+class Kept:
+    """What the keys of a batch held, as columns: few of these are asked for, and then one by one.
+
+    A copy of each value would be what Python's garbage collector counts, and walks.
+    """
+
+    __slots__ = ("_columns", "_keys", "_layout", "_rows")
+
+    def __init__(self, keys: list[Any], layout: Any, columns: list[Sequence[Any]]) -> None:
+        self._keys = keys
+        self._layout = layout
+        self._columns = columns
+        self._rows: dict[Any, int] | None = None
+
+    def of(self, key: Any) -> Any:
+        """What `key` held."""
+        if self._rows is None:
+            self._rows = dict(zip(self._keys, count()))
+        return pick(self._layout, iter(self._columns), self._rows[key])
 
 
 class Generation:
@@ -130,7 +155,10 @@ class ChangeLog:
             fresh = list(dict.fromkeys(filterfalse(saved.__contains__, keys)))
             if fresh:
                 held = space.lookup(fresh)
-                saved.update(zip(fresh, held if _SHARED.issuperset(map(type, held)) else map(_saved, held), strict=True))
+                if _SHARED.issuperset(map(type, held)):
+                    saved.update(zip(fresh, held, strict=True))
+                else:
+                    _save(saved, fresh, held)
             return
         dirty = self.dirty_of(space)
         dirty.update(dict.fromkeys(keys) if space.keeps_order else keys)
@@ -209,6 +237,8 @@ def values_at(later: Generation | None, space: Space, keys: Sequence[Any]) -> li
         later = later.next
     for saved in reversed(since):  # The oldest last: it overrules the others.
         held = list(map(saved.get, keys, held))
+    if since and Kept in map(type, held):
+        held = [now.of(key) if type(now) is Kept else now for key, now in zip(keys, held, strict=True)]
     return held
 
 
@@ -244,6 +274,20 @@ class Guard:
         saved = self._saved
         if key not in saved:
             saved[key] = _saved(self._held.get(key, MISSING))
+
+
+def _save(saved: dict[Any, Any], keys: list[Any], held: list[Any]) -> None:
+    """Saves what `keys` held, some of which can be changed."""
+    if missing_in(held):
+        saved.update((key, MISSING) for key, now in zip(keys, held, strict=True) if now is MISSING)
+        keys = [key for key, now in zip(keys, held, strict=True) if now is not MISSING]
+        held = [now for now in held if now is not MISSING]
+    columns: list[Sequence[Any]] = []
+    layout = lay_out(held, ATOMS, columns) if len(held) >= KEPT_TOGETHER else None
+    if layout is None:
+        saved.update(zip(keys, map(_saved, held), strict=True))
+    else:
+        saved.update(dict.fromkeys(keys, Kept(keys, layout, columns)))
 
 
 def _saved(held: Any) -> Any:

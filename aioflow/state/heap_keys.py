@@ -41,14 +41,19 @@ KEYS_ALONE = 32
 TURNS = 4
 """Turns of the loop between two slices: a record that is due takes about so many, from the timer of its source to the sink."""
 
-LONG_S = 0.001
-"""A breath in which others take so long is a long one. It is the least that uvloop's clock tells."""
+LONG_S = 0.004
+"""A breath in which others take so long is a long one: each of its turns that of a task with more to do than it may do at once. At a
+steady rate they have to make up for one slice, and a loop that is half full does that in less.
+"""
 
 LONG_BREATHS = 3
 """A loop with so many of these one after the other has no time to spare."""
 
 SLICES_WHEN_FULL = 8
 """On such a loop so many slices follow each other: about as long as what a task does in its turn."""
+
+RUNS_WHEN_FULL = 4
+"""So many times, then a breath tells whether it still is. What others take after eight slices does not: so long have they waited."""
 
 _FIRST = itemgetter(0)
 _SORTED = frozenset((str, bytes, int))
@@ -68,24 +73,31 @@ class Pace:
     for what it changes while a snapshot is unfinished: there it does more at once, and others get one turn, not several.
     """
 
-    __slots__ = ("_done", "_long_breaths")
+    __slots__ = ("_done", "_long_breaths", "_runs_left")
 
     def __init__(self) -> None:
         self._done = 0
         self._long_breaths = 0
         """One after the other: a single one may be a burst of records, or other processes of the machine."""
+        self._runs_left = 0
 
     async def looked_at(self, keys: int) -> None:
         """So many, or what takes as long."""
         self._done += keys
-        full = self._long_breaths >= LONG_BREATHS
+        full = self._runs_left > 0
         if self._done < (SLICES_WHEN_FULL * KEYS_A_SLICE if full else KEYS_A_SLICE):
             return
         self._done = 0
+        if full:
+            self._runs_left -= 1
+            await asyncio.sleep(0)
+            return
         clock = asyncio.get_running_loop().time
         began = clock()
-        await (asyncio.sleep(0) if full else breathe())
+        await breathe()
         self._long_breaths = self._long_breaths + 1 if clock() - began >= LONG_S else 0
+        if self._long_breaths >= LONG_BREATHS:
+            self._runs_left = RUNS_WHEN_FULL
 
 
 class GatheredKeys:
@@ -176,7 +188,7 @@ class CutKeys:
         self._spaces: Iterator[tuple[Space, list[Any]]] = iter(())
         self._space: Space | None = None
         self._keys: list[Any] = []
-        self._taken: set[Any] | None = None
+        self._taken: dict[Any, None] | None = None
         """Of the space in this group, where it may have a key twice."""
         self._at = 0
         self._group = 0
@@ -193,8 +205,9 @@ class CutKeys:
             self._at += len(some)
             left -= len(some) + 1
             if self._taken is not None:
-                some = list(dict.fromkeys(filterfalse(self._taken.__contains__, some)))
-                self._taken.update(some)
+                before = len(self._taken)
+                self._taken.update(dict.fromkeys(some))
+                some = list(islice(reversed(self._taken), len(self._taken) - before))[::-1]  # What is new came last.
                 if not some:
                     continue
             wanted -= len(some)
@@ -213,7 +226,7 @@ class CutKeys:
             self._spaces = iter(self._rows.pop(group).items())
             found = next(self._spaces, None)
         self._space, self._keys = found
-        self._taken = set() if self._space in self._repeated else None
+        self._taken = {} if self._space in self._repeated else None
         self._at = 0
         return True
 

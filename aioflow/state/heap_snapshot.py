@@ -7,9 +7,9 @@ everything, and nothing has to be said of keys that are gone.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
-from itertools import filterfalse, islice, repeat
+from itertools import islice, repeat
 from typing import Any
 
 from aioflow.core.elements import MIN_WATERMARK
@@ -20,7 +20,7 @@ from aioflow.state.changes import MISSING, ChangeLog, Generation, Space, missing
 from aioflow.state.format import FileHeader, encode_drops, encode_end, encode_entries, encode_header
 from aioflow.state.handles import CANONICAL, KeyedStateHandle, StateFile, StateOutput
 from aioflow.state.heap_archive import Archive, Choice, Sections, WrittenFile, choose
-from aioflow.state.heap_keys import KEYS_A_SLICE, GatheredKeys, GroupPart, Pace, Part, SpokenKeys, breathe
+from aioflow.state.heap_keys import KEYS_A_SLICE, GatheredKeys, GroupPart, Pace, SpokenKeys, breathe
 from aioflow.state.retired import Retired
 
 __all__ = ["BASES", "HEAP_FORMAT", "HeapSnapshot", "SnapshotPlan"]
@@ -148,17 +148,6 @@ class HeapSnapshot:
         void = [written.drops for written in choice.replaced(plan.archive)] + [generation.drops for generation in plan.generations]
         return {place: None for places in void for place in places}
 
-    def _untouched(self, spoken: SpokenKeys) -> Iterator[Part]:
-        """The keys of which no generation speaks as well. Where order counts, all: the first place of a key is its place."""
-        for space, keys in spoken.parts():
-            left = keys
-            if not space.keeps_order:
-                for generation in self.plan.generations:
-                    if touched := generation.touched.get(space):
-                        left = list(filterfalse(touched.__contains__, left))
-            if left:
-                yield space, left
-
     async def _gather(self, choice: Choice, sections: Sections) -> GatheredKeys:
         """The keys of which the new file speaks: what is said again, what has changed, and all keys of what was not noted."""
         plan = self.plan
@@ -167,7 +156,7 @@ class HeapSnapshot:
             gathered.sources += 1
             for section, spoken in again:
                 group = None if section is None else sections.group_of(section)
-                for space, keys in self._untouched(spoken):
+                for space, keys in spoken.parts():
                     await gathered.add(space, keys, group)
         for generation in plan.generations:
             for noted in (generation.touched, generation.saved):

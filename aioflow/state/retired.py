@@ -7,7 +7,9 @@ emptied in place, so they are given here only where nobody else looks at them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from itertools import repeat, starmap
 from typing import TYPE_CHECKING, Any
 
 from aioflow.state.heap_keys import KEYS_A_SLICE, SpokenKeys, breathe
@@ -49,9 +51,8 @@ class Retired:
             await breathe()
         while self._notes:
             notes = self._notes[-1]
-            take = notes.popitem if isinstance(notes, dict) else notes.pop
-            for _ in range(min(len(notes), FREED_A_SLICE)):
-                take()
+            take: Callable[[], Any] = notes.popitem if isinstance(notes, dict) else notes.pop
+            deque(starmap(take, repeat((), min(len(notes), FREED_A_SLICE))), maxlen=0)  # The shortest loop there is.
             if not notes:
                 self._notes.pop()
             await breathe()

@@ -224,6 +224,15 @@ MUTANTS: list[Mutant] = [
         ),
     ),
     Mutant(
+        "integers that need their sign for a byte of its own are routed without it",
+        "aioflow/core/keygroups.py",
+        "        lengths = [(bits + 8) >> 3 for bits in map(int.bit_length, keys)]\n",
+        "        lengths = [(bits + 7) >> 3 for bits in map(int.bit_length, keys)]\n",
+        (
+            "tests/core/test_keygroups.py::test_the_groups_of_many_keys_are_those_of_each",
+        ),
+    ),
+    Mutant(
         "equal keys of different types are two keys",
         "aioflow/core/keygroups.py",
         "    bool: _encode_int,\n",

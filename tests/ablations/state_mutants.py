@@ -114,9 +114,37 @@ STATE_MUTANTS: list[Mutant] = [
     Mutant(
         "a snapshot on a full loop is as polite as on an idle one",
         "aioflow/state/heap_keys.py",
-        "        full = self._long_breaths >= LONG_BREATHS\n",
+        "        full = self._runs_left > 0\n",
         "        full = False\n",
         ("tests/state/test_heap_keys.py::test_on_a_full_loop_a_snapshot_does_more_at_once_and_gives_one_turn",),
+    ),
+    Mutant(
+        "a loop that was full once is full to a snapshot for ever",
+        "aioflow/state/heap_keys.py",
+        "            self._runs_left -= 1\n",
+        "",
+        ("tests/state/test_heap_keys.py::test_what_has_waited_for_eight_slices_does_not_make_a_loop_full",),
+    ),
+    Mutant(
+        "a batch that is changed while a snapshot is unfinished is shared with it",
+        "aioflow/state/changes.py",
+        "                    _save(saved, fresh, held)\n",
+        "                    saved.update(zip(fresh, held, strict=True))\n",
+        ("tests/state/test_changes.py::test_batches_changed_in_place_are_in_every_snapshot_as_they_were",),
+    ),
+    Mutant(
+        "every key of a batch held what the first one did",
+        "aioflow/state/changes.py",
+        "        return pick(self._layout, iter(self._columns), self._rows[key])\n",
+        "        return pick(self._layout, iter(self._columns), 0)\n",
+        ("tests/state/test_changes.py::test_a_batch_is_kept_as_columns_and_looked_at_key_by_key",),
+    ),
+    Mutant(
+        "of keys that come a second time the one that was taken is written again",
+        "aioflow/state/heap_keys.py",
+        "                some = list(islice(reversed(self._taken), len(self._taken) - before))[::-1]  # What is new came last.\n",
+        "                before = before and 0\n",
+        (f"{ARCHIVE}test_no_checkpoint_writes_more_than_a_few_times_what_has_changed",),
     ),
     Mutant(
         "a record waits for one slice of a snapshot after the other",

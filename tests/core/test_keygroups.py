@@ -427,7 +427,12 @@ def test_the_subtask_cache_refuses_what_cannot_be_a_key_each_time() -> None:
     assert not cache
 
 
-@given(st.lists(st.text(max_size=5) | st.integers() | st.binary(max_size=3), max_size=8) | st.lists(st.text(max_size=5), max_size=8))
+@given(
+    st.lists(st.text(max_size=5) | st.integers() | st.binary(max_size=3), max_size=8)
+    | st.lists(st.text(max_size=5), max_size=8)
+    | st.lists(st.integers(0, 1 << 70) | st.sampled_from([0, 127, 128, 255, 256, 32_767, 32_768]), max_size=8)
+    | st.lists(st.integers(), max_size=8)
+)
 def test_the_groups_of_many_keys_are_those_of_each(keys: list[Any]) -> None:
-    for together in (keys, [*keys, "\ud800"], [*keys, True]):
+    for together in (keys, [*keys, "\ud800"], [*keys, True], [*keys, -1]):
         assert key_groups(together, 128) == [key_group(key, 128) for key in together]

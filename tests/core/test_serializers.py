@@ -588,6 +588,7 @@ SAMPLES = [
     [Trade("a", datetime(2024, 1, 1, tzinfo=BERLIN)), Trade("b", {1: (2, {3})})],
     [Point(1, Decimal("1.5")), Quote("a"), Colour.RED, Access.READ, UUID(int=1), 2**70, "\ud800", timedelta(1), date.max],
     [[1, [2]], {(1,): frozenset({2})}, time(1, tzinfo=UTC)],
+    [[number, ("a", None), [0.5]] for number in range(16)],
 ]
 
 
@@ -641,6 +642,26 @@ def test_the_written_form_is_the_promised_one() -> None:
     points = Codec().encode_batch([Point(1, 2), Point(3, (4,))], owner="x")
     header = b"\x93\x91\x92" + name + b"\x92\xa1x\xa1y\x00\x91\x01"
     assert points == b"\x01\x02" + _with_length(header) + b"\x92\x92\x01\x02\x92\x03\x92\x01\x04"
+
+
+def test_accumulators_are_written_as_columns() -> None:
+    content = Codec().encode_batch([[number, ("a",)] for number in range(16)], owner="x")
+    assert content == b"\x01\x04" + _with_length(b"\x91\x93\x01\x00\x92\x02\x00") + b"\x92\xdc\x00\x10" + bytes(range(16)) + (
+        b"\xdc\x00\x10" + b"\xa1a" * 16
+    )
+
+
+@pytest.mark.parametrize("column", [[[1]] * 16, [{}] * 16, [1] * 15], ids=["a list", "a dict", "a row less"])
+def test_columns_that_do_not_fit_are_our_error(column: list[Any]) -> None:
+    body = msgspec.msgpack.encode([[1] * 16, column])
+    with pytest.raises(DecodeError):
+        Codec().decode_batch(b"\x01\x04" + _with_length(b"\x91\x93\x01\x00\x00") + body)
+
+
+@pytest.mark.parametrize("strange", [2**64, -(2**63) - 1, "\ud800", {1}, date.max])
+def test_a_row_with_what_no_column_takes_comes_out_as_it_went_in(strange: Any) -> None:
+    batch = [[number, (strange if number == 7 else number,)] for number in range(20)]
+    assert same(round_trip(batch), batch)
 
 
 def _with_length(header: bytes) -> bytes:

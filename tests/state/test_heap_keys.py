@@ -9,7 +9,7 @@ from itertools import count
 
 import pytest
 
-from aioflow.state.heap_keys import KEYS_A_SLICE, LONG_BREATHS, LONG_S, SLICES_WHEN_FULL, TURNS, Pace
+from aioflow.state.heap_keys import KEYS_A_SLICE, LONG_BREATHS, LONG_S, RUNS_WHEN_FULL, SLICES_WHEN_FULL, TURNS, Pace
 
 
 class Bystander:
@@ -56,15 +56,34 @@ async def test_on_a_full_loop_a_snapshot_does_more_at_once_and_gives_one_turn(mo
             await pace.looked_at(KEYS_A_SLICE)
         until_full = bystander.turns
         assert until_full == LONG_BREATHS * TURNS
-        for _ in range(SLICES_WHEN_FULL - 1):
+        for runs in range(RUNS_WHEN_FULL):
+            for _ in range(SLICES_WHEN_FULL - 1):
+                await pace.looked_at(KEYS_A_SLICE)
+            assert bystander.turns == until_full + runs
             await pace.looked_at(KEYS_A_SLICE)
-        assert bystander.turns == until_full
-        await pace.looked_at(KEYS_A_SLICE)
-        assert bystander.turns == until_full + 1
-        monkeypatch.setattr(loop, "time", lambda: 0.0)  # From here on there is time again.
+            assert bystander.turns == until_full + runs + 1
+        await pace.looked_at(KEYS_A_SLICE)  # Is it full still?
+        assert bystander.turns == until_full + RUNS_WHEN_FULL + TURNS
         await pace.looked_at(SLICES_WHEN_FULL * KEYS_A_SLICE)
+        assert bystander.turns == until_full + RUNS_WHEN_FULL + TURNS + 1
+
+
+async def test_what_has_waited_for_eight_slices_does_not_make_a_loop_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Records at a steady rate: the more a snapshot does at once, the longer they take when their turn comes."""
+    ticks = count()
+    loop = asyncio.get_running_loop()
+    monkeypatch.setattr(loop, "time", lambda: next(ticks) * LONG_S)
+    pace = Pace()
+    for _ in range(LONG_BREATHS):  # Once others of the machine were in the way.
         await pace.looked_at(KEYS_A_SLICE)
-        assert bystander.turns == until_full + 2 + TURNS
+    with bystanding() as bystander:
+        monkeypatch.setattr(loop, "time", lambda: bystander.turns // TURNS * LONG_S)
+        for _ in range(RUNS_WHEN_FULL):
+            await pace.looked_at(SLICES_WHEN_FULL * KEYS_A_SLICE)
+        monkeypatch.setattr(loop, "time", lambda: 0.0)
+        for slices in range(1, 2 * LONG_BREATHS):
+            await pace.looked_at(KEYS_A_SLICE)
+            assert bystander.turns == RUNS_WHEN_FULL + slices * TURNS
 
 
 async def test_one_long_breath_does_not_make_a_loop_full(monkeypatch: pytest.MonkeyPatch) -> None:

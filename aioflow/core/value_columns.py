@@ -1,0 +1,74 @@
+"""Values that are built alike, such as accumulators, as columns: what stands at each place of all of them, beside how they are built.
+
+Lists and tuples of one length each, within one another, around values that nobody can change. `[1, ("a",)]` and `[2, ("b",)]` are the
+columns `1 2` and `"a" "b"`, built as `[LIST, LEAF, [TUPLE, LEAF]]`. That takes a loop in C for each place, where the values one after the
+other take a call for each container; and it takes a few objects, not two for each value, to keep them as they are now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+__all__ = ["LEAF", "lay_out", "pick", "put_together"]
+
+LEAF, LIST, TUPLE = range(3)
+"""What stands at a place: what has no places, or lists or tuples of so many places as follow."""
+
+LEVELS_MAX = 8
+WIDTH_MAX = 32
+"""How deep, and how wide on each level, values may be. Wider ones are no rows."""
+
+ROWS_MAX = 8_192
+"""Rows that are transposed by one call of `zip`: it keeps an iterator for each."""
+
+
+def lay_out(values: Sequence[Any], leaves: frozenset[type], columns: list[Sequence[Any]], levels: int = LEVELS_MAX) -> Any:
+    """Returns how all `values`, at least one, are built, and appends the columns; None if they are not built alike.
+
+    `leaves` are the exact types of what has no places.
+    """
+    types = list(map(type, values))
+    kind = types[0]
+    alike = types.count(kind) == len(types)
+    if kind in leaves and (alike or leaves.issuperset(types)):
+        columns.append(values)
+        return LEAF
+    if not alike or (kind is not list and kind is not tuple) or not levels:
+        return None
+    if len(values) > ROWS_MAX or not 0 < len(values[0]) <= WIDTH_MAX:
+        return None
+    try:
+        places = list(zip(*values, strict=True))
+    except ValueError:
+        return None
+    layout: list[Any] = [LIST if kind is list else TUPLE]
+    for place in places:
+        inner = lay_out(place, leaves, columns, levels - 1)
+        if inner is None:
+            return None
+        layout.append(inner)
+    return layout
+
+
+def put_together(layout: Any, columns: Iterator[Sequence[Any]]) -> list[Any]:
+    """Returns the values that are built as `layout` says, out of the next of `columns`. Raises ValueError, TypeError or StopIteration
+    where these do not fit each other.
+    """
+    if layout == LEAF:
+        return list(next(columns))
+    kind, *places = layout
+    rows = zip(*[put_together(place, columns) for place in places], strict=True)
+    if kind == TUPLE:
+        return list(rows)
+    if kind == LIST:
+        return list(map(list, rows))
+    raise ValueError(f"values that are built as {kind!r}")
+
+
+def pick(layout: Any, columns: Iterator[Sequence[Any]], row: int) -> Any:
+    """Returns the value at `row` of what `put_together` would return."""
+    if layout == LEAF:
+        return next(columns)[row]
+    places = [pick(place, columns, row) for place in layout[1:]]
+    return places if layout[0] == LIST else tuple(places)

@@ -1,0 +1,113 @@
+"""What a batch held before it was changed, while a snapshot is unfinished."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from random import Random
+from typing import Any
+
+import pytest
+
+from aioflow.core.keygroups import KeyGroupRange
+from aioflow.state.changes import KEPT_TOGETHER, ChangeLog, Kept, Space, values_at
+from aioflow.state.heap import HeapKeyedStateBackend
+from aioflow.state.heap_table import HeapStateTable
+from aioflow.state.inline import InlineState
+from aioflow.state.snapshot import TableMeta
+
+
+def backend() -> HeapKeyedStateBackend:
+    return HeapKeyedStateBackend(max_parallelism=16, key_group_range=KeyGroupRange(0, 15), now_ms=lambda: 0)
+
+
+class Unfinished:
+    """A snapshot that is written bit by bit."""
+
+    def __init__(self, of: HeapKeyedStateBackend, number: int, expected: dict[Any, Any]) -> None:
+        self.number = number
+        self.expected = deepcopy(expected)
+        self.handle: Any = None
+        self._writing = of.begin_snapshot(number).write(InlineState())
+
+    def go_on(self) -> bool:
+        """Whether it is done."""
+        try:
+            self._writing.send(None)  # It waits for nothing but its turn.
+        except StopIteration as done:
+            self.handle = done.value
+            return True
+        return False
+
+
+def accumulator(random: Random, kind: int) -> Any:
+    made = [random.randrange(9), (random.random(),)]
+    return [made, [*made, [made[0]]], [made[0], {made[0]}]][kind]
+
+
+def change(held: Any, random: Random) -> None:
+    held[0] += 1
+    held[1] = (random.random(),)
+    for inner in held[2:]:
+        inner.append(held[0])
+
+
+@pytest.mark.parametrize("seed", range(60))
+async def test_batches_changed_in_place_are_in_every_snapshot_as_they_were(seed: int) -> None:
+    random = Random(seed)
+    kinds = random.choice([[0], [0, 1], [2], [0, 2]])
+    state, expected, unfinished, number = backend(), dict[Any, Any](), list[Unfinished](), 0
+    table = state.table("t")
+    for _ in range(120):
+        step = random.random()
+        keys = random.sample(range(400), random.randrange(1, 40))
+        if step < 0.6:
+            entries = table.of(None, keys)
+            for key in keys:
+                if key not in entries:
+                    entries[key] = accumulator(random, random.choice(kinds) if key % 3 else kinds[0])
+                elif len(entries[key]) == 2 and not isinstance(entries[key][1], set):
+                    change(entries[key], random)
+                else:
+                    entries[key][0] += 1
+                expected[key] = deepcopy(entries[key])
+        elif step < 0.7:
+            entries = table.of(None, keys)
+            for key in keys:
+                entries.pop(key, None)
+                expected.pop(key, None)
+        elif step < 0.8 and len(unfinished) < 3:
+            number += 1
+            unfinished.append(Unfinished(state, number, expected))
+        for one in unfinished[:]:
+            if any(one.go_on() for _ in range(random.randrange(3))):
+                unfinished.remove(one)
+                if one.handle is not None:
+                    restored = backend()
+                    await restored.restore_from([one.handle], InlineState())
+                    assert (dict(restored.items("t")) if "t" in restored.names() else {}) == one.expected
+                if not unfinished:
+                    state.checkpoint_completed(one.number)
+    for one in unfinished:
+        while not one.go_on():
+            pass
+    state.close()
+
+
+def test_a_batch_is_kept_as_columns_and_looked_at_key_by_key() -> None:
+    log = ChangeLog()
+    table = HeapStateTable(log, "t", TableMeta("table"))
+    keys = list(range(2 * KEPT_TOGETHER))
+    held = table.of(None, keys)
+    held.update((key, [key, ("a",)]) for key in keys)
+    space: Space | None = table.find(None)
+    assert space is not None
+    ended = log.begin(table.spaces)
+    for key, entry in zip(keys, table.of(None, [*keys, "new"]).values(), strict=True):
+        entry[:] = [0, (key,)]
+    held["new"] = [0, ()]
+    assert {type(now) for now in log.saved_of(space).values()} == {Kept, object}
+    assert ended.next is not None
+    before = values_at(ended.next, space, [*keys, "new"])
+    assert before[:-1] == [[key, ("a",)] for key in keys]
+    assert before[-1] not in held.values()
+    log.end()
