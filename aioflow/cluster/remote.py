@@ -41,6 +41,9 @@ __all__ = ["RemoteCluster", "RemoteRun"]
 
 logger = logging.getLogger(__name__)
 
+DIRECTORY = ".aioflow"
+"""What `aioflow cluster start` makes in the directory where it is given."""
+
 RETURN_TIMEOUT_S = 30.0
 """How long a run whose JobManager is gone looks for the next one: several leases."""
 
@@ -66,13 +69,14 @@ class RemoteCluster:
 
     `address` may be several with commas between, of which one leads, or the `Path` of the cluster's directory, where its lease says so.
     When another JobManager takes over the job goes on there, and this handle with it; without checkpoints it begins anew.
-    `secret` is the secret that the processes of the cluster share, or the `Path` of the file that holds it. `bind` is the address of this
+    `secret` is the secret that the processes of the cluster share, or the `Path` of the file that holds it; without it that of the
+    directory, which is `.aioflow` here where `address` names none. `bind` is the address of this
     machine at which the cluster reaches what stays in this process: functions as sinks, `collect`, inputs that are pushed. `tls` are the
     files of this process's certificate, if the cluster uses TLS; `allow_plaintext` is needed for a `bind` off loopback without.
     """
 
     address: str | Path
-    secret: bytes | str | Path = field(repr=False)
+    secret: bytes | str | Path | None = field(default=None, repr=False)
     bind: str = "127.0.0.1"
     tls: TlsFiles | None = None
     allow_plaintext: bool = False
@@ -95,7 +99,13 @@ class RemoteCluster:
         """
         if self.tls is not None or self.allow_plaintext:
             host = SecuredHost(host, Security.of(self.tls, allow_plaintext=self.allow_plaintext))
-        return RemoteRun(host, graph, restart, options, checkpoints, self.where, given_secret(self.secret), self.bind)
+        secret = self._directory / "secret" if self.secret is None else self.secret
+        return RemoteRun(host, graph, restart, options, checkpoints, self.where, given_secret(secret), self.bind)
+
+    @property
+    def _directory(self) -> Path:
+        """Where the cluster keeps what is its own, as far as it is on this machine."""
+        return self.address if isinstance(self.address, Path) else Path(DIRECTORY)
 
 
 class RemoteRun:

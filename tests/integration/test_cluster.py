@@ -161,7 +161,7 @@ def test_a_job_that_gets_no_slots_in_time_fails_and_says_how_many_it_has_got(clu
     flow = af.Flow("wide", parallelism=3)
     flow.source(range(100)).key_by(lambda n: n % 16).count().sink(af.io.blackhole())
     with pytest.raises(af.NoResourceAvailable, match="needs 3 slots and got 2"):
-        asyncio.run(flow.execute(on=af.RemoteCluster(cluster.data, secret=cluster.secret)))
+        asyncio.run(flow.execute(on=af.RemoteCluster(cluster.data)))
 
 
 def test_a_job_outlives_its_job_manager(cluster: Cluster) -> None:
