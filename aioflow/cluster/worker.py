@@ -89,6 +89,7 @@ class Worker:
         self._metrics.gauges(list(self.inspector.metrics()), lambda: list(self.inspector.metrics().values()))
         self._monitor = HeartbeatMonitor()
         self._reporting: asyncio.Task[None] | None = None
+        self._collecting: asyncio.Task[None] | None = None
         self._address = ("", 0)
         self._pulse: Pulse | None = None
         self.closed: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -120,8 +121,7 @@ class Worker:
         try:
             return await self.closed
         finally:
-            if self._reporting is not None:
-                await cancel_and_wait([self._reporting])
+            await cancel_and_wait([task for task in (self._reporting, self._collecting) if task is not None])
             if self._pulse is not None:
                 await self._pulse.__aexit__(None, None, None)
             if self._executor is not None:
@@ -149,6 +149,8 @@ class Worker:
         self._monitor = HeartbeatMonitor(HeartbeatOptions(interval_s=min(REPORT_S, interval_s), timeout_s=timeout_s))
         self._monitor.monitor(MASTER, self._host.clock.monotonic())
         self._reporting = asyncio.get_running_loop().create_task(self._report(), name="report")
+        if self._collector is not None:
+            self._collecting = asyncio.get_running_loop().create_task(self._collector.collect_young(), name="collect young")
         who = (self._worker_id,)
         pulse = Pulse(self._host, self._secret, PeerRole.TASKMANAGER, self._address, min(REPORT_S, interval_s), who)
         self._pulse = await pulse.__aenter__()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from aioflow.cluster.collector import COMPLETE_FROM_NS, FREEZE_FROM_NS, LATER, Collector
+import asyncio
+
+from aioflow.cluster.collector import COMPLETE_FROM_NS, FREEZE_FROM_NS, LATER, YOUNG, Collector
+from aioflow.core.aio import cancel_and_wait
 
 
 class Process:
@@ -11,6 +14,7 @@ class Process:
     def __init__(self) -> None:
         self.now_ns = 0
         self.frozen = self.seen = 0
+        self.collected: list[int] = []
         self.collector = Collector(lambda: self.now_ns, self)
 
     def freeze(self) -> None:
@@ -19,7 +23,11 @@ class Process:
     def unfreeze(self) -> None:
         self.frozen, self.seen = 0, self.frozen + self.seen
 
-    def collect(self, new: int, garbage: int = 0, generation: int = 2) -> int:
+    def collect(self, generation: int, /) -> int:
+        self.collected.append(generation)
+        return 0
+
+    def full(self, new: int, garbage: int = 0, generation: int = 2) -> int:
         """How many objects a collection walks after so many new ones. `garbage`: those that it finds."""
         self.seen += new
         self.collector.hear("start", {"generation": generation, "collected": 0, "uncollectable": 0})
@@ -31,26 +39,36 @@ class Process:
 
 def test_what_survives_a_long_collection_is_not_walked_again() -> None:
     process = Process()
-    assert [process.collect(FREEZE_FROM_NS) for _ in range(5)] == [FREEZE_FROM_NS] * 5
+    assert [process.full(FREEZE_FROM_NS) for _ in range(5)] == [FREEZE_FROM_NS] * 5
     assert process.frozen == 5 * FREEZE_FROM_NS
 
 
 def test_short_collections_freeze_nothing() -> None:
     process = Process()
-    assert [process.collect(1000) for _ in range(3)] == [1000, 2000, 3000]
+    assert [process.full(1000) for _ in range(3)] == [1000, 2000, 3000]
     assert process.frozen == 0
+
+
+async def test_the_young_are_collected_by_hand_all_the_while() -> None:
+    process = Process()
+    collecting = asyncio.create_task(process.collector.collect_young())
+    async with asyncio.timeout(60):
+        while len(process.collected) < 3:
+            await asyncio.sleep(0)
+    await cancel_and_wait([collecting])
+    assert set(process.collected) == {YOUNG}
 
 
 def test_young_generations_are_none_of_its_business() -> None:
     process = Process()
-    process.collect(10 * FREEZE_FROM_NS, generation=1)
+    process.full(10 * FREEZE_FROM_NS, generation=1)
     assert process.frozen == 0
 
 
 def test_without_garbage_everything_is_walked_seldom() -> None:
     process = Process()
     step = COMPLETE_FROM_NS // 4
-    walked = [process.collect(step) for _ in range(4 * LATER + 1)]
+    walked = [process.full(step) for _ in range(4 * LATER + 1)]
     assert walked[:-1] == [step] * (4 * LATER)
     assert walked[-1] == step * (4 * LATER + 1)
 
@@ -58,7 +76,7 @@ def test_without_garbage_everything_is_walked_seldom() -> None:
 def test_with_garbage_everything_is_walked_when_it_may_have_doubled() -> None:
     process = Process()
     step = COMPLETE_FROM_NS // 4
-    walked = [process.collect(step, garbage=step // 10) for _ in range(14)]
+    walked = [process.full(step, garbage=step // 10) for _ in range(14)]
     assert [number for number, count in enumerate(walked) if count > step] == [4, 10]
 
 
@@ -66,15 +84,15 @@ def test_where_next_to_none_was_found_among_all_the_next_one_comes_late() -> Non
     process = Process()
     step = COMPLETE_FROM_NS // 4
     for _ in range(4):
-        process.collect(step, garbage=step // 10)
-    assert process.collect(step) == 5 * step
-    assert [process.collect(step) for _ in range(5 * LATER)] == [step] * (5 * LATER)
+        process.full(step, garbage=step // 10)
+    assert process.full(step) == 5 * step
+    assert [process.full(step) for _ in range(5 * LATER)] == [step] * (5 * LATER)
 
 
 def test_when_a_task_has_ended_all_is_walked_once() -> None:
     process = Process()
-    process.collect(FREEZE_FROM_NS)
+    process.full(FREEZE_FROM_NS)
     process.collector.look_everywhere()
-    assert process.collect(1, garbage=FREEZE_FROM_NS) == FREEZE_FROM_NS + 1
-    assert process.collect(1) == 1
-    assert process.collect(COMPLETE_FROM_NS) == COMPLETE_FROM_NS + 1
+    assert process.full(1, garbage=FREEZE_FROM_NS) == FREEZE_FROM_NS + 1
+    assert process.full(1) == 1
+    assert process.full(COMPLETE_FROM_NS) == COMPLETE_FROM_NS + 1
