@@ -15,7 +15,7 @@ import enum
 import logging
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import starmap
 from operator import attrgetter
@@ -25,7 +25,21 @@ import msgspec
 
 from aioflow.core.errors import TypeNotSupported
 
-__all__ = ["DEFAULT_TYPES", "Assembler", "Kind", "Registration", "TypePlan", "TypeRegistry", "is_record_type", "register_type", "type_name"]
+__all__ = [
+    "DEFAULT_TYPES",
+    "STANDS_FOR",
+    "Assembler",
+    "Kind",
+    "Registration",
+    "TypePlan",
+    "TypeRegistry",
+    "is_record_type",
+    "register_type",
+    "type_name",
+]
+
+STANDS_FOR = "__stands_for__"
+"""In the namespace of a Struct: the class whose instances its own stand for, with the same fields in the same order."""
 
 _K = TypeVar("_K")
 _V = TypeVar("_V")
@@ -136,7 +150,7 @@ class TypeRegistry:
         if plan is None:
             plan = _cached(self._plans, (cls, registration), self._plan(cls, registration))
         # Each time: a notebook cell that runs again makes a new class of the old name.
-        if plan.kind is not Kind.CUSTOM and self._resolve(plan.name) is not cls:
+        if plan.kind is not Kind.CUSTOM and self._resolve(plan.name) is not plan.cls:
             raise TypeNotSupported(
                 f"{type_name(cls)} cannot travel: no reader could find it by {plan.name!r}; "
                 "define it at the top level of a module, or call aioflow.register_type on it"
@@ -162,10 +176,20 @@ class TypeRegistry:
     def _plan(self, cls: type[Any], registration: Registration | None) -> TypePlan:
         if registration is not None and registration.encode is not None:
             return TypePlan(cls, registration.name, Kind.CUSTOM, (), registration.encode)
+        stood_for = cls.__dict__.get(STANDS_FOR)
+        if stood_for is not None:
+            return self._plan_of_stand_in(self.plan(stood_for))
         kind = self._kind(cls)
         if kind is None:
             raise TypeNotSupported(f"{type_name(cls)} cannot travel: {_remedy(cls)}")
         return TypePlan(cls, registration.name if registration is not None else _path(cls), kind, _fields_of(cls, kind))
+
+    def _plan_of_stand_in(self, real: TypePlan) -> TypePlan:
+        """It is written as `real` would be, and read as that."""
+        encode, make = real.encode, real.cls
+        if encode is not None:
+            return replace(real, encode=lambda value: encode(make(*msgspec.structs.astuple(value))))
+        return replace(real, kind=Kind.STRUCT)  # Taken apart as such.
 
     def _build(
         self, name: str, cls: type[Any], fields: tuple[str, ...], registration: Registration | None

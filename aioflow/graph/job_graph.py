@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from aioflow.core.errors import GraphError
 from aioflow.graph.column_sources import with_columns, with_fields
+from aioflow.graph.stand_ins import with_stand_ins
 from aioflow.graph.stream_graph import Chaining, Partitioning, ShipStrategy, StreamEdge, StreamGraph, StreamNode
 
 if TYPE_CHECKING:
@@ -125,7 +126,9 @@ def build_job_graph(graph: StreamGraph, *, apart: bool = False, explained: bool 
         chain = [head]
         while chain[-1] in chained_into:
             chain.append(chained_into[chain[-1]])
-        nodes = (with_columns(graph, graph.nodes[head], explained=explained, whole=whole), *(graph.nodes[i] for i in chain[1:]))
+        first = with_columns(graph, graph.nodes[head], explained=explained, whole=whole)
+        first = with_stand_ins(graph, first, whole) if apart else first
+        nodes = (first, *(graph.nodes[i] for i in chain[1:]))
         for index, node_id in enumerate(chain):
             place[node_id] = (head, index)
         name = " -> ".join(node.name for node in nodes)

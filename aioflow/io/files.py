@@ -103,6 +103,7 @@ class Files(Generic[T]):
         decoder: Callable[[list[str] | None], Decoder],
         column_decoder: Callable[[list[str] | None], Decoder] | None = None,
         narrows: bool = False,
+        stands_in: tuple[str, ...] | None = None,
         no_columns: str = "texts without fields: jsonl and csv have them",
         encoder: Callable[[], Encoder],
         extension: str,
@@ -116,7 +117,7 @@ class Files(Generic[T]):
         block_bytes: int = BLOCK_BYTES,
     ) -> None:
         """`column_decoder`: one that gives columns, if the format has any; `narrows`: it can leave some out; `no_columns`: for
-        what it has none, and what has."""
+        what it has none, and what has. `stands_in`: the fields of records for which `decoder` can give stand-ins, if it can."""
         checked_on_error(on_error, f"{function}({str(path)!r})")
         if split_bytes < 1:
             raise GraphError(f"{function}({str(path)!r}): split_bytes is {split_bytes}, expected at least 1")
@@ -128,6 +129,7 @@ class Files(Generic[T]):
         self._decoder = decoder
         self._column_decoder = column_decoder
         self._narrows = narrows
+        self._stands_in = stands_in
         self._no_columns = no_columns
         self._encoder = encoder
         self._extension = extension
@@ -162,12 +164,22 @@ class Files(Generic[T]):
         """The same source, which makes no other columns than these; this one if its decoder cannot leave any out."""
         if not self._narrows:
             return self
+        return self._changed(lambda made: made.narrow(names))
+
+    def with_stand_ins(self) -> tuple[Files[T], tuple[str, ...]] | None:
+        """The same source giving objects with the fields of its records, and these; None if it cannot, or would gain nothing."""
+        if self._stands_in is None or self._follow or self.columnar:
+            return None
+        return self._changed(lambda made: made.stand_in()), self._stands_in
+
+    def _changed(self, change: Callable[[Any], None]) -> Files[T]:
+        """The same source, each of whose decoders is changed before it is used."""
         source, make = copy.copy(self), self._decoder
 
         def decoder(header: list[str] | None) -> Decoder:
-            made: Any = make(header)
-            made.narrow(names)
-            return made  # type: ignore[no-any-return]
+            made = make(header)
+            change(made)
+            return made
 
         source._decoder = decoder
         return source

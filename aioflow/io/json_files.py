@@ -82,6 +82,7 @@ def jsonl(
         decoder=lambda header: JsonDecoder(type),
         column_decoder=(lambda header: JsonColumnDecoder(type)) if _has_columns(type) else None,
         narrows=True,
+        stands_in=stand_in_fields(type),
         no_columns=f"{type!r}: a dataclass, NamedTuple or Struct of plain fields has columns, and so has no type at all",
         encoder=JsonEncoder,
         extension="jsonl",
@@ -103,16 +104,23 @@ class JsonDecoder:
     def __init__(self, type: type[Any] | None) -> None:
         self._decode: Callable[[bytes], Any]
         self._decode_lines: Callable[[bytes], list[Any]] | None = None
+        self._struct: Any = None
         if type is not None and is_namedtuple(type):
             # msgspec reads NamedTuples from arrays; lines have objects more often.
             read, make = msgspec.json.Decoder().decode, namedtuple_from(type)
             self._decode = decode = lambda line: make(read(line))
             self._decode_lines = lines = namedtuple_lines(type)
+            self._struct = None if lines is None else struct_like(type)
             if lines is not None:
                 self._decode = partial(_of_one_line, lines, decode)
         else:
             decoder: Any = msgspec.json.Decoder() if type is None else msgspec.json.Decoder(type)
             self._decode, self._decode_lines = decoder.decode, decoder.decode_lines
+
+    def stand_in(self) -> None:
+        """Give objects with the same fields in place of NamedTuples, where lines are decoded at once."""
+        if self._struct is not None:
+            self._decode_lines = msgspec.json.Decoder(self._struct).decode_lines
 
     def decode(self, data: bytes, final: bool) -> Decoded:
         if self._decode_lines is not None and (records := decode_objects(data, self._decode_lines)) is not None:
@@ -150,6 +158,11 @@ def namedtuple_lines(type: type[Any]) -> Callable[[bytes], list[Any]] | None:
         return None
     decode_lines, make = msgspec.json.Decoder(struct).decode_lines, partial(tuple.__new__, type)
     return lambda data: list(map(make, map(astuple, decode_lines(data))))
+
+
+def stand_in_fields(type: Any) -> tuple[str, ...] | None:
+    """The fields of a NamedTuple for which a Struct can stand; None for what is no such type."""
+    return tuple(type._fields) if type is not None and is_namedtuple(type) and namedtuple_lines(type) is not None else None
 
 
 def _of_one_line(decode_lines: Callable[[bytes], list[Any]], otherwise: Callable[[bytes], Any], line: bytes) -> Any:

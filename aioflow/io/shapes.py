@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from aioflow.core.record_types import is_made_by_position
+from aioflow.core.type_registry import STANDS_FOR
 
 __all__ = [
     "allows_none",
@@ -85,7 +86,7 @@ def struct_like(type_: Any) -> type[msgspec.Struct] | None:
             (name, hint, msgspec.field(default_factory=made_by[name])) if name in made_by else (name, hint) for name, hint in hints.items()
         ]
         # What is decoded has no cycles, and lives no longer than it takes to read its fields: the collector need not know of it.
-        made = msgspec.defstruct(type_.__name__, fields, gc=False)
+        made = msgspec.defstruct(type_.__name__, fields, gc=False, namespace={STANDS_FOR: type_})
         msgspec.json.Decoder(made)
     except (TypeError, NameError, msgspec.ValidationError):
         return None  # No type with fields, or with annotations that say nothing to msgspec, or not what its defaults are.

@@ -126,6 +126,20 @@ COLUMN_MUTANTS: list[Mutant] = [
         ("tests/operators/test_taking.py::test_a_window_adds_up_both_kinds_of_batches_and_gives_no_part_of_an_element_out_as_late",),
     ),
     Mutant(
+        "who subscribes in the process of a source sees what stands in for its records",
+        "aioflow/graph/job_graph.py",
+        "with_stand_ins(graph, first, whole) if apart else first",
+        "with_stand_ins(graph, first, whole)",
+        ("tests/graph/test_stand_ins.py::test_where_only_fields_are_read_they_stand_in",),
+    ),
+    Mutant(
+        "what a tuple has is taken for a field of its stand-in",
+        "aioflow/graph/stand_ins.py",
+        "found is not None and found[1] in fields for found in read",
+        "found is not None for found in read",
+        ("tests/graph/test_stand_ins.py::test_where_something_else_is_read_records_are_made",),
+    ),
+    Mutant(
         "whole records and what is taken of others are gathered in one batch",
         "aioflow/network/builder.py",
         "            and batch.taken is self.taken\n",

@@ -76,6 +76,54 @@ async def test_a_keyed_flow_gives_the_same_results_as_in_one_process() -> None:
     assert sorted(await counts.collect(workers=2)) == sorted(await counts.collect())
 
 
+class Line(NamedTuple):
+    user: int
+    value: float
+    ts: int
+
+
+def of_lines(path: Path) -> tuple[af.Flow, Any, Any]:
+    """A flow whose source gives stand-ins among workers, its source and its result."""
+    path.write_text("".join(f'{{"user": {i % 7}, "value": {i / 2}, "ts": {i * 10}}}\n' for i in range(2_000)))
+    flow = af.Flow("lines", parallelism=2)
+    times: Any = af.WatermarkStrategy.bounded_out_of_orderness("1s", timestamp=lambda e: e.ts)
+    lines = flow.source(af.io.jsonl(path, Line, split_bytes=10_000), watermarks=times)
+    aggregate = af.agg(n=af.count(), total=af.sum(lambda e: e.value))
+    return flow, lines, lines.key_by(lambda e: e.user).window(af.tumbling("1s")).aggregate(aggregate)
+
+
+async def test_records_of_which_fields_alone_are_read_give_the_same_results(tmp_path: Path) -> None:
+    _, _, windows = of_lines(tmp_path / "lines.jsonl")
+    assert sorted(map(repr, await windows.collect(workers=2))) == sorted(map(repr, await windows.collect()))
+
+
+async def test_who_names_records_before_of_which_fields_alone_are_read_sees_all_of_them(tmp_path: Path) -> None:
+    flow, lines, windows = of_lines(tmp_path / "lines.jsonl")
+    windows.sink(af.io.blackhole())
+    async with asyncio.timeout(120), flow.run(workers=2, subscribe=[lines]) as job, job.subscribe(lines, buffer=10_000) as rows:
+        seen = [row async for row in rows]
+    assert {type(row) for row in seen} == {Line}
+    assert sorted(row.ts for row in seen) == list(range(0, 20_000, 10))
+
+
+async def test_who_subscribes_later_to_records_of_which_fields_alone_are_read_sees_records(tmp_path: Path) -> None:
+    flow = af.Flow("later", parallelism=2)
+    lines = flow.source(af.io.jsonl(tmp_path, Line, discover_every="100ms"))
+    lines.key_by(lambda e: e.user).count().sink(af.io.blackhole())
+    async with asyncio.timeout(120), flow.run(workers=2) as job, job.subscribe(lines) as rows:
+
+        async def write() -> None:
+            for number in range(1_000):  # Whoever subscribes sees what comes from then on.
+                (tmp_path / f".{number}").write_text('{"user": 1, "value": 2.5, "ts": 3}\n')
+                (tmp_path / f".{number}").rename(tmp_path / f"{number}.jsonl")
+                await asyncio.sleep(0.1)
+
+        writing = asyncio.create_task(write())
+        assert await anext(rows) == Line(1, 2.5, 3)
+        writing.cancel()
+        await job.cancel()
+
+
 async def test_values_arrive_type_for_type() -> None:
     values = [
         Point(1, Color.RED, frozenset({"a", "b"})),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from decimal import Decimal
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import msgspec
@@ -11,6 +12,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from aioflow.core.errors import TypeNotSupported
+from aioflow.core.serializers import Codec
+from aioflow.core.type_registry import TypeRegistry
 from aioflow.io.file_reader import Decoded
 from aioflow.io.json_files import JsonDecoder, namedtuple_lines
 from aioflow.io.shapes import namedtuple_from
@@ -72,6 +76,45 @@ def test_lines_at_once_are_the_lines_one_by_one(kind: Any, lines: list[str]) -> 
     decoded = JsonDecoder(kind).decode("\n".join(lines).encode(), True)
     assert told(decoded) == one_by_one(kind, lines)
     assert all(type(record) is kind for record in decoded.records)
+
+
+@settings(max_examples=200)
+@given(kind=st.sampled_from(KINDS), lines=st.lists(st.one_of(OBJECTS, st.sampled_from(["[1, 2]", "[3]", "5"])), min_size=1, max_size=6))
+def test_stand_ins_have_the_fields_of_the_records_and_travel_as_they_would(kind: Any, lines: list[str]) -> None:
+    data = "\n".join(lines).encode()
+    decoder = JsonDecoder(kind)
+    decoder.stand_in()
+    decoded, expected = decoder.decode(data, True), JsonDecoder(kind).decode(data, True)
+    assert told(decoded) == told(expected)
+    fields = attrgetter(*kind._fields, "__class__.__name__")
+    assert list(map(repr, map(fields, decoded.records))) == list(map(repr, map(fields, expected.records)))
+    codec = Codec()
+    for given_ in (decoded.records, [*decoded.records, *expected.records, None]):
+        sent = codec.decode_batch(codec.encode_batch(given_, owner="op"))
+        assert all(type(record) is kind for record in sent if record is not None)
+        assert repr(sent) == repr(given_)
+
+
+def test_a_stand_in_travels_as_its_class_was_registered() -> None:
+    types = TypeRegistry()
+    types.register(Plain, "plain", encode=lambda value: value.user, decode=lambda user: Plain(user, 7))
+    decoder = JsonDecoder(Plain)
+    decoder.stand_in()
+    (record,) = decoder.decode(b'{"user": 5}\n', True).records
+    assert type(record) is not Plain
+    codec = Codec(types)
+    assert codec.decode(codec.encode(record, owner="op")) == Plain(5, 7)
+    assert codec.decode(codec.encode({"of": [record]}, owner="op")) == {"of": [Plain(5, 7)]}
+
+
+def test_a_stand_in_for_what_nobody_finds_does_not_travel() -> None:
+    class Local(NamedTuple):
+        user: int
+
+    decoder = JsonDecoder(Local)
+    decoder.stand_in()
+    with pytest.raises(TypeNotSupported, match="Local cannot travel"):
+        Codec().check(decoder.decode(b'{"user": 5}\n', True).records[0], owner="op")
 
 
 @pytest.mark.parametrize(("kind", "at_once"), [(Plain, True), (Either, True), (Price, False), (Held, False)])
