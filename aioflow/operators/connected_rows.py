@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from aioflow.core.elements import RecordBatch
 from aioflow.operators.operator import Operator
 from aioflow.operators.stateless import StatelessKind, StatelessOperator, StatelessStep
+from aioflow.operators.userfunction import all_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -41,9 +42,7 @@ class ConnectedRowsOperator(Operator):
         return self._sides[index].process_batch(batch)
 
     def snapshot_state(self, checkpoint_id: int) -> Awaitable[None] | None:
-        """Of the one function of the two that may have state."""
-        ongoing = [one for side in self._sides if (one := side.snapshot_state(checkpoint_id)) is not None]
-        return ongoing[0] if ongoing else None
+        return all_of([one for side in self._sides if (one := side.snapshot_state(checkpoint_id)) is not None])
 
     async def close(self) -> None:
         for side in reversed(self._sides):

@@ -33,7 +33,7 @@ from aioflow.core.functions import Function
 from aioflow.operators.inlining import Body, body_of, failure_of
 from aioflow.operators.operator import Operator
 from aioflow.operators.results import FirstResult
-from aioflow.operators.userfunction import UserFunction, describe_record
+from aioflow.operators.userfunction import UserFunction, all_of, describe_record
 
 if TYPE_CHECKING:
     from aioflow.operators.operator import OperatorContext
@@ -148,8 +148,7 @@ class StatelessOperator(Operator):
         return done if self._rest is None else self._rest.process_batch(done)
 
     def snapshot_state(self, checkpoint_id: int) -> Awaitable[None] | None:
-        ongoing = [one for function in self._functions if (one := function.snapshot_state(self.ctx)) is not None]
-        return _in_turn(ongoing) if ongoing else None
+        return all_of([one for function in self._functions if (one := function.snapshot_state(self.ctx)) is not None])
 
     async def close(self) -> None:
         for function in reversed(self._functions):
@@ -205,11 +204,6 @@ class StatelessOperator(Operator):
         at = max(0, min(index, len(values) - 1))
         note_once(error, f"in {describe_place(context)}, at record {describe_record(values[at])}")
         return error
-
-
-async def _in_turn(ongoing: list[Awaitable[None]]) -> None:
-    for one in ongoing:
-        await one
 
 
 def _column_steps(steps: Sequence[StatelessStep]) -> list[Any]:

@@ -7,7 +7,7 @@ and `close` are driven by the operator. Parameters whose default is `use(resourc
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ from aioflow.core.injection import injected_parameters
 if TYPE_CHECKING:
     from aioflow.operators.operator import OperatorContext
 
-__all__ = ["UserFunction", "describe_record", "has_operator_state", "with_resources"]
+__all__ = ["UserFunction", "all_of", "describe_record", "has_operator_state", "with_resources"]
 
 RECORD_TEXT_MAX = 200
 """Characters of a record that an error may show."""
@@ -82,6 +82,22 @@ class UserFunction:
 def has_operator_state(function: Any) -> bool:
     """Whether `function`, an object or the class of one, is a CheckpointedFunction."""
     return issubclass(function if isinstance(function, type) else type(function), CheckpointedFunction)
+
+
+def all_of(snapshots: Sequence[Awaitable[None]]) -> Awaitable[None] | None:
+    """What several functions gave to await for their state, one after the other. The first error comes out, when all have ended."""
+    return _all_of(snapshots) if len(snapshots) > 1 else next(iter(snapshots), None)
+
+
+async def _all_of(snapshots: Sequence[Awaitable[None]]) -> None:
+    first: Exception | None = None
+    for one in snapshots:
+        try:
+            await one
+        except Exception as error:  # noqa: BLE001  # Raised below: what was begun and not awaited would be complained of by Python.
+            first = first or error
+    if first is not None:
+        raise first
 
 
 async def with_resources(call: Callable[..., Any], ctx: OperatorContext) -> Callable[..., Any]:

@@ -22,7 +22,7 @@ from aioflow.operators.results import elements_of
 from aioflow.operators.resumable import ResumableOutput
 from aioflow.operators.same_aggregate import check_same_aggregate
 from aioflow.operators.stateless import describe_place
-from aioflow.operators.userfunction import UserFunction, describe_record
+from aioflow.operators.userfunction import UserFunction, all_of, describe_record
 from aioflow.operators.window_context import BoundTriggerContext, BoundWindowContext
 from aioflow.operators.windowing import (
     GLOBAL,
@@ -116,7 +116,7 @@ class WindowOperator(Operator):
             await function.open(ctx)
 
     def snapshot_state(self, checkpoint_id: int) -> Awaitable[None] | None:
-        return next((one for function in self._functions if (one := function.snapshot_state(self.ctx)) is not None), None)
+        return all_of([one for function in self._functions if (one := function.snapshot_state(self.ctx)) is not None])
 
     async def close(self) -> None:
         for function in self._functions:

@@ -1,0 +1,55 @@
+"""What several functions of one operator give to await for their state: each of them is awaited."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from aioflow.core.functions import CheckpointedFunction
+from aioflow.operators.connected_rows import ConnectedRowsOperator
+from aioflow.operators.stateless import StatelessKind
+from tests.operators.context import Context
+
+
+class Kept(CheckpointedFunction):
+    """Takes its time to write its state."""
+
+    def __init__(self, name: str, written: list[str], error: Exception | None = None) -> None:
+        self.name, self.written, self.error = name, written, error
+
+    def initialize_state(self, ctx: Any) -> None: ...
+
+    async def snapshot_state(self, ctx: Any) -> None:
+        await asyncio.sleep(0)
+        if self.error is not None:
+            raise self.error
+        self.written.append(self.name)
+
+    def __call__(self, value: Any) -> Any:
+        return value
+
+
+def connected(first: Kept, second: Kept) -> ConnectedRowsOperator:
+    operator = ConnectedRowsOperator(StatelessKind.MAP, first, second)
+    operator.setup(Context())
+    return operator
+
+
+async def test_both_sides_of_a_connected_map_are_awaited() -> None:
+    written: list[str] = []
+    ongoing = connected(Kept("first", written), Kept("second", written)).snapshot_state(1)
+    assert ongoing is not None
+    await ongoing
+    assert written == ["first", "second"]
+
+
+async def test_the_first_error_comes_out_when_all_have_ended() -> None:
+    written: list[str] = []
+    error = ValueError("of the first")
+    ongoing = connected(Kept("first", written, error), Kept("second", written)).snapshot_state(1)
+    assert ongoing is not None
+    with pytest.raises(ValueError, match="of the first"):
+        await ongoing
+    assert written == ["second"]
