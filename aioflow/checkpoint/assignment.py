@@ -61,6 +61,8 @@ class TaskRestore:
     """By uid."""
     channels: tuple[InFlightRestore, ...] = ()
     """Data that was in flight, to be processed before anything else."""
+    allow_non_restored: bool = False
+    """Whether state that an operator has no use for is left behind; otherwise it refuses the restore."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +104,7 @@ def plan_restore(
         for index in range(vertex.parallelism):
             operators = {operator.uid: state.restore(operator, index) for operator, state in found}
             channels = in_flight.restore(vertex, index) if in_flight is not None else ()
-            tasks[vertex.vertex_id, index] = TaskRestore(checkpoint.checkpoint_id, operators, channels)
+            tasks[vertex.vertex_id, index] = TaskRestore(checkpoint.checkpoint_id, operators, channels, allow_non_restored)
         for _, state in found:
             if state.is_source:
                 sources[vertex.vertex_id] = state.source

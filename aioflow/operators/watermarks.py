@@ -36,7 +36,10 @@ from aioflow.operators.watermark_generators import (
 if TYPE_CHECKING:
     from aioflow.core.expressions import Expr
 
-__all__ = ["IdlenessTimer", "TimestampsAndWatermarksOperator", "WatermarkKind", "WatermarkStrategy"]
+__all__ = ["WATERMARKS", "IdlenessTimer", "TimestampsAndWatermarksOperator", "WatermarkKind", "WatermarkStrategy"]
+
+WATERMARKS = "_watermarks"
+"""Union list state: how far each subtask was."""
 
 T = TypeVar("T")
 
@@ -225,7 +228,7 @@ class TimestampsAndWatermarksOperator(Operator):
 
     def initialize_state(self) -> None:
         self._generator = self._strategy.create(self.ctx.processing_time)
-        self._reached = self.ctx.operator_state.get_union_list_state("_watermarks")
+        self._reached = self.ctx.operator_state.get_union_list_state(WATERMARKS)
         found: list[tuple[int, int, int]] = self._reached.get()
         if found:
             runtime = self.ctx.runtime

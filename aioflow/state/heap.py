@@ -9,7 +9,7 @@ in `changes`, how it is written and read in `heap_snapshot` and `heap_restore`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -33,6 +33,7 @@ from aioflow.state.heap_table import RAW, HeapStateTable
 from aioflow.state.retired import Retired
 from aioflow.state.snapshot import TableMeta, check_max_parallelism
 from aioflow.state.timers import InternalTimerService, TimerQueue
+from aioflow.state.unclaimed import Table, find_unclaimed
 
 __all__ = ["HeapKeyedStateBackend", "HeapStateTable"]
 
@@ -74,6 +75,7 @@ class HeapKeyedStateBackend:
         self.now_ms = now_ms
         self._tables: dict[str, HeapStateTable] = {}
         self._states: dict[str, views.View] = {}
+        self._raw: dict[str, bool] = {}
         self._timers: dict[str, _Timers] = {}
         self._codec = Codec() if codec is None else codec
         self._operator = operator
@@ -110,6 +112,7 @@ class HeapKeyedStateBackend:
 
     def table(self, name: str, *, result: Callable[[Any], Any] | None = None) -> HeapStateTable:
         """Raw table `name`, see `KeyedStateBackend`."""
+        self._raw.setdefault(name, name in self._tables)
         table = self._open_table(name, TableMeta(RAW))
         if result is not None:
             table.result = result
@@ -140,6 +143,10 @@ class HeapKeyedStateBackend:
 
     def names(self) -> list[str]:
         return list(self._tables)
+
+    def unclaimed(self) -> Mapping[str, Table]:
+        """Restored state of an operator of another kind, once this one is open."""
+        return find_unclaimed(self._tables, self._states, self._raw)
 
     def attach_timers(self, service: InternalTimerService) -> None:
         """Makes the timers of `service` part of every snapshot, and gives it those that were restored."""

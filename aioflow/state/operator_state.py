@@ -144,6 +144,7 @@ class HeapOperatorStateBackend:
         self._split: dict[str, OperatorListState] = {}
         self._union: dict[str, OperatorListState] = {}
         self._broadcast: dict[str, BroadcastState] = {}
+        self._asked: dict[str, None] = {}
 
     def get_list_state(self, descriptor: StateDescriptor | str) -> OperatorListState:
         """Elements that are spread over the subtasks when the parallelism changes."""
@@ -163,10 +164,20 @@ class HeapOperatorStateBackend:
     def snapshot(self) -> OperatorSnapshot:
         """A consistent copy; names without elements are in it."""
         return OperatorSnapshot(
-            {name: frozen_copy(state.get()) for name, state in self._split.items()},
-            {name: frozen_copy(state.get()) for name, state in self._union.items()},
-            {name: frozen_copy(dict(state.items())) for name, state in self._broadcast.items()},
+            {name: _frozen(state.get()) for name, state in self._split.items()},
+            {name: _frozen(state.get()) for name, state in self._union.items()},
+            {name: _frozen(dict(state.items())) for name, state in self._broadcast.items()},
         )
+
+    def unclaimed(self) -> list[str]:
+        """The names of restored list states that hold elements and were not asked for. Broadcast state may be asked for with an element."""
+        lists = {**self._split, **self._union}
+        return [name for name, state in lists.items() if name not in self._asked and state.get()]
+
+    def forget(self, name: str) -> None:
+        """Let go of what `unclaimed` tells."""
+        self._split.pop(name, None)
+        self._union.pop(name, None)
 
     def restore(self, snapshot: OperatorSnapshot) -> None:
         """Takes over what `redistribute` gave this subtask. Before any state is asked for. The snapshot stays as it is."""
@@ -182,6 +193,7 @@ class HeapOperatorStateBackend:
         name = descriptor if isinstance(descriptor, str) else descriptor.name
         if not name:
             raise StateError("operator state needs a name that is not empty")
+        self._asked[name] = None
         for states, found in ((self._split, "list"), (self._union, "union list"), (self._broadcast, "broadcast")):
             if states is not wanted and name in states:
                 raise StateError(
@@ -224,6 +236,14 @@ def redistribute(snapshots: Sequence[OperatorSnapshot], parallelism: int) -> lis
     for i, snapshot in enumerate(new):
         snapshot.broadcast = dict(snapshots[i % len(snapshots)].broadcast)
     return new
+
+
+def _frozen(state: Any) -> Any:
+    """A copy. What cannot be copied is encoded as it is then: as a rule it cannot be, and that refuses it by name, and ends the job."""
+    try:
+        return frozen_copy(state)
+    except Exception:  # noqa: BLE001  # Whatever `__deepcopy__` raises; a task that failed of it would come back to the same value.
+        return state
 
 
 def _names(states: Sequence[Mapping[str, T]]) -> list[str]:

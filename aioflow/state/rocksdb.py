@@ -34,6 +34,7 @@ from aioflow.state.rocksdb_table import RocksTable
 from aioflow.state.rocksdb_timers import TimerSpace, open_queue
 from aioflow.state.snapshot import TableMeta, check_max_parallelism
 from aioflow.state.timers import InternalTimerService
+from aioflow.state.unclaimed import Table, find_unclaimed
 
 __all__ = ["RocksDB", "RocksKeyedStateBackend"]
 
@@ -123,6 +124,7 @@ class RocksKeyedStateBackend:
         self._rows = RowCodec(codec, max_parallelism)
         self._cache = Cache(self._rows, key_group_range, limits, operator, lambda: Database(directory.database()))
         self._named: NamedStates[RocksTable] = NamedStates(self, self._make_table)
+        self._raw: dict[str, bool] = {}
         self._timers: dict[str, _Timers] = {}
         self._base: dict[str, StateFile] = {}
         self._snapshots: dict[int, RocksSnapshot] = {}
@@ -143,6 +145,7 @@ class RocksKeyedStateBackend:
 
     def table(self, name: str, *, result: Callable[[Any], Any] | None = None) -> RocksTable:
         """Raw table `name`, see `KeyedStateBackend`."""
+        self._raw.setdefault(name, name in self._tables)
         table = self._named.open_table(name, TableMeta(RAW))
         if result is not None:
             table.result = result
@@ -156,6 +159,10 @@ class RocksKeyedStateBackend:
 
     def names(self) -> list[str]:
         return list(self._tables)
+
+    def unclaimed(self) -> Mapping[str, Table]:
+        """Restored state of an operator of another kind, once this one is open."""
+        return find_unclaimed(self._tables, self._named.states, self._raw)
 
     def attach_timers(self, service: InternalTimerService) -> None:
         """Makes the timers of `service` part of every snapshot, and gives it those that were restored."""

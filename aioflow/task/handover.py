@@ -2,8 +2,8 @@
 
 A checkpoint waits until nothing is left in the chain, and the barrier of a source goes behind all that it has handed over. What that may be
 cannot be told by the cost of a call alone: an `async def` of 50 ms costs the loop nothing, and a throttle lets its records wait. So it is
-measured from the hand-over until the chain is empty again, by what the chain ran and what it waited for its own operators. Neither the turns
-of other tasks on the loop count, nor the wait for room downstream: smaller batches would make neither of them shorter.
+measured from the hand-over until the chain is empty again, by what the chain ran and what it waited for its own operators. The turns of
+other tasks on the loop do not count, nor does the wait for room downstream: smaller batches would make neither of them shorter.
 """
 
 from __future__ import annotations

@@ -7,11 +7,16 @@ a source come with its splits.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from aioflow.core.errors import note_once
+from aioflow.core.errors import RestoreError, note_once
+from aioflow.operators.same_aggregate import AGGREGATE
+from aioflow.operators.sink import PREPARED
+from aioflow.operators.slice_window import PROGRESS
 from aioflow.operators.stateless import describe_place
+from aioflow.operators.watermarks import WATERMARKS
 from aioflow.state import operator_state as operator_states
 from aioflow.state.backend import INTERNAL_PREFIX
 from aioflow.state.snapshot import OperatorSnapshot
@@ -20,12 +25,18 @@ if TYPE_CHECKING:
     from aioflow.checkpoint.assignment import TaskRestore
     from aioflow.core.serializers import Codec
     from aioflow.state.handles import StateFile, StateInput
+    from aioflow.state.unclaimed import Table
     from aioflow.task.context import TaskOperatorContext
 
-__all__ = ["FINISHED", "forget_finished", "mark_finished", "restore_state", "was_finished"]
+__all__ = ["FINISHED", "forget_finished", "mark_finished", "refuse_unclaimed", "restore_state", "was_finished"]
+
+logger = logging.getLogger(__name__)
 
 FINISHED = f"{INTERNAL_PREFIX}finished"
 """Union list state of the head of a task: how many subtasks there were, from each that had finished its operators."""
+
+NOTES = frozenset({FINISHED, AGGREGATE, PREPARED, PROGRESS, WATERMARKS})
+"""List states that say something about other state, or about where an operator stood, and are nothing to be lost by themselves."""
 
 
 async def restore_state(contexts: Sequence[TaskOperatorContext], restore: TaskRestore, source: StateInput, codec: Codec) -> None:
@@ -43,6 +54,28 @@ async def restore_state(contexts: Sequence[TaskOperatorContext], restore: TaskRe
         runtime = context.runtime
         shares = operator_states.redistribute(former, runtime.parallelism)
         context.operator_state.restore(shares[runtime.subtask_index])
+
+
+def refuse_unclaimed(context: TaskOperatorContext, restore: TaskRestore) -> None:
+    """Once the operator is open: state of one of another kind, which had its uid, is not dropped in silence. Raises RestoreError."""
+    lists = [name for name in context.operator_state.unclaimed() if name not in NOTES]
+    # A backend that an application brings along need not tell.
+    tables: Mapping[str, Table] = getattr(context.keyed_state, "unclaimed", dict)()
+    if not lists and not tables:
+        return
+    names = ", ".join(repr(name) for name in (*tables, *lists))
+    if not restore.allow_non_restored:
+        raise RestoreError(
+            f"{describe_place(context)} (uid {context.uid}) has no use for the state {names} that checkpoint {restore.checkpoint_id} holds "
+            "for it, which an operator of another kind has written: restore with that operator, or give this one another uid and "
+            "allow_non_restored=True"
+        )
+    logger.warning("%s begins without the state %s of an operator of another kind: allow_non_restored=True", describe_place(context), names)
+    for name in lists:
+        context.operator_state.forget(name)
+    for table in tables.values():
+        for namespace in table.namespaces():
+            table.drop(namespace)
 
 
 async def _read(blob: StateFile | None, source: StateInput, codec: Codec, uid: str) -> OperatorSnapshot:

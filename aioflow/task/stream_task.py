@@ -159,7 +159,7 @@ class StreamTask:
             assert self._environment.store is not None, "a task that is restored has a store to read from"
             await self._operators.restore(restore, self._state_input(self._environment.store), self._environment.codec)
             restored = restore.checkpoint_id
-        await self._operators.open()
+        await self._operators.open(restore)
         self._chain.compile()
         source = self._input if isinstance(self._input, SourceInput) else None
         network = self._input if isinstance(self._input, NetworkInput) else None

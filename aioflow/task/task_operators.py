@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from aioflow.operators.watermarks import TimestampsAndWatermarksOperator
 from aioflow.task.blame import naming
-from aioflow.task.restoring import forget_finished, mark_finished, restore_state, was_finished
+from aioflow.task.restoring import forget_finished, mark_finished, refuse_unclaimed, restore_state, was_finished
 
 if TYPE_CHECKING:
     from aioflow.checkpoint.assignment import TaskRestore
@@ -80,8 +80,8 @@ class TaskOperators:
         await restore_state(self.contexts, restore, source, codec)
         self.finished_before = was_finished(self.head)
 
-    async def open(self) -> None:
-        """Initialise and open each, tail first."""
+    async def open(self, restore: TaskRestore | None) -> None:
+        """Initialise and open each, tail first. Raises RestoreError for state that one of them should have and does not know."""
         for operator in reversed(self.operators):
             self._scope.operator_context = operator.ctx
             with naming(operator, "initialize_state()"):
@@ -89,6 +89,9 @@ class TaskOperators:
             with naming(operator, "open()"):
                 await operator.open()
         self._scope.operator_context = None
+        if restore is not None:
+            for context in self.contexts:
+                refuse_unclaimed(context, restore)
 
     def input_after_all(self) -> None:
         """Records have come although all of them had finished: the job was drained, and goes on behind its end."""

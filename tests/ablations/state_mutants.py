@@ -215,4 +215,39 @@ STATE_MUTANTS: list[Mutant] = [
         "        if before == OWN != name:\n",
         ("tests/api/test_checkpoints.py::test_state_of_one_aggregate_is_refused_to_another_under_its_uid",),
     ),
+    Mutant(
+        "keyed state of an operator of another kind is dropped in silence",
+        "aioflow/state/unclaimed.py",
+        "    if any(own):\n",
+        "    if not any(own) or own:\n",
+        ("tests/api/test_checkpoints.py::test_state_of_an_operator_of_another_kind_under_one_uid_is_refused_unless_allowed",),
+    ),
+    Mutant(
+        "operator state of an operator of another kind is dropped in silence",
+        "aioflow/state/operator_state.py",
+        "if name not in self._asked and state.get()]",
+        "if name in self._asked and not state.get()]",
+        (
+            "tests/api/test_checkpoints.py::test_state_of_an_operator_of_another_kind_under_one_uid_is_refused_unless_allowed",
+            "tests/state/test_operator_state.py::test_restored_lists_that_nobody_asked_for_are_known",
+        ),
+    ),
+    Mutant(
+        "a view of operator state fails the task where something cannot be copied",
+        "aioflow/state/operator_state.py",
+        "    except Exception:  # noqa: BLE001  # Whatever `__deepcopy__` raises;",
+        "    except NotImplementedError:  #",
+        (
+            "tests/api/test_checkpoints.py::"
+            "test_a_running_job_with_operator_state_that_cannot_be_kept_fails_at_its_first_checkpoint_naming_it",
+            "tests/state/test_operator_state.py::test_what_cannot_be_copied_is_refused_by_name_when_it_is_written",
+        ),
+    ),
+    Mutant(
+        "only the first of the functions of an operator is awaited for its state",
+        "aioflow/operators/userfunction.py",
+        "    for one in snapshots:\n",
+        "    for one in snapshots[:1]:\n",
+        ("tests/operators/test_awaited_snapshots.py::test_both_sides_of_a_connected_map_are_awaited",),
+    ),
 ]

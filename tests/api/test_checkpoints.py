@@ -731,3 +731,109 @@ async def test_a_running_job_with_state_that_cannot_be_kept_fails_at_its_first_c
     async with asyncio.timeout(60):
         with pytest.raises(af.CheckpointError, match=r"process\(Keeps\)', state 'kept': _thread\.lock cannot travel"):
             await flow.execute(checkpoints=store, every="20ms", restart=af.fixed_delay(1000, "1ms"))
+
+
+class Holds(af.CheckpointedFunction):
+    """Keeps in operator state what cannot be kept."""
+
+    def initialize_state(self, ctx: Any) -> None: ...
+
+    def snapshot_state(self, ctx: Any) -> None:
+        ctx.operator_state.get_list_state("held").update([threading.Lock()])
+
+    def __call__(self, value: int) -> int:
+        return value
+
+
+async def test_a_running_job_with_operator_state_that_cannot_be_kept_fails_at_its_first_checkpoint_naming_it(store: str) -> None:
+    """As with keyed state: no restart would change it."""
+    flow = af.Flow("hopeless")
+    flow.source(Numbers(3).read, uid="numbers").map(Holds(), uid="holds").sink(af.io.blackhole())
+    async with asyncio.timeout(60):
+        with pytest.raises(af.CheckpointError, match=r"'holds', operator state 'held': _thread\.lock cannot travel"):
+            await flow.execute(checkpoints=store, every="20ms", restart=af.fixed_delay(1000, "1ms"))
+
+
+class Remembers(af.KeyedProcessFunction[int, int, int], af.CheckpointedFunction):
+    """Has operator state."""
+
+    def initialize_state(self, ctx: Any) -> None:
+        self.seen = ctx.operator_state.get_list_state("seen")
+
+    def snapshot_state(self, ctx: Any) -> None:
+        self.seen.update([1])
+
+    def process_element(self, value: int, ctx: Any) -> Any:
+        yield value
+
+
+class Lazy(af.KeyedProcessFunction[int, int, int]):
+    """Asks for its state with the first element."""
+
+    def process_element(self, value: int, ctx: Any) -> Any:
+        self.ctx.get_state(af.ValueStateDescriptor("last")).update(value)
+        yield value
+
+    def open(self, ctx: Any) -> None:
+        self.ctx = ctx
+
+
+def _kept_open(stream: Any) -> Any:
+    return stream.window(af.tumbling("1h", time="processing")).aggregate(af.count(), uid="same")
+
+
+def _kept_session(stream: Any) -> Any:
+    return stream.window(af.session("1h", time="processing")).aggregate(af.count(), uid="same")
+
+
+KINDS: dict[str, tuple[Any, str]] = {
+    "operator state": (lambda s: s.process(Remembers(), uid="same"), "'seen'"),
+    "running count": (lambda s: s.count(uid="same"), "'running'"),
+    "window": (_kept_open, "'window-slices'"),
+    "session": (_kept_session, "'window-contents', 'window-sessions'"),
+    "process": (lambda s: s.process(Lazy(), uid="same"), "'last'"),
+}
+
+
+@pytest.mark.parametrize("state", ["heap", "rocksdb"])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("operator state", "running count"),
+        ("running count", "window"),
+        ("running count", "process"),
+        ("window", "running count"),
+        ("window", "session"),
+        ("session", "window"),
+        ("process", "running count"),
+        ("process", "window"),
+    ],
+)
+async def test_state_of_an_operator_of_another_kind_under_one_uid_is_refused_unless_allowed(
+    store: str, before: str, after: str, state: str
+) -> None:
+    """API section 5: nothing is lost in silence."""
+
+    def flow(kind: str) -> af.Flow:
+        made = af.Flow("changed")
+        KINDS[kind][0](made.source(numbers.read, uid="numbers").map(noted).key_by(lambda n: n % 5)).sink(af.io.blackhole())
+        return made
+
+    def noted(n: int) -> int:
+        seen.append(n)
+        return n
+
+    numbers, seen = Numbers(), list[int]()
+    for _ in range(2):  # The same one takes it.
+        numbers.limit += 20
+        async with flow(before).run(checkpoints=store, every="1h", state=state) as job:
+            await eventually(lambda: len(seen) == numbers.limit)
+            await job.stop()
+    with pytest.raises(af.RestoreError, match=rf"'.*', subtask 1/1 \(uid same\) has no use for the state {KINDS[before][1]}"):
+        async with flow(after).run(checkpoints=store, every="1h", restart=af.no_restart(), state=state):
+            raise AssertionError("it must not run")
+    options: dict[str, Any] = {"checkpoints": store, "every": "1h", "state": state}
+    async with flow(after).run(**options, restore="latest", allow_non_restored=True) as job:
+        await job.stop()
+    async with flow(after).run(**options) as job:  # What was left behind does not come back.
+        await job.stop()

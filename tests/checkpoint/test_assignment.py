@@ -126,7 +126,7 @@ def test_state_of_an_operator_that_is_gone_refuses_the_restore() -> None:
         "checkpoint 7 of flow 'counts' holds state of operators that the flow does not have: 'Count' (uid count); "
         "give them their uids back with uid=, or begin without that state with allow_non_restored=True"
     )
-    assert plan_restore(counted(2), flow, allow_non_restored=True).tasks[0, 0] == TaskRestore(7)
+    assert plan_restore(counted(2), flow, allow_non_restored=True).tasks[0, 0] == TaskRestore(7, allow_non_restored=True)
 
 
 def test_refusal_points_to_a_new_operator_of_the_same_name() -> None:

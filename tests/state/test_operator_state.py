@@ -178,3 +178,29 @@ def test_operator_state_that_cannot_be_encoded_is_named() -> None:
 
     with pytest.raises(TypeNotSupported, match=r"operator 'totals', operator state 's'.*Local"):
         encode_operator_state(OperatorSnapshot({"s": [Local()]}), Codec(), "totals")
+
+
+class Uncopied:
+    """Cannot be copied."""
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        raise RuntimeError("there is one of it")
+
+
+def test_what_cannot_be_copied_is_refused_by_name_when_it_is_written() -> None:
+    """Not where the view is taken: that would fail the task, which would come back to it for ever."""
+    backend = HeapOperatorStateBackend()
+    backend.get_list_state("one").update([Uncopied()])
+    with pytest.raises(TypeNotSupported, match=r"operator 'keeps', operator state 'one': .*Uncopied cannot travel"):
+        encode_operator_state(backend.snapshot(), Codec(), "keeps")
+
+
+def test_restored_lists_that_nobody_asked_for_are_known() -> None:
+    backend = HeapOperatorStateBackend()
+    backend.restore(OperatorSnapshot({"a": [1], "b": [2], "empty": []}, {"c": [3]}, {"later": {"x": 1}}))
+    assert backend.unclaimed() == ["a", "b", "c"]
+    backend.get_list_state("a")
+    backend.get_union_list_state("c")
+    assert backend.unclaimed() == ["b"]
+    backend.forget("b")
+    assert "b" not in backend.snapshot().split

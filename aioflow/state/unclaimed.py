@@ -1,0 +1,41 @@
+"""Restored keyed state that the operator under its uid has no use for: it was written by an operator of another kind.
+
+Built-in operators ask for their raw tables when they are opened. Functions may ask for their states whenever they like, so a state that
+nobody has asked for yet is no proof of anything, as long as the operator may be the one that had it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any, Protocol
+
+from aioflow.state.backend import INTERNAL_PREFIX
+from aioflow.state.heap_table import RAW
+from aioflow.state.snapshot import TableMeta
+
+__all__ = ["Table", "find_unclaimed"]
+
+
+class Table(Protocol):
+    """What is asked of the tables of either backend."""
+
+    meta: TableMeta
+
+    def namespaces(self) -> list[Any]: ...
+    def drop(self, namespace: Any) -> None: ...
+
+
+def find_unclaimed(tables: Mapping[str, Table], declared: Collection[str], raw: Mapping[str, bool]) -> dict[str, Table]:
+    """By name, once the operator is open. `raw`: the raw tables that it has asked for, and whether they were there already."""
+    own = [was_there for name, was_there in raw.items() if not name.startswith(INTERNAL_PREFIX)]
+    if any(own):
+        return {}
+    # One with raw tables of which none was there is new under this uid. One without any has no use for those of others.
+    return {
+        name: table
+        for name, table in tables.items()
+        if (own or table.meta.kind == RAW)
+        and name not in declared
+        and name not in raw
+        and table.namespaces()
+    }
