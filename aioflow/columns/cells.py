@@ -18,7 +18,7 @@ import numpy as np
 
 from aioflow.columns.expressions import NotOnColumns
 from aioflow.columns.keys import arrivals
-from aioflow.columns.leaves import Groups, Leaf, copied, grown, tally_of
+from aioflow.columns.leaves import Groups, Leaf, Tally, copied, grown, tally_of
 from aioflow.columns.plans import Inputs, LeafKind, Plan
 from aioflow.core.column_batch import Column, ColumnBatch
 
@@ -47,37 +47,41 @@ class Cells:
 
         `held` is what the table has, None when that is nothing. Raises NotOnColumns, and nothing was changed.
         """
-        self._admit(codes, codes, inputs, entries, held)
-        dirty = self._dirty
-        tally = tally_of(codes, len(dirty))
-        if tally is None:
-            dirty[codes] = True
-        else:
-            np.logical_or(dirty, tally[1], out=dirty)
+        tally = tally_of(codes, len(entries))
+        self._admit(codes, tally, inputs, entries, held)
+        self._dirty[codes if tally is None else tally[0]] = True
         for leaf, given in zip(self._leaves, inputs, strict=True):
             leaf.add(codes, given, which, tally)
 
     def running(self, codes: np.ndarray, inputs: list[Inputs], entries: list[Any], held: Mapping[Any, Any] | None) -> Column:
         """Add records one after the other; gives the result after each. Raises NotOnColumns, and nothing was changed."""
         groups = Groups(codes)
-        self._admit(codes, groups.codes, inputs, entries, held)
+        tally = groups.codes, groups.lengths
+        self._admit(codes, tally, inputs, entries, held)
         parts = [leaf.running(groups, given) for leaf, given in zip(self._leaves, inputs, strict=True)]
         self._dirty[groups.codes] = True
         for leaf, given in zip(self._leaves, inputs, strict=True):
-            leaf.add(codes, given, None, (groups.codes, groups.lengths))
+            leaf.add(codes, given, None, tally)
         return parts[0] if self.plan.names is None else ColumnBatch(dict(zip(self.plan.names, parts, strict=True)), len(codes))
 
     def _admit(
-        self, codes: np.ndarray, present: np.ndarray, inputs: list[Inputs], entries: list[Any], held: Mapping[Any, Any] | None
+        self, codes: np.ndarray, tally: Tally | None, inputs: list[Inputs], entries: list[Any], held: Mapping[Any, Any] | None
     ) -> None:
-        """Make room for records of these codes; `present` has each of them at least once. Raises NotOnColumns if they cannot be added."""
+        """Make room for records of these codes, of which `tally` tells. Raises NotOnColumns if they cannot be added."""
         count, size = len(codes), len(entries)
         for leaf, given in zip(self._leaves, inputs, strict=True):
             leaf.admit(given, count)
         if len(self._seen) < size:
             self._seen, self._dirty = grown(self._seen, size), grown(self._dirty, size)
         size = len(self._seen)
-        new = None if self._seen.take(present).all() else arrivals(codes[~self._seen.take(codes)], size)
+        present = codes if tally is None else tally[0]
+        unseen = np.flatnonzero(~self._seen.take(present))
+        new = None
+        if len(unseen):
+            first = codes
+            if len(unseen) * 4 < len(present):  # Most that come have come before.
+                first = codes[unseen if tally is None else np.flatnonzero(~self._seen.take(codes))]
+            new = arrivals(first, np.unique(codes[unseen]) if tally is None else present[unseen], size)
         seeds = None if new is None or held is None else self._seeds(new, inputs, entries, held)
         for leaf, given in zip(self._leaves, inputs, strict=True):
             leaf.grow(size, given)

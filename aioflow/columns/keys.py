@@ -29,7 +29,7 @@ LISTS_MAX = 64
 """Lists of entries that are remembered: each channel of an input has its own, and they come in turns."""
 
 _TEXT = frozenset((str, bytes))
-_NONE: tuple[list[Any], np.ndarray] = ([], np.empty(0, np.int32))
+_NONE: tuple[list[Any], np.ndarray] = ([], np.empty(0, np.int64))
 
 
 class KeyEncoder:
@@ -40,7 +40,7 @@ class KeyEncoder:
         self._index: dict[Any, int] = {}
         self._kinds: set[type] = set()
         self._ints = np.empty(0, np.int64)  # The entries, as long as they are ints.
-        self._table = np.empty(0, np.int32)  # Code of the int `_low + i`, -1: none yet.
+        self._table = np.empty(0, np.int64)  # Code of the int `_low + i`, -1: none yet.
         self._low = 0
         self._known: dict[int, tuple[list[Any], np.ndarray]] = {}
         """Lists of entries by their identity, and the code of each entry."""
@@ -63,7 +63,7 @@ class KeyEncoder:
     def encode(self, keys: Any) -> np.ndarray:
         """The code of each of `keys`, a column or list without None. Raises TypeError for one that is not hashable."""
         if isinstance(keys, CodedColumn):
-            return self.of_entries(keys.entries).take(keys.codes)
+            return self.of_entries(keys.entries)[keys.codes.astype(np.int64)]
         if isinstance(keys, NumberColumn) and keys.values.dtype.kind == "i" and len(keys):
             return self._of_ints(keys.values)
         return self._of_list(keys)
@@ -95,30 +95,23 @@ class KeyEncoder:
         """Code of each entry of a coded column. Batches cut from one share the list, which may have grown at its end."""
         codes = self._known.get(id(entries), _NONE)[1]
         if len(codes) < len(entries):
-            codes = np.concatenate([codes, self._of_list(entries[len(codes) :]).astype(np.int32)])
+            codes = np.concatenate([codes, self._of_list(entries[len(codes) :])])
             self._known[id(entries)] = entries, codes
             if len(self._known) > LISTS_MAX:
                 del self._known[next(iter(self._known))]
         return codes
 
     def _of_ints(self, values: np.ndarray) -> np.ndarray:
-        low, high = int(values.min()), int(values.max())
-        if low == high:  # Results of one window by its end, for example.
-            return np.full(len(values), self._of_list([low])[0], np.int32)
-        table = self._table
-        if not (len(table) and self._low <= low and high < self._low + len(table)):
-            if len(table):
-                low, high = min(low, self._low), max(high, self._low + len(table) - 1)
-            if high - low >= TABLE_SPAN_MAX:
+        if values[0] == values[-1] and (values == values[0]).all():  # Results of one window by its end, for example.
+            return np.full(len(values), self._of_list([int(values[0])])[0])
+        at = values - self._low
+        # As unsigned numbers those below the table are beyond its end.
+        if int(at.view(np.uint64).max()) >= len(self._table):
+            if not self._reach(int(values.min()), int(values.max())):
                 found, inverse = np.unique(values, return_inverse=True)
                 return self._of_list(found.tolist())[inverse]
-            # Some more than is asked for, so that keys that come in rising do not make a new table for each batch.
-            size = min(TABLE_SPAN_MAX, 2 * (high - low + 1))
-            grown = np.full(size, -1, np.int32)
-            if len(table):
-                grown[self._low - low : self._low - low + len(table)] = table
-            self._table, self._low = table, _ = grown, low
-        at = values - self._low
+            at = values - self._low
+        table = self._table
         codes = table[at]
         if codes.min() < 0:
             new = np.unique(values[codes < 0])
@@ -126,13 +119,28 @@ class KeyEncoder:
             codes = table[at]
         return codes  # type: ignore[no-any-return]
 
+    def _reach(self, low: int, high: int) -> bool:
+        """Make the table hold these ints as well. False if they are too far apart."""
+        table = self._table
+        if len(table):
+            low, high = min(low, self._low), max(high, self._low + len(table) - 1)
+        if high - low >= TABLE_SPAN_MAX:
+            return False
+        # Some more than is asked for, so that keys that come in rising do not make a new table for each batch.
+        grown = np.full(min(TABLE_SPAN_MAX, 2 * (high - low + 1)), -1, np.int64)
+        if len(table):
+            grown[self._low - low : self._low - low + len(table)] = table
+        self._table, self._low = grown, low
+        return True
 
-def arrivals(codes: np.ndarray, size: int) -> np.ndarray:
-    """The codes that occur, each once, in order of first arrival. Codes are below `size`."""
-    order = np.arange(len(codes))
+
+def arrivals(codes: np.ndarray, which: np.ndarray, size: int) -> np.ndarray:
+    """`which`, each of which is among `codes`, in the order in which they come there first. Codes are below `size`."""
+    if len(which) < 2:
+        return which
     first = np.empty(size, np.int64)  # Where no code points nothing is written, and nothing read: its length costs nothing.
-    first[codes[::-1]] = order[::-1]  # Of several the last is kept: the first record.
-    return codes[first.take(codes) == order]  # type: ignore[no-any-return]
+    first[codes[::-1]] = np.arange(len(codes) - 1, -1, -1)  # Of several the last is kept: the first record.
+    return which[first[which].argsort()]  # type: ignore[no-any-return]
 
 
 class KeyRouter:

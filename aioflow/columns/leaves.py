@@ -16,7 +16,7 @@ from aioflow.columns.making import column_of
 from aioflow.columns.plans import Inputs, LeafKind
 from aioflow.core.column_batch import Column, NumberColumn, ObjectColumn
 
-__all__ = ["Groups", "Leaf", "copied", "grown", "tally_of"]
+__all__ = ["Groups", "Leaf", "Tally", "copied", "grown", "tally_of"]
 
 _LIMIT = 2**63
 
@@ -29,9 +29,9 @@ class Groups:
         self._order = order = np.argsort(codes.astype(np.uint16), kind="stable")
         if len(codes) and int(codes.max()) >= 1 << 16:
             self._order = order = order[np.argsort((codes >> 16).astype(np.uint16)[order], kind="stable")]
-        ordered = codes.take(order)
+        ordered = codes[order]
         self._first = np.concatenate(([0], np.flatnonzero(ordered[1:] != ordered[:-1]) + 1)) if len(codes) else np.zeros(0, np.int64)
-        self.codes = ordered.take(self._first)
+        self.codes = ordered[self._first]
         """One of each group."""
         self.lengths = np.diff(self._first, append=len(codes))
         """How many records it has."""
@@ -44,7 +44,7 @@ class Groups:
 
     def sums(self, values: np.ndarray, before: np.ndarray) -> np.ndarray:
         """The sum of ints of each record's group up to and with that record, onto `before` of each group."""
-        ordered = values.take(self._order)
+        ordered = values[self._order]
         sums = np.cumsum(ordered)
         sums += np.repeat(before - sums.take(self._first) + ordered.take(self._first), self.lengths)
         return self._as_they_came(sums)
@@ -59,13 +59,17 @@ class Groups:
         return out
 
 
-Tally = tuple["slice | np.ndarray", np.ndarray]
-"""Where codes are in an array of all, and how many records each has. A slice: there may be some without any."""
+Tally = tuple[np.ndarray, np.ndarray]
+"""The codes that there are, each once, and how many records each has."""
 
 
 def tally_of(codes: np.ndarray, size: int) -> Tally | None:
     """How often each code is among `codes`, which are below `size`; None where they are so few that to look at each costs less."""
-    return (slice(0, size), np.bincount(codes, minlength=size)) if len(codes) * 4 > size else None
+    if len(codes) * 4 <= size:
+        return None
+    counts = np.bincount(codes, minlength=size)
+    found = np.flatnonzero(counts)
+    return found, counts[found]
 
 
 class Leaf:
@@ -134,7 +138,7 @@ class Leaf:
             return
         is_best = self.kind in (LeafKind.MIN, LeafKind.MAX)
         # A key without a value yet takes its first one, whatever that is.
-        first = self.counts.take(codes) == 0 if is_best else None
+        first = self.counts[codes] == 0 if is_best else None
         tally = tally or tally_of(codes, len(self.counts))
         if tally is None:
             np.add.at(self.counts, codes, 1)

@@ -8,7 +8,7 @@ covered by merged runs of them (`slice_runs`), which a change of a slice drops.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from aioflow.core.elements import MIN_WATERMARK
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from aioflow.state.backend import StateTable
 
 __all__ = ["SliceStore"]
+
+BYTE = 256
 
 RUNS_FROM = 8
 """Slices a window from which on runs of them pay: below, covering it by runs saves fewer merges than making them costs."""
@@ -80,18 +82,8 @@ class SliceStore:
             codes, inputs = columns.prepare(keys, values)
         except NotOnColumns:
             codes, inputs = None, []
-        width = grid.width
         times = np.asarray(timestamps.values if hasattr(timestamps, "values") else timestamps)
-        # Most batches are of one slice or two, for which to compare costs less than a division for each record.
-        first, last = grid.slice_start(int(times.min())), grid.slice_start(int(times.max()))
-        starts = [first, last] if last - first <= width else np.unique(times - (times - grid.offset) % width).tolist()
-        for start in dict.fromkeys(starts):
-            if first == last:
-                which = None
-            elif start == last:
-                which = np.flatnonzero(times >= last)
-            else:
-                which = np.flatnonzero((times >= start) & (times < start + width) if start > first else times < first + width)
+        for start, which in _by_slice(times, grid):
             if codes is not None:
                 try:
                     columns.fold(start, codes if which is None else codes[which], inputs, which, new=not self._holds(start))
@@ -182,6 +174,29 @@ class SliceStore:
         starts, width, offset = self.starts, self._grid.width, self._grid.offset
         index = bisect_left(starts, first * width + offset)
         return index < len(starts) and starts[index] < stop * width + offset
+
+
+def _by_slice(times: Any, grid: SliceGrid) -> Iterator[tuple[int, Any]]:
+    """Start of each slice that records at `times` fall into, in order, and their places; None for all of them."""
+    import numpy as np
+
+    width = grid.width
+    first, last = grid.slice_start(int(times.min())), grid.slice_start(int(times.max()))
+    if first == last:
+        yield first, None
+    elif last - first == width:
+        later = times >= last
+        yield first, np.flatnonzero(~later)
+        yield last, np.flatnonzero(later)
+    else:
+        # Comparing bytes costs next to nothing, so each of a few slices is looked for among all records.
+        numbers = (times - first) // width
+        few = last - first < BYTE * width
+        found = np.flatnonzero(np.bincount(numbers)) if few else np.unique(numbers)
+        if few:
+            numbers = numbers.astype(np.uint8)
+        for number in found.tolist():
+            yield first + number * width, np.flatnonzero(numbers == number)
 
 
 def _is_of_user(aggregate: FoldingAggregate) -> bool:

@@ -218,9 +218,23 @@ def test_lists_of_entries_that_come_in_turns_are_looked_up_once_each(monkeypatch
     assert looked_up == ["a", "b", "b", "c", "d"]
 
 
-@given(st.lists(st.integers(0, 20), min_size=1), st.sampled_from([21, 10_000]))
-def test_distinct_codes_come_in_order_of_arrival(codes: list[int], size: int) -> None:
-    assert arrivals(np.array(codes, np.int32), size).tolist() == list(dict.fromkeys(codes))
+@given(st.lists(st.integers(0, 20), min_size=1), st.sampled_from([21, 10_000]), st.sets(st.integers(0, 20)))
+def test_distinct_codes_come_in_order_of_arrival(codes: list[int], size: int, known: set[int]) -> None:
+    new = sorted(set(codes) - known)
+    found = arrivals(np.array(codes), np.array(new, np.int64), size)
+    assert found.tolist() == [code for code in dict.fromkeys(codes) if code not in known]
+
+
+FAR = [0, 7, -3, 100, 5_000_000, 2**62, -(2**63), 2**63 - 1]
+
+
+@given(st.lists(st.sampled_from(FAR), min_size=1), st.lists(st.integers(-50, 50), min_size=1))
+def test_ints_far_apart_have_codes_of_their_own(far: list[int], near: list[int]) -> None:
+    encoder = KeyEncoder()
+    for keys in (near, far, near + far, [far[0]] * 3):
+        codes = encoder.encode(column_of(keys))
+        assert [encoder.entries[code] for code in codes.tolist()] == keys
+    assert sorted(encoder.entries) == sorted(set(near + far))
 
 
 @given(
