@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from aioflow.io.generating import datagen
     from aioflow.io.http_client import http
     from aioflow.io.json_files import jsonl
+    from aioflow.io.kafka_topics import kafka
     from aioflow.io.nats_streams import nats
     from aioflow.io.parquet_files import parquet
     from aioflow.io.postgres_tables import postgres
@@ -38,6 +39,7 @@ __all__ = [
     "datagen",
     "http",
     "jsonl",
+    "kafka",
     "lines",
     "nats",
     "parquet",
@@ -61,6 +63,7 @@ _MODULES = {
     "datagen": "generating",
     "http": "http_client",
     "jsonl": "json_files",
+    "kafka": "kafka_topics",
     "lines": "files",
     "nats": "nats_streams",
     "parquet": "parquet_files",

@@ -21,6 +21,7 @@ from aioflow.io.csv_files import csv
 from aioflow.io.files import lines
 from aioflow.io.generating import datagen
 from aioflow.io.json_files import jsonl
+from aioflow.io.kafka_topics import kafka
 from aioflow.io.memory import as_source
 from aioflow.io.nats_streams import nats
 from aioflow.io.pushing import push
@@ -28,7 +29,7 @@ from aioflow.io.redis_streams import redis
 from aioflow.io.sqlite_tables import sqlite
 from aioflow.operators.source import Source, Split
 from tests.io.driver import Context, next_batch, read_all, system_context, take
-from tests.io.servers import Server, nats_server, published, redis_server
+from tests.io.servers import KafkaCluster, Server, kafka_cluster, nats_server, produced, published, redis_server
 
 COUNT = 23
 
@@ -113,7 +114,14 @@ def _nats(directory: Path, server: Server) -> tuple[Source[Any], list[Any]]:
     return nats(f"nats://127.0.0.1:{server.port}", name, until="latest"), [{"i": i} for i in range(COUNT)]
 
 
+def _kafka(directory: Path, cluster: KafkaCluster) -> tuple[Source[Any], list[Any]]:
+    name = "".join(sign if sign.isalnum() else "-" for sign in directory.name)
+    asyncio.run(produced(cluster, name, [(2, b'{"i":%d}' % i) for i in range(COUNT)]))
+    return kafka(cluster.bootstrap, name, until="latest"), [{"i": i} for i in range(COUNT)]
+
+
 SERVERS: dict[str, tuple[Callable[[], Any], Callable[[Path, Any], tuple[Source[Any], list[Any]]]]] = {
+    "kafka": (kafka_cluster, _kafka),
     "nats": (nats_server, _nats),
     "redis": (redis_server, _redis),
 }

@@ -6,6 +6,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -116,6 +117,70 @@ def nats_server(*options: str) -> Iterator[Server]:
             yield server
         finally:
             server.stop()
+
+
+MOCK_CLUSTER = """
+import signal
+from pathlib import Path
+from confluent_kafka import Producer
+
+cluster = Producer({"bootstrap.servers": "mock", "test.mock.num.brokers": 1, "log_level": 0})
+(broker,) = cluster.list_topics(timeout=60).brokers.values()
+Path("new").write_text(str(broker.port))
+Path("new").rename("port")
+signal.pause()
+"""
+
+
+class KafkaCluster:
+    """The mock cluster of librdkafka in a process of its own: Kafka's protocol over TCP, its records in memory, four partitions a topic.
+
+    It is no Kafka: transactions that are aborted stay visible. No real broker can be installed from the package registries.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._process = subprocess.Popen([sys.executable, "-c", MOCK_CLUSTER], stdin=subprocess.DEVNULL, cwd=directory)
+        port, until = directory / "port", time.monotonic() + PATIENCE_S
+        while not port.exists():
+            assert self._process.poll() is None, "the mock cluster does not start: pip install confluent-kafka"
+            assert time.monotonic() < until, "the mock cluster does not answer"
+            time.sleep(0.02)
+        self.bootstrap = f"127.0.0.1:{port.read_text()}"
+
+    def pause(self) -> None:
+        """It answers nobody."""
+        self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._process.send_signal(signal.SIGCONT)
+
+    def stop(self) -> None:
+        self._process.kill()
+        self._process.wait(PATIENCE_S)
+
+
+@contextmanager
+def kafka_cluster() -> Iterator[KafkaCluster]:
+    with tempfile.TemporaryDirectory(prefix="aioflow-kafka-") as directory:
+        cluster = KafkaCluster(Path(directory))
+        try:
+            yield cluster
+        finally:
+            cluster.stop()
+
+
+async def produced(cluster: KafkaCluster, topic: str, values: Sequence[tuple[int, bytes | None]]) -> None:
+    """Values into partitions of a topic, which is made."""
+    from aiokafka import AIOKafkaProducer
+
+    producer = AIOKafkaProducer(bootstrap_servers=cluster.bootstrap)
+    await producer.start()
+    try:
+        await producer.partitions_for(topic)
+        for partition, value in values:
+            await producer.send_and_wait(topic, value, key=b"k", partition=partition)
+    finally:
+        await producer.stop()
 
 
 async def published(server: Server, stream: str, bodies: Sequence[bytes] = ()) -> None:

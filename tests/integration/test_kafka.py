@@ -1,0 +1,242 @@
+"""Topics of Kafka, over its protocol, on the mock cluster of librdkafka: values, where to begin, refusals, and brokers that are away."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import aioflow as af
+from aioflow.core.errors import GraphError, MalformedInput, StateError
+from aioflow.io.kafka_topics import KafkaRecord, kafka
+from tests.integration.log_flows import KEYS, Count, Number, counted, mistakes, run, until
+from tests.io.driver import Context, SinkContext, next_batch, read_all, system_context, take
+from tests.io.servers import KafkaCluster, kafka_cluster, produced
+
+SECRET = "s3cret-word"
+PATIENCE_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[KafkaCluster]:
+    with kafka_cluster() as running:
+        yield running
+
+
+@pytest.fixture
+def name(request: pytest.FixtureRequest) -> str:
+    """Of a topic."""
+    return "".join(sign if sign.isalnum() else "-" for sign in request.node.name)
+
+
+@pytest.fixture
+async def ctx() -> AsyncIterator[SinkContext]:
+    async with system_context() as context:
+        yield SinkContext(context.host)
+
+
+async def write(sink: Any, ctx: SinkContext, records: list[Any]) -> None:
+    writer = sink.writer(ctx)
+    try:
+        await writer.open()
+        writer.write_batch(records, None)
+        assert await writer.prepare(1) == []
+    finally:
+        await writer.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "records"),
+    [
+        ({"type": Number}, [Number(1), Number(2**60)]),
+        ({}, [{"a": [1, None]}, 7, "text", None]),
+        ({"format": "text"}, ["", "ü"]),
+        ({"format": "bytes"}, [b"\0\xff", b""]),
+    ],
+)
+async def test_values_come_out_as_they_went_in(cluster: KafkaCluster, name: str, ctx: SinkContext, options: Any, records: Any) -> None:
+    await write(kafka(cluster.bootstrap, name, key=lambda value: "same", **options), ctx, records)
+    assert await read_all(kafka(cluster.bootstrap, name, until="latest", **options), ctx) == records
+
+
+async def test_a_key_decides_the_partition_and_whole_records_have_it(cluster: KafkaCluster, name: str, ctx: SinkContext) -> None:
+    numbers = [Number(n) for n in range(50)]
+    await write(kafka(cluster.bootstrap, name, Number, key=lambda number: str(number.n % 5)), ctx, numbers)
+    read: list[KafkaRecord] = await read_all(kafka(cluster.bootstrap, name, Number, records=True, until="latest"), ctx)
+    assert sorted(record.value for record in read) == numbers
+    assert all(record.key == str(record.value.n % 5).encode() and record.topic == name for record in read)
+    places = {record.key: {other.partition for other in read if other.key == record.key} for record in read}
+    assert all(len(partitions) == 1 for partitions in places.values())
+    assert len({partition for partitions in places.values() for partition in partitions}) > 1
+
+
+async def test_splits_are_partitions_and_records_have_times(cluster: KafkaCluster, name: str, ctx: Context) -> None:
+    await produced(cluster, name, [(0, b"1"), (3, b"2")])
+    source = kafka(cluster.bootstrap, name)
+    splits = await source.discover()
+    assert [split.id for split in splits] == [f"{name}-{number}" for number in range(4)]
+    reader: Any = source.reader(ctx)
+    await reader.open(splits)
+    seen = {}
+    while len(seen) < 2:
+        (value,) = await next_batch(reader) or []
+        seen[reader.current_split] = value
+        assert all(time > 1_600_000_000_000 for time in reader.timestamps)
+    assert seen == {f"{name}-0": 1, f"{name}-3": 2}
+    assert not reader.finished
+    assert reader.pending_records == 0
+    await reader.close()
+
+
+async def test_partitions_that_are_found_later_are_read_too(cluster: KafkaCluster, name: str, ctx: Context) -> None:
+    """The reader goes on in those that it has."""
+    await produced(cluster, name, [(0, b"1"), (3, b"2")])
+    source = kafka(cluster.bootstrap, name)
+    splits = await source.discover()
+    reader: Any = source.reader(ctx)
+    await reader.open(splits[:2])
+    assert await take(reader, 1) == [1]
+    await reader.open(splits[2:])
+    assert await take(reader, 1) == [2]
+    await produced(cluster, name, [(0, b"3")])
+    assert await take(reader, 1) == [3]
+    assert reader.position(f"{name}-0") == 2
+    await reader.close()
+
+
+async def test_it_begins_where_it_is_told(cluster: KafkaCluster, name: str, ctx: Context) -> None:
+    await produced(cluster, name, [(0, b"1"), (0, b"2")])
+    for start, expected in (("earliest", [1, 2]), ("latest", [])):
+        assert await read_all(kafka(cluster.bootstrap, name, start=start, until="latest"), ctx) == expected
+    later = kafka(cluster.bootstrap, name, start="latest")
+    splits = await later.discover()
+    await produced(cluster, name, [(0, b"3")])
+    reader: Any = later.reader(ctx)
+    await reader.open(splits)
+    assert await take(reader, 1) == [3]
+    await reader.close()
+
+
+async def test_a_group_is_told_of_completed_checkpoints(cluster: KafkaCluster, name: str, ctx: Context) -> None:
+    await produced(cluster, name, [(0, b"1"), (0, b"2"), (0, b"3")])
+    source = kafka(cluster.bootstrap, name, group=f"group-{name}")
+    reader: Any = source.reader(ctx)
+    splits = await source.discover()
+    await reader.open(splits)
+    await take(reader, 2, max_records=2)
+    reader.checkpoint(1)
+    await take(reader, 1, max_records=1)
+    reader.checkpoint_completed(1)
+    async with asyncio.timeout(PATIENCE_S):
+        while (await source.discover())[0].position != 2:
+            await asyncio.sleep(0.05)
+    await reader.close()
+    assert await read_all(kafka(cluster.bootstrap, name, group=f"group-{name}", until="latest"), ctx) == [3]
+
+
+async def test_malformed_records_count_once(cluster: KafkaCluster, name: str, ctx: SinkContext) -> None:
+    await produced(cluster, name, [(0, b'{"n":1}'), (0, b"{"), (0, None), (0, b'{"n":4}')])
+    with pytest.raises(MalformedInput, match=r"kafka partition .*-0, offset 1: "):
+        await read_all(kafka(cluster.bootstrap, name, Number, until="latest"), ctx)
+    bad = af.OutputTag[Any]("bad")
+    assert await read_all(kafka(cluster.bootstrap, name, Number, until="latest", on_error=bad), ctx) == [Number(1), None, Number(4)]
+    assert [failed.value for _, failed in ctx.sides] == [b"{"]
+
+
+async def test_what_can_never_do_is_refused(cluster: KafkaCluster, name: str, ctx: SinkContext) -> None:
+    bootstrap = cluster.bootstrap
+    with pytest.raises(GraphError, match="there is no topic 'nowhere'"):
+        await kafka(bootstrap, "nowhere").discover()
+    with pytest.raises(GraphError, match="aiokafka does not take what options= says"):
+        await kafka(bootstrap, name, options={"colour": 1}).discover()
+    with pytest.raises(GraphError, match="names 2 topics"):
+        await write(kafka(bootstrap, ["a", "b"]), ctx, [1])
+    with pytest.raises(TypeError, match="key= gave a int for 1"):
+        await write(kafka(bootstrap, name, key=lambda value: 7), ctx, [1])  # type: ignore[arg-type, return-value]
+    for make, message in (
+        (lambda: kafka("kafka://me:secret@host", "t"), "expected brokers as 'HOST:PORT'"),
+        (lambda: kafka(bootstrap, []), "expected the name of a topic"),
+        (lambda: kafka(bootstrap, "t", start="earlyest"), "did you mean 'earliest'"),
+        (lambda: kafka(bootstrap, "t", until="now"), "expected 'latest' or None"),
+        (lambda: kafka(bootstrap, "t", key="id"), "expected a function of a record"),  # type: ignore[arg-type]
+        (lambda: kafka(bootstrap, "t", Number, format="text"), "a type is made of JSON alone"),
+    ):
+        with pytest.raises(GraphError, match=message):
+            make()
+
+
+async def test_no_brokers_are_an_error_of_the_start_and_a_password_is_never_shown(
+    name: str, ctx: SinkContext, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    options = {"security_protocol": "SASL_PLAINTEXT", "sasl_mechanism": "PLAIN", "sasl_plain_username": "me", "sasl_plain_password": SECRET}
+    source = kafka("127.0.0.1:1", name, options=options)
+    shown = [repr(source)]
+    for attempt in (source.discover(), write(source, ctx, [1])):
+        with pytest.raises(Exception, match="Unable to bootstrap") as caught:
+            await attempt
+        shown += [str(caught.value), *getattr(caught.value, "__notes__", ())]
+    stream = af.Flow("secret").source(source)
+    stream.sink(source)
+    shown.append(str(stream.explain()))
+    assert SECRET not in "".join(shown) + caplog.text
+
+
+async def test_offsets_that_are_gone_are_an_error(cluster: KafkaCluster, name: str, ctx: Context) -> None:
+    await produced(cluster, name, [(0, b"1")])
+    with pytest.raises(StateError, match="is not there any more"):
+        await read_all(kafka(cluster.bootstrap, name), ctx, [af.Split(f"{name}-0", 9, [name, 0, None])])
+
+
+async def test_brokers_that_are_away_lose_and_double_nothing_that_is_read(
+    cluster: KafkaCluster, name: str, ctx: Context, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = {"request_timeout_ms": 1_000, "retry_backoff_ms": 50}
+    await produced(cluster, name, [(0, b"1")])
+    source = kafka(cluster.bootstrap, name, options=options)
+    reader: Any = source.reader(ctx)
+    await reader.open(await source.discover())
+    assert await take(reader, 1) == [1]
+    cluster.pause()
+    try:
+        waiting = asyncio.create_task(next_batch(reader))
+        async with asyncio.timeout(PATIENCE_S):
+            while not any(record.name.startswith("aiokafka") and record.levelno >= logging.WARNING for record in caplog.records):
+                await asyncio.sleep(0.05)
+        assert not waiting.done()
+    finally:
+        cluster.resume()
+    await produced(cluster, name, [(0, b"2"), (0, b"3")])
+    assert [*(await waiting or []), *await take(reader, 1)][:2] == [2, 3]
+    await reader.close()
+
+
+async def test_records_are_counted_once_when_the_job_is_cancelled_and_rescaled(
+    cluster: KafkaCluster, name: str, ctx: SinkContext, tmp_path: Path
+) -> None:
+    """The offsets are in the checkpoint; what is written at least once may come twice, with the same count."""
+    total = 1_200
+    await produced(cluster, f"{name}-in", [(n % 3, b'{"n":%d}' % n) for n in range(total)])
+    await produced(cluster, f"{name}-out", [])
+
+    def flow(parallelism: int) -> af.Flow:
+        sink = kafka(cluster.bootstrap, f"{name}-out", Count, key=lambda count: str(count.key))
+        return counted(kafka(cluster.bootstrap, f"{name}-in", Number), sink, parallelism=parallelism)
+
+    async def rows() -> list[Count]:
+        return await read_all(kafka(cluster.bootstrap, f"{name}-out", Count, until="latest"), ctx)
+
+    async def length() -> int:
+        return len(set(await rows()))
+
+    async with run(flow(2), tmp_path) as job:
+        await until(length, 300)
+        await job.cancel()
+    async with run(flow(3), tmp_path):
+        await until(length, total)
+    assert mistakes(sorted(set(await rows())), total) == []
+    assert max(row.count for row in await rows()) == -(-total // KEYS)
