@@ -22,8 +22,9 @@ from aioflow.protocol.errors import PartitionNotFound
 
 __all__ = ["EXCLUSIVE_BUFFERS", "ChannelLink", "RemoteInputChannel"]
 
-EXCLUSIVE_BUFFERS = 4
-"""Segments of each channel that are its own: two being read, and two on the way while the credit for those is."""
+EXCLUSIVE_BUFFERS = 32
+"""Segments of each channel that are its own: some batches of columns, one of which takes a dozen, so that none waits in its midst for the
+credit of its beginning while both processes are idle. How many batches are on the way is bounded by the permits of their producer."""
 
 REQUEST_BACKOFF_MS = partition_request_backoff(50, 3_000)
 """Delays before each request for a partition that the producer does not have yet."""

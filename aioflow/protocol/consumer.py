@@ -44,10 +44,13 @@ from aioflow.protocol.messages import (
 )
 from aioflow.protocol.outlet import FLAG_BLOCKING, FLAG_CONTINUES, FLAG_PRIORITY, PREFIX
 
-__all__ = ["RECORD_BYTES_MAX", "ConsumerExchange", "Delivered", "PriorityEvent", "partition_request_backoff"]
+__all__ = ["RECORD_BYTES_MAX", "UNTOLD_BATCHES_MAX", "ConsumerExchange", "Delivered", "PriorityEvent", "partition_request_backoff"]
 
 RECORD_BYTES_MAX = 64 << 20
 """One batch over all its frames. A record larger than that cannot cross."""
+
+UNTOLD_BATCHES_MAX = 2
+"""Batches that are taken over are told after so many, however much credit there is: each holds one of the few permits of its producer."""
 
 UNTOLD_EVENTS_MAX = 64
 """Events that are taken over are told with the next credit, and not later than after so many."""
@@ -98,6 +101,7 @@ class _Inlet:
         "pending",
         "subpartition_index",
         "taken_over",
+        "untold_batches",
         "untold_data",
         "untold_events",
     )
@@ -117,6 +121,7 @@ class _Inlet:
         self.part_bytes = 0
         self.backlog = 0
         self.untold_data = 0
+        self.untold_batches = 0
         self.untold_events = 0
         self.is_blocked = False
         self.is_refused = False
@@ -133,7 +138,7 @@ class _Inlet:
         """From where it stands, with all the buffers that are ready now."""
         credit = self.credit
         credit.take_credit()
-        self.untold_data = self.untold_events = 0
+        self.told()
         return PartitionRequest(
             partition_id=self.partition_id,
             subpartition_index=self.subpartition_index,
@@ -143,9 +148,13 @@ class _Inlet:
             blocked=self.is_blocked,
         )
 
+    def told(self) -> None:
+        """What was taken over is being told."""
+        self.untold_data = self.untold_batches = self.untold_events = 0
+
     def is_due(self) -> bool:
         """Is it time for AddCredit?"""
-        if self.credit.is_credit_due or self.untold_events >= UNTOLD_EVENTS_MAX:
+        if self.credit.is_credit_due or self.untold_batches >= UNTOLD_BATCHES_MAX or self.untold_events >= UNTOLD_EVENTS_MAX:
             return True
         # A small pool of the producer may be used up by what this side has taken over long ago.
         return self.untold_data > 0 and self.backlog == 0 and not self.pending
@@ -330,7 +339,7 @@ class ConsumerExchange:
         # Behind the messages: a ResumeConsumption makes a producer forget older credit.
         for channel, inlet in self._credit_due.items():
             out.append(encode_message(encoder, AddCredit(inlet.credit.take_credit(), inlet.taken_over), channel))
-            inlet.untold_data = inlet.untold_events = 0
+            inlet.told()
         self._credit_due.clear()
         return out
 
@@ -408,6 +417,7 @@ class ConsumerExchange:
             inlet.untold_events += 1
         else:
             inlet.untold_data += 1
+            inlet.untold_batches += is_element
             inlet.credit.recycle(buffer)
         return int(is_element)
 

@@ -13,6 +13,7 @@ from aioflow.core.errors import ProducerFailed, RemoteProtocolError, TypeNotSupp
 from aioflow.core.host import SystemHost
 from aioflow.core.serializers import DecodeError
 from aioflow.network.remote_channel import EXCLUSIVE_BUFFERS, REQUEST_BACKOFF_MS
+from aioflow.protocol.consumer import UNTOLD_BATCHES_MAX
 from aioflow.protocol.errors import BufferReordering, PartitionNotFound
 from aioflow.protocol.framing import FrameType
 from aioflow.protocol.outlet import PREFIX
@@ -236,7 +237,8 @@ def test_a_consumer_that_does_not_read_gets_its_window_and_no_more() -> None:
     """E1.1, E4: what it was granted waits here, the rest as permits of the producer, whose pool then is used up."""
 
     async def main(planes: Planes) -> None:
-        partition = planes.partition(permits=6)
+        permits = EXCLUSIVE_BUFFERS + 2
+        partition = planes.partition(permits=permits)
         reader = Reader(planes.channel())
         reader.paused = True
         written = 0
@@ -244,11 +246,10 @@ def test_a_consumer_that_does_not_read_gets_its_window_and_no_more() -> None:
             partition.add_batch(0, RecordBatch([written]))
             written += 1
             await planes.settle()
-        assert written <= 6 + 1
+        assert written <= permits + 1
         assert reader.channel.queued_batches == EXCLUSIVE_BUFFERS
-        reader.read(EXCLUSIVE_BUFFERS // 2)  # Half of the window is worth a message.
-        await planes.settle()
-        assert reader.channel.queued_batches == EXCLUSIVE_BUFFERS
+        reader.read(EXCLUSIVE_BUFFERS // 2)
+        await until(lambda: reader.channel.queued_batches == written - EXCLUSIVE_BUFFERS // 2)  # Those that had to wait have come.
         assert partition.availability.is_available
         reader.paused = False
         reader.read()
@@ -291,11 +292,12 @@ def test_a_stuck_channel_does_not_hold_up_another_of_the_same_connection() -> No
     """E4: the reason for credits."""
 
     async def main(planes: Planes) -> None:
-        slow, fast = planes.partition("slow", permits=4), planes.partition("fast", permits=4)
+        count = EXCLUSIVE_BUFFERS + 2
+        slow, fast = planes.partition("slow", permits=count), planes.partition("fast", permits=4)
         stuck, reader = Reader(planes.channel("slow")), Reader(planes.channel("fast"))
         stuck.paused = True
         payload = "x" * 30_000
-        for number in range(4):
+        for number in range(count):
             slow.add_batch(0, RecordBatch([(number, payload)]))
         for number in range(200):
             if not fast.availability.is_available:
@@ -306,7 +308,7 @@ def test_a_stuck_channel_does_not_hold_up_another_of_the_same_connection() -> No
         assert len(planes.producer.links) == 1
         stuck.paused = False
         stuck.read()
-        await until(lambda: len(stuck.records) == 4)
+        await until(lambda: len(stuck.records) == count)
         for channel in (stuck.channel, reader.channel):
             channel.release()
 
@@ -324,6 +326,29 @@ def test_a_batch_larger_than_the_window_arrives_whole() -> None:
         await until(lambda: len(reader.events) == 2)
         assert reader.records == [value, 1]
         assert reader.events == [LatencyMarker(1, "s", 0), EndOfPartition()]
+        reader.channel.release()
+
+    on_sockets(main)
+
+
+def test_batches_that_were_taken_over_are_told_long_before_half_of_the_window_is() -> None:
+    """A producer has permits for fewer batches than the window has segments: it must not wait until all that it has sent were read."""
+
+    async def main(planes: Planes) -> None:
+        partition = planes.partition(permits=4)
+        reader = Reader(planes.channel())
+        reader.paused = True
+        written = 0
+        while partition.availability.is_available:
+            partition.add_batch(0, RecordBatch([written]))
+            written += 1
+            await planes.settle()
+        assert reader.channel.queued_batches == written < EXCLUSIVE_BUFFERS
+        reader.read(UNTOLD_BATCHES_MAX)
+        await until(lambda: partition.availability.is_available)
+        assert reader.channel.queued_batches == written - UNTOLD_BATCHES_MAX > 0
+        reader.paused = False
+        reader.read()
         reader.channel.release()
 
     on_sockets(main)
