@@ -3,8 +3,7 @@
 Needs the extra `aioflow[kafka]` (aiokafka). A split is a partition; each subtask reads its partitions over one consumer that is in no
 group, so nobody else decides what it reads. Records of transactions are read once those are committed.
 
-The sink is idempotent and waits for all replicas, and is at-least-once: what was produced since the last checkpoint comes again after a
-restart.
+How records are produced: `kafka_sink`.
 """
 
 from __future__ import annotations
@@ -20,18 +19,18 @@ from aioflow.core.explained_calls import explained
 from aioflow.core.timeunits import to_seconds
 from aioflow.io.backoff import Backoff
 from aioflow.io.malformed import checked_on_error
-from aioflow.io.message_bodies import body_decoder, body_encoder, checked_format
+from aioflow.io.message_bodies import body_decoder, checked_format
 from aioflow.io.stream_reader import Message, StreamReader
 from aioflow.operators.source import Split
-from aioflow.operators.userfunction import describe_record
 
 if TYPE_CHECKING:
     from aioflow.core.timeunits import Duration
+    from aioflow.io.kafka_sink import KafkaCommitter, KafkaWriter
     from aioflow.io.malformed import OnError
     from aioflow.operators.operator import OperatorContext
     from aioflow.operators.source import SourceContext, SourceReader
 
-__all__ = ["KafkaRecord", "KafkaTopics", "kafka"]
+__all__ = ["KafkaRecord", "KafkaTopics", "client_library", "is_away", "kafka", "started"]
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -44,9 +43,6 @@ WAIT_MS = 1_000
 
 CLOSE_TIMEOUT_S = 5.0
 """How long a connection that is being made may take when it is not wanted any more."""
-
-PIECE_RECORDS = 1_000
-"""The writer asks for a flush when it holds this many."""
 
 logger = logging.getLogger(__name__)
 
@@ -72,6 +68,7 @@ def kafka(
     format: str = ...,
     records: bool = ...,
     key: Callable[[Any], str | bytes | None] | None = ...,
+    transactions: bool = ...,
     start: str = ...,
     until: str | None = ...,
     group: str | None = ...,
@@ -89,6 +86,7 @@ def kafka(
     format: str = ...,
     records: bool = ...,
     key: Callable[[Any], str | bytes | None] | None = ...,
+    transactions: bool = ...,
     start: str = ...,
     until: str | None = ...,
     group: str | None = ...,
@@ -106,6 +104,7 @@ def kafka(
     format: str = "json",
     records: bool = False,
     key: Callable[[Any], str | bytes | None] | None = None,
+    transactions: bool = False,
     start: str = "earliest",
     until: str | None = None,
     group: str | None = None,
@@ -123,7 +122,9 @@ def kafka(
     for new partitions, which begin at `start` too. `options`: what else aiokafka's consumers and producers both take, as
     `security_protocol`, `sasl_mechanism`, `sasl_plain_username`, `sasl_plain_password`, `ssl_context`, `request_timeout_ms`.
 
-    As a sink, into one topic: what `format` takes, each with the `key(record)` that decides its partition. At least once.
+    As a sink, into one topic: what `format` takes, each with the `key(record)` that decides its partition. At least once; with
+    `transactions`, under checkpoints, exactly once for those who read what is committed: what was written since a checkpoint is carried by
+    the next one, and produced in one transaction when that is complete.
     """
     brokers = [bootstrap] if isinstance(bootstrap, str) else list(bootstrap)
     topics = [topic] if isinstance(topic, str) else list(topic)
@@ -143,7 +144,9 @@ def kafka(
     checked_format(format, type, place)
     on_error = checked_on_error(on_error, place)
     given = dict(options or {})
-    return KafkaTopics(brokers, topics, type, format, records, key, start, until, group, discover_every, given, backoff, on_error)
+    return KafkaTopics(
+        brokers, topics, type, format, records, key, transactions, start, until, group, discover_every, given, backoff, on_error
+    )
 
 
 class KafkaTopics(Generic[T]):
@@ -159,6 +162,7 @@ class KafkaTopics(Generic[T]):
         format: str,
         records: bool,
         key: Callable[[Any], str | bytes | None] | None,
+        transactions: bool,
         start: str,
         until: str | None,
         group: str | None,
@@ -173,6 +177,7 @@ class KafkaTopics(Generic[T]):
         self.format = format
         self.records = records
         self.key = key
+        self.transactions = transactions
         self.start = start
         self.until = until
         self.group = group
@@ -217,13 +222,17 @@ class KafkaTopics(Generic[T]):
         return _KafkaReader(ctx, self)
 
     def writer(self, ctx: OperatorContext) -> KafkaWriter:
+        from aioflow.io.kafka_sink import KafkaWriter
+
         return KafkaWriter(ctx, self)
 
-    def committer(self) -> None:
-        return None
+    def committer(self) -> KafkaCommitter | None:
+        from aioflow.io.kafka_sink import KafkaCommitter
+
+        return KafkaCommitter(self) if self.transactions else None
 
 
-def _client_library() -> Any:
+def client_library() -> Any:
     """aiokafka. Raises ModuleNotFoundError naming the extra."""
     try:
         import aiokafka
@@ -234,25 +243,28 @@ def _client_library() -> Any:
 
 async def start_consumer(config: KafkaTopics[Any]) -> Any:
     """A consumer with a connection. Raises GraphError for options that it does not take."""
-    return await _started(
+    return await started(
         config,
-        _client_library().AIOKafkaConsumer,
+        client_library().AIOKafkaConsumer,
         {"group_id": config.group, "enable_auto_commit": False, "auto_offset_reset": "none", "isolation_level": "read_committed"},
     )
 
 
-async def _started(config: KafkaTopics[Any], make: Callable[..., Any], own: dict[str, Any]) -> Any:
+async def started(
+    config: KafkaTopics[Any], make: Callable[..., Any], own: dict[str, Any], takes: Callable[[str], bool] = lambda option: True
+) -> Any:
+    """A client of aiokafka with a connection. Raises GraphError for options that it does not take, among those that it `takes`."""
     try:
-        client = make(bootstrap_servers=config.brokers, **own, **config.options)
+        client = make(bootstrap_servers=config.brokers, **own, **{name: value for name, value in config.options.items() if takes(name)})
     except (TypeError, ValueError) as error:
         raise GraphError(f"{config!r}: aiokafka does not take what options= says: {error}") from None
-    started = False
+    connected = False
     try:
         await _undisturbed(client.start())
-        started = True
+        connected = True
     finally:
-        if not started:
-            await client.stop()
+        if not connected:
+            await (client.close if hasattr(client, "close") else client.stop)()  # Of the administrator it is called so.
     return client
 
 
@@ -405,83 +417,3 @@ def _decoder_of(config: KafkaTopics[Any]) -> Callable[[Any], Any]:
         return KafkaRecord(value_of(record), record.key, record.timestamp, list(record.headers), *place)
 
     return whole if config.records else value_of
-
-
-class KafkaWriter:
-    """Produces the records of one subtask."""
-
-    def __init__(self, ctx: OperatorContext, config: KafkaTopics[Any]) -> None:
-        self._ctx = ctx
-        self._config = config
-        self._encode = body_encoder(config.format, repr(config))
-        self._pending: list[tuple[bytes | None, bytes | None]] = []
-        self._producer: Any = None
-        self.full = False
-
-    async def open(self) -> None:
-        config = self._config
-        if len(config.topics) > 1:
-            raise GraphError(f"sink {config!r} names {len(config.topics)} topics, expected the one to write to")
-        self._producer = await self._start()
-
-    async def _start(self) -> Any:
-        return await _started(self._config, _client_library().AIOKafkaProducer, {"enable_idempotence": True, "acks": "all"})
-
-    def write_batch(self, values: Sequence[Any], timestamps: Sequence[int] | None) -> None:
-        for value in values:
-            self._pending.append((self._key(value), None if value is None else self._encode(value)))
-        self.full = len(self._pending) >= PIECE_RECORDS
-
-    def _key(self, value: Any) -> bytes | None:
-        key = None if self._config.key is None else self._config.key(value)
-        if key is None or isinstance(key, bytes):
-            return key
-        if isinstance(key, str):
-            return key.encode()
-        raise TypeError(
-            f"sink {self._config!r}: key= gave a {type(key).__qualname__} for {describe_record(value)}, expected text, bytes or None"
-        )
-
-    async def flush(self) -> None:
-        """Returns when the brokers have all of it. A producer that has given up is replaced."""
-        self.full = False
-        pending, self._pending = self._pending, []
-        backoff = Backoff(self._ctx.host.rng, self._config.backoff)
-        while pending:
-            try:
-                if self._producer is None:
-                    self._producer = await self._start()
-                pending = await self._send(pending)
-                continue
-            except Exception as error:  # Sorted out here: most are not for another try.
-                if not is_away(error):
-                    raise
-                logger.info("%r: %r, trying again", self._config, error)
-            await self._stop()
-            await backoff.sleep()
-
-    async def _send(self, pending: list[tuple[bytes | None, bytes | None]]) -> list[tuple[bytes | None, bytes | None]]:
-        """Send them in their order. Gives those that the brokers do not have for sure."""
-        (topic,) = self._config.topics
-        sent = [await self._producer.send(topic, value=value, key=key) for key, value in pending]
-        answers = await asyncio.gather(*sent, return_exceptions=True)
-        left = [one for one, answer in zip(pending, answers, strict=True) if isinstance(answer, BaseException)]
-        for answer in answers:
-            if isinstance(answer, BaseException) and not is_away(answer):
-                raise answer
-        if left:
-            logger.info("%r: %d records were not taken, trying again", self._config, len(left))
-            await self._stop()
-        return left
-
-    async def _stop(self) -> None:
-        producer, self._producer = self._producer, None
-        if producer is not None:
-            await producer.stop()
-
-    async def prepare(self, checkpoint_id: int) -> list[Any]:
-        await self.flush()
-        return []
-
-    async def close(self) -> None:
-        await self._stop()

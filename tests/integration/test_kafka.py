@@ -8,7 +8,10 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.structs import OffsetAndMetadata
 
 import aioflow as af
 from aioflow.core.errors import GraphError, MalformedInput, StateError
@@ -240,3 +243,97 @@ async def test_records_are_counted_once_when_the_job_is_cancelled_and_rescaled(
         await until(length, total)
     assert mistakes(sorted(set(await rows())), total) == []
     assert max(row.count for row in await rows()) == -(-total // KEYS)
+
+
+# Transactions. The mock cluster takes them, and forgets the offsets that they commit: what a real broker would remember is planted.
+# It neither aborts nor fences: what hangs on that is shown by nothing here.
+
+READING: dict[str, Any] = {"check_crcs": False}
+"""The mock cluster writes marks of transactions without a checksum."""
+
+
+async def prepared(sink: Any, ctx: SinkContext, records: list[Any]) -> list[Any]:
+    writer = sink.writer(ctx)
+    try:
+        await writer.open()
+        writer.write_batch(records, None)
+        committables: list[Any] = msgspec.msgpack.decode(msgspec.msgpack.encode(await writer.prepare(1)))
+        return committables
+    finally:
+        await writer.close()
+
+
+async def test_a_transaction_holds_what_a_checkpoint_covers_and_is_not_repeated(
+    cluster: KafkaCluster, name: str, ctx: SinkContext
+) -> None:
+    await produced(cluster, name, [])
+    sink = kafka(cluster.bootstrap, name, key=lambda value: "same", transactions=True, options={"request_timeout_ms": 20_000})
+    ctx.flow_name = name
+    committer = sink.committer()
+    assert committer is not None
+    seen: list[int] = []
+    for records in ([1, 2], [3]):
+        committables = await prepared(sink, ctx, records)
+        assert await read_all(kafka(cluster.bootstrap, name, until="latest", options=READING), ctx) == seen
+        for _ in range(2):
+            await committer.commit(committables)
+            await committer.abort(committables)
+        seen += records
+        assert await read_all(kafka(cluster.bootstrap, name, until="latest", options=READING), ctx) == seen
+    assert await prepared(sink, ctx, []) == []
+    await committer.close()
+
+
+async def test_what_the_offset_of_the_writer_names_was_committed(cluster: KafkaCluster, name: str, ctx: SinkContext) -> None:
+    """The attempt before committed it, and died before it could tell."""
+    await produced(cluster, name, [])
+    sink = kafka(cluster.bootstrap, name, transactions=True)
+    ctx.flow_name = name
+    ((*_, checkpoint, batch, _),) = committables = await prepared(sink, ctx, [1])
+    group = f"aioflow/{name}/{ctx.uid}/0"
+    consumer = AIOKafkaConsumer(bootstrap_servers=cluster.bootstrap, group_id=group, enable_auto_commit=False)
+    await consumer.start()
+    marked = TopicPartition(name, 0)
+    consumer.assign([marked])
+    await consumer.commit({marked: OffsetAndMetadata(checkpoint, f"other {batch}")})
+    await consumer.stop()
+    committer = sink.committer()
+    assert committer is not None
+    await committer.commit(committables)
+    assert await read_all(kafka(cluster.bootstrap, name, until="latest", options=READING), ctx) == []
+    # The same checkpoint of a job that was restored from an older savepoint: another batch.
+    await committer.commit(await prepared(sink, ctx, [2]))
+    assert await read_all(kafka(cluster.bootstrap, name, until="latest", options=READING), ctx) == [2]
+    await committer.close()
+
+
+async def test_a_record_that_no_broker_takes_fails_before_the_checkpoint(cluster: KafkaCluster, name: str, ctx: SinkContext) -> None:
+    sink = kafka(cluster.bootstrap, name, transactions=True)
+    with pytest.raises(ValueError, match="see max_request_size"):
+        await prepared(sink, ctx, ["x" * 1_100_000])
+
+
+async def test_a_job_with_transactions_writes_everything_once(
+    cluster: KafkaCluster, name: str, ctx: SinkContext, tmp_path: Path
+) -> None:
+    """Stopped with a savepoint and rescaled on the way: the mock cluster cannot abort, so nothing is killed here."""
+    total = 900
+    await produced(cluster, f"{name}-in", [(n % 3, b'{"n":%d}' % n) for n in range(total)])
+    await produced(cluster, f"{name}-out", [])
+
+    def flow(parallelism: int) -> af.Flow:
+        sink = kafka(cluster.bootstrap, f"{name}-out", Count, transactions=True)
+        return counted(kafka(cluster.bootstrap, f"{name}-in", Number), sink, parallelism=parallelism)
+
+    async def rows() -> list[Count]:
+        return await read_all(kafka(cluster.bootstrap, f"{name}-out", Count, until="latest", options=READING), ctx)
+
+    async def length() -> int:
+        return len(await rows())
+
+    async with run(flow(2), tmp_path) as job:
+        await until(length, 200)
+        await job.stop()
+    async with run(flow(3), tmp_path):
+        await until(length, total)
+    assert mistakes(await rows(), total) == []

@@ -1,0 +1,247 @@
+"""Produces records to Kafka: as they come and at least once, or in one transaction a checkpoint.
+
+A transaction is begun when the checkpoint that covers its records is complete, and the checkpoint carries them until then: nothing of it
+waits open at the brokers, where it would hold back every reader and could time out before its commit. With the records it commits, for a
+group of its own, an offset whose metadata names the last batches of this writer. So a commit that is repeated knows that it was done,
+whoever repeats it.
+
+The transactional id is that of the writer (flow, uid, subtask), also where another subtask commits what a writer before a rescaling had
+prepared. Whoever begins with it ends what others left open under it, and reads which batches are committed only then: an attempt that is
+gone, and comes late, is fenced off before it can add what is there already. Brokers forget the offsets of a group without members after a
+week (`offsets.retention.minutes`) in which nothing was committed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from aioflow.core.errors import GraphError, StateError
+from aioflow.io.backoff import Backoff
+from aioflow.io.kafka_topics import client_library, is_away, started
+from aioflow.io.message_bodies import body_encoder
+from aioflow.operators.userfunction import describe_record
+
+if TYPE_CHECKING:
+    from aioflow.io.kafka_topics import KafkaTopics
+    from aioflow.operators.operator import OperatorContext
+
+__all__ = ["KafkaCommitter", "KafkaWriter", "Prepared"]
+
+Pair = tuple[bytes | None, bytes | None]
+"""Key and value."""
+
+PIECE_RECORDS = 1_000
+"""The writer asks for a flush when it holds this many."""
+
+MAX_REQUEST_BYTES = 1_048_576
+"""What aiokafka sends at most unless it is told otherwise."""
+
+OVERHEAD_BYTES = 512
+"""More than a record takes beside its key and value."""
+
+KNOWN_BATCHES = 64
+"""So many names the metadata of an offset keeps (of 4096 bytes): more than the checkpoints of one writer that wait to be committed."""
+
+logger = logging.getLogger(__name__)
+
+
+class Prepared(NamedTuple):
+    """A committable."""
+
+    sink: str
+    """Flow and uid: who prepared it."""
+    subtask: int
+    checkpoint: int
+    batch: str
+    records: list[list[bytes | None]]
+
+
+class KafkaWriter:
+    """Writes the records of one subtask."""
+
+    def __init__(self, ctx: OperatorContext, config: KafkaTopics[Any]) -> None:
+        self._ctx = ctx
+        self._config = config
+        self._encode = body_encoder(config.format, repr(config))
+        self._carries = config.transactions and ctx.checkpointing
+        self._most = config.options.get("max_request_size", MAX_REQUEST_BYTES) - OVERHEAD_BYTES
+        self._pending: list[Pair] = []
+        self._carried: list[Pair] = []
+        self._producer: Any = None
+        self.full = False
+
+    async def open(self) -> None:
+        config = self._config
+        if len(config.topics) > 1:
+            raise GraphError(f"sink {config!r} names {len(config.topics)} topics, expected the one to write to")
+        self._producer = await self._start()
+
+    async def _start(self) -> Any:
+        return await started(self._config, client_library().AIOKafkaProducer, {"enable_idempotence": True, "acks": "all"})
+
+    def write_batch(self, values: Sequence[Any], timestamps: Sequence[int] | None) -> None:
+        for value in values:
+            key, body = self._key(value), None if value is None else self._encode(value)
+            size = len(key or b"") + len(body or b"")
+            if size > self._most:
+                shown = describe_record(value)
+                raise ValueError(f"sink {self._config!r} got {shown}, of {size} bytes, expected at most {self._most}: see max_request_size")
+            self._pending.append((key, body))
+        self.full = len(self._pending) >= PIECE_RECORDS
+
+    def _key(self, value: Any) -> bytes | None:
+        key = None if self._config.key is None else self._config.key(value)
+        if key is None or isinstance(key, bytes):
+            return key
+        if isinstance(key, str):
+            return key.encode()
+        raise TypeError(
+            f"sink {self._config!r}: key= gave a {type(key).__qualname__} for {describe_record(value)}, expected text, bytes or None"
+        )
+
+    async def flush(self) -> None:
+        """Returns when the brokers have all of it. A producer that has given up is replaced."""
+        self.full = False
+        pending, self._pending = self._pending, []
+        if self._carries:
+            self._carried += pending
+            return
+        backoff = Backoff(self._ctx.host.rng, self._config.backoff)
+        while pending:
+            try:
+                if self._producer is None:
+                    self._producer = await self._start()
+                pending = await self._send(pending)
+                continue
+            except Exception as error:  # Sorted out here: most are not for another try.
+                if not is_away(error):
+                    raise
+                logger.info("%r: %r, trying again", self._config, error)
+            await self._stop()
+            await backoff.sleep()
+
+    async def _send(self, pending: list[Pair]) -> list[Pair]:
+        """Send them in their order. Gives those that the brokers do not have for sure."""
+        (topic,) = self._config.topics
+        sent = [await self._producer.send(topic, value=value, key=key) for key, value in pending]
+        answers = await asyncio.gather(*sent, return_exceptions=True)
+        left = [one for one, answer in zip(pending, answers, strict=True) if isinstance(answer, BaseException)]
+        for answer in answers:
+            if isinstance(answer, BaseException) and not is_away(answer):
+                raise answer
+        if left:
+            logger.info("%r: %d records were not taken, trying again", self._config, len(left))
+            await self._stop()
+        return left
+
+    async def _stop(self) -> None:
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            await producer.stop()
+
+    async def prepare(self, checkpoint_id: int) -> list[Any]:
+        """What was written since the last checkpoint, where it goes into a transaction."""
+        await self.flush()
+        carried, self._carried = self._carried, []
+        if not carried:
+            return []
+        ctx = self._ctx
+        sink, name = f"{ctx.flow_name}/{ctx.uid}", ctx.host.ids.new("batch")
+        return [list(Prepared(sink, ctx.runtime.subtask_index, checkpoint_id, name, [list(pair) for pair in carried]))]
+
+    async def close(self) -> None:
+        await self._stop()
+
+
+class _Transactions:
+    """Those under one transactional id."""
+
+    def __init__(self, config: KafkaTopics[Any], id_: str) -> None:
+        self._config = config
+        self._id = id_
+        self._producer: Any = None
+        self._committed: list[str] = []
+        """The last batches, the newest at the end."""
+
+    async def commit(self, prepared: Prepared) -> None:
+        """Once, whoever else may do it, or have done it."""
+        from aiokafka.errors import KafkaError, ProducerFenced
+
+        try:
+            if self._producer is None:
+                await self._begin()
+            if prepared.batch not in self._committed:
+                await self._commit(prepared)
+        except ProducerFenced:
+            await self.close()
+            raise StateError(
+                f"{self._config!r}: another attempt, or another program, has begun transactions as {self._id!r}: two jobs may not have the "
+                "same flow name and uid"
+            ) from None
+        except (KafkaError, OSError, TimeoutError):
+            await self.close()  # The next try ends what this one began.
+            raise
+
+    async def _begin(self) -> None:
+        config, library = self._config, client_library()
+        self._producer = await started(config, library.AIOKafkaProducer, {"transactional_id": self._id, "acks": "all"})
+        from aiokafka.admin import AIOKafkaAdminClient
+
+        taken = inspect.signature(AIOKafkaAdminClient).parameters
+        admin = await started(config, AIOKafkaAdminClient, {}, lambda option: option in taken)
+        try:
+            known = await admin.list_consumer_group_offsets(self._id, partitions=[self._marked])
+        finally:
+            await admin.close()
+        marker = known.get(self._marked)
+        self._committed = marker.metadata.split() if marker is not None and marker.offset >= 0 else []
+
+    @property
+    def _marked(self) -> Any:
+        """The partition whose offset names the batches."""
+        return client_library().TopicPartition(self._config.topics[0], 0)
+
+    async def _commit(self, prepared: Prepared) -> None:
+        from aiokafka.structs import OffsetAndMetadata
+
+        producer, topic = self._producer, self._config.topics[0]
+        names = [*self._committed, prepared.batch][-KNOWN_BATCHES:]
+        await producer.begin_transaction()
+        sent = [await producer.send(topic, value=value, key=key) for key, value in prepared.records]
+        await asyncio.gather(*sent)
+        await producer.send_offsets_to_transaction({self._marked: OffsetAndMetadata(prepared.checkpoint, " ".join(names))}, self._id)
+        await producer.commit_transaction()
+        self._committed = names
+
+    async def close(self) -> None:
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            await producer.stop()
+
+
+class KafkaCommitter:
+    """Produces what was prepared. It connects when there is the first of it; the operator tries again what failed."""
+
+    def __init__(self, config: KafkaTopics[Any]) -> None:
+        self._config = config
+        self._transactions: dict[str, _Transactions] = {}
+
+    async def commit(self, committables: Sequence[Any]) -> None:
+        for committable in committables:
+            prepared = Prepared(*committable)
+            id_ = f"aioflow/{prepared.sink}/{prepared.subtask}"
+            if id_ not in self._transactions:
+                self._transactions[id_] = _Transactions(self._config, id_)
+            await self._transactions[id_].commit(prepared)
+
+    async def abort(self, committables: Sequence[Any]) -> None:
+        """Nothing of it is outside."""
+
+    async def close(self) -> None:
+        transactions, self._transactions = self._transactions, {}
+        for one in transactions.values():
+            await one.close()
