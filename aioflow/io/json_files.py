@@ -142,11 +142,16 @@ class JsonDecoder:
             try:
                 record = decode(line)
             except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+                if "truncated" in str(error) and i + 1 < len(found):
+                    error = msgspec.DecodeError(f"{error}; {ONE_A_LINE}")
                 bad.append(Bad(len(records), i, line, error))
                 continue
             records.append(record)
             starts.append(i)
         return Decoded(records, starts, bad)
+
+
+ONE_A_LINE = "each line is to hold one JSON value; a file that is one document over many lines is read by a function that gives its records"
 
 
 def namedtuple_lines(type: type[Any]) -> Callable[[bytes], list[Any]] | None:

@@ -61,6 +61,8 @@ def as_source(what: Any) -> Source[Any]:
         if inspect.iscoroutine(what):
             what.close()  # It will never be awaited, and that is no news to anybody.
         raise GraphError(f"flow.source got {_named(what)}, which can be read only once: pass the function that returns it")
+    if hasattr(what, "writer"):
+        raise GraphError(f"flow.source got {what!r}, which can only be written: it stands in .sink(...)")
     raise GraphError(
         f"flow.source got {what!r} of type {type(what).__name__}, expected a Source, a list, tuple or range, or a function that returns "
         "an iterator"

@@ -310,7 +310,8 @@ def _discard(connection: sqlite3.Connection, batch: str) -> None:
 def _last_key(connection: sqlite3.Connection, table: str, key: str) -> Any:
     columns = _columns(connection, table)
     if not columns:
-        raise GraphError(f"the SQLite file has no table {table!r}")
+        (_, _, path), *_ = connection.execute("PRAGMA database_list")
+        raise GraphError(f"SQLite file {path} has no table {table!r}: create it before the job starts")
     name = quoted(key, "the key")
     if key == "rowid":
         try:

@@ -62,6 +62,8 @@ def place_hint(given: object) -> str:
     """What to give to `sink` in the place of `given`; nothing where that is anybody's guess."""
     if isinstance(given, (str, os.PathLike)):
         return f"; to write part files into a directory of that name write sink({reader_hint(given)})"
+    if hasattr(given, "discover"):
+        return "; it can only be read: it stands in flow.source(...)"
     if isinstance(given, list):
         return "; to gather the elements use `await stream.collect()`, or give the method that takes one: rows.append"
     if callable(getattr(given, "put_nowait", None)):

@@ -9,7 +9,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from aioflow.core.aio import OrderedTaskGroup
-from aioflow.core.errors import note_once
+from aioflow.core.errors import StateError, note_once
+from aioflow.core.state_descriptors import (
+    AggregatingStateDescriptor,
+    ListStateDescriptor,
+    MapStateDescriptor,
+    ReducingStateDescriptor,
+    StateDescriptor,
+    ValueStateDescriptor,
+)
 from aioflow.mailbox.timers import ProcessingTimeService
 from aioflow.state.backend import require_keyed
 from aioflow.state.timers import InternalTimerService
@@ -21,7 +29,6 @@ if TYPE_CHECKING:
     from aioflow.core.injection import Resource
     from aioflow.core.metrics import MetricGroup
     from aioflow.core.scope import Scope
-    from aioflow.core.state_descriptors import StateDescriptor
     from aioflow.mailbox.executor import MailboxExecutor
     from aioflow.mailbox.timers import ProcessingTimer
     from aioflow.state.backend import KeyedStateBackend, OperatorStateBackend
@@ -85,13 +92,46 @@ class SubtaskRuntimeContext:
         return self.operator_state.is_restored
 
     def get_state(self, descriptor: StateDescriptor) -> Any:
-        """State of the current key, of the kind that `descriptor` declares. Raises StateError without `key_by`."""
-        return require_keyed(self.keyed_state, self.operator_name).get_state(descriptor)
+        """State of the current key, of the kind that `descriptor` declares. Raises StateError without `key_by`, and for another kind."""
+        return self._declared(ValueStateDescriptor, descriptor)
 
-    get_list_state = get_state
-    get_map_state = get_state
-    get_reducing_state = get_state
-    get_aggregating_state = get_state
+    def get_list_state(self, descriptor: StateDescriptor) -> Any:
+        """As `get_state`."""
+        return self._declared(ListStateDescriptor, descriptor)
+
+    def get_map_state(self, descriptor: StateDescriptor) -> Any:
+        """As `get_state`."""
+        return self._declared(MapStateDescriptor, descriptor)
+
+    def get_reducing_state(self, descriptor: StateDescriptor) -> Any:
+        """As `get_state`."""
+        return self._declared(ReducingStateDescriptor, descriptor)
+
+    def get_aggregating_state(self, descriptor: StateDescriptor) -> Any:
+        """As `get_state`."""
+        return self._declared(AggregatingStateDescriptor, descriptor)
+
+    def _declared(self, kind: type[StateDescriptor], descriptor: object) -> Any:
+        keyed = require_keyed(self.keyed_state, self.operator_name)
+        if isinstance(descriptor, kind):
+            return keyed.get_state(descriptor)
+        method, given = METHODS[kind], type(descriptor)
+        if given in METHODS:
+            remedy = f"write {METHODS[given]}(...), which takes it"
+        else:
+            remedy = f"write {method}(af.{kind.__name__}({descriptor if isinstance(descriptor, str) else 'name'!r}, ...))"
+        shown = f"{given.__name__}: {descriptor!r}"
+        raise StateError(f"operator {self.operator_name!r}: {method}() takes a {kind.__name__}, got {shown}; {remedy}")
+
+
+METHODS: dict[type, str] = {
+    ValueStateDescriptor: "get_state",
+    ListStateDescriptor: "get_list_state",
+    MapStateDescriptor: "get_map_state",
+    ReducingStateDescriptor: "get_reducing_state",
+    AggregatingStateDescriptor: "get_aggregating_state",
+}
+"""Which method of the runtime context takes which descriptor."""
 
 
 class TaskOperatorContext:

@@ -94,6 +94,7 @@ def test_a_misspelt_step_is_told_the_nearest_and_copying_finds_nothing() -> None
         ("out.parquet", "write sink(af.io.parquet('out.parquet'))"),
         ([], "to gather the elements use `await stream.collect()`, or give the method that takes one: rows.append"),
         (asyncio.Queue(), "write sink(af.io.queue(queue))"),
+        (af.io.datagen(abs, count=1), "it can only be read: it stands in flow.source(...)"),
     ],
 )
 def test_what_is_no_sink_is_told_what_writes_there(target: Any, remedy: str) -> None:
@@ -271,3 +272,39 @@ async def test_a_select_has_a_way_out_for_what_fails(workers: int) -> None:
     assert good == [{"n": 1}]
     assert [(one.value, one.error_type, one.operator) for one in failed] == [({"a": "x"}, "ValueError", "select")]
     assert await rows.select(on_error=af.col.a).collect() == [{"on_error": "1"}, {"on_error": "x"}]
+
+
+def test_what_can_only_be_written_is_no_source() -> None:
+    with pytest.raises(af.GraphError, match=r"^flow\.source got stdout\(\), which can only be written: it stands in \.sink\(\.\.\.\)$"):
+        af.Flow("written").source(af.io.stdout())
+
+
+@pytest.mark.parametrize(
+    ("method", "given", "told"),
+    [
+        ("get_state", "n", r"takes a ValueStateDescriptor, got str: 'n'; write get_state\(af\.ValueStateDescriptor\('n', \.\.\.\)\)$"),
+        ("get_map_state", af.ValueStateDescriptor("n"), r"takes a MapStateDescriptor, got .*; write get_state\(\.\.\.\), which takes it$"),
+        ("get_reducing_state", None, r"got NoneType: None; write get_reducing_state\(af\.ReducingStateDescriptor\('name', \.\.\.\)\)$"),
+    ],
+)
+async def test_state_of_another_kind_than_asked_for_is_refused(method: str, given: Any, told: str) -> None:
+    class Asking(af.KeyedProcessFunction[int, int, int]):
+        def open(self, ctx: af.RuntimeContext) -> None:
+            getattr(ctx, method)(given)
+
+    with pytest.raises(af.StateError) as caught:
+        await numbers().key_by(abs).process(Asking, name="asks").collect()
+    assert re.search(told, str(caught.value)), caught.value
+    assert str(caught.value).startswith(f"operator 'asks': {method}() takes")
+
+
+async def test_a_json_document_over_many_lines_is_told_from_lines_of_json(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text('[\n{"a": 1},\n{"a": 2}\n]\n')
+    with pytest.raises(af.MalformedInput, match=r"line 1: .*; each line is to hold one JSON value; a file that is one document over many"):
+        await af.Flow("documents").source(af.io.jsonl(tmp_path / "a.json")).collect()
+
+
+async def test_a_table_that_is_not_there_is_named_with_its_file(tmp_path: Path) -> None:
+    (tmp_path / "empty.db").touch()
+    with pytest.raises(af.GraphError, match=rf"SQLite file {tmp_path}/empty\.db has no table 'sales': create it before the job starts"):
+        await af.Flow("tables").source(af.io.sqlite(tmp_path / "empty.db", "sales")).collect()
