@@ -158,18 +158,21 @@ async def watch(holds: Holds) -> None:
         holds.longest = max(holds.longest, (thread_time() - asked) * 1e3)
 
 
-def held(name: str, keys: int) -> dict[str, Any]:
-    """One run."""
+def held(name: str, keys: int, collector: Collector | None) -> dict[str, Any]:
+    """One run. `collector`: as a worker process has one."""
     holds = Holds()
 
     async def execute() -> float:
-        watching = asyncio.create_task(watch(holds))
+        beside = [asyncio.create_task(watch(holds))]
+        if collector is not None:
+            beside.append(asyncio.create_task(collector.collect_young()))
         begun = thread_time()
         try:
             await FLOWS[name](keys).execute()
             return thread_time() - begun
         finally:
-            watching.cancel()
+            for task in beside:
+                task.cancel()
 
     gc.collect()
     gc.freeze()
@@ -189,7 +192,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         gc.set_threshold(*COLLECTED_AFTER)
         gc.callbacks.append(collector.hear)
     try:
-        rows = [held(name, options.keys) for name in options.only]
+        rows = [held(name, options.keys, collector if options.collector == "worker" else None) for name in options.only]
     finally:
         if options.collector == "worker":
             gc.callbacks.remove(collector.hear)
