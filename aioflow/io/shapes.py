@@ -187,8 +187,13 @@ def row_converter(type_: Any, columns: Sequence[str]) -> Callable[[Sequence[str]
     field_types = {name: _as_field(hints.get(name, Any)) for name in names}
 
     def make_namedtuple(row: Sequence[str]) -> Any:
-        # Field by field, so that an error names the field; msgspec would give its index.
-        return type_(**{name: convert({name: v}, field_types[name], strict=False)[name] for name, v in make_dict(row).items()})
+        made: dict[str, Any] = {}
+        for name, value in make_dict(row).items():
+            try:
+                made[name] = convert({name: value}, field_types[name], strict=False)[name]
+            except msgspec.ValidationError as error:  # msgspec says of a dict that it was some value of it.
+                raise msgspec.ValidationError(str(error).replace("`$[...]", f"`$.{name}")) from None
+        return type_(**made)
 
     return make_namedtuple
 

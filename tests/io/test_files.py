@@ -271,6 +271,13 @@ async def test_csv_rows_are_dicts_lists_or_values_of_the_type(tmp_path: Path) ->
     assert await read(csv(path, Reading)) == [Reading("s", True), Reading("t", False)]
 
 
+@pytest.mark.parametrize(("type_", "field"), [(Point, "y"), (Trade, "size")])
+async def test_csv_says_which_column_is_not_of_the_type(type_: type[Any], field: str, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("x,y,symbol,price,size\n1,2,A,1.5,3\n1,two,A,1.5,three\n")
+    with pytest.raises(MalformedInput, match=rf"a\.csv, line 3: Expected `int`, got `str` - at `\$\.{field}`"):
+        await read(csv(tmp_path / "a.csv", type_))
+
+
 async def test_csv_says_which_column_the_type_misses(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("symbol\nA\n")
     with pytest.raises(TypeError, match="Trade needs the column 'price', found 'symbol'"):
