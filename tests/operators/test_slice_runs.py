@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from aioflow.operators import aggregates as af
-from aioflow.operators.slice_runs import MERGES_AT_ONCE, SliceRuns
+from aioflow.operators.slice_runs import COPIED_AT_ONCE, MERGES_AT_ONCE, SliceRuns, merge_tables
 
 
 @pytest.mark.parametrize("keys", [1, 100, MERGES_AT_ONCE])
@@ -25,3 +25,20 @@ def test_many_slices_are_merged_in_pieces_however_small_they_are(keys: int) -> N
     assert tables == [dict.fromkeys(range(keys), 256)]
     # Each but one of the slices is merged into another table, and so are runs: as many merges as there are slices.
     assert pauses >= 255 * keys // (2 * MERGES_AT_ONCE)
+
+
+def test_a_slice_of_very_many_keys_is_copied_in_pieces_and_stays_as_it_is() -> None:
+    keys = 3 * COPIED_AT_ONCE + 1
+    large, small = dict.fromkeys(range(keys), 1), {0: 1, keys: 1}
+    merging, pauses = merge_tables(af.resolve_aggregate(af.count()), False, [large, small]), 0
+    while True:
+        try:
+            next(merging)
+        except StopIteration as done:
+            merged = done.value
+            break
+        pauses += 1
+    assert merged == {**large, 0: 2, keys: 1}
+    assert large == dict.fromkeys(range(keys), 1)
+    assert list(merged) == [*range(keys), keys]
+    assert pauses == 4
