@@ -185,24 +185,33 @@ async def connect(config: NatsStream[Any]) -> Any:
         refused.append(error)
         logger.debug("%r: %r", config, error)
 
+    # Whoever calls tries again, at a pace of its own.
+    own = {"error_cb": on_error, "allow_reconnect": False, "max_reconnect_attempts": 1, "reconnect_time_wait": 0}
     client = Client()
     connected = False
     try:
-        await client.connect(config.servers, **{"error_cb": on_error, "allow_reconnect": False, **config.options})
+        await client.connect(config.servers, **{**own, **config.options})
         connected = True
         return client
     except (errors.Error, OSError, TimeoutError) as error:
+        if "connect url" in str(error):
+            raise GraphError(
+                f"{config!r}: the URL of a server cannot be read, expected nats://USER:PASSWORD@HOST:PORT, with %40 for @ and the like"
+            ) from None
         for one in (error, *refused):
             if isinstance(one, errors.AuthorizationError) or "uthorization" in str(one):
                 raise GraphError(
                     f"{config!r}: the server refuses: {one}; give options={{'user': ..., 'password': ...}} or what else it asks for"
                 ) from None
         raise
-    except (TypeError, ValueError) as error:
-        raise GraphError(f"{config!r}: nats.connect does not take what servers and options say: {error}") from None
+    except TypeError as error:
+        raise GraphError(f"{config!r}: nats.connect does not take what options= says: {error}") from None
     finally:
         if not connected:
-            await client.close()  # Of a server that refused it keeps the socket.
+            try:
+                await client.close()  # Of a server that refused it keeps the socket.
+            except AssertionError:
+                pass  # It had not begun.
 
 
 def is_away(error: BaseException) -> bool:

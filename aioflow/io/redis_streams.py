@@ -231,8 +231,10 @@ def open_client(config: RedisStreams[Any]) -> Any:
             socket_connect_timeout=ANSWER_TIMEOUT_S,
             retry=Retry(NoBackoff(), 0),
         )
-    except ValueError as error:
-        raise GraphError(f"{config!r}: the URL cannot be read: {error}") from None
+    except ValueError:  # Its words may have a part of the password in them.
+        raise GraphError(
+            f"{config!r}: the URL cannot be read, expected redis://USER:PASSWORD@HOST:PORT/DB, with %40 for @ and the like in a password"
+        ) from None
 
 
 def is_away(error: BaseException) -> bool:
