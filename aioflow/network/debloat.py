@@ -22,8 +22,8 @@ TARGET_S = 1.0
 THRESHOLD = 0.25
 """Changes by a smaller share are not worth a message."""
 
-RECORDS_MIN = 16
-"""Below that a batch costs more than its records, whatever they are; also the least that an input with little keeps."""
+RECORDS_MIN = 1
+"""A task for which a second of work is so few records does not notice what their batches cost: those of a channel are four a second."""
 
 BATCHES_PER_CHANNEL = 4
 """Batches of one channel that hold a permit, from being sealed to being taken: what its producer's pool gives it."""

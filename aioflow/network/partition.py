@@ -139,7 +139,7 @@ class ResultPartition:
     @property
     def slice_records(self) -> int:
         """Records that make about one batch for each consumer: more at a time would fill the queues beyond what they asked for."""
-        return sum(subpartition.builder.batch_records_max for subpartition in self.subpartitions)
+        return sum(subpartition.wanted_records for subpartition in self.subpartitions)
 
     def _on_resized(self) -> None:
         if self.on_resized is not None:

@@ -23,7 +23,7 @@ from aioflow.core.elements import CheckpointBarrier, EndOfPartition, Event, Reco
 from aioflow.core.errors import Closed, ProducerFailed
 from aioflow.network.builder import BATCH_RECORDS_MAX, BatchBuilder
 
-__all__ = ["Permits", "PipelinedSubpartition", "Polled"]
+__all__ = ["START_MANY", "Permits", "PipelinedSubpartition", "Polled"]
 
 Polled = tuple[RecordBatch | Event, int, bool, int]
 """(element, backlog after it, is more available now, sequence number). A plain tuple: a named one would cost more."""
@@ -39,6 +39,17 @@ class Permits(Protocol):
     def take_permit(self, channel: int = 0) -> None: ...
     def recycle(self, channel: int = 0) -> None: ...
 
+START_RECORDS = 16
+"""Of the first batches of an exchange."""
+
+START_QUEUED = 6
+"""So many more sealed ones than were needed say that the consumer takes them, though some always wait."""
+
+START_GROWTH = 4
+
+START_MANY = 4 * START_RECORDS
+"""More of them at a time are not the small beginning of a source: one record became many."""
+
 
 class PipelinedSubpartition:
     """Subpartition `index`, whose batches take their permits from `permits`."""
@@ -50,6 +61,7 @@ class PipelinedSubpartition:
         "_blocked",
         "_error",
         "_flush_when_drained",
+        "_grows_at",
         "_notify",
         "_on_all_processed",
         "_on_passed",
@@ -67,6 +79,7 @@ class PipelinedSubpartition:
         "index",
         "is_finished",
         "is_released",
+        "is_starting",
     )
 
     def __init__(
@@ -82,6 +95,9 @@ class PipelinedSubpartition:
         self.builder = BatchBuilder(batch_records_max)
         self._batch_records_max = batch_records_max
         self._on_resized = on_resized
+        self.is_starting = False
+        """Whether its batches are small as long as nobody knows what a record costs the consumer."""
+        self._grows_at = 0
         self.is_finished = False
         self.is_released = False
         self._take_permit = permits.take_permit
@@ -301,11 +317,40 @@ class PipelinedSubpartition:
             elif self._flush_when_drained and not self._unread:
                 self.seal()
 
+    def start_small(self) -> None:
+        """Begin with small batches: all that is sealed before the consumer is known to be slow stands before the next barrier."""
+        self.is_starting = True
+        self._grows_at = 2
+        self.builder.batch_records_max = min(START_RECORDS, self._batch_records_max)
+
+    def start_whole(self) -> None:
+        """Small batches are of no use here."""
+        self.resize(self._batch_records_max)
+
+    def grow(self) -> None:
+        """Make them larger, if the consumer keeps up. Until it says itself what it wants, or they are as large as they may be."""
+        # It takes a batch when it is through with the one before: one that was taken says nothing yet.
+        if self.batches_added < self._grows_at + (START_QUEUED if self._backlog else 0) or not self.is_starting:
+            return
+        self._grows_at = self.batches_added + 2
+        records = START_GROWTH * self.builder.batch_records_max
+        self.is_starting = records < self._batch_records_max
+        self._limit(records)
+
     def resize(self, records: int) -> None:
         """The consumer wants batches of up to so many records: taken as far as the producer's own limit allows."""
+        self.is_starting = False
+        self._limit(records)
+
+    def _limit(self, records: int) -> None:
         self.builder.batch_records_max = max(1, min(records, self._batch_records_max))
         if self._on_resized is not None:
             self._on_resized()
+
+    @property
+    def wanted_records(self) -> int:
+        """Of a batch, as far as the consumer has said: whoever writes little here is not to be held up by how it starts."""
+        return self._batch_records_max if self.is_starting else self.builder.batch_records_max
 
     def acknowledge_all_records_processed(self) -> None:
         """The consumer has processed everything up to EndOfData."""

@@ -74,6 +74,9 @@ def _add_writer(
         place=f"operator {name!r}, subtask {subtask + 1}/{vertex.parallelism}",
     )
     check = TravelCheck(f"output of {name!r}", made.partition.edge_id, environment.checked_edges, options.strict)
+    if made.side is None:  # Of a side output there may be little for long, and nothing would tell that its reader keeps up.
+        for subpartition in partition.subpartitions:
+            subpartition.start_small()
     side = None if made.side is None else (made.operator_index, made.side)
     strategy = made.partitioning.strategy
     writer = RecordWriter(partition, partitioner, check, edge_id=made.partition.edge_id, may_be_overtaken=strategy.may_be_overtaken)

@@ -18,6 +18,7 @@ from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK, EndOfData, Event
 from aioflow.core.errors import TypeNotSupported
 from aioflow.core.serializers import Codec
 from aioflow.network.builder import BATCH_RECORDS_MAX
+from aioflow.network.subpartition import START_MANY
 from aioflow.task.partitioners import BroadcastPartitioner
 
 if TYPE_CHECKING:
@@ -120,6 +121,8 @@ class RecordWriter:
                     continue
                 builder = subpartition.builder
                 written, count = 0, len(part.values)
+                if subpartition.is_starting and count > START_MANY:
+                    subpartition.start_whole()  # It leaves now, in however many batches.
                 # A large part goes as it is when nothing waits before it: copying it would only make the batch a little larger.
                 least = builder.batch_records_max if subpartition.should_gather else builder.batch_records_max // 2
                 if least <= count <= builder.batch_records_max and (whole := builder.seal_whole(part)) is not None:
@@ -180,6 +183,7 @@ class TaskOutput:
         self.records_out = 0
         """Records that went out, each counted once however many edges it took."""
         self._records_flushed = 0
+        self._starting = True
 
     def add(self, writer: RecordWriter, side: tuple[int, OutputTag[Any]] | None = None) -> None:
         """Register the writer of an edge; `side` is (index of the node in the chain, tag). Without edges it is always available."""
@@ -244,6 +248,19 @@ class TaskOutput:
         batch = RecordBatch([value], None if timestamp is None else [timestamp], None, [watermark], watermark)
         for writer in writers:
             writer.emit(batch)
+
+    @property
+    def is_starting(self) -> bool:
+        """Whether batches are small still, as it is not known how fast the consumers are: then `grow` is to be called again and again."""
+        if self._starting:
+            self._starting = any(one.is_starting for writer in self._main for one in writer.partition.subpartitions)
+        return self._starting
+
+    def grow(self) -> None:
+        """Make the first batches larger where the consumers keep up."""
+        for writer in self._main:
+            for subpartition in writer.partition.subpartitions:
+                subpartition.grow()
 
     def _on_resized(self) -> None:
         if self.on_slice_records is not None:
@@ -347,7 +364,9 @@ def _write_columns(subpartition: PipelinedSubpartition, part: RecordBatch) -> No
     """A batch of columns goes as it is: gathered with other records it would become rows."""
     subpartition.seal()  # What was written before. The channel knows the watermark in force then.
     builder = subpartition.builder
-    step = builder.batch_records_max * COLUMN_RECORDS_PER_ROW
+    # Down with the square: who takes rows of them asks for few because few are work for a second, be they rows or columns.
+    asked = builder.batch_records_max
+    step = max(1, asked * COLUMN_RECORDS_PER_ROW * asked // max(asked, BATCH_RECORDS_MAX))
     for start in range(0, len(part.values), step):
         piece = part.slice(start, start + step)
         if piece.watermarks is not None and piece.watermarks[0] < builder.told:

@@ -258,6 +258,8 @@ class StreamTask:
             self._output.flush()
             self._suspend(self._output.availability, HARD if self._output.is_overdrawn else SOFT)
             return None
+        if self._output.is_starting:
+            self._output.grow()
         if self._chain.has_work:
             if self._run_chain() is ChainStatus.BLOCKED:
                 assert self._chain.blocked_on is not None

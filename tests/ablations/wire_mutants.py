@@ -66,4 +66,11 @@ WIRE_MUTANTS: list[Mutant] = [
         "        if not usual or cls in self.dispatch_table:\n",
         ("tests/cluster/test_shipping.py::test_objects_arrive_with_their_attributes_whatever_their_class_does_about_it",),
     ),
+    Mutant(
+        "the first batches grow before the consumer is through with any",
+        "aioflow/network/subpartition.py",
+        "        if self.batches_added < self._grows_at + (START_QUEUED if self._backlog else 0) or not self.is_starting:\n",
+        "        if not self.is_starting:\n",
+        ("tests/network/test_subpartition.py::test_the_first_batches_are_small_and_grow_when_the_consumer_is_through_with_some",),
+    ),
 ]

@@ -365,3 +365,33 @@ def test_a_failure_reaches_a_reader_that_was_blocked_and_one_that_comes_later(
     assert notices == [False]
     with pytest.raises(ProducerFailed):
         subpartition.poll()
+
+
+def test_the_first_batches_are_small_and_grow_when_the_consumer_is_through_with_some() -> None:
+    pool = NetworkBufferPool(64).create_buffer_pool(4, 4)
+    subpartition = PipelinedSubpartition(0, pool, 1024)
+    subpartition.create_read_view(lambda _: None)
+    subpartition.start_small()
+    assert (subpartition.builder.batch_records_max, subpartition.wanted_records) == (16, 1024)
+
+    def write() -> None:
+        subpartition.add(RecordBatch([0] * 16))
+        subpartition.grow()
+
+    subpartition.grow()
+    assert subpartition.builder.batch_records_max == 16, "nothing was taken"
+    write()
+    subpartition.poll()
+    subpartition.grow()
+    assert subpartition.builder.batch_records_max == 16, "it has the first one in hand"
+    write()
+    subpartition.poll()
+    subpartition.grow()
+    assert subpartition.builder.batch_records_max == 64
+    for _ in range(8):
+        write()
+    assert subpartition.builder.batch_records_max == 256, "eight were sealed where four may wait"
+    subpartition.resize(5)
+    for _ in range(20):
+        write()
+    assert subpartition.builder.batch_records_max == 5, "the consumer has said what it wants"
