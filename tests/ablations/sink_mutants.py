@@ -9,6 +9,8 @@ __all__ = ["SINK_MUTANTS"]
 _CRASH = "tests/io/test_parts_crash.py::test_a_crash_at_any_operation_leaves_what_was_committed_and_the_next_run_the_rest"
 _RESTORED = "tests/io/test_files_restored.py::test_a_followed_file_that_is_not_what_it_was_is_refused_after_a_restore"
 
+_REDIS, _NATS, _KAFKA = (f"tests/integration/test_{name}.py::" for name in ("redis", "nats", "kafka"))
+
 SINK_MUTANTS: list[Mutant] = [
     Mutant(
         "a part replaces that of another sink",
@@ -233,5 +235,43 @@ SINK_MUTANTS: list[Mutant] = [
         (
             "tests/io/test_memory_streams.py::test_a_durable_put_returns_when_a_checkpoint_covers_it",
         ),
+    ),
+    Mutant(
+        "messages of NATS are known again by their number alone",
+        "aioflow/io/nats_sink.py",
+        'f"{piece.batch}:{number}"',
+        'f"{number}"',
+        (f"{_NATS}test_a_commit_that_is_repeated_publishes_nothing_and_other_records_are_not_taken_for_repeated",),
+    ),
+    Mutant(
+        "what is prepared for Redis and gone passes for committed",
+        "aioflow/io/redis_sink.py",
+        "            if left < 0:\n",
+        "            if left < -1:\n",
+        (f"{_REDIS}test_a_database_that_was_emptied_is_no_commit",),
+    ),
+    Mutant(
+        "a stream of Redis that was made anew is read on where the old one was",
+        "aioflow/io/redis_streams.py",
+        "        if begin > last and self.ctx.replays:\n",
+        "        if False and self.ctx.replays:\n",
+        (f"{_REDIS}test_a_stream_that_is_not_what_was_read_is_refused",),
+    ),
+    Mutant(
+        "a batch that was committed to Kafka is produced again",
+        "aioflow/io/kafka_sink.py",
+        "            if prepared.batch not in self._committed:\n",
+        "            if prepared.batch:\n",
+        (
+            f"{_KAFKA}test_a_transaction_holds_what_a_checkpoint_covers_and_is_not_repeated",
+            f"{_KAFKA}test_what_the_offset_of_the_writer_names_was_committed",
+        ),
+    ),
+    Mutant(
+        "partitions that are found later are begun, and the others begun again",
+        "aioflow/io/kafka_topics.py",
+        "                self._next.setdefault(split.id, split.position)\n",
+        "                self._next[split.id] = split.position\n",
+        (f"{_KAFKA}test_partitions_that_are_found_later_are_read_too",),
     ),
 ]

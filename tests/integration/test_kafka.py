@@ -218,6 +218,23 @@ async def test_brokers_that_are_away_lose_and_double_nothing_that_is_read(
     await reader.close()
 
 
+async def test_event_time_is_that_of_the_slowest_partition_and_idle_ones_hold_nothing_back(cluster: KafkaCluster, name: str) -> None:
+    """Partition 0 is far ahead of 1: nothing of 1 is late. 2 and 3 are empty: after a while windows close without them."""
+    ahead = [(0, b'{"n":%d}' % (60_000 + n)) for n in range(5)]
+    await produced(cluster, name, [*ahead, *((1, b'{"n":%d}' % n) for n in range(0, 50_000, 10_000))])
+    flow = af.Flow("windows")
+    strategy = af.WatermarkStrategy.monotonous_timestamps(timestamp=lambda number: number.n, idle_after="3s")
+    numbers = flow.source(kafka(cluster.bootstrap, name, Number), watermarks=strategy)
+    windows = numbers.key_by(lambda number: 0).window(af.tumbling("10s")).aggregate(af.count())
+    closed: list[tuple[int, int]] = []
+    async with asyncio.timeout(PATIENCE_S), windows.execute_and_collect() as results:
+        async for result in results:
+            closed.append((result.start, result.value))
+            if len(closed) == 4:
+                break
+    assert closed == [(start, 1) for start in range(0, 40_000, 10_000)]
+
+
 async def test_records_are_counted_once_when_the_job_is_cancelled_and_rescaled(
     cluster: KafkaCluster, name: str, ctx: SinkContext, tmp_path: Path
 ) -> None:
