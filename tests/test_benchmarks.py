@@ -135,8 +135,9 @@ def test_a_fresh_process_reports_what_it_costs(capsys: pytest.CaptureFixture[str
     assert json.loads(capsys.readouterr().out.splitlines()[-1]) == report
 
 
-def test_the_latency_of_every_record_at_each_rate_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
-    report = bench_latency.main(["--rates", "20000", "40000", "--seconds", "0.01", "--loops", "asyncio", "--keys", "100"])
+@pytest.mark.parametrize("loop", ["asyncio", "cpu"])
+def test_the_latency_of_every_record_at_each_rate_is_reported(loop: str, capsys: pytest.CaptureFixture[str]) -> None:
+    report = bench_latency.main(["--rates", "20000", "40000", "--seconds", "0.01", "--loops", loop, "--keys", "100"])
     calibration, *rows = report["latency"]
     assert calibration["what"] == "one turn"
     assert [(row["what"], row["rate"]) for row in rows] == [
