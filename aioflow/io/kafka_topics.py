@@ -1,7 +1,7 @@
 """Topics of Kafka: `kafka(bootstrap, topic)` reads records behind the offsets that a checkpoint keeps, and produces records.
 
-Needs the extra `aioflow[kafka]` (aiokafka). A split is a partition; each subtask reads its partitions over one consumer that is in no
-group, so nobody else decides what it reads. Records of transactions are read once those are committed.
+Needs the extra `aioflow[kafka]` (aiokafka). A split is a partition; each subtask assigns its partitions to a consumer of its own, so
+no group decides what it reads. Records of transactions are read once those are committed.
 
 How records are produced: `kafka_sink`.
 """
