@@ -174,4 +174,18 @@ JOB_MUTANTS: list[Mutant] = [
         "            if answer.done():\n                what",
         ("tests/cluster/test_job_master.py::test_who_waits_for_a_checkpoint_hears_that_the_leader_goes_away",),
     ),
+    Mutant(
+        "a process on its way out dies of being told twice to end",
+        "aioflow/cli/cluster.py",
+        "        signal.signal(signal.SIGTERM, signal.SIG_IGN)\n",
+        "",
+        ("tests/cli/test_told_twice.py::test_a_second_sigterm_does_not_kill_what_is_on_its_way_out",),
+    ),
+    Mutant(
+        "a connection that comes while its listener is closed is forgotten with its socket open",
+        "aioflow/core/system_network.py",
+        "        loop.call_soon(server.close)\n",
+        "        server.close()\n",
+        ("tests/core/test_system_network.py::test_who_was_accepted_before_the_listener_was_closed_is_not_forgotten",),
+    ),
 ]
