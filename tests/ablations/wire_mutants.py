@@ -73,4 +73,11 @@ WIRE_MUTANTS: list[Mutant] = [
         "        if not self.is_starting:\n",
         ("tests/network/test_subpartition.py::test_the_first_batches_are_small_and_grow_when_the_consumer_is_through_with_some",),
     ),
+    Mutant(
+        "what was taken over is told when half of the window is, for which the producer has no permits",
+        "aioflow/protocol/consumer.py",
+        "self.untold_batches >= UNTOLD_BATCHES_MAX or ",
+        "",
+        ("tests/network/test_remote_channel.py::test_batches_that_were_taken_over_are_told_long_before_half_of_the_window_is",),
+    ),
 ]
