@@ -128,7 +128,7 @@ class DirectoryObjects:
         return created
 
     async def _walk(self, below: str) -> tuple[list[str], list[str]]:
-        """Names of all directories and of all files at or below a directory, relative to the root."""
+        """Names of all directories and of all files below a directory, relative to the root."""
         directories: list[str] = []
         found: list[str] = []
         pending = [below]
@@ -137,11 +137,8 @@ class DirectoryObjects:
             path = f"{self._root}/{directory}" if directory else self._root
             try:
                 entries = await self._fs.scan(path)
-            except FileNotFoundError:
-                continue  # Nothing was created yet, or somebody removed it meanwhile.
-            except NotADirectoryError:
-                found.append(directory)
-                continue
+            except (FileNotFoundError, NotADirectoryError):
+                continue  # Nothing was created below it, or somebody removed it meanwhile.
             await self._fs.check_inside(path, self._root)
             directories.append(directory)
             for name, is_dir in entries:

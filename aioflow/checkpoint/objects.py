@@ -46,7 +46,7 @@ class ObjectStore(Protocol):
         """Remove those that exist."""
 
     async def names(self, prefix: str = "") -> list[str]:
-        """Names at or below `prefix`, whole segments, in order. What is created or deleted meanwhile may be missing or there."""
+        """Names below `prefix`, whole segments, in order. What is created or deleted meanwhile may be missing or there."""
 
     async def modified_ms(self, name: str) -> int:
         """When it was created, by the clock of the store."""

@@ -329,9 +329,12 @@ class FlowStore:
 
     async def _has_metadata(self, url: str) -> bool:
         try:
-            return METADATA in await open_objects(url, self._host).names(METADATA)
+            await open_objects(url, self._host).modified_ms(METADATA)
+        except FileNotFoundError:
+            return False
         except OSError as error:
             raise RestoreError(f"{url} cannot be searched for a savepoint: {error}") from error
+        return True
 
     async def _read(self, url: str, number: int) -> CompletedCheckpoint:
         stored = await read_checkpoint(url, self._host, self._key, root=self._objects)

@@ -82,6 +82,16 @@ STORE_MUTANTS: list[Mutant] = [
         ),
     ),
     Mutant(
+        "a savepoint is looked for below its own metadata",
+        "aioflow/checkpoint/store.py",
+        "            await open_objects(url, self._host).modified_ms(METADATA)\n",
+        "            return METADATA in await open_objects(url, self._host).names(METADATA)\n",
+        (
+            "tests/checkpoint_store/test_store.py::test_the_newest_is_the_largest_number_of_checkpoints_and_savepoints",
+            "tests/checkpoint_store/test_store.py::test_a_savepoint_in_memory_is_found_as_well",
+        ),
+    ),
+    Mutant(
         "a checkpoint that could not be stored may be there all the same",
         "aioflow/checkpoint/store.py",
         "            await self._withdraw(objects, name, data)\n            if isinstance",

@@ -70,6 +70,14 @@ async def test_the_newest_is_the_largest_number_of_checkpoints_and_savepoints(st
     assert await store.checkpoint(10) == await store.checkpoint(10)
 
 
+async def test_a_savepoint_in_memory_is_found_as_well(host: Host) -> None:
+    store = open_store(flow_url("memory://savepoints-are-found", "flow"), host)
+    await store.complete(await checkpoint(store, 1))
+    saved = await store.complete(await checkpoint(store, 2, SAVEPOINT, store.savepoint_url()))
+    assert await store.newest() == saved
+    assert await store.savepoints() == [saved.location]
+
+
 async def test_what_has_no_metadata_is_not_there(store: FlowStore, host: Host) -> None:
     """R17: an incomplete checkpoint or savepoint is invisible."""
     kept = await store.complete(await checkpoint(store, 1))

@@ -155,6 +155,7 @@ def test_names_are_listed_by_whole_segments_in_order(on_store: Runner) -> None:
         assert await objects.names("state") == ["state/a", "state/b"]
         assert await objects.names("state/") == ["state/a", "state/b"]
         assert await objects.names("checkpoints/7") == ["checkpoints/7/metadata"]
+        assert await objects.names("top") == []
         await objects.delete(await objects.names("state"))
         assert await objects.names("state") == []
         assert "top" in await objects.names()
