@@ -147,9 +147,12 @@ class Job:
                 await self._host.close()
 
     def _close_inlets(self) -> None:
+        master = self._cluster.job_master
+        why = f" with {master.error!r}" if master.error is not None and self.status is JobStatus.FAILED else ""
+        over = f"job {self.name!r} ({self.id}) is {self.status.value}{why}"
         for node in self._graph.nodes.values():
             if isinstance(node.source, PushSource) and node.source.inlet is not None:
-                node.source.inlet.end(f"job {self.name!r} ({self.id}) is over: nothing can be put into {node.name!r} any more")
+                node.source.inlet.end(f"{over}: nothing can be put into {node.name!r} any more")
 
     async def leave(self) -> None:
         """Leaving `async with flow.run()` normally."""

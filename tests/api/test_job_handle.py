@@ -310,3 +310,21 @@ async def test_rows_are_read_one_by_one_and_readers_share_them() -> None:
             assert [await anext(rows) for _ in range(1)] == [4]
         with pytest.raises(StopAsyncIteration):
             await anext(rows)
+
+
+@pytest.mark.parametrize("ended", ["stopped", "failed"])
+async def test_who_puts_after_the_end_reads_how_the_job_ended(ended: str) -> None:
+    flow = af.Flow("gone")
+    numbers = flow.source(af.io.push(), name="numbers")
+    numbers.map(lambda x: 1 // x).sink(af.io.blackhole())
+    async with flow.run(restart=af.no_restart()) as job:
+        inlet = job.input(numbers)
+        if ended == "stopped":
+            await job.stop()
+        else:
+            await inlet.put(0)
+            with pytest.raises(ZeroDivisionError):
+                await job.wait()
+        how = "FINISHED: nothing" if ended == "stopped" else r"FAILED with ZeroDivisionError\(.*\): nothing"
+        with pytest.raises(af.JobNotRunning, match=rf"^job 'gone' \(\w+\) is {how} can be put into 'numbers' any more"):
+            await inlet.put(1)
