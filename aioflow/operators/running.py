@@ -18,8 +18,8 @@ from aioflow.operators.key_spelling import KeySpelling
 from aioflow.operators.operator import Operator
 from aioflow.operators.same_aggregate import check_same_aggregate
 from aioflow.operators.stateless import describe_place
-from aioflow.operators.taking import of_taken
-from aioflow.operators.userfunction import UserFunction, describe_record
+from aioflow.operators.taking import at_record, between_records, of_taken
+from aioflow.operators.userfunction import UserFunction
 from aioflow.state.backend import require_keyed
 
 if TYPE_CHECKING:
@@ -70,8 +70,8 @@ class _RunningOperator(Operator):
             raise AssertionError(f"operator {self.ctx.name!r} got a batch without keys: the edge before it must be keyed")
         return keys
 
-    def _name_culprit(self, error: BaseException, key: Any, value: Any) -> None:
-        note_once(error, f"in {describe_place(self.ctx)}, at record {describe_record(value)} of key {describe_record(key)}")
+    def _name_culprit(self, error: BaseException, key: Any, value: Any, *, taken: bool = False) -> None:
+        note_once(error, f"in {describe_place(self.ctx)}, {at_record(value, key, taken=taken)}")
 
 
 class RunningAggregateOperator(_RunningOperator):
@@ -151,17 +151,17 @@ class RunningAggregateOperator(_RunningOperator):
 
         An error that needs the accumulator too does not come again so; then the batch's first and last record frame it.
         """
+        taken = aggregate is not self._aggregate
         for key, value in zip(keys, values, strict=True):
             try:
                 aggregate.running({}, [key], [value])
             except type(error):
                 explain_failure(aggregate, error, value)
-                self._name_culprit(error, key, value)
+                self._name_culprit(error, key, value, taken=taken)
                 return
             except Exception:  # noqa: BLE001  # Another error than the one that is reported: not the culprit.
                 continue
-        last = describe_record(values[-1])
-        note_once(error, f"in {describe_place(self.ctx)}, between records {describe_record(values[0])} and {last}")
+        note_once(error, f"in {describe_place(self.ctx)}, {between_records(values, taken=taken)}")
 
 
 class RunningReduceOperator(_RunningOperator):

@@ -34,7 +34,7 @@ from aioflow.operators.column_aggregates import why_rows
 from aioflow.operators.slice_grid import SliceGrid
 from aioflow.operators.slice_store import SliceStore
 from aioflow.operators.stateless import describe_place
-from aioflow.operators.userfunction import describe_record
+from aioflow.operators.taking import at_record, between_records
 from aioflow.operators.windowing import SlidingWindows, TimeWindow, TumblingWindows
 
 if TYPE_CHECKING:
@@ -281,17 +281,17 @@ class SliceWindowOperator(AddingWindowOperator):
 
     def _find_culprit(self, error: Exception, keys: list[Any], values: list[Any]) -> None:
         """Name the record that makes the fold fail, found by folding each alone; without luck, the first and the last."""
+        taken = self._folding is not self._aggregate
         for key, value in zip(keys, values, strict=True):
             try:
                 self._folding.fold({}, [key], [value])
             except type(error):
                 explain_failure(self._folding, error, value)
-                note_once(error, f"in {describe_place(self.ctx)}, at record {describe_record(value)} of key {describe_record(key)}")
+                note_once(error, f"in {describe_place(self.ctx)}, {at_record(value, key, taken=taken)}")
                 return
             except Exception:  # noqa: BLE001  # Another error than the one that is reported: not the culprit.
                 continue
-        between = f"{describe_record(values[0])} and {describe_record(values[-1])}"
-        note_once(error, f"in {describe_place(self.ctx)}, between records {between}")
+        note_once(error, f"in {describe_place(self.ctx)}, {between_records(values, taken=taken)}")
 
     # -------------------------------------------------------------------------------------------------------------- fire
 

@@ -8,15 +8,16 @@ one that does nothing but compute: one that could as well stand in the loop itse
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import copy
 from typing import Any
 
 from aioflow.operators.aggregates import Agg, BuiltIn, Collect, Count, Distinct, First, Last, Max, Mean, Min, Sum
 from aioflow.operators.folding import FoldingAggregate
 from aioflow.operators.inlining import body_of
+from aioflow.operators.userfunction import describe_record
 
-__all__ = ["of_taken", "taken_by"]
+__all__ = ["at_record", "between_records", "of_taken", "taken_by"]
 
 _TAKE_ONE = frozenset((Sum, Mean, Min, Max, First, Last, Collect, Distinct))
 """They read what `fn` gives of an element, and nothing else of it."""
@@ -41,10 +42,26 @@ def taken_by(aggregate: object) -> tuple[Callable[[Any], Any], ...] | None:
 
 
 def of_taken(aggregate: FoldingAggregate) -> FoldingAggregate:
-    """The same aggregate, with the same accumulators, over what it takes of elements."""
+    """The same aggregate, with the same accumulators, over what it takes of elements.
+
+    What was in flight in an unaligned checkpoint may meet changed code. It counts as the code did that took it, like all else that was
+    before the barrier: a `where=` that was added since would have to see elements.
+    """
     made = copy(aggregate)
     if isinstance(made, Agg):
         made.parts = {name: of_taken(part) for name, part in made.parts.items()}
     elif isinstance(made, BuiltIn):
-        made.fn = None
+        made.fn = made.where = None
     return made
+
+
+def at_record(value: Any, key: Any, *, taken: bool) -> str:
+    """For a message: which record is to blame, or what was `taken` of it, where the record itself is not here."""
+    of_key = f"of key {describe_record(key)}"
+    return f"at {describe_record(value)}, taken of a record {of_key}" if taken else f"at record {describe_record(value)} {of_key}"
+
+
+def between_records(values: Sequence[Any], *, taken: bool) -> str:
+    """As `at_record`, where it is one of `values`."""
+    ends = f"{describe_record(values[0])} and {describe_record(values[-1])}"
+    return f"between {ends}, taken of records" if taken else f"between records {ends}"
