@@ -8,6 +8,7 @@ Invariants that every producer keeps and every consumer may rely on:
   the watermark move (it stays what it was when the batch arrived);
 * `watermark` is the watermark after the last record, `MIN_WATERMARK` when the batch brings no news; it is never below the list;
 * `taken` says that in the place of each record stands what the aggregate it is sent to takes of it, or its key if that is nothing;
+  whoever makes the same records anew uses `slice`, `pick` or `with_watermarks`, which do not forget it;
 * a batch belongs to whoever holds it, and an emitted batch is never mutated: local edges pass it by reference.
 
 Event time is continuous: when the watermark jumps, everything that was due in between happens in order of its own time, each with
@@ -89,6 +90,22 @@ class RecordBatch:
             watermark,
             self.taken,
         )
+
+    def pick(self, indices: Sequence[int]) -> RecordBatch:
+        """The records at `indices`, which never decrease, with all that they carry; the watermark after them is this batch's."""
+        values, timestamps, keys, watermarks = self.values, self.timestamps, self.keys, self.watermarks
+        return RecordBatch(
+            [values[i] for i in indices],
+            None if timestamps is None else [timestamps[i] for i in indices],
+            None if keys is None else [keys[i] for i in indices],
+            None if watermarks is None else [watermarks[i] for i in indices],
+            self.watermark,
+            self.taken,
+        )
+
+    def with_watermarks(self, watermarks: list[int] | None, watermark: int = MIN_WATERMARK) -> RecordBatch:
+        """The same records, which see other watermarks. Shares the lists."""
+        return RecordBatch(self.values, self.timestamps, self.keys, watermarks, watermark, self.taken)
 
     def with_values(self, values: list[Any]) -> RecordBatch:
         """The same times and watermarks over other values of the same count; the keys are dropped, as a map drops them."""

@@ -145,7 +145,7 @@ class BatchBuilder:
                 after = watermarks[-1]
         self.watermark = self.told = after
         self._sealed_records += len(batch.values)
-        return RecordBatch(batch.values, batch.timestamps, batch.keys, watermarks, after if after > told else MIN_WATERMARK, batch.taken)
+        return batch.with_watermarks(watermarks, after if after > told else MIN_WATERMARK)
 
     def advance_watermark(self, watermark: int) -> None:
         """The watermark after the records so far. A lower one is no news."""

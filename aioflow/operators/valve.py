@@ -95,11 +95,11 @@ class StatusWatermarkValve:
         held = self._held
         if final <= self._watermarks[channel]:
             # No news: the list is not above the final one. A batch that says nothing is passed on as it is.
-            return batch if watermarks is None and final <= last else _with_watermarks(batch, None, last)
+            return batch if watermarks is None and final <= last else batch.with_watermarks(None, last)
         if self._idle[channel]:
             if final == MAX_WATERMARK:
                 self.input_watermark(channel, final)
-            return _with_watermarks(batch, None, self.watermark)
+            return batch.with_watermarks(None, self.watermark)
         if len(held) == 1:
             limit = MAX_WATERMARK
         else:
@@ -112,10 +112,10 @@ class StatusWatermarkValve:
         self.input_watermark(channel, final)
         combined = self.watermark
         if watermarks is None:
-            return batch if combined == final else _with_watermarks(batch, None, combined)
+            return batch if combined == final else batch.with_watermarks(None, combined)
         if combined == final and watermarks[0] >= last and watermarks[-1] <= limit:
             return batch
-        return _with_watermarks(batch, _clamped(watermarks, last, limit), combined)
+        return batch.with_watermarks(_clamped(watermarks, last, limit), combined)
 
     def state_of(self, channel: int) -> tuple[int, bool]:
         """The watermark and the status that `channel` has told."""
@@ -177,10 +177,6 @@ def _clamped(watermarks: list[int], low: int, high: int) -> list[int] | None:
     return [low] * start + watermarks[start:stop] + [high] * (count - stop)
 
 
-def _with_watermarks(batch: RecordBatch, watermarks: list[int] | None, watermark: int) -> RecordBatch:
-    return RecordBatch(batch.values, batch.timestamps, batch.keys, watermarks, watermark, batch.taken)
-
-
 @dataclass(slots=True)
 class _Part:
     watermark: int = MIN_WATERMARK
@@ -236,7 +232,7 @@ class CombinedWatermark:
         last, limit = self.watermark, MAX_WATERMARK
         found = self._parts[part]
         if batch.watermark <= found.watermark and not found.idle:
-            return batch if batch.watermarks is None and batch.watermark <= last else _with_watermarks(batch, None, last)
+            return batch if batch.watermarks is None and batch.watermark <= last else batch.with_watermarks(None, last)
         for other, state in self._parts.items():
             if other != part and not state.idle and state.watermark < limit:
                 limit = state.watermark
@@ -248,7 +244,7 @@ class CombinedWatermark:
             behind = bisect_right(watermarks, found.watermark)
             watermarks = _clamped([found.watermark] * behind + watermarks[behind:], last, limit)
         self.set_watermark(part, batch.watermark)
-        return _with_watermarks(batch, watermarks, self.watermark)
+        return batch.with_watermarks(watermarks, self.watermark)
 
     def _update(self) -> int | None:
         if not self._parts:
@@ -298,7 +294,7 @@ class MultiInputWatermarks:
         Records alone do not end idleness: the input's valve says when it is active again.
         """
         if self._combined.is_idle(index) and batch.watermark != MAX_WATERMARK:
-            return _with_watermarks(batch, None, self._combined.watermark)
+            return batch.with_watermarks(None, self._combined.watermark)
         return self._combined.combine(index, batch)
 
     def input_watermark(self, index: int, watermark: int) -> int | None:

@@ -114,12 +114,13 @@ def decode_block(row: BlockRow, codec: Codec) -> Block:
 class _Gathered:
     """The open block of one target."""
 
-    __slots__ = ("arrivals", "keys", "marks", "stamps", "values")
+    __slots__ = ("arrivals", "keys", "marks", "stamps", "taken", "values")
 
-    def __init__(self) -> None:
+    def __init__(self, first: RecordBatch) -> None:
         self.values: list[Any] = []
-        self.stamps: list[int] | None = None
-        self.keys: list[Any] | None = None
+        self.stamps: list[int] | None = None if first.timestamps is None else []
+        self.keys: list[Any] | None = None if first.keys is None else []
+        self.taken = first.taken
         self.marks: list[int] = []
         self.arrivals: list[int] = []
 
@@ -158,7 +159,7 @@ class BlockWriter:
             if marks is not None and marks[0] < told:
                 # What came by another way (a side output, mail) may be behind what was told already.
                 marks = [max(told, mark) for mark in marks]
-                batch = RecordBatch(values, batch.timestamps, batch.keys, marks, batch.watermark)
+                batch = batch.with_watermarks(marks, batch.watermark)
             arrival = self._now_ms() // ARRIVAL_GRAIN_MS * ARRIVAL_GRAIN_MS
             for target, part in self._partitioner.split(batch):
                 self._gather(target, part, told, arrival)
@@ -175,13 +176,11 @@ class BlockWriter:
 
     def _gather(self, target: int, part: RecordBatch, told: int, arrival: int) -> None:
         block = self._open.get(target)
-        if block is not None and (block.stamps is None) is not (part.timestamps is None):
+        if block is not None and ((block.stamps is None) is not (part.timestamps is None) or block.taken is not part.taken):
             self._seal(target)
             block = None
         if block is None:
-            block = self._open[target] = _Gathered()
-            block.stamps = None if part.timestamps is None else []
-            block.keys = None if part.keys is None else []
+            block = self._open[target] = _Gathered(part)
         count = len(part.values)
         block.values += part.values
         block.marks += [told] * count if part.watermarks is None else part.watermarks
@@ -204,7 +203,7 @@ class BlockWriter:
         keys = block.keys
         if keys and type(keys[0]) is str and keys == block.values and _are_texts(keys) and _are_texts(block.values):
             keys = block.values  # Equal texts are the same in every respect: they are written once.
-        batch = RecordBatch(block.values, block.stamps, keys, block.marks, block.marks[-1])
+        batch = RecordBatch(block.values, block.stamps, keys, block.marks, block.marks[-1], block.taken)
         payload = encode_block(batch, block.arrivals, self._codec, self._owner)
         self._put(BlockRow(target, block.marks[0], self._edge, self._producer, self._seq, payload))
         self._seq += 1
@@ -270,10 +269,6 @@ def cut(batch: RecordBatch, start: int, stop: int) -> RecordBatch:
     assert marks is not None, "blocks give each record its watermark"
     if start == 0 and stop == len(marks):
         return batch
-    return RecordBatch(
-        batch.values[start:stop],
-        None if batch.timestamps is None else batch.timestamps[start:stop],
-        None if batch.keys is None else batch.keys[start:stop],
-        marks[start:stop],
-        marks[stop - 1],
-    )
+    part = batch.slice(start, stop)
+    part.watermark = marks[stop - 1]
+    return part

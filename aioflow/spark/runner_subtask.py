@@ -155,7 +155,7 @@ class StageSubtask:
         marks = batch.watermarks
         if marks is not None and marks[0] == marks[-1] == self._reached:
             # Nothing of it sees time move, as in all of a flow without event time: operators need not look.
-            batch = RecordBatch(batch.values, batch.timestamps, batch.keys, None, batch.watermark)
+            batch = batch.with_watermarks(None, batch.watermark)
         self._reached = max(self._reached, batch.watermark)
         self._first.chain.push(batch, input_index)
         await self._settle()

@@ -89,16 +89,8 @@ class KeyedRows:
             for place, key in enumerate(keys):
                 places.setdefault(key, []).append(place)
             for found in places.values():
-                times = part.timestamps
-                self._write(
-                    canonical_key(keys[found[0]]),
-                    RecordBatch(
-                        [values[place] for place in found],
-                        None if times is None else [times[place] for place in found],
-                        [keys[place] for place in found],
-                        [MIN_WATERMARK] * len(found),
-                    ),
-                )
+                picked = part.pick(found).with_watermarks([MIN_WATERMARK] * len(found))
+                self._write(canonical_key(keys[found[0]]), picked)
 
     def flush(self) -> None:
         """The end of what Spark gave at a time: tell how far event time is."""

@@ -213,13 +213,11 @@ def _share(element: RecordBatch | Event, restore: InFlightRestore, own: KeyGroup
     if element.keys is not None and element.values:
         keys = element.keys
         chosen = [i for i, key in enumerate(keys) if key_group(key, max_parallelism) in own]
-        batch = element.select(chosen, [element.values[i] for i in chosen])
-        batch.keys = [keys[i] for i in chosen]
-        batch.taken = element.taken
+        batch = element.pick(chosen)
     elif element.values and not restore.takes_rest:
         batch = RecordBatch([], None, None, None, element.watermark)
     assert batch is not None
     if restore.side is ChannelSide.CHAIN:
         # Those who reached different watermarks meet here: none may make the records of another late. The channels tell it again.
-        batch = RecordBatch(batch.values, batch.timestamps, batch.keys, taken=batch.taken)
+        batch = batch.with_watermarks(None)
     return batch if batch.values or batch.watermark != MIN_WATERMARK else None

@@ -142,7 +142,7 @@ class RecordWriter:
         """The end of time is no step of it: what came before goes first, however it was gathered, and MAX travels alone."""
         if batch.values:
             reached = batch.watermarks[-1] if batch.watermarks else MIN_WATERMARK
-            self._write(RecordBatch(batch.values, batch.timestamps, batch.keys, batch.watermarks, reached))
+            self._write(batch.with_watermarks(batch.watermarks, reached))
         for subpartition in self._subpartitions:
             subpartition.seal()
             subpartition.builder.advance_watermark(MAX_WATERMARK)

@@ -119,6 +119,23 @@ COLUMN_MUTANTS: list[Mutant] = [
         ("tests/graph/test_column_sources.py::test_a_count_of_keys_gets_the_keys_alone",),
     ),
     Mutant(
+        "records that see another watermark are taken for whole ones",
+        "aioflow/core/elements.py",
+        "        return RecordBatch(self.values, self.timestamps, self.keys, watermarks, watermark, self.taken)\n",
+        "        return RecordBatch(self.values, self.timestamps, self.keys, watermarks, watermark)\n",
+        (
+            "tests/core/test_elements.py::test_the_same_records_in_another_batch_are_as_whole_as_they_were",
+            "tests/spark/test_taken.py::test_answers_of_two_subtasks_are_those_of_one",
+        ),
+    ),
+    Mutant(
+        "the condition of a changed aggregate is asked of what was taken of records",
+        "aioflow/operators/taking.py",
+        "        made.fn = made.where = None",
+        "        made.fn = None",
+        ("tests/operators/test_taking.py::test_what_was_taken_before_the_code_was_changed_counts_as_it_was_taken",),
+    ),
+    Mutant(
         "late elements of a window are what it takes of them",
         "aioflow/operators/adding_window.py",
         "if self._late_tag is not None and self._folding is self._aggregate:",

@@ -31,9 +31,16 @@ SPARK_MUTANTS: list[Mutant] = [
     Mutant(
         "a piece tells the watermark before the next record of its channel",
         "aioflow/spark/runner_blocks.py",
-        "        marks[stop - 1],\n",
-        "        marks[min(stop, len(marks) - 1)],\n",
+        "    part.watermark = marks[stop - 1]\n",
+        "    part.watermark = marks[min(stop, len(marks) - 1)]\n",
         (f"{BLOCKS}test_channels_merge_by_watermark_wherever_blocks_are_cut",),
+    ),
+    Mutant(
+        "a block does not say that it holds what an aggregate takes of records",
+        "aioflow/spark/runner_blocks.py",
+        "block.marks, block.marks[-1], block.taken)\n",
+        "block.marks, block.marks[-1])\n",
+        (f"{BLOCKS}test_what_is_taken_of_records_does_not_share_a_block_with_records", "tests/spark/test_taken.py::test_answers_of_the_stages_of_spark_are_those_of_one_subtask"),
     ),
     Mutant(
         "timers of processing time go by the clock of the executor",

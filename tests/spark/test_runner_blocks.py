@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from operator import itemgetter
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from aioflow.core.errors import TypeNotSupported
 from aioflow.core.serializers import Codec
 from aioflow.graph.stream_graph import Partitioning, ShipStrategy
 from aioflow.spark import runner_blocks
-from aioflow.spark.runner_blocks import ARRIVAL_GRAIN_MS, BlockRow, BlockWriter, decode_block, merged
+from aioflow.spark.runner_blocks import ARRIVAL_GRAIN_MS, BlockRow, BlockWriter, cut, decode_block, merged
 from aioflow.task.partitioners import create_partitioner
 
 CODEC = Codec()
@@ -24,12 +25,19 @@ class Channel:
     """A writer whose rows are kept."""
 
     def __init__(
-        self, edge: int = 0, producer: int = 0, targets: int = 1, strategy: ShipStrategy = ShipStrategy.GLOBAL, key: Any = abs
+        self,
+        edge: int = 0,
+        producer: int = 0,
+        targets: int = 1,
+        strategy: ShipStrategy = ShipStrategy.GLOBAL,
+        key: Any = abs,
+        taken: tuple[Any, ...] | None = None,
     ) -> None:
         self.rows: list[BlockRow] = []
         self.now_ms = 0
+        partitioning = Partitioning(strategy, key, taken=taken)
         partitioner = create_partitioner(
-            Partitioning(strategy, key), targets, max_parallelism=128, subtask_index=0, rng=None, place="here"  # type: ignore[arg-type]
+            partitioning, targets, max_parallelism=128, subtask_index=0, rng=None, place="here"  # type: ignore[arg-type]
         )
         self.writer = BlockWriter(edge, producer, partitioner, CODEC, "here", lambda: self.now_ms, self.rows.append)
 
@@ -73,6 +81,18 @@ def test_records_with_and_without_times_do_not_share_a_block() -> None:
     channel.writer.flush()
 
     assert [decode_block(row, CODEC).batch.timestamps for row in channel.rows] == [[1], None, [2]]
+
+
+def test_what_is_taken_of_records_does_not_share_a_block_with_records() -> None:
+    """Where nothing can be taken of one record of a batch, its records go whole."""
+    channel = Channel(targets=2, strategy=ShipStrategy.HASH, key=itemgetter(0), taken=(itemgetter(1),))
+    for rows in ([(1, "x")], [(1, "y")], [(1,)], [(1, "z")]):
+        channel.writer.emit(RecordBatch(rows, [5] * len(rows), None, [3] * len(rows), 3))
+    channel.writer.flush()
+
+    blocks = [decode_block(row, CODEC) for row in channel.rows]
+    assert [(block.batch.values, block.batch.taken) for block in blocks] == [(["x", "y"], True), ([(1,)], False), (["z"], True)]
+    assert cut(blocks[0].batch, 1, 2).taken, "a part of a block is as the block"
 
 
 def test_arrival_times_come_in_steps_and_cut_pieces() -> None:
