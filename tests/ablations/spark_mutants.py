@@ -40,7 +40,10 @@ SPARK_MUTANTS: list[Mutant] = [
         "aioflow/spark/runner_blocks.py",
         "block.marks, block.marks[-1], block.taken)\n",
         "block.marks, block.marks[-1])\n",
-        (f"{BLOCKS}test_what_is_taken_of_records_does_not_share_a_block_with_records", "tests/spark/test_taken.py::test_answers_of_the_stages_of_spark_are_those_of_one_subtask"),
+        (
+            f"{BLOCKS}test_what_is_taken_of_records_does_not_share_a_block_with_records",
+            "tests/spark/test_taken.py::test_answers_of_the_stages_of_spark_are_those_of_one_subtask",
+        ),
     ),
     Mutant(
         "timers of processing time go by the clock of the executor",
