@@ -14,14 +14,13 @@ week (`offsets.retention.minutes`) in which nothing was committed.
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aioflow.core.errors import GraphError, StateError
 from aioflow.io.backoff import Backoff
-from aioflow.io.kafka_topics import client_library, is_away, started
+from aioflow.io.kafka_client import client_library, committed_offsets, is_away, started
 from aioflow.io.message_bodies import body_encoder
 from aioflow.operators.userfunction import describe_record
 
@@ -169,36 +168,27 @@ class _Transactions:
 
     async def commit(self, prepared: Prepared) -> None:
         """Once, whoever else may do it, or have done it."""
-        from aiokafka.errors import KafkaError, ProducerFenced
+        from aiokafka.errors import ProducerFenced
 
         try:
             if self._producer is None:
                 await self._begin()
             if prepared.batch not in self._committed:
                 await self._commit(prepared)
-        except ProducerFenced:
-            await self.close()
+        except BaseException as error:
+            await self.close()  # The next try ends what this one began, and asks again which batches are committed.
+            if not isinstance(error, ProducerFenced):
+                raise
             raise StateError(
                 f"{self._config!r}: another attempt, or another program, has begun transactions as {self._id!r}: two jobs may not have the "
                 "same flow name and uid"
             ) from None
-        except (KafkaError, OSError, TimeoutError):
-            await self.close()  # The next try ends what this one began.
-            raise
 
     async def _begin(self) -> None:
-        config, library = self._config, client_library()
-        self._producer = await started(config, library.AIOKafkaProducer, {"transactional_id": self._id, "acks": "all"})
-        from aiokafka.admin import AIOKafkaAdminClient
-
-        taken = inspect.signature(AIOKafkaAdminClient).parameters
-        admin = await started(config, AIOKafkaAdminClient, {}, lambda option: option in taken)
-        try:
-            known = await admin.list_consumer_group_offsets(self._id, partitions=[self._marked])
-        finally:
-            await admin.close()
-        marker = known.get(self._marked)
-        self._committed = marker.metadata.split() if marker is not None and marker.offset >= 0 else []
+        own = {"transactional_id": self._id, "acks": "all"}
+        self._producer = await started(self._config, client_library().AIOKafkaProducer, own)
+        known = await committed_offsets(self._config, self._id, [self._marked])
+        self._committed = known[self._marked].metadata.split() if known else []
 
     @property
     def _marked(self) -> Any:

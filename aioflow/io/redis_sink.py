@@ -17,7 +17,6 @@ Without checkpoints entries go straight into the stream (at-least-once).
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -25,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from aioflow.core.errors import GraphError, StateError, note_once
 from aioflow.io.backoff import Backoff
 from aioflow.io.redis_entries import encoder_of
-from aioflow.io.redis_streams import ANSWER_TIMEOUT_S, exists, is_away, open_client, refusal
+from aioflow.io.redis_streams import answered, exists, is_away, open_client, refusal
 
 if TYPE_CHECKING:
     from aioflow.io.redis_streams import RedisStreams
@@ -195,8 +194,7 @@ class RedisWriter:
         backoff = Backoff(self._ctx.host.rng, config.backoff)
         while True:
             try:
-                async with asyncio.timeout(ANSWER_TIMEOUT_S):
-                    return await call(entries)
+                return await call(entries)
             except Exception as error:  # noqa: BLE001  # Sorted out here: most are not for another try.
                 if not is_away(error):
                     raise refusal(config, error) or error from None
@@ -206,7 +204,7 @@ class RedisWriter:
     async def _add(self, entries: list[list[bytes]]) -> None:
         """Without a checkpoint to wait for."""
         trimmed = [] if self._config.maxlen is None else ["MAXLEN", "~", self._config.maxlen]
-        async with self._client.pipeline(transaction=True) as pipeline:
+        async with answered(self._config), self._client.pipeline(transaction=True) as pipeline:
             for entry in entries:
                 pipeline.execute_command("XADD", self._keys.stream, *trimmed, "*", *entry)
             await pipeline.execute()
@@ -276,7 +274,7 @@ class RedisCommitter:
         for committable in committables:
             prepared = Prepared(*committable)
             keys = _Keys.of(self._config.streams[0], prepared.sink)
-            async with client.pipeline(transaction=True) as pipeline:
+            async with answered(self._config), client.pipeline(transaction=True) as pipeline:
                 pipeline.delete(keys.batch(prepared.batch))
                 pipeline.hdel(keys.staged, prepared.batch)
                 await pipeline.execute()

@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from aioflow.core.errors import GraphError, StateError, did_you_mean
@@ -18,7 +19,7 @@ from aioflow.io.http_client import checked_url
 from aioflow.io.malformed import checked_on_error
 from aioflow.io.message_bodies import checked_format
 from aioflow.io.redis_entries import decoder_of, entry_decoder
-from aioflow.io.stream_reader import Message, StreamReader
+from aioflow.io.stream_reader import GroupReader, Message
 from aioflow.operators.source import Split
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from aioflow.operators.operator import OperatorContext
     from aioflow.operators.source import SourceContext, SourceReader
 
-__all__ = ["ANSWER_TIMEOUT_S", "RedisStreams", "exists", "is_away", "open_client", "redis", "refusal"]
+__all__ = ["RedisStreams", "answered", "exists", "is_away", "open_client", "redis", "refusal"]
 
 T = TypeVar("T")
 
@@ -221,8 +222,16 @@ def open_client(config: RedisStreams[Any]) -> Any:
         from redis.backoff import NoBackoff
     except ImportError:
         raise ModuleNotFoundError("af.io.redis needs redis-py: pip install 'aioflow[redis]'") from None
+
+    class Bounded(Redis):
+        """Gives up where no answer comes, whatever was asked."""
+
+        async def execute_command(self, *args: Any, **options: Any) -> Any:
+            async with answered(config):
+                return await super().execute_command(*args, **options)  # type: ignore[no-untyped-call]  # redis-py has no types there.
+
     try:
-        return Redis.from_url(
+        return Bounded.from_url(
             config.url,
             protocol=2,  # The shape of answers is that of the version of the protocol.
             decode_responses=False,
@@ -235,6 +244,16 @@ def open_client(config: RedisStreams[Any]) -> Any:
         raise GraphError(
             f"{config!r}: the URL cannot be read, expected redis://USER:PASSWORD@HOST:PORT/DB, with %40 for @ and the like in a password"
         ) from None
+
+
+@asynccontextmanager
+async def answered(config: RedisStreams[Any]) -> AsyncIterator[None]:
+    """Raises TimeoutError when what is asked within was not answered in time. A client bounds its commands so, but not its pipelines."""
+    try:
+        async with asyncio.timeout(ANSWER_TIMEOUT_S):
+            yield
+    except TimeoutError:
+        raise TimeoutError(f"{config!r}: the server has not answered for {ANSWER_TIMEOUT_S:g} s") from None
 
 
 def is_away(error: BaseException) -> bool:
@@ -269,19 +288,15 @@ def order_of(entry_id: str) -> tuple[int, int]:
     return int(milliseconds), int(number or 0)
 
 
-class _StreamsReader(StreamReader):
+class _StreamsReader(GroupReader):
     """Reads all streams of a subtask over one connection."""
 
     def __init__(self, ctx: SourceContext, config: RedisStreams[Any]) -> None:
-        super().__init__(ctx, decoder_of(config), config.on_error)
+        super().__init__(ctx, decoder_of(config), config.on_error, config.group)
         self._config = config
         self._behind: dict[str, str] = {}
         """The last id of each stream that was handed over."""
         self._over: set[str] = set()
-        self._taken: dict[int, dict[str, str]] = {}
-        """Positions by the checkpoint that holds them."""
-        self._untold: dict[str, str] = {}
-        """Those of the last completed one, which the consumer group was not told yet."""
 
     def content_of(self, content: dict[bytes, bytes]) -> bytes:
         field = self._config.field
@@ -311,13 +326,12 @@ class _StreamsReader(StreamReader):
                 if stream not in self._behind:
                     await self._check(client, split)
                     self._behind[stream] = split.position
-            if self._untold:
+            if self.untold:
                 await self._tell(client)
             wanted = {stream: last for stream, last in self._behind.items() if stream not in self._over}
             if not wanted:
                 return
-            async with asyncio.timeout(ANSWER_TIMEOUT_S):
-                answer = await client.xread(wanted, count=PAGE_ENTRIES, block=None if bounded else BLOCK_MS)
+            answer = await client.xread(wanted, count=PAGE_ENTRIES, block=None if bounded else BLOCK_MS)
             backoff.reset()
             came = {name.decode(): entries for name, entries in answer or ()}
             for stream in wanted:
@@ -345,7 +359,7 @@ class _StreamsReader(StreamReader):
             return
         found = await client.xinfo_stream(split.id)
         begin, last = order_of(split.position), order_of(found["last-generated-id"].decode())
-        if begin > last and self.ctx.replays:
+        if begin > last and split.position != self._config.start:
             raise StateError(
                 f"{self._config!r}: {split.id!r} was read up to {split.position}, and its last entry ever is {last[0]}-{last[1]}: it was "
                 "made anew or set back since; restore the database too, or start with restore=None, fresh=True"
@@ -353,22 +367,23 @@ class _StreamsReader(StreamReader):
 
     # The consumer group.
 
-    def checkpoint(self, checkpoint_id: int) -> None:
-        if self._config.group is not None:
-            self._taken[checkpoint_id] = dict(self._positions)
-
-    def checkpoint_completed(self, checkpoint_id: int) -> None:
-        for id_ in [id_ for id_ in self._taken if id_ <= checkpoint_id]:
-            self._untold = self._taken.pop(id_)
-
     async def _tell(self, client: Any) -> None:
         from redis.exceptions import ResponseError
 
-        told, self._untold = self._untold, {}
+        told, self.untold = self.untold, {}
         for stream, position in told.items():
+            if not await exists(client, self._config, stream):
+                continue  # It may come later; groups are of streams that there are.
             try:
                 await client.xgroup_create(stream, self._config.group, position)
             except ResponseError as error:
                 if "BUSYGROUP" not in str(error):
                     raise
                 await client.xgroup_setid(stream, self._config.group, position)
+
+    async def tell_at_end(self) -> None:
+        client = open_client(self._config)
+        try:
+            await self._tell(client)
+        finally:
+            await client.aclose()

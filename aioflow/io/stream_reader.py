@@ -9,6 +9,7 @@ reported when those before it have been polled and not earlier, so it too counts
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,7 +25,12 @@ if TYPE_CHECKING:
     from aioflow.io.malformed import OnError
     from aioflow.operators.source import SourceContext, Split
 
-__all__ = ["Message", "StreamReader"]
+__all__ = ["GroupReader", "Message", "StreamReader"]
+
+TELL_TIMEOUT_S = 5.0
+"""How long the end of a reader waits for a server that is to be told how far it came."""
+
+logger = logging.getLogger(__name__)
 
 
 class Message(NamedTuple):
@@ -178,3 +184,37 @@ class StreamReader:
         pump, self._pump = self._pump, None
         if pump is not None:
             await cancel_and_wait([pump])
+
+
+class GroupReader(StreamReader):
+    """Tells a group of the log how far completed checkpoints are. A subclass looks at `untold` when it has a connection at hand."""
+
+    def __init__(self, ctx: SourceContext, decode: Callable[[Any], Any], on_error: OnError, group: str | None) -> None:
+        super().__init__(ctx, decode, on_error)
+        self._group = group
+        self._taken: dict[int, dict[str, Any]] = {}
+        """Positions by the checkpoint that holds them."""
+        self.untold: dict[str, Any] = {}
+        """Those of the last completed one, as far as the group was not told yet."""
+
+    async def tell_at_end(self) -> None:
+        """Tell what is `untold`, over a connection of its own."""
+        raise TypeError(f"{type(self).__name__} must define tell_at_end(self)")
+
+    def checkpoint(self, checkpoint_id: int) -> None:
+        if self._group is not None:
+            self._taken[checkpoint_id] = dict(self._positions)
+
+    def checkpoint_completed(self, checkpoint_id: int) -> None:
+        for id_ in [id_ for id_ in self._taken if id_ <= checkpoint_id]:
+            self.untold = self._taken.pop(id_)
+
+    async def close(self) -> None:
+        await super().close()
+        if not self.untold:
+            return
+        try:
+            async with asyncio.timeout(TELL_TIMEOUT_S):
+                await self.tell_at_end()
+        except Exception as error:  # noqa: BLE001  # It is for whoever watches: nothing hangs on it here.
+            logger.warning("the group %r was not told how far it is read at the end: %r", self._group, error)

@@ -253,8 +253,8 @@ SINK_MUTANTS: list[Mutant] = [
     Mutant(
         "a stream of Redis that was made anew is read on where the old one was",
         "aioflow/io/redis_streams.py",
-        "        if begin > last and self.ctx.replays:\n",
-        "        if False and self.ctx.replays:\n",
+        "        if begin > last and split.position != self._config.start:\n",
+        "        if False:\n",
         (f"{_REDIS}test_a_stream_that_is_not_what_was_read_is_refused",),
     ),
     Mutant(
@@ -269,9 +269,40 @@ SINK_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "partitions that are found later are begun, and the others begun again",
-        "aioflow/io/kafka_topics.py",
+        "aioflow/io/kafka_reader.py",
         "                self._next.setdefault(split.id, split.position)\n",
         "                self._next[split.id] = split.position\n",
         (f"{_KAFKA}test_partitions_that_are_found_later_are_read_too",),
+    ),
+    Mutant(
+        "a coordinator of Kafka that does not tell has nothing committed",
+        "aioflow/io/kafka_client.py",
+        "    if not all(one in answer for one in partitions):",
+        "    if False:",
+        (f"{_KAFKA}test_a_coordinator_that_does_not_tell_is_asked_again",),
+    ),
+    Mutant(
+        "partitions of Kafka that come later begin at their end",
+        "aioflow/io/kafka_partitions.py",
+        "(begins if one.topic in self._begun else start)[one]",
+        "start[one]",
+        (f"{_KAFKA}test_partitions_that_come_after_the_job_begin_at_their_beginning",),
+    ),
+    Mutant(
+        "groups are not told of the last checkpoint",
+        "aioflow/io/stream_reader.py",
+        "        if not self.untold:\n            return\n        try:\n",
+        "        if True:\n            return\n        try:\n",
+        (
+            f"{_REDIS}test_a_group_is_told_where_a_job_ended",
+            f"{_KAFKA}test_a_group_is_told_at_the_end_too_and_one_at_the_first_offset_begins_there",
+        ),
+    ),
+    Mutant(
+        "a server of Redis that answers nothing is waited for",
+        "aioflow/io/redis_streams.py",
+        "            async with answered(config):\n",
+        "            async with asyncio.timeout(None):\n",
+        (f"{_REDIS}test_a_server_that_answers_nothing_is_given_up",),
     ),
 ]

@@ -11,6 +11,8 @@ from typing import Any
 import msgspec
 import pytest
 from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.protocol.commit import OffsetFetchRequest, OffsetFetchResponse_v1, OffsetFetchResponse_v3
 from aiokafka.structs import OffsetAndMetadata
 
 import aioflow as af
@@ -135,10 +137,46 @@ async def test_a_group_is_told_of_completed_checkpoints(cluster: KafkaCluster, n
     await take(reader, 1, max_records=1)
     reader.checkpoint_completed(1)
     async with asyncio.timeout(PATIENCE_S):
-        while (await source.discover())[0].position != 2:
+        while (await kafka(cluster.bootstrap, name, group=f"group-{name}").discover())[0].position != 2:
             await asyncio.sleep(0.05)
     await reader.close()
     assert await read_all(kafka(cluster.bootstrap, name, group=f"group-{name}", until="latest"), ctx) == [3]
+
+
+async def test_a_group_is_told_at_the_end_too_and_one_at_the_first_offset_begins_there(
+    cluster: KafkaCluster, name: str, ctx: Context
+) -> None:
+    await produced(cluster, name, [])
+    source = kafka(cluster.bootstrap, name, start="latest", group=f"group-{name}")
+    reader: Any = source.reader(ctx)
+    await reader.open(await source.discover())
+    reader.checkpoint(1)
+    reader.checkpoint_completed(1)
+    await reader.close()
+    await produced(cluster, name, [(0, b"1"), (0, b"2")])
+    again = kafka(cluster.bootstrap, name, start="latest", until="latest", group=f"group-{name}")
+    reader = again.reader(ctx)
+    await reader.open(await again.discover())
+    assert await take(reader, 3) == [1, 2]
+    reader.checkpoint(2)
+    reader.checkpoint_completed(2)
+    await reader.close()
+    assert (await kafka(cluster.bootstrap, name, group=f"group-{name}").discover())[0].position == 2
+
+
+async def test_partitions_that_come_after_the_job_begin_at_their_beginning(cluster: KafkaCluster, name: str) -> None:
+    """Those of a topic that the job has read: what is in them came later than the job."""
+    await produced(cluster, name, [(0, b"1"), (3, b"2")])
+    source = kafka(cluster.bootstrap, name, start="latest")
+    first = await source.discover()
+    assert [split.position for split in first] == [1, 0, 0, 1]
+    assert [split.position for split in await source.discover()] == [0, 0, 0, 0]
+    known = [split.id for split in first[:3]]
+    assert source.finder.recognise(first[:3], first) == (known, [af.Split(f"{name}-3", 0, [name, 3, None])])
+    other = af.Split("other-0", 7, ["other", 0, None])
+    assert source.finder.recognise([other], first) == (["other-0"], first), "a topic that is read for the first time begins as it is told"
+    source.finder.forget()
+    assert [split.position for split in await source.discover()] == [1, 0, 0, 1]
 
 
 async def test_malformed_records_count_once(cluster: KafkaCluster, name: str, ctx: SinkContext) -> None:
@@ -322,6 +360,38 @@ async def test_what_the_offset_of_the_writer_names_was_committed(cluster: KafkaC
     await committer.commit(await prepared(sink, ctx, [2]))
     assert await read_all(kafka(cluster.bootstrap, name, until="latest", options=READING), ctx) == [2]
     await committer.close()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [OffsetFetchResponse_v3(0, [], 14), OffsetFetchResponse_v1([("topic", [(0, -1, "", 16)])])],
+    ids=["as a whole", "of a partition"],
+)
+async def test_a_coordinator_that_does_not_tell_is_asked_again(
+    cluster: KafkaCluster, name: str, ctx: SinkContext, monkeypatch: pytest.MonkeyPatch, answer: Any
+) -> None:
+    """It loads what it keeps, or another has taken over: that nothing is committed, it has not said."""
+    await produced(cluster, name, [])
+    sink = kafka(cluster.bootstrap, name, transactions=True)
+    ctx.flow_name = name
+    ((*_, batch, _),) = committables = await prepared(sink, ctx, [1])
+    first, again = sink.committer(), sink.committer()
+    assert first is not None and again is not None
+    await first.commit(committables)
+    await first.close()
+    answers = [answer, OffsetFetchResponse_v3(0, [(name, [(0, 1, batch, 0)])], 0)]  # The second is what the mock cluster forgets.
+    send = AIOKafkaAdminClient._send_request
+
+    async def answered(self: Any, request: Any, node_id: Any = None) -> Any:
+        return answers.pop(0) if isinstance(request, OffsetFetchRequest) else await send(self, request, node_id)
+
+    monkeypatch.setattr(AIOKafkaAdminClient, "_send_request", answered)
+    with pytest.raises(ConnectionError, match="does not tell its offsets now"):
+        await again.commit(committables)
+    await again.commit(committables)
+    await again.close()
+    assert answers == []
+    assert await read_all(kafka(cluster.bootstrap, name, until="latest", options=READING), ctx) == [1]
 
 
 async def test_a_record_that_no_broker_takes_fails_before_the_checkpoint(cluster: KafkaCluster, name: str, ctx: SinkContext) -> None:

@@ -121,6 +121,28 @@ async def test_a_group_is_told_of_completed_checkpoints(server: Server, url: str
     assert await read_all(redis(url, "s", group="watched", until="latest"), ctx) == [{"n": "4"}, {"n": "5"}]
 
 
+async def test_a_group_is_told_where_a_job_ended(server: Server, url: str, tmp_path: Path) -> None:
+    for n in range(1, 6):
+        server.ask(f"XADD s {n}-0 n {n}")
+
+    async def read(group: str, **options: Any) -> None:
+        seen: list[Any] = []
+        flow = af.Flow(group)
+        flow.source(redis(url, "s", group=group, **options), uid="s").sink(seen.append)
+        async with flow.run(checkpoints=f"file://{tmp_path}", every="1h") as job:
+            if options:
+                await job.wait()
+                return
+            async with asyncio.timeout(60):
+                while len(seen) < 5:
+                    await asyncio.sleep(0.01)
+            await job.stop()
+
+    await read("bounded", until="latest")
+    await read("stopped")
+    assert (await asyncio.to_thread(server.ask, "XINFO GROUPS s")).count("5-0") == 2
+
+
 async def test_malformed_entries_count_once(server: Server, url: str, ctx: SinkContext) -> None:
     for n in ("1", "two", "3"):
         server.ask(f"XADD s * n {n}")
@@ -202,12 +224,56 @@ async def test_a_stream_that_is_not_what_was_read_is_refused(server: Server, url
 
 
 async def test_a_stream_that_comes_later_is_waited_for(server: Server, url: str, ctx: Context) -> None:
-    source = redis(url, "s", must_exist=False)
+    source = redis(url, "s", must_exist=False, group="watched")
     reader: Any = source.reader(ctx)
     await reader.open(await source.discover())
-    server.ask("XADD s * n 1")
+    reader.checkpoint(1)
+    reader.checkpoint_completed(1)
+    async with asyncio.timeout(60):
+        while reader.untold:  # Nobody can be told of a stream that is not there.
+            await asyncio.sleep(0.01)
+    server.ask("XADD s 1-0 n 1")
     assert await take(reader, 1) == [{"n": "1"}]
+    reader.checkpoint(2)
+    reader.checkpoint_completed(2)
     await reader.close()
+    assert "1-0" in server.ask("XINFO GROUPS s")
+
+
+async def test_a_beginning_that_is_to_come_is_waited_for(server: Server, url: str, ctx: Context) -> None:
+    ctx.replays = True
+    server.ask("XADD s 1-0 n 1")
+    source = redis(url, "s", start="5-0")
+    reader: Any = source.reader(ctx)
+    await reader.open(await source.discover())
+    server.ask("XADD s 5-0 n 5")
+    server.ask("XADD s 6-0 n 6")
+    assert await take(reader, 1) == [{"n": "6"}]
+    await reader.close()
+
+
+async def test_a_server_that_answers_nothing_is_given_up(ctx: SinkContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever was asked of it. What was committed by then, or not, the next try finds out."""
+    ctx.checkpointing = True
+    with redis_server() as server:
+        sink = redis(f"redis://127.0.0.1:{server.port}", "s")
+        writer, committer = sink.writer(ctx), sink.committer()
+        await writer.open()
+        writer.write_batch([{"n": 1}], None)
+        committables = await writer.prepare(1)
+        await writer.close()
+        monkeypatch.setattr("aioflow.io.redis_streams.ANSWER_TIMEOUT_S", 0.5)
+        server.pause()
+        late = sink.writer(ctx)
+        try:
+            for call in (sink.discover, late.open, lambda: committer.commit(committables), lambda: committer.abort(committables)):
+                async with asyncio.timeout(60):
+                    with pytest.raises(OSError, match=r"the server has not answered for 0\.5 s"):
+                        await call()
+        finally:
+            server.resume()
+        await late.close()
+        await committer.close()
 
 
 async def test_a_sink_trims_its_stream(server: Server, url: str, ctx: SinkContext) -> None:
@@ -230,9 +296,10 @@ async def test_a_database_that_was_emptied_is_no_commit(server: Server, url: str
     await committer.close()
 
 
-async def test_writing_waits_for_a_server_that_is_away(ctx: SinkContext) -> None:
+async def test_writing_waits_for_a_server_that_is_away(ctx: SinkContext, caplog: pytest.LogCaptureFixture) -> None:
     """What was in hand is staged once, whichever answer was lost."""
     ctx.checkpointing = True
+    caplog.set_level(logging.INFO, "aioflow.io.redis_sink")
     with redis_server() as server:
         sink = redis(f"redis://127.0.0.1:{server.port}", "s", Number)
         writer, committer = sink.writer(ctx), sink.committer()
@@ -242,7 +309,9 @@ async def test_writing_waits_for_a_server_that_is_away(ctx: SinkContext) -> None
         server.stop()
         writer.write_batch([Number(2)], None)
         flush = asyncio.create_task(writer.flush())
-        await asyncio.sleep(0)
+        async with asyncio.timeout(60):
+            while "trying again" not in caplog.text:
+                await asyncio.sleep(0.01)
         await asyncio.to_thread(server.start)
         await flush
         await committer.commit(await writer.prepare(1))

@@ -66,6 +66,15 @@ class Server:
         self._command = kept
         self.start()
 
+    def pause(self) -> None:
+        """It answers nobody."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
+
     def ask(self, line: str) -> str:
         """What a server of lines of text answers."""
         with socket.create_connection(("127.0.0.1", self.port), PATIENCE_S) as connection:

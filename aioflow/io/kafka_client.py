@@ -1,0 +1,111 @@
+"""Connections to Kafka, over aiokafka: clients that have one or are closed again, and what a consumer group has committed."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from aioflow.core.aio import cancel_and_wait
+from aioflow.core.errors import GraphError
+
+if TYPE_CHECKING:
+    from aioflow.io.kafka_topics import KafkaTopics
+
+__all__ = ["CLOSE_TIMEOUT_S", "client_library", "committed_offsets", "is_away", "start_admin", "start_consumer", "started", "undisturbed"]
+
+R = TypeVar("R")
+
+CLOSE_TIMEOUT_S = 5.0
+"""How long a connection that is being made may take when it is not wanted any more."""
+
+logger = logging.getLogger(__name__)
+
+
+def client_library() -> Any:
+    """aiokafka. Raises ModuleNotFoundError naming the extra."""
+    try:
+        import aiokafka
+    except ImportError:
+        raise ModuleNotFoundError("af.io.kafka needs aiokafka: pip install 'aioflow[kafka]'") from None
+    return aiokafka
+
+
+async def start_consumer(config: KafkaTopics[Any]) -> Any:
+    """A consumer with a connection. Raises GraphError for options that it does not take."""
+    return await started(
+        config,
+        client_library().AIOKafkaConsumer,
+        {"group_id": config.group, "enable_auto_commit": False, "auto_offset_reset": "none", "isolation_level": "read_committed"},
+    )
+
+
+async def started(
+    config: KafkaTopics[Any], make: Callable[..., Any], own: dict[str, Any], takes: Callable[[str], bool] = lambda option: True
+) -> Any:
+    """A client of aiokafka with a connection. Raises GraphError for options that it does not take, among those that it `takes`."""
+    try:
+        client = make(bootstrap_servers=config.brokers, **own, **{name: value for name, value in config.options.items() if takes(name)})
+    except (TypeError, ValueError) as error:
+        raise GraphError(f"{config!r}: aiokafka does not take what options= says: {error}") from None
+    connected = False
+    try:
+        await undisturbed(client.start())
+        connected = True
+    finally:
+        if not connected:
+            await (client.close if hasattr(client, "close") else client.stop)()  # Of the administrator it is called so.
+    return client
+
+
+async def undisturbed(connecting: Coroutine[Any, Any, R]) -> R:
+    """What `connecting` gives. It is cut off a while after the cancellation: aiokafka forgets connections that are cancelled at birth."""
+    task = asyncio.get_running_loop().create_task(connecting)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        try:
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                await asyncio.shield(task)
+        except Exception as error:  # noqa: BLE001  # What it was for is not wanted any more.
+            logger.debug("a connection to Kafka that was given up: %r", error)
+        await cancel_and_wait([task])
+        raise
+
+
+def is_away(error: BaseException) -> bool:
+    """Whether no broker can be reached, or none that is ready, so that a later try may do."""
+    from aiokafka.errors import KafkaError
+
+    return isinstance(error, (OSError, TimeoutError)) or (isinstance(error, KafkaError) and bool(error.retriable))
+
+
+async def start_admin(config: KafkaTopics[Any]) -> Any:
+    """An administrator with a connection. It takes fewer of the options than the others."""
+    client_library()
+    from aiokafka.admin import AIOKafkaAdminClient
+
+    taken = inspect.signature(AIOKafkaAdminClient).parameters
+    return await started(config, AIOKafkaAdminClient, {}, lambda option: option in taken)
+
+
+async def committed_offsets(config: KafkaTopics[Any], group: str, partitions: Sequence[Any]) -> dict[Any, Any]:
+    """What `group` has committed of those of `partitions` of which it has: an offset and its metadata.
+
+    Raises ConnectionError where the coordinator does not tell, as while it loads what it keeps: nobody may take that for "nothing".
+    """
+    from aiokafka.errors import NoError
+
+    unknown = ConnectionError(f"{config!r}: the coordinator of the group {group!r} does not tell its offsets now")
+    admin = await start_admin(config)
+    try:
+        answer = await admin.list_consumer_group_offsets(group, partitions=list(partitions))
+    except (AttributeError, NoError):  # So aiokafka stumbles over an error of one partition.
+        raise unknown from None
+    finally:
+        await admin.close()
+    if not all(one in answer for one in partitions):  # What has none is told as -1; of an answer that is an error aiokafka makes {}.
+        raise unknown
+    return {one: answer[one] for one in partitions if answer[one].offset >= 0}

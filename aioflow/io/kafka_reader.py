@@ -1,0 +1,164 @@
+"""Reads partitions of Kafka, each from its offset on."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from aioflow.core.errors import StateError
+from aioflow.io.backoff import Backoff
+from aioflow.io.kafka_client import is_away, start_consumer, undisturbed
+from aioflow.io.kafka_topics import KafkaRecord
+from aioflow.io.message_bodies import body_decoder
+from aioflow.io.stream_reader import GroupReader, Message
+
+if TYPE_CHECKING:
+    from aioflow.io.kafka_topics import KafkaTopics
+    from aioflow.operators.source import SourceContext
+
+__all__ = ["KafkaReader"]
+
+PAGE_RECORDS = 1_000
+"""Records of one look into what the consumer has fetched."""
+
+WAIT_MS = 1_000
+"""How long a look waits for records. After it partitions that were found meanwhile are read too."""
+
+logger = logging.getLogger(__name__)
+
+
+class KafkaReader(GroupReader):
+    """Reads all partitions of a subtask over one consumer, which connects again by itself."""
+
+    def __init__(self, ctx: SourceContext, config: KafkaTopics[Any]) -> None:
+        super().__init__(ctx, _decoder_of(config), config.on_error, config.group)
+        self._config = config
+        self._consumer: Any = None
+        self._next: dict[str, int] = {}
+        """The offset behind what was handed over, of each split."""
+        self._over: set[str] = set()
+
+    def content_of(self, content: Any) -> bytes:
+        return content.value or b""
+
+    @property
+    def pending_records(self) -> int:
+        """How far the partitions go behind what was polled."""
+        consumer, ahead = self._consumer, 0
+        if consumer is not None:
+            for one in consumer.assignment():
+                high = consumer.highwater(one)
+                ahead += max(0, (high or 0) - self._next[f"{one.topic}-{one.partition}"])
+        return self._buffered + ahead
+
+    async def run(self) -> None:
+        config = self._config
+        backoff = Backoff(self.ctx.host.rng, config.backoff)
+        while True:
+            try:
+                self._consumer = await start_consumer(config)
+                await self._read(self._consumer)
+                return
+            except Exception as error:  # Sorted out here: most are not for another try.
+                if not is_away(error):
+                    raise
+                logger.info("%r: %r, connecting again", config, error)
+            finally:
+                consumer, self._consumer = self._consumer, None
+                if consumer is not None:
+                    await consumer.stop()
+            await backoff.sleep()
+
+    async def _read(self, consumer: Any) -> None:
+        """Read until all partitions are at their ends."""
+        from aiokafka import TopicPartition
+        from aiokafka.errors import OffsetOutOfRangeError
+
+        reads: dict[Any, str] = {}
+        while True:
+            for split in self.splits.values():
+                self._next.setdefault(split.id, split.position)
+            for split_id, split in list(self.splits.items()):
+                if split_id not in self._over and split.payload[2] is not None and self._next[split_id] >= split.payload[2]:
+                    self._over.add(split_id)
+                    await self.put(split_id, [], last=True)
+            wanted = {TopicPartition(*split.payload[:2]): split.id for split in self.splits.values() if split.id not in self._over}
+            if not wanted:
+                return
+            if wanted != reads:
+                reads = wanted
+                consumer.assign(list(reads))
+                for one, split_id in reads.items():
+                    consumer.seek(one, self._next[split_id])
+                await undisturbed(consumer.end_offsets(list(reads)))  # Its connections are made now.
+            if self.untold:
+                await self._tell(consumer)
+            try:
+                fetched = await consumer.getmany(timeout_ms=WAIT_MS, max_records=PAGE_RECORDS)
+            except OffsetOutOfRangeError as error:
+                raise StateError(
+                    f"{self._config!r}: what follows the offsets that were read is not there any more ({error}): it was removed before it "
+                    "was read, or the topic was made anew; start with restore=None, fresh=True"
+                ) from None
+            for one, records in fetched.items():
+                await self._hand_over(reads[one], records)
+            for one, split_id in reads.items():
+                if self._config.bounded:  # The end may lie behind the last record: transactions leave marks.
+                    self._next[split_id] = max(self._next[split_id], await consumer.position(one))
+
+    async def _hand_over(self, split_id: str, records: Sequence[Any]) -> None:
+        end = self.splits[split_id].payload[2]
+        kept = records if end is None else [record for record in records if record.offset < end]
+        messages = [
+            Message(record, record.offset + 1, record.timestamp, f"kafka partition {split_id}, offset {record.offset}") for record in kept
+        ]
+        self._next[split_id] = records[-1].offset + 1
+        await self.put(split_id, messages)
+
+    # The consumer group.
+
+    async def _tell(self, consumer: Any) -> None:
+        """Commit offsets of the partitions that `consumer` has; of the others it may not."""
+        from aiokafka import TopicPartition
+
+        offsets = {}
+        for split_id in list(self.untold):
+            one = TopicPartition(*self.splits[split_id].payload[:2])
+            if one in consumer.assignment():
+                offsets[one] = self.untold.pop(split_id)
+        if not offsets:
+            return
+        try:
+            await undisturbed(consumer.commit(offsets))
+        except Exception as error:
+            if not is_away(error):
+                raise
+            logger.info("%r: the group %r was not told how far it is read: %r", self._config, self._config.group, error)
+            self.untold = {f"{one.topic}-{one.partition}": offset for one, offset in offsets.items()} | self.untold
+
+    async def tell_at_end(self) -> None:
+        from aiokafka import TopicPartition
+
+        consumer = await start_consumer(self._config)
+        try:
+            partitions = [TopicPartition(*self.splits[split_id].payload[:2]) for split_id in self.untold]
+            consumer.assign(partitions)
+            await undisturbed(consumer.end_offsets(partitions))  # Its connections are made now: none is cut off at birth.
+            await self._tell(consumer)
+        finally:
+            await consumer.stop()
+
+
+def _decoder_of(config: KafkaTopics[Any]) -> Callable[[Any], Any]:
+    """Makes an element of a record. It raises MsgspecError or UnicodeDecodeError."""
+    decode = body_decoder(config.format, config.type)
+
+    def value_of(record: Any) -> Any:
+        return None if record.value is None else decode(record.value)
+
+    def whole(record: Any) -> KafkaRecord:
+        place = (record.topic, record.partition, record.offset)
+        return KafkaRecord(value_of(record), record.key, record.timestamp, list(record.headers), *place)
+
+    return whole if config.records else value_of
