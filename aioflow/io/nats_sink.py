@@ -33,8 +33,8 @@ PIECE_MESSAGES = 1_000
 IN_FLIGHT = 256
 """Publications that wait for their answers at a time."""
 
-HEADER_BYTES = 512
-"""More than the headers of a message take of the server's limit."""
+HEADER_BYTES = len("NATS/1.0\r\nNats-Msg-Id: :\r\n\r\n")
+"""What the headers of a message take of the limits, beside the name of its batch and its number."""
 
 logger = logging.getLogger(__name__)
 
@@ -59,13 +59,18 @@ class NatsWriter:
         self._pieces: list[Prepared] = []
         self._batch = ""
         self._count = 0
+        self._most = 0
+        """Bytes that the server, or the stream, takes of a message with its headers."""
         self.full = False
 
     async def open(self) -> None:
         config = self._config
         if "*" in config.subject or ">" in config.subject:
             raise GraphError(f"sink {config!r} has a wildcard, expected the one subject to publish to")
-        info = await stream_of(await self._publisher.connected(), config)
+        client = await self._publisher.connected()
+        info = await stream_of(client, config)
+        limit = info.config.max_msg_size
+        self._most = min(client.max_payload, limit) if limit is not None and limit >= 0 else client.max_payload
         if self._ctx.checkpointing:
             window_s = info.config.duplicate_window or 0.0
             logger.info(
@@ -74,20 +79,23 @@ class NatsWriter:
             )  # fmt: skip
 
     def write_batch(self, values: Sequence[Any], timestamps: Sequence[int] | None) -> None:
-        most = self._publisher.max_bytes
+        if not self._batch:
+            self._batch = self._ctx.host.ids.new("batch")
+        last = self._count + len(self._pending) + len(values)
+        most = self._most - HEADER_BYTES - len(self._batch) - len(str(last))
         for value in values:
             body = self._encode(value)
             if len(body) > most:
-                shown = describe_record(value)
-                raise ValueError(f"sink {self._config!r} got {shown}, of {len(body)} bytes: the server takes {most} (max_payload)")
+                raise ValueError(
+                    f"sink {self._config!r} got {describe_record(value)}, of {len(body)} bytes, beside its headers the server takes "
+                    f"{most}: see max_msg_size of the stream and max_payload of the server"
+                )
             self._pending.append(body)
         self.full = len(self._pending) >= PIECE_MESSAGES
 
     async def flush(self) -> None:
         self.full = False
         pending, self._pending = self._pending, []
-        if not self._batch:
-            self._batch = self._ctx.host.ids.new("batch")
         for start in range(0, len(pending), PIECE_MESSAGES):
             piece = Prepared(self._batch, self._count, pending[start : start + PIECE_MESSAGES])
             self._count += len(piece.bodies)
@@ -142,13 +150,11 @@ class _Publisher:
     def __init__(self, config: NatsStream[Any]) -> None:
         self._config = config
         self._client: Any = None
-        self.max_bytes = 0
 
     async def connected(self) -> Any:
         if self._client is None or not self._client.is_connected:
             await self.close()
             self._client = await connect(self._config)
-            self.max_bytes = int(self._client.max_payload) - HEADER_BYTES
         return self._client
 
     async def publish(self, piece: Prepared) -> None:

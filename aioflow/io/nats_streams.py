@@ -303,7 +303,10 @@ class _NatsReader(StreamReader):
                     if not client.is_connected:
                         raise Broken("the connection broke") from None
                     # Nothing came. Or the consumer is gone, which a server that was restarted does not say.
-                    await jetstream.consumer_info(split.id, made.name)
+                    info = await jetstream.consumer_info(split.id, made.name)
+                    if end is not None and info.num_pending == 0 and info.delivered.consumer_seq < expected:
+                        await self.put(split.id, [], last=True)  # What was left of it was removed meanwhile.
+                        return
                     continue
                 backoff.reset()
                 messages: list[Message] = []
@@ -339,7 +342,7 @@ class _NatsReader(StreamReader):
             state = (await client.jetstream().stream_info(split.id)).state
         except NotFoundError:
             raise GraphError(f"{config!r}: the stream {split.id!r} is not there any more") from None
-        if behind > state.last_seq:
+        if behind > state.last_seq and behind != config.start:  # A beginning that was asked for may be to come.
             raise StateError(
                 f"{config!r}: {split.id!r} was read up to {behind}, and its last message ever is {state.last_seq}: it was made anew or "
                 "set back since; restore it too, or start with restore=None, fresh=True"

@@ -92,6 +92,7 @@ async def test_it_begins_where_it_is_told(server: Server, url: str, name: str, c
     await published(server, name, [b"1", b"2", b"3"])
     for options, expected in (({}, [1, 2, 3]), ({"start": "latest"}, []), ({"start": 1}, [2, 3]), ({"stream": name}, [1, 2, 3])):
         assert await read_all(nats(url, name, until="latest", **options), ctx) == expected  # type: ignore[call-overload]
+    assert await read_all(nats(url, name, start=1_000, until="latest"), ctx) == []
     later = nats(url, name, start="latest")
     splits = await later.discover()
     await published(server, name, [b"4"])
@@ -172,6 +173,49 @@ async def test_a_stream_that_is_not_what_was_read_is_refused_and_what_was_remove
     await connection.close()
     assert await read_all(nats(url, name, until="latest"), ctx, [af.Split(name, 1, 4)]) == [4]
     assert "messages 2 to 3 were removed before they were read" in caplog.text
+
+
+async def test_a_read_ends_where_what_was_left_of_it_is_removed(
+    server: Server, url: str, name: str, ctx: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import nats as client
+
+    monkeypatch.setattr("aioflow.io.nats_streams.PAGE_MESSAGES", 1)
+    await published(server, name, [b"1", b"2", b"3"])
+    source = nats(url, name, until="latest")
+    reader: Any = source.reader(ctx)
+    reader._capacity = 1  # It takes the next page when this one was polled.
+    await reader.open(await source.discover())
+    while not reader.pending_records:
+        await reader.wait()
+    connection = await client.connect(url)
+    await connection.jetstream().purge_stream(name)
+    await connection.close()
+    assert await take(reader, 3) == [1]
+    assert reader.finished
+    await reader.close()
+
+
+async def test_a_message_that_the_stream_does_not_take_fails_before_the_checkpoint(
+    server: Server, url: str, name: str, ctx: SinkContext
+) -> None:
+    import nats as client
+
+    ctx.checkpointing = True
+    connection = await client.connect(url)
+    await connection.jetstream().add_stream(name=name, subjects=[name], max_msg_size=200)
+    await connection.close()
+    sink = nats(url, name, format="text")
+    writer, committer = sink.writer(ctx), sink.committer()
+    await writer.open()
+    with pytest.raises(ValueError, match=r"beside its headers the server takes \d+: see max_msg_size") as caught:
+        writer.write_batch(["x" * 200], None)
+    most = int(str(caught.value).partition("server takes ")[2].partition(":")[0])
+    writer.write_batch(["x" * most], None)
+    await committer.commit(await writer.prepare(1))
+    await writer.close()
+    await committer.close()
+    assert await read_all(nats(url, name, format="text", until="latest"), ctx) == ["x" * most]
 
 
 async def test_a_server_without_jetstream_says_so(name: str) -> None:
