@@ -125,7 +125,7 @@ COLUMN_MUTANTS: list[Mutant] = [
         "        return RecordBatch(self.values, self.timestamps, self.keys, watermarks, watermark)\n",
         (
             "tests/core/test_elements.py::test_the_same_records_in_another_batch_are_as_whole_as_they_were",
-            "tests/spark/test_taken.py::test_answers_of_two_subtasks_are_those_of_one",
+            "tests/spark/test_taken.py::test_lines_of_a_file_add_up_on_spark_as_they_do_here",
         ),
     ),
     Mutant(
