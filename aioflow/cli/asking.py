@@ -13,13 +13,13 @@ from typing import Any
 
 from aioflow.api.runner import new_event_loop
 from aioflow.cli.flags import in_flags
-from aioflow.cli.processes import DATA, processes_of
+from aioflow.cli.processes import processes_of
 from aioflow.cli.security import secured_host
 from aioflow.cli.target import UsageError
 from aioflow.cli.terminal import reader_is_gone
 from aioflow.cluster.secret_file import read_secret
 from aioflow.cluster.submission import ClusterClient, NoJobManager
-from aioflow.cluster.whereabouts import Whereabouts, parse_address, parse_addresses
+from aioflow.cluster.whereabouts import DATA, Whereabouts, parse_address, parse_addresses
 from aioflow.core.errors import AioflowError, GraphError, NotAuthenticated
 from aioflow.core.host import Host
 

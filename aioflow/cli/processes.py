@@ -11,10 +11,9 @@ from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
-__all__ = ["DATA", "jobmanagers_of", "processes_of"]
+from aioflow.cluster.whereabouts import DATA
 
-DATA = Path(".aioflow")
-"""Where a cluster keeps its jobs, its secret and its logs, unless told otherwise."""
+__all__ = ["jobmanagers_of", "processes_of"]
 
 PROC = Path("/proc")
 JOBMANAGER, TASKMANAGER = "jobmanager", "taskmanager"

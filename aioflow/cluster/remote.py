@@ -21,7 +21,7 @@ from aioflow.cluster.remote_master import RemoteJobMaster
 from aioflow.cluster.secret_file import given_secret
 from aioflow.cluster.submission import ClusterClient, submission_of
 from aioflow.cluster.told import ToldWorker, decode_told, statistics_of
-from aioflow.cluster.whereabouts import NobodyLeads, Whereabouts, parse_addresses
+from aioflow.cluster.whereabouts import DATA, NobodyLeads, Whereabouts, parse_addresses
 from aioflow.core.aio import cancel_and_wait, wait_first
 from aioflow.core.errors import AioflowError, Broken, Closed
 from aioflow.graph.deployment import ExecutionAttemptId, ExecutionState
@@ -40,9 +40,6 @@ if TYPE_CHECKING:
 __all__ = ["RemoteCluster", "RemoteRun"]
 
 logger = logging.getLogger(__name__)
-
-DIRECTORY = ".aioflow"
-"""What `aioflow cluster start` makes in the directory where it is given."""
 
 RETURN_TIMEOUT_S = 30.0
 """How long a run whose JobManager is gone looks for the next one: several leases."""
@@ -105,7 +102,7 @@ class RemoteCluster:
     @property
     def _directory(self) -> Path:
         """Where the cluster keeps what is its own, as far as it is on this machine."""
-        return self.address if isinstance(self.address, Path) else Path(DIRECTORY)
+        return self.address if isinstance(self.address, Path) else DATA
 
 
 class RemoteRun:

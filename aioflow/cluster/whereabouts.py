@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aioflow.checkpoint.lease import current_holder
@@ -22,9 +23,12 @@ if TYPE_CHECKING:
     from aioflow.core.host import Host
     from aioflow.protocol.handshake import PeerRole
 
-__all__ = ["LEASE_DIRECTORY", "NobodyLeads", "Whereabouts", "connect_to_leader", "parse_address", "parse_addresses"]
+__all__ = ["DATA", "LEASE_DIRECTORY", "NobodyLeads", "Whereabouts", "connect_to_leader", "parse_address", "parse_addresses"]
 
 logger = logging.getLogger(__name__)
+
+DATA = Path(".aioflow")
+"""Where a cluster keeps its jobs, its secret and its logs, unless told otherwise: in the directory where it was started."""
 
 LEASE_DIRECTORY = "leader"
 """Of the lease, in the directory of a cluster."""
