@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from aioflow.core.elements import RecordBatch
@@ -42,7 +43,7 @@ class ConnectedRowsOperator(Operator):
         return self._sides[index].process_batch(batch)
 
     def snapshot_state(self, checkpoint_id: int) -> Awaitable[None] | None:
-        return all_of([one for side in self._sides if (one := side.snapshot_state(checkpoint_id)) is not None])
+        return all_of(partial(side.snapshot_state, checkpoint_id) for side in self._sides)
 
     async def close(self) -> None:
         for side in reversed(self._sides):

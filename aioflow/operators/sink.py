@@ -139,6 +139,7 @@ class SinkOperator(Operator):
             self._confirmed = max(self._prepared)
             await self._commit_confirmed()
         self._writer = writer = self._sink.writer(self.ctx)
+        self.ctx.operator_state.lend()
         if isinstance(writer, CheckpointedFunction):
             writer.initialize_state(self.ctx.runtime)
         ids = self.ctx.operator_state.get_union_list_state(PREPARED).get() if self._committer is not None else []

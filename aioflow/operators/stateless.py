@@ -148,7 +148,7 @@ class StatelessOperator(Operator):
         return done if self._rest is None else self._rest.process_batch(done)
 
     def snapshot_state(self, checkpoint_id: int) -> Awaitable[None] | None:
-        return all_of([one for function in self._functions if (one := function.snapshot_state(self.ctx)) is not None])
+        return all_of(partial(function.snapshot_state, self.ctx) for function in self._functions)
 
     async def close(self) -> None:
         for function in reversed(self._functions):

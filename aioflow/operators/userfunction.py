@@ -7,7 +7,7 @@ and `close` are driven by the operator. Parameters whose default is `use(resourc
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -54,6 +54,7 @@ class UserFunction:
     def initialize_state(self, ctx: OperatorContext) -> None:
         """Hand a function its operator state, if it has some. Called before `open`."""
         if has_operator_state(self._function):
+            ctx.operator_state.lend()
             self._function.initialize_state(ctx.runtime)
 
     def snapshot_state(self, ctx: OperatorContext) -> Awaitable[None] | None:
@@ -65,6 +66,7 @@ class UserFunction:
         self.call = await with_resources(self.call, ctx)
         self._opened = True
         if isinstance(self._function, Function):
+            ctx.operator_state.lend()
             opener = await with_resources(self._function.open, ctx)
             result = opener(ctx.runtime)
             if inspect.isawaitable(result):
@@ -84,20 +86,21 @@ def has_operator_state(function: Any) -> bool:
     return issubclass(function if isinstance(function, type) else type(function), CheckpointedFunction)
 
 
-def all_of(snapshots: Sequence[Awaitable[None]]) -> Awaitable[None] | None:
-    """What several functions gave to await for their state, one after the other. The first error comes out, when all have ended."""
-    return _all_of(snapshots) if len(snapshots) > 1 else next(iter(snapshots), None)
+def all_of(snapshots: Iterable[Callable[[], Awaitable[None] | None]]) -> Awaitable[None] | None:
+    """Lets several functions write their state, one after the other; what is to await, if one gives that, goes on with those behind it.
+
+    The first error comes out. None is begun before those in front of it have ended: whatever ends this in the midst, nothing is left over.
+    """
+    left = iter(snapshots)
+    ongoing = next((one for snapshot in left if (one := snapshot()) is not None), None)
+    return None if ongoing is None else _all_of(ongoing, left)
 
 
-async def _all_of(snapshots: Sequence[Awaitable[None]]) -> None:
-    first: Exception | None = None
-    for one in snapshots:
-        try:
+async def _all_of(ongoing: Awaitable[None], left: Iterator[Callable[[], Awaitable[None] | None]]) -> None:
+    await ongoing
+    for snapshot in left:
+        if (one := snapshot()) is not None:
             await one
-        except Exception as error:  # noqa: BLE001  # Raised below: what was begun and not awaited would be complained of by Python.
-            first = first or error
-    if first is not None:
-        raise first
 
 
 async def with_resources(call: Callable[..., Any], ctx: OperatorContext) -> Callable[..., Any]:

@@ -10,6 +10,7 @@ not depend on where batches were cut. A window's state goes when the watermark p
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator, MutableMapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from aioflow.core.elements import MAX_WATERMARK, RecordBatch, empty_batch
@@ -116,7 +117,7 @@ class WindowOperator(Operator):
             await function.open(ctx)
 
     def snapshot_state(self, checkpoint_id: int) -> Awaitable[None] | None:
-        return all_of([one for function in self._functions if (one := function.snapshot_state(self.ctx)) is not None])
+        return all_of(partial(function.snapshot_state, self.ctx) for function in self._functions)
 
     async def close(self) -> None:
         for function in self._functions:

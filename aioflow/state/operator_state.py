@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from aioflow.core.errors import ProtocolError, RestoreError, StateError
+from aioflow.core.errors import ProtocolError, RestoreError, StateError, TypeNotSupported
 from aioflow.core.serializers import Codec
 from aioflow.core.state_descriptors import MapStateDescriptor, StateDescriptor
 from aioflow.state.snapshot import OperatorSnapshot, frozen_copy
@@ -141,6 +141,7 @@ class HeapOperatorStateBackend:
 
     def __init__(self) -> None:
         self.is_restored = False
+        self.is_lent = False
         self._split: dict[str, OperatorListState] = {}
         self._union: dict[str, OperatorListState] = {}
         self._broadcast: dict[str, BroadcastState] = {}
@@ -162,12 +163,18 @@ class HeapOperatorStateBackend:
         return self._broadcast.setdefault(name, BroadcastState(name, {}))
 
     def snapshot(self) -> OperatorSnapshot:
-        """A consistent copy; names without elements are in it."""
-        return OperatorSnapshot(
-            {name: _frozen(state.get()) for name, state in self._split.items()},
-            {name: _frozen(state.get()) for name, state in self._union.items()},
-            {name: _frozen(dict(state.items())) for name, state in self._broadcast.items()},
-        )
+        """A consistent copy; names without elements are in it. What cannot be copied is refused where it is encoded."""
+        snapshot = OperatorSnapshot()
+        for lists, copies in ((self._split, snapshot.split), (self._union, snapshot.union)):
+            for name, state in lists.items():
+                copies[name] = _frozen(name, state.get(), snapshot.uncopied)
+        for name, entries in self._broadcast.items():
+            snapshot.broadcast[name] = _frozen(name, dict(entries.items()), snapshot.uncopied)
+        return snapshot
+
+    def lend(self) -> None:
+        """A function has got this, or a context with it, and may ask for state whenever it likes."""
+        self.is_lent = True
 
     def unclaimed(self) -> list[str]:
         """The names of restored list states that hold elements and were not asked for. Broadcast state may be asked for with an element."""
@@ -238,11 +245,12 @@ def redistribute(snapshots: Sequence[OperatorSnapshot], parallelism: int) -> lis
     return new
 
 
-def _frozen(state: Any) -> Any:
-    """A copy. What cannot be copied is encoded as it is then: as a rule it cannot be, and that refuses it by name, and ends the job."""
+def _frozen(name: str, state: Any, uncopied: dict[str, str]) -> Any:
+    """A copy. What cannot be copied is noted, and named by `encode_operator_state`: that ends the job."""
     try:
         return frozen_copy(state)
-    except Exception:  # noqa: BLE001  # Whatever `__deepcopy__` raises; a task that failed of it would come back to the same value.
+    except Exception as error:  # noqa: BLE001  # Whatever `__deepcopy__` raises; a task that failed of it would come back to the same value.
+        uncopied[name] = f"{type(error).__name__}: {error}"
         return state
 
 
@@ -263,7 +271,14 @@ def encode_operator_state(snapshot: OperatorSnapshot, codec: Codec, owner: str) 
     """The bytes of `snapshot`. Raises TypeNotSupported naming the operator `owner`, the state, the type and the remedy."""
 
     def batch(name: str, values: list[Any]) -> bytes:
-        return codec.encode_batch(values, owner=f"operator {owner!r}, operator state {name!r}")
+        place = f"operator {owner!r}, operator state {name!r}"
+        content = codec.encode_batch(values, owner=place)  # What cannot travel either is named with its type.
+        if name in snapshot.uncopied:  # It may have changed since: these bytes would not be those of the checkpoint.
+            raise TypeNotSupported(
+                f"{place}: a value cannot be copied ({snapshot.uncopied[name]}), and would go on changing while the checkpoint is written; "
+                "give its class __deepcopy__, or keep what it is made from"
+            )
+        return content
 
     encoded = _Encoded(
         {name: batch(name, elements) for name, elements in snapshot.split.items()},

@@ -41,6 +41,8 @@ class OperatorSnapshot:
     """Union list state: every subtask gets the elements of all."""
     broadcast: dict[str, dict[Any, Any]] = field(default_factory=dict)
     """Broadcast state: the same on every subtask."""
+    uncopied: dict[str, str] = field(default_factory=dict)
+    """Names of those that could not be copied, and why: what is here in their place may change, and is not to be written."""
 
 
 def check_max_parallelism(found: int, expected: int, what: str) -> None:

@@ -264,6 +264,7 @@ class SourceTaskContext:
     def __init__(self, services: SourceServices, runtime: SubtaskRuntimeContext, *, replays: bool, checkpointing: bool = False) -> None:
         self._services = services
         self.runtime = runtime
+        runtime.operator_state.lend()
         self.replays = replays
         self.checkpointing = checkpointing
 

@@ -12,8 +12,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from aioflow.core.errors import RestoreError, note_once
+from aioflow.operators.async_process import PENDING
+from aioflow.operators.async_wait import IN_FLIGHT
+from aioflow.operators.batching import GATHERED
 from aioflow.operators.same_aggregate import AGGREGATE
-from aioflow.operators.sink import PREPARED
+from aioflow.operators.sink import COMMITTABLES, PREPARED
 from aioflow.operators.slice_window import PROGRESS
 from aioflow.operators.stateless import describe_place
 from aioflow.operators.watermarks import WATERMARKS
@@ -38,6 +41,9 @@ FINISHED = f"{INTERNAL_PREFIX}finished"
 NOTES = frozenset({FINISHED, AGGREGATE, PREPARED, PROGRESS, WATERMARKS})
 """List states that say something about other state, or about where an operator stood, and are nothing to be lost by themselves."""
 
+HELD = frozenset({COMMITTABLES, GATHERED.name, IN_FLIGHT.name, PENDING})
+"""List states of operators that have elements or writes in hand, which ask for theirs when they open. All others are of functions."""
+
 
 async def restore_state(contexts: Sequence[TaskOperatorContext], restore: TaskRestore, source: StateInput, codec: Codec) -> None:
     """Fill the backends of `contexts`. Raises RestoreError, naming the operator. Operators without state there begin empty, as restored."""
@@ -57,8 +63,12 @@ async def restore_state(contexts: Sequence[TaskOperatorContext], restore: TaskRe
 
 
 def refuse_unclaimed(context: TaskOperatorContext, restore: TaskRestore) -> None:
-    """Once the operator is open: state of one of another kind, which had its uid, is not dropped in silence. Raises RestoreError."""
-    lists = [name for name in context.operator_state.unclaimed() if name not in NOTES]
+    """Once the operator is open: state that it can have no use for is not dropped in silence. Raises RestoreError.
+
+    A function may ask for its state with the first element, or when it is written: what it has not asked for yet stays as it is.
+    """
+    state = context.operator_state
+    lists = [name for name in state.unclaimed() if name in HELD or (name not in NOTES and not state.is_lent)]
     # A backend that an application brings along need not tell.
     tables: Mapping[str, Table] = getattr(context.keyed_state, "unclaimed", dict)()
     if not lists and not tables:
@@ -67,12 +77,12 @@ def refuse_unclaimed(context: TaskOperatorContext, restore: TaskRestore) -> None
     if not restore.allow_non_restored:
         raise RestoreError(
             f"{describe_place(context)} (uid {context.uid}) has no use for the state {names} that checkpoint {restore.checkpoint_id} holds "
-            "for it, which an operator of another kind has written: restore with that operator, or give this one another uid and "
-            "allow_non_restored=True"
+            "for it: an operator or a function of another kind has written that under this uid. Restore with the one that wrote it, or "
+            "begin without that state with allow_non_restored=True"
         )
-    logger.warning("%s begins without the state %s of an operator of another kind: allow_non_restored=True", describe_place(context), names)
+    logger.warning("%s begins without the state %s, for which it has no use: allow_non_restored=True", describe_place(context), names)
     for name in lists:
-        context.operator_state.forget(name)
+        state.forget(name)
     for table in tables.values():
         for namespace in table.namespaces():
             table.drop(namespace)

@@ -235,8 +235,8 @@ STATE_MUTANTS: list[Mutant] = [
     Mutant(
         "a view of operator state fails the task where something cannot be copied",
         "aioflow/state/operator_state.py",
-        "    except Exception:  # noqa: BLE001  # Whatever `__deepcopy__` raises;",
-        "    except NotImplementedError:  #",
+        "    except Exception as error:  # noqa: BLE001  # Whatever `__deepcopy__` raises;",
+        "    except NotImplementedError as error:  #",
         (
             "tests/api/test_checkpoints.py::"
             "test_a_running_job_with_operator_state_that_cannot_be_kept_fails_at_its_first_checkpoint_naming_it",
@@ -244,10 +244,24 @@ STATE_MUTANTS: list[Mutant] = [
         ),
     ),
     Mutant(
+        "what goes on changing is written into the checkpoint, where it cannot be copied",
+        "aioflow/state/operator_state.py",
+        "        if name in snapshot.uncopied:",
+        "        if name in ():",
+        ("tests/state/test_operator_state.py::test_what_can_travel_but_cannot_be_copied_is_refused_by_name",),
+    ),
+    Mutant(
+        "operator state that a function has not asked for yet is refused to it",
+        "aioflow/task/restoring.py",
+        "and not state.is_lent)]",
+        ")]",
+        ("tests/api/test_function_state.py::test_operator_state_may_be_asked_for_late",),
+    ),
+    Mutant(
         "only the first of the functions of an operator is awaited for its state",
         "aioflow/operators/userfunction.py",
-        "    for one in snapshots:\n",
-        "    for one in snapshots[:1]:\n",
+        "    for snapshot in left:\n",
+        "    for snapshot in ():\n",
         ("tests/operators/test_awaited_snapshots.py::test_both_sides_of_a_connected_map_are_awaited",),
     ),
 ]

@@ -191,3 +191,106 @@ async def test_what_a_function_counted_is_there_after_a_savepoint(place: str) ->
                     await asyncio.sleep(0.001)
             await job.stop()
     assert len(kept.began_with) == 3
+
+
+class Late(af.CheckpointedFunction):
+    """Asks for its operator state where it needs it: with the first element, and when it is written."""
+
+    def __init__(self, report: Callable[[int], None]) -> None:
+        self.report = report
+
+    def initialize_state(self, ctx: Any) -> None:
+        self.ctx, self.count = ctx, None
+
+    def snapshot_state(self, ctx: Any) -> None:
+        if self.count is not None:
+            ctx.operator_state.get_list_state("count").update([self.count])
+
+    def __call__(self, value: Any) -> Any:
+        if self.count is None:
+            self.count = sum(self.ctx.operator_state.get_list_state("count").get())
+        self.count += 1
+        self.report(self.count)
+        return value
+
+
+class LateProcess(af.ProcessFunction[Any, Any]):
+    """As `Late`, without a word of it beforehand."""
+
+    def __init__(self, report: Callable[[int], None]) -> None:
+        self.report = report
+
+    def open(self, ctx: Any) -> None:
+        self.ctx = ctx
+
+    def process_element(self, value: Any, ctx: Any) -> Any:
+        state = self.ctx.operator_state.get_list_state("count")
+        count = sum(state.get()) + 1
+        state.update([count])
+        self.report(count)
+        yield value
+
+
+@pytest.mark.parametrize("place", ["map", "process", "sink"])
+async def test_operator_state_may_be_asked_for_late(place: str) -> None:
+    """Nobody can know beforehand that it will not be: a run in which no element comes keeps it, too."""
+    store, results = f"memory://test-function-state-{next(_NAMES)}", list[int]()
+    events: Any = None
+
+    def report(count: int) -> None:
+        results.append(count)
+
+    def build() -> af.Flow:
+        nonlocal events
+        flow = af.Flow("late")
+        stream = events = flow.source(af.io.push(), uid="events")
+        if place == "map":
+            stream.map(Late(report), uid="late").sink(af.io.blackhole())
+        elif place == "process":
+            stream.process(LateProcess(report), uid="late").sink(af.io.blackhole())
+        else:
+            stream.sink(Late(report), uid="late")
+        return flow
+
+    for elements in (2, 0, 2):
+        wanted = len(results) + elements
+        async with build().run(checkpoints=store, every="1h", restart=af.no_restart()) as job:
+            for i in range(elements):
+                await job.input(events).put(i)
+            async with asyncio.timeout(30):
+                while len(results) < wanted:
+                    await asyncio.sleep(0.001)
+            await job.stop()
+    assert results == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+async def test_operator_state_is_refused_to_what_can_never_ask_for_it(allowed: bool) -> None:
+    """As a plain function."""
+    store, results = f"memory://test-function-state-{next(_NAMES)}", list[int]()
+    events: Any = None
+
+    def report(count: int) -> None:
+        results.append(count)
+
+    def build(function: Any) -> af.Flow:
+        nonlocal events
+        flow = af.Flow("dropped")
+        events = flow.source(af.io.push(), uid="events")
+        events.map(function, uid="same").sink(af.io.blackhole())
+        return flow
+
+    options: dict[str, Any] = {"checkpoints": store, "every": "1h", "restart": af.no_restart()}
+    async with build(Late(report)).run(**options) as job:
+        await job.input(events).put(1)
+        async with asyncio.timeout(30):
+            while not results:
+                await asyncio.sleep(0.001)
+        await job.stop()
+    if allowed:
+        async with build(lambda value: value).run(**options, restore="latest", allow_non_restored=True) as job:
+            await job.stop()
+        return
+    with pytest.raises(af.RestoreError, match=r"has no use for the state 'count' .* an operator or a function of another kind"):
+        async with build(lambda value: value).run(**options):
+            raise AssertionError("it must not run")

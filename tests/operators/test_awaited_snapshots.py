@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import warnings
 from typing import Any
 
 import pytest
@@ -45,11 +47,36 @@ async def test_both_sides_of_a_connected_map_are_awaited() -> None:
     assert written == ["first", "second"]
 
 
-async def test_the_first_error_comes_out_when_all_have_ended() -> None:
+async def test_an_error_comes_out_and_nothing_is_left_that_nobody_awaits() -> None:
     written: list[str] = []
     error = ValueError("of the first")
     ongoing = connected(Kept("first", written, error), Kept("second", written)).snapshot_state(1)
     assert ongoing is not None
     with pytest.raises(ValueError, match="of the first"):
         await ongoing
-    assert written == ["second"]
+    assert written == []
+
+
+async def test_one_that_is_cancelled_in_the_midst_leaves_nothing_that_nobody_awaits() -> None:
+    """Python would complain of it, where it is let go: a warning, which fails this test."""
+    begun = asyncio.Event()
+
+    class Waits(Kept):
+        async def snapshot_state(self, ctx: Any) -> None:
+            begun.set()
+            await asyncio.Event().wait()
+
+    written: list[str] = []
+    ongoing = connected(Waits("first", written), Kept("second", written)).snapshot_state(1)
+    assert ongoing is not None
+    task = asyncio.ensure_future(ongoing)
+    await begun.wait()
+    with warnings.catch_warnings(record=True) as complaints:
+        warnings.simplefilter("always")
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        del ongoing, task
+        gc.collect()
+    assert [str(one.message) for one in complaints] == []
+    assert written == []

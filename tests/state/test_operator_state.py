@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from aioflow.core.errors import RestoreError, StateError, TypeNotSupported
 from aioflow.core.serializers import Codec
 from aioflow.core.state_descriptors import ListStateDescriptor, MapStateDescriptor
+from aioflow.core.type_registry import TypeRegistry
 from aioflow.state.operator_state import HeapOperatorStateBackend, decode_operator_state, encode_operator_state, redistribute
 from aioflow.state.snapshot import OperatorSnapshot
 
@@ -193,6 +195,30 @@ def test_what_cannot_be_copied_is_refused_by_name_when_it_is_written() -> None:
     backend.get_list_state("one").update([Uncopied()])
     with pytest.raises(TypeNotSupported, match=r"operator 'keeps', operator state 'one': .*Uncopied cannot travel"):
         encode_operator_state(backend.snapshot(), Codec(), "keeps")
+
+
+class Locked:
+    """Travels by functions of its own, and cannot be copied for what it holds besides."""
+
+    def __init__(self, number: int) -> None:
+        self.number, self.lock = number, threading.Lock()
+
+
+@pytest.mark.parametrize("kind", ["list", "union", "broadcast"])
+def test_what_can_travel_but_cannot_be_copied_is_refused_by_name(kind: str) -> None:
+    """F1: it would be written as it is then, with what elements from behind the barrier have made of it."""
+    types = TypeRegistry()
+    types.register(Locked, encode=lambda value: value.number, decode=Locked)
+    backend = HeapOperatorStateBackend()
+    one = Locked(1)
+    if kind == "broadcast":
+        backend.get_broadcast_state("one").put("key", one)
+    else:
+        (backend.get_list_state if kind == "list" else backend.get_union_list_state)("one").update([one])
+    view = backend.snapshot()
+    one.number = 2  # By the next element, while the checkpoint is written.
+    with pytest.raises(TypeNotSupported, match=r"operator 'keeps', operator state 'one': a value cannot be copied .*lock.* __deepcopy__"):
+        encode_operator_state(view, Codec(types), "keeps")
 
 
 def test_restored_lists_that_nobody_asked_for_are_known() -> None:
