@@ -14,12 +14,24 @@ from aioflow.core.errors import GraphError
 if TYPE_CHECKING:
     from aioflow.io.kafka_topics import KafkaTopics
 
-__all__ = ["CLOSE_TIMEOUT_S", "client_library", "committed_offsets", "is_away", "start_admin", "start_consumer", "started", "undisturbed"]
+__all__ = [
+    "CLOSE_TIMEOUT_S",
+    "client_library",
+    "committed_offsets",
+    "is_away",
+    "message_limit",
+    "start_admin",
+    "start_consumer",
+    "started",
+    "undisturbed",
+]
 
 R = TypeVar("R")
 
 CLOSE_TIMEOUT_S = 5.0
 """How long a connection that is being made may take when it is not wanted any more."""
+
+LIMIT = "max.message.bytes"
 
 logger = logging.getLogger(__name__)
 
@@ -109,3 +121,22 @@ async def committed_offsets(config: KafkaTopics[Any], group: str, partitions: Se
     if not all(one in answer for one in partitions):  # What has none is told as -1; of an answer that is an error aiokafka makes {}.
         raise unknown
     return {one: answer[one] for one in partitions if answer[one].offset >= 0}
+
+
+async def message_limit(config: KafkaTopics[Any], topic: str) -> int | None:
+    """What the brokers take at most of a message into `topic` (`max.message.bytes`); None where they do not tell."""
+    from aiokafka.errors import KafkaError
+
+    admin = await start_admin(config)
+    try:
+        from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+
+        asked = ConfigResource(ConfigResourceType.TOPIC, topic, {LIMIT: ""})
+        answers = await admin.describe_configs([asked])
+    except KafkaError as error:
+        logger.debug("%r: the limit of messages is not known: %r", config, error)
+        return None
+    finally:
+        await admin.close()
+    told = {name: value for answer in answers for resource in answer.resources for name, value, *_ in resource[4]}
+    return int(told[LIMIT]) if LIMIT in told else None

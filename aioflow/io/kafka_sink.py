@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aioflow.core.errors import GraphError, StateError
 from aioflow.io.backoff import Backoff
-from aioflow.io.kafka_client import client_library, committed_offsets, is_away, started
+from aioflow.io.kafka_client import client_library, committed_offsets, is_away, message_limit, started
 from aioflow.io.message_bodies import body_encoder
 from aioflow.operators.userfunction import describe_record
 
@@ -78,6 +78,9 @@ class KafkaWriter:
         if len(config.topics) > 1:
             raise GraphError(f"sink {config!r} names {len(config.topics)} topics, expected the one to write to")
         self._producer = await self._start()
+        limit = await message_limit(config, config.topics[0])
+        if limit is not None and not config.options.get("compression_type"):  # It is one of what is sent: compressed it may do.
+            self._most = min(self._most, limit - OVERHEAD_BYTES)
 
     async def _start(self) -> Any:
         return await started(self._config, client_library().AIOKafkaProducer, {"enable_idempotence": True, "acks": "all"})
@@ -88,7 +91,10 @@ class KafkaWriter:
             size = len(key or b"") + len(body or b"")
             if size > self._most:
                 shown = describe_record(value)
-                raise ValueError(f"sink {self._config!r} got {shown}, of {size} bytes, expected at most {self._most}: see max_request_size")
+                raise ValueError(
+                    f"sink {self._config!r} got {shown}, of {size} bytes, expected at most {self._most}: "
+                    "see max_request_size in options=, and max.message.bytes of the topic"
+                )
             self._pending.append((key, body))
         self.full = len(self._pending) >= PIECE_RECORDS
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
@@ -11,10 +11,15 @@ from aioflow.core.errors import GraphError, did_you_mean
 from aioflow.io.shapes import is_namedtuple, namedtuple_from
 from aioflow.operators.userfunction import describe_record
 
-__all__ = ["FORMATS", "body_decoder", "body_encoder", "checked_format"]
+__all__ = ["FORMATS", "body_decoder", "body_encoder", "checked_format", "one_or_more"]
 
 FORMATS = ("json", "text", "bytes")
 """What a body can be."""
+
+
+def one_or_more(given: Any) -> list[Any]:
+    """Several, or the one that was given instead; of which kind they are is for whoever asks to check."""
+    return list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
 
 
 def checked_format(format: str, type: type[Any] | None, place: str) -> str:

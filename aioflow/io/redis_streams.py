@@ -17,7 +17,7 @@ from aioflow.core.explained_calls import explained
 from aioflow.io.backoff import Backoff
 from aioflow.io.http_client import checked_url
 from aioflow.io.malformed import checked_on_error
-from aioflow.io.message_bodies import checked_format
+from aioflow.io.message_bodies import checked_format, one_or_more
 from aioflow.io.redis_entries import decoder_of, entry_decoder
 from aioflow.io.stream_reader import GroupReader, Message
 from aioflow.operators.source import Split
@@ -106,7 +106,7 @@ def redis(
     As a sink, of one stream: dicts, or what has fields, of texts, bytes and numbers; with `field` what `format` takes. Exactly once under
     checkpoints, at least once without. `maxlen`: trim the stream to about so many entries.
     """
-    streams = [stream] if isinstance(stream, str) else list(stream)
+    streams = one_or_more(stream)
     place = f"redis(..., {', '.join(map(repr, streams))})"  # Without the URL: it may hold a password.
     if not str(url).startswith("unix://"):
         try:
@@ -231,7 +231,7 @@ def open_client(config: RedisStreams[Any]) -> Any:
                 return await super().execute_command(*args, **options)  # type: ignore[no-untyped-call]  # redis-py has no types there.
 
     try:
-        return Bounded.from_url(
+        client = Bounded.from_url(
             config.url,
             protocol=2,  # The shape of answers is that of the version of the protocol.
             decode_responses=False,
@@ -240,6 +240,11 @@ def open_client(config: RedisStreams[Any]) -> Any:
             socket_connect_timeout=ANSWER_TIMEOUT_S,
             retry=Retry(NoBackoff(), 0),
         )
+        client.connection_pool.connection_class(**client.connection_pool.connection_kwargs)  # It connects nothing yet.
+        return client
+    except TypeError as error:
+        unknown = str(error).rpartition(" ")[2]
+        raise GraphError(f"{config!r}: redis-py knows no option {unknown} of a URL: take it out of what follows the ?") from None
     except ValueError:  # Its words may have a part of the password in them.
         raise GraphError(
             f"{config!r}: the URL cannot be read, expected redis://USER:PASSWORD@HOST:PORT/DB, with %40 for @ and the like in a password"

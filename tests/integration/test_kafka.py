@@ -12,6 +12,7 @@ import msgspec
 import pytest
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.protocol.admin import DescribeConfigsResponse_v1
 from aiokafka.protocol.commit import OffsetFetchRequest, OffsetFetchResponse_v1, OffsetFetchResponse_v3
 from aiokafka.structs import OffsetAndMetadata
 
@@ -201,6 +202,8 @@ async def test_what_can_never_do_is_refused(cluster: KafkaCluster, name: str, ct
     for make, message in (
         (lambda: kafka("kafka://me:secret@host", "t"), "expected brokers as 'HOST:PORT'"),
         (lambda: kafka(bootstrap, []), "expected the name of a topic"),
+        (lambda: kafka(bootstrap, 3), "topic is 3, expected the name of a topic"),  # type: ignore[call-overload]
+        (lambda: kafka(3, "t"), "expected brokers as 'HOST:PORT'"),  # type: ignore[call-overload]
         (lambda: kafka(bootstrap, "t", start="earlyest"), "did you mean 'earliest'"),
         (lambda: kafka(bootstrap, "t", until="now"), "expected 'latest' or None"),
         (lambda: kafka(bootstrap, "t", key="id"), "expected a function of a record"),  # type: ignore[arg-type]
@@ -256,21 +259,36 @@ async def test_brokers_that_are_away_lose_and_double_nothing_that_is_read(
     await reader.close()
 
 
-async def test_event_time_is_that_of_the_slowest_partition_and_idle_ones_hold_nothing_back(cluster: KafkaCluster, name: str) -> None:
-    """Partition 0 is far ahead of 1: nothing of 1 is late. 2 and 3 are empty: after a while windows close without them."""
-    ahead = [(0, b'{"n":%d}' % (60_000 + n)) for n in range(5)]
-    await produced(cluster, name, [*ahead, *((1, b'{"n":%d}' % n) for n in range(0, 50_000, 10_000))])
+async def closed_windows(cluster: KafkaCluster, name: str, count: int, **options: Any) -> list[tuple[int, int]]:
+    """The first windows of 10 s of the numbers in a topic, each by its start and how many it has."""
     flow = af.Flow("windows")
-    strategy = af.WatermarkStrategy.monotonous_timestamps(timestamp=lambda number: number.n, idle_after="3s")
+    strategy = af.WatermarkStrategy.monotonous_timestamps(timestamp=lambda number: number.n, **options)
     numbers = flow.source(kafka(cluster.bootstrap, name, Number), watermarks=strategy)
     windows = numbers.key_by(lambda number: 0).window(af.tumbling("10s")).aggregate(af.count())
     closed: list[tuple[int, int]] = []
     async with asyncio.timeout(PATIENCE_S), windows.execute_and_collect() as results:
         async for result in results:
             closed.append((result.start, result.value))
-            if len(closed) == 4:
+            if len(closed) == count:
                 break
-    assert closed == [(start, 1) for start in range(0, 40_000, 10_000)]
+    return closed
+
+
+async def test_event_time_is_that_of_the_slowest_partition(cluster: KafkaCluster, name: str) -> None:
+    """The others are far ahead of 1: nothing of it is late."""
+    ahead = [(partition, b'{"n":%d}' % (60_000 + n)) for n in range(5) for partition in (0, 2, 3)]
+    await produced(cluster, name, [*ahead, *((1, b'{"n":%d}' % n) for n in range(0, 50_000, 10_000))])
+    assert await closed_windows(cluster, name, 4) == [(start, 1) for start in range(0, 40_000, 10_000)]
+
+
+async def test_partitions_without_records_hold_event_time_back_for_a_while_only(cluster: KafkaCluster, name: str) -> None:
+    await produced(cluster, name, [(1, b'{"n":%d}' % n) for n in range(0, 50_000, 10_000)])
+    closed = asyncio.create_task(closed_windows(cluster, name, 4, idle_after="500ms"))
+    number = 50_000
+    while not closed.done():  # This one is never idle for long.
+        await produced(cluster, name, [(1, b'{"n":%d}' % number)])
+        number += 1
+    assert await closed == [(start, 1) for start in range(0, 40_000, 10_000)]
 
 
 async def test_records_are_counted_once_when_the_job_is_cancelled_and_rescaled(
@@ -398,6 +416,22 @@ async def test_a_record_that_no_broker_takes_fails_before_the_checkpoint(cluster
     sink = kafka(cluster.bootstrap, name, transactions=True)
     with pytest.raises(ValueError, match="see max_request_size"):
         await prepared(sink, ctx, ["x" * 1_100_000])
+
+
+async def test_a_record_that_the_topic_does_not_take_fails_before_the_checkpoint(
+    cluster: KafkaCluster, name: str, ctx: SinkContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The mock cluster does not tell; what a real broker says is planted."""
+    entry = ("max.message.bytes", "2000", False, 5, False, [])
+
+    async def described(self: Any, resources: Any) -> Any:
+        return [DescribeConfigsResponse_v1(0, [(0, None, 2, name, [entry])])]
+
+    monkeypatch.setattr(AIOKafkaAdminClient, "describe_configs", described)
+    sink = kafka(cluster.bootstrap, name, transactions=True)
+    with pytest.raises(ValueError, match=r"max\.message\.bytes of the topic"):
+        await prepared(sink, ctx, ["x" * 1_900])
+    assert len(await prepared(sink, ctx, ["x" * 1_400])) == 1
 
 
 async def test_a_job_with_transactions_writes_everything_once(

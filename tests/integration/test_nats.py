@@ -129,6 +129,7 @@ async def test_what_can_never_do_is_refused(server: Server, url: str, name: str,
         await write(nats(url, name, format="bytes"), ctx, ["text"])
     for make, message in (
         (lambda: nats([], "s"), "expected the URL of a server"),
+        (lambda: nats(3, "s"), "expected the URL of a server"),  # type: ignore[call-overload]
         (lambda: nats(url, "a b"), "expected a subject"),
         (lambda: nats(url, "s", start="lastest"), "did you mean 'latest'"),
         (lambda: nats(url, "s", start=-1), "expected 'earliest'"),

@@ -161,6 +161,8 @@ async def test_what_can_never_do_is_refused(server: Server, url: str, ctx: SinkC
         await redis(url, "nowhere").discover()
     with pytest.raises(GraphError, match="the key 'list' holds a list, expected a stream"):
         await redis(url, "list").discover()
+    with pytest.raises(GraphError, match="redis-py knows no option 'foo' of a URL"):
+        await redis(f"{url}?foo=1", "s").discover()
     with pytest.raises(GraphError, match="the key 'list' holds a list, expected a stream"):
         await write(redis(url, "list"), ctx, [{"n": 1}])
     with pytest.raises(GraphError, match="names 2 streams, expected the one to write to"):
@@ -173,6 +175,7 @@ async def test_what_can_never_do_is_refused(server: Server, url: str, ctx: SinkC
     for make, message in (
         (lambda: redis("http://x", "s"), "expected a URL redis://HOST:PORT/DB"),
         (lambda: redis(url, []), "expected the name of a stream"),
+        (lambda: redis(url, 3), "stream is 3, expected the name of a stream"),  # type: ignore[call-overload]
         (lambda: redis(url, "s", start="earlyest"), "did you mean 'earliest'"),
         (lambda: redis(url, "s", until="now"), "expected 'latest' or None"),
         (lambda: redis(url, "s", format="text"), "name it by field="),
