@@ -11,7 +11,7 @@ from aioflow.core.expression_namespaces import DtNamespace, StrNamespace
 from aioflow.core.expression_trees import walk
 from aioflow.core.expressions import COMPARISONS, LOGICAL, Binary, Call, Column, Expr, Literal, Unary
 
-__all__ = ["always_none", "no_attribute", "no_operation", "no_truth", "no_values", "note_text"]
+__all__ = ["always_none", "no_attribute", "no_operation", "no_truth", "no_value", "no_values", "note_text"]
 
 METHODS = ("is_in", "is_null", "fill_null", "cast", "round", "abs", "str", "dt")
 TEXT = tuple(name for name in vars(StrNamespace) if not name.startswith("_"))
@@ -35,6 +35,12 @@ def no_truth(e: Expr[Any]) -> str:
     """Why `e` is neither true nor false, and how what needs that is written."""
     text = "an expression has no truth value: use & | ~ instead of and, or, not, is_in instead of `in`, when(...) instead of `if`"
     if isinstance(e, Binary) and e._operator in COMPARISONS:
+        for side in (e._right, e._left):
+            if isinstance(side, Binary) and side._operator in LOGICAL:
+                # `x > 1 & y < 5` is the chain x > (1 & y) < 5.
+                first: Expr[Any] = Binary(e._operator, *((e._left, side._left) if side is e._right else (side._left, e._right)))
+                apart = f"({first!r}) {side._operator} ({_operand(side._right)} < 5)"
+                return f"{text}; {side._operator} binds tighter than {e._operator}, so write each comparison in parentheses, like {apart}"
         # Python has turned `1 < x` round to `x > 1`; of `y < x` the middle of the chain is on the right.
         middle = e._left if isinstance(e._right, Literal) else e._right
         text += f"; a chain like 1 < {middle!r} < 5 is two comparisons, ({middle!r} > 1) & ({middle!r} < 5)"
@@ -43,7 +49,7 @@ def no_truth(e: Expr[Any]) -> str:
 
 def no_attribute(e: Expr[Any], name: str) -> str:
     """What stands for the attribute `name` that an expression does not have."""
-    shown = f"({e!r})" if isinstance(e, (Binary, Unary)) else repr(e)
+    shown = _operand(e)
     wrong, nested = f"an expression has no method {name!r}", f"; if it is a nested field write {shown}[{name!r}]"
     if name in TEXT:
         return f"{wrong}; for text write {shown}.str.{name}(...){nested}"
@@ -61,16 +67,21 @@ def no_operation(namespace: StrNamespace | DtNamespace, name: str) -> str:
     return f"{prefix} has no operation {name!r}{did_you_mean(name, known, prefix + '.{}')}; it has {', '.join(known)}"
 
 
+def no_value(e: Expr[Any], asked: str, method: str) -> str:
+    """Why `asked` is nothing that `e` can be, and the method that does so with each value."""
+    return f"{asked} of {e!r}: an expression stands for a value of each element, not known here; write {_operand(e)}.{method}"
+
+
 def no_values(e: Expr[Any], values: Sequence[Any]) -> str:
     """Why expressions are no values of `is_in`, and how `e` is compared with them."""
-    shown = f"({e!r})" if isinstance(e, (Binary, Unary)) else repr(e)
+    shown = _operand(e)
     ways = " | ".join(f"({shown} == {value!r})" for value in values if isinstance(value, Expr)) or f"({shown} == col.other)"
     return f"is_in expects plain values, known when the flow is built; to compare with other fields write {ways}"
 
 
 def always_none(e: Expr[Any], operator: str) -> str:
     """What `e == None` and `e != None` come to."""
-    shown = f"({e!r})" if isinstance(e, (Binary, Unary)) else repr(e)
+    shown = _operand(e)
     wanted = f"{shown}.is_null()" if operator == "==" else f"~{shown}.is_null()"
     return f"{shown} {operator} None is None for every element, as any operation on None, so a filter drops them all: write {wanted}"
 
@@ -85,7 +96,13 @@ def note_text(error: BaseException, row: Any, *expressions: Expr[Any]) -> None:
     if call is not None:
         e, name = call._operand, call._name
         error.add_note(f"{e!r} is {type(_field(row, e)).__name__}, and .{name} reads text: write {e!r}.cast(str).{name}(...)")
-    elif isinstance(error, TypeError) and "str" in str(error) and (text := next(_texts(row, expressions), None)) is not None:
+    elif not isinstance(error, TypeError) or "str" not in str(error):
+        return
+    elif (joined := next(_joined(row, expressions), None)) is not None:
+        plain, other = joined
+        write = f"{str(other._value)!r} for {other._value}" if isinstance(other, Literal) else f"{other!r}.cast(str) for {other!r}"
+        error.add_note(f"{plain!r} is text, and + joins texts: write {write}")
+    elif (text := next(_texts(row, expressions), None)) is not None:
         remedy = f"{text!r}.cast(int) or .cast(float) makes a number of it; with type= the source does so for all fields"
         error.add_note(f"{text!r} is text: {remedy}")
 
@@ -97,8 +114,29 @@ def _texts(row: Any, expressions: Sequence[Expr[Any]]) -> Iterator[Column[Any]]:
         for e in walk(expression):
             if isinstance(e, Binary) and e._operator not in LOGICAL:
                 for one, other in ((e._left, e._right), (e._right, e._left)):
-                    if isinstance(one, Column) and _is_text(row, one) and not _is_text(row, other):
+                    joins = e._operator == "+" and _spells_no_number(_value(row, one))
+                    if isinstance(one, Column) and _is_text(row, one) and not _is_text(row, other) and not joins:
                         yield one
+
+
+def _joined(row: Any, expressions: Sequence[Expr[Any]]) -> Iterator[tuple[Expr[Any], Expr[Any]]]:
+    """Sums of a text that spells no number and of a number: the two sides."""
+    for expression in expressions:
+        for e in walk(expression):
+            if isinstance(e, Binary) and e._operator == "+":
+                for one, other in ((e._left, e._right), (e._right, e._left)):
+                    if _spells_no_number(_value(row, one)) and isinstance(_value(row, other), (int, float, Decimal)):
+                        yield one, other
+
+
+def _spells_no_number(value: Any) -> bool:
+    if not isinstance(value, str):
+        return False
+    try:
+        float(value)
+    except ValueError:
+        return True
+    return False
 
 
 def _no_texts(row: Any, expressions: Sequence[Expr[Any]]) -> Iterator[Call[Any]]:
@@ -119,5 +157,15 @@ def _field(row: Any, e: Expr[Any]) -> Any:
         return None
 
 
+def _value(row: Any, e: Expr[Any]) -> Any:
+    """The constant `e`, or what stands in `row` where it is a field."""
+    return e._value if isinstance(e, Literal) else _field(row, e)
+
+
 def _is_text(row: Any, e: Expr[Any]) -> bool:
-    return isinstance(e._value if isinstance(e, Literal) else _field(row, e), str)
+    return isinstance(_value(row, e), str)
+
+
+def _operand(e: Expr[Any]) -> str:
+    """`e` as it is written before a method or an operator."""
+    return f"({e!r})" if isinstance(e, (Binary, Unary)) else repr(e)

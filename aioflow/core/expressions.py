@@ -240,6 +240,19 @@ class Expr(Generic[T]):
         raise TypeError(f"an expression cannot be iterated, it stands for one value: {self!r}; use & | ~ to combine expressions")
 
     if not TYPE_CHECKING:
+        # What a type checker refuses by itself, told the operation that is meant.
+
+        def __int__(self):
+            raise TypeError(_no_value(self, "int(...)", "cast(int)"))
+
+        def __float__(self):
+            raise TypeError(_no_value(self, "float(...)", "cast(float)"))
+
+        def __len__(self):
+            raise TypeError(_no_value(self, "len(...)", "str.len()"))
+
+        def __format__(self, _spec):
+            raise TypeError(_no_value(self, "a formatted text", "str.concat(...)") + ", or {...!r} to show the expression itself")
 
         def __getattr__(self, name):
             if name.startswith("__"):  # Copying and introspection ask for these.
@@ -423,6 +436,10 @@ class When(Part):
         """The value (plain or an expression) where the condition is true."""
         return Then((*self._branches, (self._condition, as_expression(value))), Literal(None))
 
+    def __repr__(self) -> str_:
+        before = f"{Then(self._branches, Literal(None))!r}." if self._branches else ""
+        return f"{before}when({self._condition!r}) without its .then(value)"
+
 
 def is_expression(x: object) -> TypeGuard[Expr[Any]]:
     """Whether `x` is an expression. Decided by its type, never by looking into a function."""
@@ -438,6 +455,12 @@ def as_expression(value: Any) -> Expr[Any]:
     if callable(value) and not isinstance(value, type):
         raise TypeError(f"a function ({value!r}) cannot stand inside an expression; use map for it")
     return Literal(value)
+
+
+def _no_value(e: Expr[Any], asked: str, method: str) -> str:
+    from aioflow.core.expression_hints import no_value
+
+    return no_value(e, asked, method)
 
 
 def _tell_of_none(e: Expr[Any], operator: str) -> None:

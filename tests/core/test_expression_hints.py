@@ -42,6 +42,8 @@ def test_an_attribute_that_is_none_names_the_operation_that_was_meant(wrong: Cal
     [
         (lambda: 1 < c.x < 5, "a chain like 1 < col.x < 5 is two comparisons, (col.x > 1) & (col.x < 5)"),
         (lambda: c.a < c.b < 5, "a chain like 1 < col.b < 5 is two comparisons"),
+        (lambda: c.x > 1 & c.y < 5, "& binds tighter than >, so write each comparison in parentheses, like (col.x > 1) & (col.y < 5)"),
+        (lambda: 1 < c.x | c.y > 5, "| binds tighter than >, so write each comparison in parentheses, like (col.x > 1) | (col.y < 5)"),
         (lambda: c.x > 1 and c.y, "use & | ~ instead of and, or, not"),
         (lambda: "a" in c.tags, "is_in instead of `in`"),
         (lambda: 1 if c.x else 2, "when(...) instead of `if`"),
@@ -52,6 +54,29 @@ def test_what_needs_a_truth_value_says_what_to_write(wrong: Callable[[], Any], s
         wrong()
     assert said in str(caught.value)
     assert "use & | ~" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (lambda: int(c.x), "int(...) of col.x: an expression stands for a value of each element, not known here; write col.x.cast(int)"),
+        (lambda: float(c.x + 1), "write (col.x + 1).cast(float)"),
+        (lambda: len(c.x), "write col.x.str.len()"),
+        (lambda: f"{c.x}!", "write col.x.str.concat(...), or {...!r} to show the expression itself"),
+        (lambda: "{:>9}".format(c.x), "write col.x.str.concat(...)"),  # noqa: UP032  # That way too.
+    ],
+)
+def test_what_needs_one_value_names_the_method_for_each(wrong: Callable[[], Any], said: str) -> None:
+    with pytest.raises(TypeError) as caught:
+        wrong()
+    assert said in str(caught.value)
+
+
+def test_a_when_without_its_then_says_so() -> None:
+    assert repr(af.when(c.x > 1)) == "when(col.x > 1) without its .then(value)"
+    assert repr(af.when(c.x > 1).then("a").when(c.y)) == "when(col.x > 1).then('a').when(col.y) without its .then(value)"
+    with pytest.raises(TypeError, match=r"^when\(col\.x\) without its \.then\(value\) is half an expression"):
+        c.y + af.when(c.x)
 
 
 def test_what_copies_and_pickles_asks_for_is_no_mistake() -> None:
@@ -93,7 +118,25 @@ async def test_an_aggregate_of_numbers_that_are_text_says_so(aggregate: Any, win
     assert place.startswith("aioflow: in operator")
 
 
-@pytest.mark.parametrize("e", [c.n + c.m, c.user + c.cents, c.user + "x" + c.n], ids=str)
+@pytest.mark.parametrize(
+    ("e", "said"),
+    [
+        (c.user + c.n, "col.user is text, and + joins texts: write col.n.cast(str) for col.n"),
+        (c.n + c.user, "col.user is text, and + joins texts: write col.n.cast(str) for col.n"),
+        ("n: " + c.n, "lit('n: ') is text, and + joins texts: write col.n.cast(str) for col.n"),
+        (c.user + 1, "col.user is text, and + joins texts: write '1' for 1"),
+    ],
+    ids=str,
+)
+async def test_a_number_that_is_joined_to_a_text_is_told_to_become_one(e: Any, said: str) -> None:
+    with pytest.raises(TypeError) as caught:
+        await af.Flow("texts").source([{"n": 1, "user": "ann"}]).map(e).collect()
+    hint, place = caught.value.__notes__
+    assert hint == said
+    assert place.startswith("aioflow: in operator 'map'")
+
+
+@pytest.mark.parametrize("e", [c.n + c.m, c.user + c.cents, c.user + c.m, c.user + "x" + c.n], ids=str)
 async def test_other_errors_of_types_have_no_such_hint(e: Any) -> None:
     row = {"n": 1, "m": [], "user": "ann", "cents": "250"}
     flow = af.Flow("texts").source([row])
