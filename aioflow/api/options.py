@@ -126,7 +126,7 @@ def parse_options(given: Mapping[str, Any]) -> RunOptions:
             raise TypeError(f"run option {name}= is not known{hint}")
     options = RunOptions(**given)
     if not isinstance(options.workers, int) or options.workers < 0:
-        raise ValueError(f"workers must be a number of processes, 0 for none, got {options.workers!r}")
+        raise ValueError(f"workers must be a number of processes, got {options.workers!r}: without processes of its own it is workers=0")
     policy: object = options.restart  # As given: the annotation is only a promise.
     if not isinstance(policy, RestartPolicy):
         what = f"{type(policy).__name__}: {policy!r}"

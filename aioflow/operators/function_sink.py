@@ -26,7 +26,7 @@ def as_sink(what: Any) -> Sink[Any]:
     if isinstance(what, type) and isinstance(what, Sink):  # It has the methods, but of no instance.
         raise GraphError(f"sink() got the class {what.__name__}, expected an instance: add the parentheses, {what.__name__}(...)")
     if isinstance(what, Sink):
-        check_without_state(what, "sink(): a Sink, whose writers have the state,")
+        check_without_state(what, "sink(): the writers of a Sink have its state")
         return what
     if inspect.isfunction(what) and what.__module__.startswith("aioflow.io."):  # It would be called with each element, and make a sink.
         raise GraphError(f"sink() got the function {what.__name__}, expected what it makes: add the parentheses, {what.__name__}(...)")

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from types import GeneratorType
 from typing import Any
 
+from aioflow.core.expressions import is_expression
 from aioflow.operators.userfunction import describe_record
 
 __all__ = ["PLAIN_RESULTS", "FirstResult", "elements_of", "refuse_awaitable"]
@@ -49,7 +50,8 @@ def refuse_awaitable(result: Any, what: str) -> None:
 class FirstResult:
     """A function whose first result is looked at; `seen` tells that the function may be called directly from then on.
 
-    Looking at each result would cost as much as a small function does, and a function that gives one coroutine gives only those.
+    Looking at each result would cost as much as a small function does, and a function that gives one coroutine or one expression gives only
+    those.
     """
 
     __slots__ = ("_what", "call", "seen")
@@ -63,6 +65,11 @@ class FirstResult:
         result = self.call(value)
         if not self.seen:
             refuse_awaitable(result, self._what)
+            if is_expression(result):
+                raise TypeError(
+                    f"{self._what} returned the expression {result!r} instead of a value: pass the expression itself in the place of the "
+                    "function, or read the field of the element that the function is given"
+                )
             self.seen = True
         return result
 

@@ -181,7 +181,7 @@ STATELESS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "gap": (lambda s: s.key_by(str).window(af.session(Stateful())), r"gap of session\(\): Stateful"),
     "on_timeout": (lambda s: s.map(later, timeout="1s", on_timeout=Stateful()), "map: on_timeout=: Stateful"),
     "source": (lambda s: s.flow.source(Stateful()), "the function of a source, which has positions instead: Stateful"),
-    "sink": (lambda s: s.sink(Writes()), r"sink\(\): a Sink, whose writers have the state,: Writes"),
+    "sink": (lambda s: s.sink(Writes()), r"sink\(\): the writers of a Sink have its state: Writes has"),
 }
 
 

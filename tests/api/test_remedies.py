@@ -308,3 +308,20 @@ async def test_a_table_that_is_not_there_is_named_with_its_file(tmp_path: Path) 
     (tmp_path / "empty.db").touch()
     with pytest.raises(af.GraphError, match=rf"SQLite file {tmp_path}/empty\.db has no table 'sales': create it before the job starts"):
         await af.Flow("tables").source(af.io.sqlite(tmp_path / "empty.db", "sales")).collect()
+
+
+@pytest.mark.parametrize(
+    ("method", "function"),
+    [("map", lambda _value: af.col.cents + 1), ("filter", lambda _value: af.col.cents > 1), ("sink", lambda _value: af.col.cents)],
+)
+async def test_a_function_that_gives_an_expression_is_told_so_at_its_first_result(method: str, function: Callable[[Any], Any]) -> None:
+    stream = numbers()
+    made = getattr(stream, method)(function)
+    with pytest.raises(TypeError, match=rf"the function of {method} returned the expression col\.cents.* instead of a value: pass the"):
+        await (stream.flow.execute() if method == "sink" else made.collect())
+
+
+@pytest.mark.parametrize("given", [None, "2", -1])
+async def test_workers_that_are_no_number_are_told_that_none_is_0(given: Any) -> None:
+    with pytest.raises(ValueError, match=rf"^workers must be a number of processes, got {given!r}: without .* it is workers=0$"):
+        await numbers().collect(workers=given)
