@@ -68,7 +68,7 @@ class NatsWriter:
         if "*" in config.subject or ">" in config.subject:
             raise GraphError(f"sink {config!r} has a wildcard, expected the one subject to publish to")
         client = await self._publisher.connected()
-        info = await stream_of(client, config)
+        info = await stream_of(client, config, written=True)
         limit = info.config.max_msg_size
         self._most = min(client.max_payload, limit) if limit is not None and limit >= 0 else client.max_payload
         if self._ctx.checkpointing:

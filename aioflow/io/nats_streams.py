@@ -6,10 +6,12 @@ server forgets; where it was is in the checkpoint alone. How messages are writte
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
+from aioflow.core.aio import cancel_and_wait
 from aioflow.core.errors import Broken, GraphError, StateError, did_you_mean
 from aioflow.core.explained_calls import explained
 from aioflow.io.backoff import Backoff
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["NatsStream", "connect", "is_away", "nats", "stream_of"]
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 PAGE_MESSAGES = 500
 """Messages of one request."""
@@ -37,6 +40,9 @@ WAIT_S = 1.0
 
 FORGOTTEN_AFTER_S = 300.0
 """After so long without a request the server forgets the consumer of a reader that is gone."""
+
+FOREIGN_SUBJECT = 10093
+"""The error of a server that is to read a subject which the stream does not take."""
 
 logger = logging.getLogger(__name__)
 
@@ -111,7 +117,10 @@ def nats(
 
 
 class NatsStream(Generic[T]):
-    """A `Source` and a `Sink`. One split; its position is the sequence number of the last message that was read."""
+    """A `Source` and a `Sink`. One split; its position is the sequence number of the last message that was read.
+
+    Its payload: the last number to read, or None, and when the stream was made: another of the same name has numbers of its own.
+    """
 
     name = "nats"
 
@@ -147,7 +156,7 @@ class NatsStream(Generic[T]):
         return self.until is not None
 
     async def discover(self) -> list[Split]:
-        """One split: its position says where to begin, its payload the last number to read, or None."""
+        """One split: its position says where to begin."""
         client = await connect(self)
         try:
             info = await stream_of(client, self)
@@ -155,7 +164,7 @@ class NatsStream(Generic[T]):
             await client.close()
         last = int(info.state.last_seq)
         begin = self.start if isinstance(self.start, int) else {"earliest": 0, "latest": last}[self.start]
-        return [Split(info.config.name, begin, None if self.until is None else last)]
+        return [Split(info.config.name, begin, [None if self.until is None else last, _made(info)])]
 
     def reader(self, ctx: SourceContext) -> SourceReader[T]:
         return _NatsReader(ctx, self)
@@ -171,8 +180,24 @@ class NatsStream(Generic[T]):
         return NatsCommitter(self)
 
 
+async def heeded(call: Coroutine[Any, Any, R]) -> R:
+    """What a `call` of nats-py gives; a cancellation comes out when it has ended.
+
+    nats-py waits with asyncio.wait_for, which in Python 3.11 loses a cancellation that comes in the turn of what it waits for.
+    """
+    task = asyncio.get_running_loop().create_task(call)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await cancel_and_wait([task])
+        raise
+
+
 async def connect(config: NatsStream[Any]) -> Any:
-    """A connection, which ends when it breaks. Raises ModuleNotFoundError naming the extra, GraphError where the server refuses."""
+    """A connection, which ends when it breaks.
+
+    Raises ModuleNotFoundError naming the extra, GraphError where the server refuses, Broken naming the servers where none answers.
+    """
     try:
         from nats import errors
         from nats.aio.client import Client
@@ -190,7 +215,7 @@ async def connect(config: NatsStream[Any]) -> Any:
     client = Client()
     connected = False
     try:
-        await client.connect(config.servers, **{**own, **config.options})
+        await heeded(client.connect(config.servers, **{**own, **config.options}))
         connected = True
         return client
     except (errors.Error, OSError, TimeoutError) as error:
@@ -203,7 +228,10 @@ async def connect(config: NatsStream[Any]) -> Any:
                 raise GraphError(
                     f"{config!r}: the server refuses: {one}; give options={{'user': ..., 'password': ...}} or what else it asks for"
                 ) from None
-        raise
+        places = ", ".join(url.rpartition("@")[2] for url in config.servers)
+        raise Broken(
+            f"{config!r}: no server of NATS answers at {places} ({error!r}): start it, or give its URL nats://HOST:PORT"
+        ) from None
     except TypeError as error:
         raise GraphError(f"{config!r}: nats.connect does not take what options= says: {error}") from None
     finally:
@@ -224,19 +252,41 @@ def is_away(error: BaseException) -> bool:
     return isinstance(error, (errors.Error, OSError, TimeoutError, Broken)) and not isinstance(error, errors.AuthorizationError)
 
 
-async def stream_of(client: Any, config: NatsStream[Any]) -> Any:
-    """What the server tells of the stream. Raises GraphError where there is none."""
+async def stream_of(client: Any, config: NatsStream[Any], *, written: bool = False) -> Any:
+    """What the server tells of the stream. Raises GraphError where there is none, or where what is `written` would not come into it."""
     from nats import errors
     from nats.js.errors import NotFoundError, ServiceUnavailableError
 
     jetstream = client.jetstream()
     try:
-        return await jetstream.stream_info(config.stream or await jetstream.find_stream_name_by_subject(config.subject))
+        name = config.stream or await heeded(jetstream.find_stream_name_by_subject(config.subject))
+        info = await heeded(jetstream.stream_info(name))
+        if written and config.stream is not None:
+            await _taken(jetstream, config)
+        return info
     except NotFoundError:
         what = f"there is no stream {config.stream!r}" if config.stream else f"no stream takes the subject {config.subject!r}"
         raise GraphError(f"{config!r}: {what}: make one first (`nats stream add`), or name another by stream=") from None
     except (ServiceUnavailableError, errors.NoRespondersError):
         raise Broken(f"{config!r}: the server has no JetStream now: start it with JetStream enabled (nats-server -js)") from None
+
+
+async def _taken(jetstream: Any, config: NatsStream[Any]) -> None:
+    """Raises GraphError unless what is published to the subject comes into the stream that was named."""
+    from nats.js.errors import NotFoundError
+
+    try:
+        taker = await heeded(jetstream.find_stream_name_by_subject(config.subject))
+    except NotFoundError:
+        taker = None
+    if taker != config.stream:
+        where = "no stream" if taker is None else f"the stream {taker!r}"
+        raise GraphError(f"{config!r}: {where} takes that subject, expected {config.stream!r}, which stream= names: add it to its subjects")
+
+
+def _made(info: Any) -> str | None:
+    """When the stream was made: by this, and its name, it is known again."""
+    return None if info.created is None else str(info.created.isoformat())
 
 
 class _NatsReader(StreamReader):
@@ -245,6 +295,8 @@ class _NatsReader(StreamReader):
         self._config = config
         self._behind: int | None = None
         """The last number that was handed over."""
+        self._made: str | None = None
+        """When the stream was made that this is a number of; None for one of a checkpoint that does not tell."""
         self._ahead = 0
 
     @property
@@ -255,12 +307,14 @@ class _NatsReader(StreamReader):
         config = self._config
         (split,) = self.splits.values()
         self._behind = split.position or 0
+        payload = split.payload
+        end, self._made = payload if isinstance(payload, (list, tuple)) else (payload, None)  # So checkpoints of before have it.
         backoff = Backoff(self.ctx.host.rng, config.backoff)
         while True:
             try:
                 client = await connect(config)
                 try:
-                    await self._read(client, split, backoff)
+                    await self._read(client, split, end, backoff)
                     return
                 finally:
                     await client.close()
@@ -270,40 +324,29 @@ class _NatsReader(StreamReader):
                 logger.info("%r: %r, connecting again", config, error)
             await backoff.sleep()
 
-    async def _read(self, client: Any, split: Split, backoff: Backoff) -> None:
-        """Read until the end of a split that has one."""
-        from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
+    async def _read(self, client: Any, split: Split, end: int | None, backoff: Backoff) -> None:
+        """Read until `end`, where there is one."""
+        from nats.js.errors import NotFoundError
 
-        config, end = self._config, split.payload
+        config = self._config
         assert self._behind is not None, "run() has set it"
         await self._check(client, split)
         jetstream = client.jetstream()
-        made = await jetstream.add_consumer(
-            split.id,
-            ConsumerConfig(
-                filter_subject=config.subject,
-                deliver_policy=DeliverPolicy.BY_START_SEQUENCE,
-                opt_start_seq=self._behind + 1,
-                ack_policy=AckPolicy.NONE,
-                inactive_threshold=FORGOTTEN_AFTER_S,
-                num_replicas=1,
-                mem_storage=True,
-            ),
-        )
+        made = await self._consumer(jetstream, split)
         try:
-            subscription = await jetstream.pull_subscribe_bind(made.name, split.id)
+            subscription = await heeded(jetstream.pull_subscribe_bind(made.name, split.id))
             if end is not None and made.num_pending == 0:
                 await self.put(split.id, [], last=True)
                 return
             expected = 1
             while True:
                 try:
-                    fetched = await subscription.fetch(PAGE_MESSAGES, WAIT_S)
+                    fetched = await heeded(subscription.fetch(PAGE_MESSAGES, WAIT_S))
                 except TimeoutError:
                     if not client.is_connected:
                         raise Broken("the connection broke") from None
                     # Nothing came. Or the consumer is gone, which a server that was restarted does not say.
-                    info = await jetstream.consumer_info(split.id, made.name)
+                    info = await heeded(jetstream.consumer_info(split.id, made.name))
                     if end is not None and info.num_pending == 0 and info.delivered.consumer_seq < expected:
                         await self.put(split.id, [], last=True)  # What was left of it was removed meanwhile.
                         return
@@ -328,9 +371,43 @@ class _NatsReader(StreamReader):
                     return
                 if lost:
                     raise Broken(f"message {expected} of the consumer was lost on the way")
+        except NotFoundError:  # Whether the stream went with it is looked at when this goes on.
+            raise Broken(f"{config!r}: the server has forgotten the consumer of {split.id!r}") from None
         finally:
             if client.is_connected:
-                await jetstream.delete_consumer(split.id, made.name)
+                await self._forget(jetstream, split, made.name)
+
+    async def _consumer(self, jetstream: Any, split: Split) -> Any:
+        """One of our own, which begins where this reader is."""
+        from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
+        from nats.js.errors import BadRequestError
+
+        assert self._behind is not None, "run() has set it"
+        wanted = ConsumerConfig(
+            filter_subject=self._config.subject,
+            deliver_policy=DeliverPolicy.BY_START_SEQUENCE,
+            opt_start_seq=self._behind + 1,
+            ack_policy=AckPolicy.NONE,
+            inactive_threshold=FORGOTTEN_AFTER_S,
+            num_replicas=1,
+            mem_storage=True,
+        )
+        try:
+            return await heeded(jetstream.add_consumer(split.id, wanted))
+        except BadRequestError as error:
+            if error.err_code != FOREIGN_SUBJECT:
+                raise
+            raise GraphError(
+                f"{self._config!r}: the stream {split.id!r} does not take that subject: name one of its own, or another by stream="
+            ) from None
+
+    async def _forget(self, jetstream: Any, split: Split, consumer: str) -> None:
+        from nats.js.errors import NotFoundError
+
+        try:
+            await heeded(jetstream.delete_consumer(split.id, consumer))
+        except NotFoundError:
+            pass  # It is gone already.
 
     async def _check(self, client: Any, split: Split) -> None:
         """Look whether the stream is the one that the position is of, and still holds what follows it."""
@@ -339,13 +416,23 @@ class _NatsReader(StreamReader):
         config, behind = self._config, self._behind
         assert behind is not None, "run() has set it"
         try:
-            state = (await client.jetstream().stream_info(split.id)).state
+            info = await heeded(client.jetstream().stream_info(split.id))
         except NotFoundError:
-            raise GraphError(f"{config!r}: the stream {split.id!r} is not there any more") from None
+            raise GraphError(
+                f"{config!r}: the stream {split.id!r} is not there any more: restore it, or make one, and start with restore=None, "
+                "fresh=True"
+            ) from None
+        state, made = info.state, _made(info)
+        if self._made is not None and made != self._made and behind not in (0, config.start):
+            raise StateError(
+                f"{config!r}: {split.id!r} was read up to {behind} as the stream that was made at {self._made}, and this one was made at "
+                f"{made}: what was read is of another; restore it, or start with restore=None, fresh=True"
+            )
         if behind > state.last_seq and behind != config.start:  # A beginning that was asked for may be to come.
             raise StateError(
                 f"{config!r}: {split.id!r} was read up to {behind}, and its last message ever is {state.last_seq}: it was made anew or "
                 "set back since; restore it too, or start with restore=None, fresh=True"
             )
+        self._made = made
         if 0 < behind < state.first_seq - 1:
             logger.warning("%r: messages %d to %d were removed before they were read", config, behind + 1, state.first_seq - 1)

@@ -244,6 +244,20 @@ SINK_MUTANTS: list[Mutant] = [
         (f"{_NATS}test_a_commit_that_is_repeated_publishes_nothing_and_other_records_are_not_taken_for_repeated",),
     ),
     Mutant(
+        "a stream of NATS that was made anew is read on where the old one was",
+        "aioflow/io/nats_streams.py",
+        "        if self._made is not None and made != self._made and behind not in (0, config.start):\n",
+        "        if False:\n",
+        (f"{_NATS}test_a_stream_that_was_made_anew_and_is_longer_now_is_refused",),
+    ),
+    Mutant(
+        "a cancellation that nats-py loses is lost",
+        "aioflow/io/nats_streams.py",
+        "        return await asyncio.shield(task)\n",
+        "        return await task\n",
+        (f"{_NATS}test_a_reader_ends_although_the_library_loses_a_cancellation",),
+    ),
+    Mutant(
         "what is prepared for Redis and gone passes for committed",
         "aioflow/io/redis_sink.py",
         "            if left < 0:\n",

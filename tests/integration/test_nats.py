@@ -121,6 +121,11 @@ async def test_what_can_never_do_is_refused(server: Server, url: str, name: str,
             await source.discover()
         with pytest.raises(GraphError, match=message):
             await write(source, ctx, [1])
+    other = nats(url, "foreign", stream=name)
+    with pytest.raises(GraphError, match="does not take that subject"):
+        await read_all(other, ctx)
+    with pytest.raises(GraphError, match="no stream takes that subject, expected"):
+        await write(other, ctx, [1])
     with pytest.raises(GraphError, match="has a wildcard"):
         await write(nats(url, f"{name}.*", stream=name), ctx, [1])
     with pytest.raises(ValueError, match="the server takes"):
@@ -172,8 +177,72 @@ async def test_a_stream_that_is_not_what_was_read_is_refused_and_what_was_remove
     connection = await client.connect(url)
     await connection.jetstream().purge_stream(name, keep=1)
     await connection.close()
-    assert await read_all(nats(url, name, until="latest"), ctx, [af.Split(name, 1, 4)]) == [4]
+    assert await read_all(nats(url, name, until="latest"), ctx, [af.Split(name, 1, 4)]) == [4]  # Of a checkpoint of before.
     assert "messages 2 to 3 were removed before they were read" in caplog.text
+
+
+async def removed(url: str, name: str) -> None:
+    import nats as client
+
+    connection = await client.connect(url)
+    try:
+        await connection.jetstream().delete_stream(name)
+    finally:
+        await connection.close()
+
+
+async def test_a_stream_that_was_made_anew_and_is_longer_now_is_refused(server: Server, url: str, name: str, ctx: Context) -> None:
+    await published(server, name, [b"1", b"2"])
+    (split,) = await nats(url, name, until="latest").discover()
+    await removed(url, name)
+    await published(server, name, [b"1", b"2", b"3", b"4"])
+    with pytest.raises(StateError, match=r"was read up to 2 as the stream that was made at .*: what was read is of another"):
+        await read_all(nats(url, name, until="latest"), ctx, [af.Split(name, 2, split.payload)])
+
+
+@pytest.mark.parametrize("again", [False, True])
+async def test_a_stream_that_is_removed_while_it_is_read_is_an_error_by_name(
+    server: Server, url: str, name: str, ctx: Context, again: bool
+) -> None:
+    await published(server, name, [b"1", b"2"])
+    source = nats(url, name)
+    reader: Any = source.reader(ctx)
+    await reader.open(await source.discover())
+    assert await take(reader, 2) == [1, 2]
+    await removed(url, name)
+    if again:
+        await published(server, name, [b"3", b"4", b"5"])
+    with pytest.raises(StateError if again else GraphError, match="is of another" if again else "is not there any more"):
+        await take(reader, 1)
+    await reader.close()
+
+
+async def test_a_reader_ends_although_the_library_loses_a_cancellation(
+    server: Server, url: str, name: str, ctx: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As asyncio.wait_for does in Python 3.11 in the turn in which a message comes."""
+    from nats.js.client import JetStreamContext
+
+    waits = asyncio.Event()
+
+    async def fetch(self: Any, *arguments: Any) -> list[Any]:
+        if waits.is_set():
+            return await asyncio.get_running_loop().create_future()  # type: ignore[no-any-return]
+        waits.set()
+        try:
+            await asyncio.get_running_loop().create_future()
+        except asyncio.CancelledError:
+            pass
+        return []
+
+    monkeypatch.setattr(JetStreamContext.PullSubscription, "fetch", fetch)
+    await published(server, name, [b"1"])
+    source = nats(url, name)
+    reader: Any = source.reader(ctx)
+    await reader.open(await source.discover())
+    await waits.wait()
+    async with asyncio.timeout(20):
+        await reader.close()
 
 
 async def test_a_read_ends_where_what_was_left_of_it_is_removed(
@@ -217,6 +286,22 @@ async def test_a_message_that_the_stream_does_not_take_fails_before_the_checkpoi
     await writer.close()
     await committer.close()
     assert await read_all(nats(url, name, format="text", until="latest"), ctx) == ["x" * most]
+
+
+async def test_where_no_server_of_nats_answers_is_told_without_a_password(name: str) -> None:
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    other = await asyncio.start_server(silent, "127.0.0.1", 0)
+    async with other:
+        port = other.sockets[0].getsockname()[1]
+        sources = [nats(f"nats://me:{SECRET}@127.0.0.1:{port}", name, options={"connect_timeout": 0.1})]
+        sources.append(nats(f"nats://me:{SECRET}@127.0.0.1:1", name))  # Nobody listens there.
+        for source, place in zip(sources, (port, 1), strict=True):
+            with pytest.raises(Broken, match=f"no server of NATS answers at 127.0.0.1:{place}") as caught:
+                await source.discover()
+            assert SECRET not in str(caught.value)
 
 
 async def test_a_server_without_jetstream_says_so(name: str) -> None:
