@@ -220,7 +220,8 @@ class Job:
         With checkpoints a savepoint is the last thing that is done, and its path is returned: under the store, or in the directory
         `savepoint`; False: none, the job goes on from its last checkpoint then. None is returned where none was made: without checkpoints,
         and when `stop_timeout` was over before it was complete, of which a warning tells. With `drain`, event time ends too: open windows
-        fire and functions finish. Raises what the job failed with, if it could not be stopped that way.
+        fire and functions finish. Closing has 30 s of its own, also once cancelled. Raises what the job failed with, if it could not be
+        stopped that way.
         """
         self._check_loop("stop()")
         assert self._runner is not None
@@ -233,7 +234,8 @@ class Job:
         if refused.done() and not self._runner.done():
             await refused
         if not self._runner.done():
-            logger.warning("job %s did not stop within %s, it is cancelled", self.name, self._options.stop_timeout)
+            kept = "" if self._cluster.job_master.stopped_with is None else ", though its savepoint is complete"
+            logger.warning("job %s did not stop within %s%s, it is cancelled", self.name, self._options.stop_timeout, kept)
             self._cluster.job_master.cancel()
         await self._ended()
         if self._cluster.job_master.stop_error is not None:

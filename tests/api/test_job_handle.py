@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import aioflow as af
+from aioflow.core.aio import wait_first
 
 
 @pytest.mark.parametrize("blocked", [False, True])
@@ -68,6 +69,42 @@ async def test_a_block_left_by_cancellation_takes_its_job_along() -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     assert jobs[0].status is af.JobStatus.CANCELED
+
+
+async def test_a_stop_that_took_too_long_gives_the_savepoint_that_was_complete(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What does not close in time is cancelled, and what was made before stays: the next run goes on from there."""
+    gate, handles = asyncio.Event(), list[Any]()
+
+    class Lingers(af.MapFunction):
+        def map(self, value: int) -> int:
+            return value
+
+        async def close(self) -> None:
+            await gate.wait()
+
+    async def time_is_up(waited: Any, timeout_s: float | None = None) -> Any:
+        if timeout_s != 3600:
+            return await wait_first(waited)
+        while handles[0]._cluster.job_master.stopped_with is None:
+            await asyncio.sleep(0.001)
+        return None
+
+    monkeypatch.setattr("aioflow.api.job.wait_first", time_is_up)
+    flow = af.Flow("lingers")
+    flow.source(af.io.push(), uid="in").map(Lingers, uid="map").sink(af.io.blackhole(), uid="out")
+    async with asyncio.timeout(60), flow.run(checkpoints="memory://lingers", every="1h", stop_timeout="1h") as job:
+        handles.append(job)
+        stopping = asyncio.create_task(job.stop())
+        while "it is cancelled" not in caplog.text:
+            await asyncio.sleep(0.001)
+        assert not stopping.done(), "it waits until all is closed"
+        gate.set()
+        path = await stopping
+        assert job.status is af.JobStatus.CANCELED
+        assert await job.savepoints() == [path]
+    assert "did not stop within 1h, though its savepoint is complete, it is cancelled" in caplog.text
 
 
 async def test_a_second_cancellation_does_not_leave_the_job_behind() -> None:
