@@ -46,7 +46,7 @@ def entry_decoder(type: type[Any] | None) -> Callable[[Entry], Any]:
         convert = converters.get(names)
         if convert is None:
             try:
-                convert = row_converter(type, [name.decode() for name in names])
+                convert = row_converter(type, [name.decode() for name in names], "field", "give it a default")
             except TypeError as error:
                 raise msgspec.ValidationError(str(error)) from None
             if len(converters) < 100:  # Entries may have other fields each, for ever.

@@ -42,6 +42,9 @@ BLOCK_MS = 1_000
 ANSWER_TIMEOUT_S = 20.0
 """A server that answers nothing for so long is gone."""
 
+LOOK_EVERY_S = 10.0
+"""How often streams of which nothing came are looked at, whether they are still those that were read."""
+
 BEGINNING = "0-0"
 
 logger = logging.getLogger(__name__)
@@ -274,6 +277,8 @@ def refusal(config: RedisStreams[Any], error: Exception) -> GraphError | None:
     """What the server means by an answer that no later try changes; None if it has to speak for itself."""
     from redis import exceptions
 
+    if isinstance(error, exceptions.InvalidResponse):
+        return GraphError(f"{config!r}: what answers does not speak the protocol of Redis: look at host and port of the URL ({error})")
     if isinstance(error, (exceptions.AuthenticationError, exceptions.NoPermissionError)) or "NOAUTH" in str(error):
         return GraphError(f"{config!r}: the server refuses: {error}; give redis://USER:PASSWORD@HOST, of a user that may read and write it")
     return None
@@ -325,11 +330,12 @@ class _StreamsReader(GroupReader):
 
     async def _read(self, client: Any, backoff: Backoff) -> None:
         """Read until all streams are at their ends."""
-        bounded = self._config.bounded
+        bounded, monotonic = self._config.bounded, self.ctx.host.clock.monotonic
+        looked = monotonic()
         while True:
             for stream, split in list(self.splits.items()):
                 if stream not in self._behind:
-                    await self._check(client, split)
+                    await self._check(client, stream, split.position)
                     self._behind[stream] = split.position
             if self.untold:
                 await self._tell(client)
@@ -342,6 +348,11 @@ class _StreamsReader(GroupReader):
             for stream in wanted:
                 if stream in came or bounded:
                     await self._hand_over(stream, came.get(stream, []))
+            if monotonic() - looked >= LOOK_EVERY_S:
+                looked = monotonic()
+                for stream, behind in wanted.items():
+                    if stream not in came:
+                        await self._check(client, stream, behind)
 
     async def _hand_over(self, stream: str, entries: list[tuple[bytes, dict[bytes, bytes]]]) -> None:
         end = self.splits[stream].payload
@@ -358,15 +369,15 @@ class _StreamsReader(GroupReader):
             self._over.add(stream)
         await self.put(stream, messages, last=last)
 
-    async def _check(self, client: Any, split: Split) -> None:
-        """Look whether the stream is the one that the position of `split` is of."""
-        if split.position == BEGINNING or not await exists(client, self._config, split.id):
+    async def _check(self, client: Any, stream: str, behind: str) -> None:
+        """Look whether the stream can be the one of which an entry has the id `behind`."""
+        if behind == BEGINNING or not await exists(client, self._config, stream):
             return
-        found = await client.xinfo_stream(split.id)
-        begin, last = order_of(split.position), order_of(found["last-generated-id"].decode())
-        if begin > last and split.position != self._config.start:
+        found = await client.xinfo_stream(stream)
+        begin, last = order_of(behind), order_of(found["last-generated-id"].decode())
+        if begin > last and behind != self._config.start:
             raise StateError(
-                f"{self._config!r}: {split.id!r} was read up to {split.position}, and its last entry ever is {last[0]}-{last[1]}: it was "
+                f"{self._config!r}: {stream!r} was read up to {behind}, and its last entry ever is {last[0]}-{last[1]}: it was "
                 "made anew or set back since; restore the database too, or start with restore=None, fresh=True"
             )
 

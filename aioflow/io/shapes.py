@@ -148,18 +148,20 @@ def value_maker(type_: Any) -> Callable[[dict[str, Any]], Any] | None:
     return lambda row: msgspec.convert(row, type_, strict=False)
 
 
-def row_converter(type_: Any, columns: Sequence[str]) -> Callable[[Sequence[str]], Any]:
+def row_converter(
+    type_: Any, columns: Sequence[str], called: str = "column", remedy: str = "give columns=, or a default"
+) -> Callable[[Sequence[str]], Any]:
     """Makes a value of `type_` out of a row of texts, whose columns have these names, by the annotations of `type_`.
 
     An empty text stays a text; for another type it is None if the field allows None, else the field's default. Columns without a
-    field are passed over. The function raises msgspec.ValidationError.
+    field are passed over. The function raises msgspec.ValidationError. `called` and `remedy` are words of the error for what is missing.
     """
     names = field_names(type_)
     hints = typing.get_type_hints(type_)
     missing = [name for name in names if name not in columns and name not in _with_default(type_)]
     if missing:
         raise TypeError(
-            f"{type_.__name__} needs the column {missing[0]!r}, found {', '.join(map(repr, columns))}: give columns=, or a default"
+            f"{type_.__name__} needs the {called} {missing[0]!r}, found {', '.join(map(repr, columns))}: {remedy}"
         )
     index = {name: columns.index(name) for name in names if name in columns}
     nullable = {name for name in names if allows_none(hints.get(name, Any))}

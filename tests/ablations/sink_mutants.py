@@ -267,9 +267,12 @@ SINK_MUTANTS: list[Mutant] = [
     Mutant(
         "a stream of Redis that was made anew is read on where the old one was",
         "aioflow/io/redis_streams.py",
-        "        if begin > last and split.position != self._config.start:\n",
+        "        if begin > last and behind != self._config.start:\n",
         "        if False:\n",
-        (f"{_REDIS}test_a_stream_that_is_not_what_was_read_is_refused",),
+        (
+            f"{_REDIS}test_a_stream_that_is_not_what_was_read_is_refused",
+            f"{_REDIS}test_a_stream_that_is_made_anew_while_it_is_read_is_refused",
+        ),
     ),
     Mutant(
         "a batch that was committed to Kafka is produced again",

@@ -226,6 +226,46 @@ async def test_a_stream_that_is_not_what_was_read_is_refused(server: Server, url
     await reader.close()
 
 
+async def test_a_stream_that_is_made_anew_while_it_is_read_is_refused(
+    server: Server, url: str, ctx: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server gives nothing of it, and says nothing."""
+    monkeypatch.setattr("aioflow.io.redis_streams.BLOCK_MS", 10)
+    monkeypatch.setattr("aioflow.io.redis_streams.LOOK_EVERY_S", 0.0)
+    server.ask("XADD s 9-0 n 9")
+    source = redis(url, "s")
+    reader: Any = source.reader(ctx)
+    await reader.open(await source.discover())
+    assert await take(reader, 1) == [{"n": "9"}]
+    server.ask("DEL s")
+    server.ask("XADD s 3-0 n 3")
+    async with asyncio.timeout(20):
+        with pytest.raises(StateError, match=r"read up to 9-0, and its last entry ever is 3-0"):
+            await next_batch(reader)
+    await reader.close()
+
+
+async def test_what_is_no_redis_is_told(ctx: SinkContext) -> None:
+    async def other(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        await reader.read()
+        writer.close()
+
+    listening = await asyncio.start_server(other, "127.0.0.1", 0)
+    async with listening:
+        source = redis(f"redis://:{SECRET}@127.0.0.1:{listening.sockets[0].getsockname()[1]}", "s")
+        for attempt in (source.discover(), write(source, ctx, [{"n": 1}])):
+            with pytest.raises(GraphError, match="does not speak the protocol of Redis") as caught:
+                await attempt
+            assert SECRET not in str(caught.value)
+
+
+async def test_a_field_that_is_missing_is_called_so(server: Server, url: str, ctx: Context) -> None:
+    server.ask("XADD s 1-0 m 1")
+    with pytest.raises(MalformedInput, match=r"Number needs the field 'n', found 'm': give it a default"):
+        await read_all(redis(url, "s", Number, until="latest"), ctx)
+
+
 async def test_a_stream_that_comes_later_is_waited_for(server: Server, url: str, ctx: Context) -> None:
     source = redis(url, "s", must_exist=False, group="watched")
     reader: Any = source.reader(ctx)
