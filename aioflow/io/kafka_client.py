@@ -18,6 +18,7 @@ __all__ = [
     "CLOSE_TIMEOUT_S",
     "client_library",
     "committed_offsets",
+    "existing",
     "is_away",
     "message_limit",
     "start_admin",
@@ -30,6 +31,12 @@ R = TypeVar("R")
 
 CLOSE_TIMEOUT_S = 5.0
 """How long a connection that is being made may take when it is not wanted any more."""
+
+SILENT_AFTER_S = 5.0
+"""So long nothing is said of brokers that do not answer: aiokafka waits for 40 s."""
+
+TOPIC_TIMEOUT_S = 10.0
+"""How long a topic may take that the brokers make when they are asked for it."""
 
 LIMIT = "max.message.bytes"
 
@@ -62,11 +69,19 @@ async def started(
         client = make(bootstrap_servers=config.brokers, **own, **{name: value for name, value in config.options.items() if takes(name)})
     except (TypeError, ValueError) as error:
         raise GraphError(f"{config!r}: aiokafka does not take what options= says: {error}") from None
+    from aiokafka.errors import KafkaConnectionError
+
+    patience = asyncio.get_running_loop().call_later(SILENT_AFTER_S, logger.warning, "%r: no broker has answered yet", config)
     connected = False
     try:
         await undisturbed(client.start())
         connected = True
+    except KafkaConnectionError as error:
+        raise ConnectionError(
+            f"{config!r}: no broker of Kafka answers there ({error}): look at host and port, and at security_protocol in options="
+        ) from None
     finally:
+        patience.cancel()
         if not connected:
             await (client.close if hasattr(client, "close") else client.stop)()  # Of the administrator it is called so.
     return client
@@ -121,6 +136,25 @@ async def committed_offsets(config: KafkaTopics[Any], group: str, partitions: Se
     if not all(one in answer for one in partitions):  # What has none is told as -1; of an answer that is an error aiokafka makes {}.
         raise unknown
     return {one: answer[one] for one in partitions if answer[one].offset >= 0}
+
+
+async def existing(config: KafkaTopics[Any], producer: Any, topic: str) -> None:
+    """Raises GraphError where there is no such topic, and the brokers make none when they are asked for it."""
+    from aiokafka.errors import UnknownTopicOrPartitionError
+
+    try:
+        async with asyncio.timeout(TOPIC_TIMEOUT_S):
+            await producer.partitions_for(topic)
+        return
+    except (TimeoutError, UnknownTopicOrPartitionError):
+        logger.debug("%r: nobody tells the partitions of %r", config, topic)
+    admin = await start_admin(config)
+    try:
+        known = await admin.list_topics()
+    finally:
+        await admin.close()
+    if topic not in known:
+        raise GraphError(f"{config!r}: there is no topic {topic!r}: make it first, or let the brokers (auto.create.topics.enable)")
 
 
 async def message_limit(config: KafkaTopics[Any], topic: str) -> int | None:

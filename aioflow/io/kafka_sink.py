@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aioflow.core.errors import GraphError, StateError
 from aioflow.io.backoff import Backoff
-from aioflow.io.kafka_client import client_library, committed_offsets, is_away, message_limit, started
+from aioflow.io.kafka_client import client_library, committed_offsets, existing, is_away, message_limit, started
 from aioflow.io.message_bodies import body_encoder
 from aioflow.operators.userfunction import describe_record
 
@@ -78,6 +78,7 @@ class KafkaWriter:
         if len(config.topics) > 1:
             raise GraphError(f"sink {config!r} names {len(config.topics)} topics, expected the one to write to")
         self._producer = await self._start()
+        await existing(config, self._producer, config.topics[0])
         limit = await message_limit(config, config.topics[0])
         if limit is not None and not config.options.get("compression_type"):  # It is one of what is sent: compressed it may do.
             self._most = min(self._most, limit - OVERHEAD_BYTES)

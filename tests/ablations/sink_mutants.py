@@ -275,6 +275,13 @@ SINK_MUTANTS: list[Mutant] = [
         ),
     ),
     Mutant(
+        "a topic of Kafka that is not there is waited for without end",
+        "aioflow/io/kafka_sink.py",
+        "        await existing(config, self._producer, config.topics[0])\n",
+        "",
+        (f"{_KAFKA}test_a_topic_that_is_not_there_and_is_not_made_is_refused",),
+    ),
+    Mutant(
         "a batch that was committed to Kafka is produced again",
         "aioflow/io/kafka_sink.py",
         "            if prepared.batch not in self._committed:\n",

@@ -236,6 +236,40 @@ async def test_offsets_that_are_gone_are_an_error(cluster: KafkaCluster, name: s
         await read_all(kafka(cluster.bootstrap, name), ctx, [af.Split(f"{name}-0", 9, [name, 0, None])])
 
 
+@pytest.mark.parametrize("transactions", [False, True])
+async def test_a_topic_that_is_not_there_and_is_not_made_is_refused(
+    cluster: KafkaCluster, name: str, ctx: SinkContext, transactions: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The mock cluster makes each that it is asked for: so it is not asked."""
+
+    async def partitions_for(producer: Any, topic: str) -> set[int]:
+        return await asyncio.get_running_loop().create_future()  # type: ignore[no-any-return]
+
+    monkeypatch.setattr("aiokafka.AIOKafkaProducer.partitions_for", partitions_for)
+    monkeypatch.setattr("aioflow.io.kafka_client.TOPIC_TIMEOUT_S", 0.0)
+    with pytest.raises(GraphError, match=r"there is no topic .*: make it first"):
+        await write(kafka(cluster.bootstrap, "none-" + name, transactions=transactions), ctx, [1])
+
+
+async def test_what_is_no_broker_is_told(
+    name: str, ctx: SinkContext, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("aioflow.io.kafka_client.SILENT_AFTER_S", 0.0)
+
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    listening = await asyncio.start_server(silent, "127.0.0.1", 0)
+    async with listening:
+        port = listening.sockets[0].getsockname()[1]
+        other = kafka(f"127.0.0.1:{port}", name, options={"request_timeout_ms": 200})
+        for attempt in (other.discover(), write(other, ctx, [1])):
+            with pytest.raises(ConnectionError, match=f"no broker of Kafka answers there .*{port}"):
+                await attempt
+    assert "no broker has answered yet" in caplog.text
+
+
 async def test_brokers_that_are_away_lose_and_double_nothing_that_is_read(
     cluster: KafkaCluster, name: str, ctx: Context, caplog: pytest.LogCaptureFixture
 ) -> None:
