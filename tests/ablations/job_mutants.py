@@ -188,4 +188,18 @@ JOB_MUTANTS: list[Mutant] = [
         "        server.close()\n",
         ("tests/core/test_system_network.py::test_who_was_accepted_before_the_listener_was_closed_is_not_forgotten",),
     ),
+    Mutant(
+        "a stop whose time is over does not say that its savepoint is complete",
+        "aioflow/api/job.py",
+        '"" if self._cluster.job_master.stopped_with is None else ", though',
+        '"" if True else ", though',
+        ("tests/api/test_job_handle.py::test_a_stop_that_took_too_long_gives_the_savepoint_that_was_complete",),
+    ),
+    Mutant(
+        "a function that gives an expression instead of a value goes unnoticed",
+        "aioflow/operators/results.py",
+        "            if is_expression(result):\n",
+        "            if False:\n",
+        ("tests/api/test_remedies.py::test_a_function_that_gives_an_expression_is_told_so_at_its_first_result",),
+    ),
 ]
