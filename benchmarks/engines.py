@@ -75,13 +75,15 @@ class Engine:
 
 TIMED = ("w1", "w2", "w3", "w4", "w6", "w1json", "w2json")
 
-COLUMN_SHARES = {"w3": 64.0, "w1json": 4.0, "w2json": 4.0}
-"""Of columns: what keeps two processors busy for some seconds behind the warm-up. JSON lines are slower, and their files large."""
+JSON_SHARES = {"w1json": 4.0, "w2json": 4.0}
+"""As Flink's: both read the same file, which is long enough for two readers."""
+COLUMN_SHARES = {"w3": 64.0, **JSON_SHARES}
+"""Of columns: what keeps two processors busy for some seconds behind the warm-up."""
 
 ENGINES = [
     Engine("bare loop", "bare_loop", workloads=[name for name in TIMED if name != "w6"]),
-    Engine("aioflow rows, workers=2", "aioflow_rows", parallelism=2),
-    Engine("aioflow rows, one process", "aioflow_rows"),
+    Engine("aioflow rows, workers=2", "aioflow_rows", parallelism=2, shares=JSON_SHARES),
+    Engine("aioflow rows, one process", "aioflow_rows", shares=JSON_SHARES),
     Engine("aioflow columns, workers=2", "aioflow_columns", parallelism=2, workloads=TIMED, share=16.0, shares=COLUMN_SHARES),
     Engine("aioflow columns, one process", "aioflow_columns", workloads=TIMED, share=16.0, shares=COLUMN_SHARES),
     Engine("Flink Java, p=2", "flink", parallelism=2, share=4.0, shares={"w4": 1.0}),
