@@ -230,7 +230,8 @@ async def connect(config: NatsStream[Any]) -> Any:
                 ) from None
         places = ", ".join(url.rpartition("://")[2].rpartition("@")[2] for url in config.servers)
         raise Broken(
-            f"{config!r}: no server of NATS answers at {places} ({str(error) or type(error).__name__}): start it, or give its URL nats://HOST:PORT"
+            f"{config!r}: no server of NATS answers at {places} ({str(error) or type(error).__name__}): start it, "
+            "or give its URL nats://HOST:PORT"
         ) from None
     except TypeError as error:
         raise GraphError(f"{config!r}: nats.connect does not take what options= says: {error}") from None
