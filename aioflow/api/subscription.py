@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING, Any, Generic, Never, Self, TypeVar
 
-from aioflow.core.aio import DONE
+from aioflow.core.aio import DONE, wait_all
 from aioflow.core.availability import Availability
 from aioflow.core.errors import Broken, did_you_mean
 
@@ -27,7 +27,7 @@ class Subscription(Generic[T]):
     """Rows of a stream from attaching on. `dropped` counts those that the reader was too slow for. Several readers share the rows."""
 
     def __init__(self, workers: TapGateway, job_id: str, places: tuple[TapPlace, ...], *, buffer: int | None, overflow: str) -> None:
-        """`buffer` None: everything is kept until `bound`. Attaches at once."""
+        """`buffer` None: everything is kept until `bound`. Attaches at once, to tasks in other processes as soon as they hear of it."""
         self._workers = workers
         self._job_id = job_id
         self._places = places
@@ -43,8 +43,8 @@ class Subscription(Generic[T]):
         self.dropped = 0
         if buffer is not None:
             self.bound(buffer, overflow)
-        for place in places:
-            workers.add_tap(job_id, place, self._take, None if buffer is None else self._miss)
+        on_missed = None if buffer is None else self._miss
+        self._attaching = [attached for place in places for attached in workers.add_tap(job_id, place, self._take, on_missed)]
 
     def bound(self, buffer: int, overflow: str) -> None:
         """From here on at most `buffer` rows wait, besides what was gathered before."""
@@ -73,6 +73,12 @@ class Subscription(Generic[T]):
             """Nothing was entered: it is here so that `with` comes as far as `__enter__`."""
 
     async def __aenter__(self) -> Self:
+        """Attached everywhere: what the job emits from here on is seen."""
+        try:
+            await wait_all(self._attaching)
+        except BaseException:
+            self.close()
+            raise
         return self
 
     async def __aexit__(self, *exc_info: Any) -> None:

@@ -11,7 +11,7 @@ import asyncio
 import dataclasses
 import logging
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from aioflow.checkpoint.metadata import decode_subtask
@@ -34,7 +34,7 @@ from aioflow.cluster.scheduler import (
 )
 from aioflow.cluster.shipping import load_job
 from aioflow.cluster.split_discovery import pack_splits
-from aioflow.core.aio import OrderedTaskGroup, close_within
+from aioflow.core.aio import OrderedTaskGroup, close_within, wait_all
 from aioflow.core.errors import Broken, GraphError, JobNotRunning
 from aioflow.core.serializers import Codec
 from aioflow.graph.deployment import ExecutionAttemptId, ExecutionState, TaskDeploymentDescriptor
@@ -197,9 +197,11 @@ class ClusterJob:
     def notify_checkpoint_aborted(self, job_id: str, checkpoint_id: int, latest_completed: int | None) -> None:
         self._peers.ask_all("notify_checkpoint_aborted", job_id, checkpoint_id, latest_completed)
 
-    def add_tap(self, job_id: str, place: TapPlace, tap: Callable[[RecordBatch], None], on_missed: object = None) -> None:
+    def add_tap(
+        self, job_id: str, place: TapPlace, tap: Callable[[RecordBatch], None], on_missed: object = None
+    ) -> Sequence[asyncio.Future[None]]:
         """For a watcher in this process, who may miss records. Those of the submitter have numbers of its own: see `add_remote_tap`."""
-        self._taps.watch(place, tap)
+        return self._taps.watch(place, tap)
 
     def remove_tap(self, job_id: str, place: TapPlace, tap: Callable[[RecordBatch], None]) -> None:
         """As `add_tap`."""
@@ -410,7 +412,7 @@ class ClusterJob:
         self._taps.submitter = submitter
         self._peers.joined(SUBMITTER, submitter.connection, submitter.location)
         for tap_id, (place, may_miss) in submitter.taps.items():
-            self.add_remote_tap(place, tap_id, may_miss)
+            self._taps.add(place, tap_id, may_miss)
         self._publish()
 
     def submitter_lost(self) -> None:
@@ -424,8 +426,9 @@ class ClusterJob:
                 self.job_master.update_task_state(attempt, ExecutionState.FAILED, Broken("the submitting process is gone"))
             self.cancel()
 
-    def add_remote_tap(self, place: TapPlace, tap_id: int, may_miss: bool) -> None:
-        self._taps.add(place, tap_id, may_miss)
+    def add_remote_tap(self, place: TapPlace, tap_id: int, may_miss: bool) -> Awaitable[bool]:
+        """Done once all TaskManagers that run the job now have it."""
+        return wait_all(self._taps.add(place, tap_id, may_miss))
 
     def remove_remote_tap(self, place: TapPlace, tap_id: int) -> None:
         self._taps.remove(place, tap_id)

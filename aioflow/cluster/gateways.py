@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -21,10 +22,13 @@ OnMissed = Callable[[int, Exception | None], None]
 class TapGateway(Protocol):
     """Where what operators emit can be seen."""
 
-    def add_tap(self, job_id: str, place: TapPlace, tap: Callable[[RecordBatch], None], on_missed: OnMissed | None = None) -> None:
+    def add_tap(
+        self, job_id: str, place: TapPlace, tap: Callable[[RecordBatch], None], on_missed: OnMissed | None = None
+    ) -> Sequence[asyncio.Future[None]]:
         """Let `tap` see what `place` emits, in every subtask, now and after a restart.
 
-        With `on_missed` records may go by while the way to `tap` is full.
+        With `on_missed` records may go by while the way to `tap` is full. Here it sees them at once; in other processes that run tasks now
+        once what is returned is done, as it is when they are gone.
         """
 
     def remove_tap(self, job_id: str, place: TapPlace, tap: Callable[[RecordBatch], None]) -> None: ...

@@ -64,24 +64,27 @@ class JobPeers:
         peer = self._peers.get(worker_id)
         return "" if peer is None else peer.location
 
-    def ask(self, worker_id: str, method: str, *args: Any) -> None:
-        """Ask behind what was asked before. Its failure is seen elsewhere: by the end of the connection, or of the task."""
+    def ask(self, worker_id: str, method: str, *args: Any) -> list[asyncio.Future[None]]:
+        """Ask behind what was asked before. Its failure is seen elsewhere: by the end of the connection, or of the task.
+
+        Returns what is done once there is an answer, or there can be none; nothing if nobody was asked.
+        """
         peer = self._peers.get(worker_id)
-        if peer is not None and peer.connection.is_open:
-            task = asyncio.get_running_loop().create_task(_quietly(peer.connection, method, args), name=method)
-            self._asking[task] = None  # Nobody else keeps it from being collected.
-            task.add_done_callback(self._asking.pop)
+        if peer is None or not peer.connection.is_open:
+            return []
+        task = asyncio.get_running_loop().create_task(_quietly(peer.connection, method, args), name=method)
+        self._asking[task] = None  # Nobody else keeps it from being collected.
+        task.add_done_callback(self._asking.pop)
+        return [task]
 
     def ask_all(self, method: str, *args: Any) -> None:
         """The submitter too."""
         for worker_id in self._peers:
             self.ask(worker_id, method, *args)
 
-    def ask_taskmanagers(self, method: str, *args: Any) -> None:
-        """All but the submitter."""
-        for worker_id in self._peers:
-            if worker_id != SUBMITTER:
-                self.ask(worker_id, method, *args)
+    def ask_taskmanagers(self, method: str, *args: Any) -> list[asyncio.Future[None]]:
+        """All but the submitter. Returns as `ask` does."""
+        return [answer for worker_id in self._peers if worker_id != SUBMITTER for answer in self.ask(worker_id, method, *args)]
 
 
 async def _quietly(connection: RpcConnection, method: str, args: tuple[Any, ...]) -> None:

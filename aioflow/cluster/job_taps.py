@@ -6,6 +6,7 @@ those that come later too. Rows that a slow submitter does not take in time are 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -55,11 +56,11 @@ class JobTaps:
         for tap_id, (place, _) in self._watchers.items():
             self._peers.ask(worker_id, "add_tap", self._job_id, place, tap_id, True)
 
-    def watch(self, place: TapPlace, watcher: Watcher) -> None:
-        """Somebody in this process, who may miss records."""
+    def watch(self, place: TapPlace, watcher: Watcher) -> list[asyncio.Future[None]]:
+        """Somebody in this process, who may miss records. Returns what is done once each TaskManager has it, or is gone."""
         self._watched += 1
         self._watchers[-self._watched] = place, watcher
-        self._peers.ask_taskmanagers("add_tap", self._job_id, place, -self._watched, True)
+        return self._peers.ask_taskmanagers("add_tap", self._job_id, place, -self._watched, True)
 
     def unwatch(self, place: TapPlace, watcher: Watcher) -> None:
         """As `watch`."""
@@ -67,11 +68,11 @@ class JobTaps:
             del self._watchers[tap_id]
             self._peers.ask_taskmanagers("remove_tap", self._job_id, place, tap_id)
 
-    def add(self, place: TapPlace, tap_id: int, may_miss: bool) -> None:
-        """A subscription of the submitter."""
+    def add(self, place: TapPlace, tap_id: int, may_miss: bool) -> list[asyncio.Future[None]]:
+        """A subscription of the submitter. Returns as `watch` does."""
         if self.submitter is not None:
             self.submitter.taps[tap_id] = place, may_miss
-        self._peers.ask_taskmanagers("add_tap", self._job_id, place, tap_id, may_miss)
+        return self._peers.ask_taskmanagers("add_tap", self._job_id, place, tap_id, may_miss)
 
     def remove(self, place: TapPlace, tap_id: int) -> None:
         """As `add`."""

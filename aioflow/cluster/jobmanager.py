@@ -306,9 +306,10 @@ class JobManager:
             raise UnknownJob(f"job {job_id} does not run here; list the jobs")
         return job
 
-    def _to_job(self, tell: Callable[..., None], job_id: str, *what: Any) -> None:
+    def _to_job(self, tell: Callable[..., Any], job_id: str, *what: Any) -> Any:
         if job_id in self._jobs:  # Otherwise it has just ended.
-            tell(self._jobs[job_id], *what)
+            return tell(self._jobs[job_id], *what)
+        return None
 
     # TaskManagers.
 

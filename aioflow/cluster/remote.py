@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -339,10 +339,13 @@ class RemoteRun:
         """What this process says of itself."""
         return self._home.own_values()
 
-    def add_tap(self, job_id: str, place: TapPlace, tap: Callable[[RecordBatch], None], on_missed: OnMissed | None = None) -> None:
+    def add_tap(
+        self, job_id: str, place: TapPlace, tap: Callable[[RecordBatch], None], on_missed: OnMissed | None = None
+    ) -> Sequence[asyncio.Future[None]]:
         tap_id = self._home.add_tap(place, tap, on_missed)
         if self._submitted and not self._ended.done():
-            self._tell("add_tap", job_id, place, tap_id, on_missed is not None)
+            return [self._client.connection.ask("add_tap", job_id, place, tap_id, on_missed is not None)]
+        return ()
 
     def remove_tap(self, job_id: str, place: TapPlace, tap: Callable[[RecordBatch], None]) -> None:
         for tap_id in self._home.remove_tap(place, tap):

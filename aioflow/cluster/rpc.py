@@ -66,6 +66,29 @@ class RpcConnection:
         self._write(content)
         return self._answer_of(call_id, answer, peer)
 
+    def ask(self, method: str, *args: Any) -> asyncio.Future[None]:
+        """Call `method` of the peer, now. Done once the peer has answered, with whatever, or is gone.
+
+        Raises TypeNotSupported when an argument cannot travel.
+        """
+        over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        peer = self._peer
+        if peer is None:
+            over.set_result(None)
+            return over
+        call_id, content = peer.call(method, args)
+        answer = self._waiting[call_id] = asyncio.get_running_loop().create_future()
+
+        def answered(_: asyncio.Future[Any]) -> None:
+            self._waiting.pop(call_id, None)
+            peer.give_up(call_id)
+            if not over.done():
+                over.set_result(None)
+
+        answer.add_done_callback(answered)
+        self._write(content)
+        return over
+
     def notify(self, method: str, *args: Any) -> None:
         """Tell the peer something; dropped when the connection is gone."""
         if self._peer is not None:

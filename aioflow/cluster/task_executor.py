@@ -6,6 +6,7 @@ the JobMaster's business.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -242,9 +243,12 @@ class TaskExecutor:
             if execution.attempt.job_id == job_id:
                 execution.task.notify_checkpoint_aborted(checkpoint_id, latest_completed)
 
-    def add_tap(self, job_id: str, place: TapPlace, tap: Callable[[RecordBatch], None], on_missed: OnMissed | None = None) -> None:
+    def add_tap(
+        self, job_id: str, place: TapPlace, tap: Callable[[RecordBatch], None], on_missed: OnMissed | None = None
+    ) -> Sequence[asyncio.Future[None]]:
         self._taps.setdefault(place, []).append(tap)
         self._retap(place)
+        return ()
 
     def remove_tap(self, job_id: str, place: TapPlace, tap: Callable[[RecordBatch], None]) -> None:
         if tap in self._taps.get(place, []):

@@ -311,12 +311,12 @@ class WorkersCluster:
         for worker in self.pool.open:
             worker.tell("notify_checkpoint_aborted", job_id, checkpoint_id, latest_completed)
 
-    def add_tap(self, job_id: str, place: TapPlace, tap: Tap, on_missed: OnMissed | None = None) -> None:
+    def add_tap(self, job_id: str, place: TapPlace, tap: Tap, on_missed: OnMissed | None = None) -> Sequence[asyncio.Future[None]]:
         self._here.add_tap(job_id, place, tap)
         tap_id = next(self._tap_numbers)
         self._taps[tap_id] = _Tap(place, tap, on_missed)
-        for worker in self.pool.open:
-            worker.tell("add_tap", job_id, place, tap_id, on_missed is not None)
+        what = ("add_tap", job_id, place, tap_id, on_missed is not None)
+        return [worker.connection.ask(*what) for worker in self.pool.open if worker.connection is not None]
 
     def remove_tap(self, job_id: str, place: TapPlace, tap: Tap) -> None:
         self._here.remove_tap(job_id, place, tap)

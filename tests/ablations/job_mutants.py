@@ -189,6 +189,13 @@ JOB_MUTANTS: list[Mutant] = [
         ("tests/core/test_system_network.py::test_who_was_accepted_before_the_listener_was_closed_is_not_forgotten",),
     ),
     Mutant(
+        "a subscription is entered before the workers know of it",
+        "aioflow/api/subscription.py",
+        "            await wait_all(self._attaching)\n",
+        "            await wait_all([])\n",
+        ("tests/integration/test_workers.py::test_who_has_entered_a_subscription_sees_what_comes_from_then_on",),
+    ),
+    Mutant(
         "a stop whose time is over does not say that its savepoint is complete",
         "aioflow/api/job.py",
         '"" if self._cluster.job_master.stopped_with is None else ", though',

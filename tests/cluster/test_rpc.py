@@ -175,6 +175,24 @@ async def test_open_calls_end_broken_when_the_connection_does() -> None:
         connection.notify("wait")  # Dropped.
 
 
+async def test_what_is_asked_is_over_once_there_is_an_answer_or_can_be_none() -> None:
+    go, never = asyncio.Event(), asyncio.Event()
+
+    def refuse() -> None:
+        raise ValueError("no")
+
+    async with connected({"go": go.wait, "refuse": refuse, "wait": never.wait}) as (connection, pair):
+        refused, gone, begun = connection.ask("refuse"), connection.ask("go"), connection.ask("wait")
+        await refused
+        assert not gone.done()
+        go.set()
+        await gone
+        assert not begun.done()
+        pair.accepted[0].abort(Broken("over"))
+        await begun
+        assert connection.ask("go").done(), "nobody can be asked any more"
+
+
 async def test_nothing_is_heard_of_a_peer_that_was_cut_off() -> None:
     heard: list[int] = []
 

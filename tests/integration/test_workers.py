@@ -23,6 +23,7 @@ import pytest
 
 import aioflow as af
 from aioflow.cluster.heartbeat import HeartbeatOptions
+from aioflow.cluster.rpc import RpcConnection
 from aioflow.cluster.worker import COLLECTED_AFTER
 from aioflow.cluster.worker_pool import WorkerPool
 from tests.integration.processes import alive, eventually
@@ -104,6 +105,29 @@ async def test_who_names_records_before_of_which_fields_alone_are_read_sees_all_
         seen = [row async for row in rows]
     assert {type(row) for row in seen} == {Line}
     assert sorted(row.ts for row in seen) == list(range(0, 20_000, 10))
+
+
+async def test_who_has_entered_a_subscription_sees_what_comes_from_then_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Records and what a worker is told go ways of their own: however late it is told, nobody waits for a row that went by before."""
+    told: list[asyncio.Task[None]] = []
+    at_once = RpcConnection.ask
+
+    def late(self: RpcConnection, *what: Any) -> asyncio.Future[None]:
+        async def tell() -> None:
+            await asyncio.sleep(0.2)
+            await at_once(self, *what)
+
+        told.append(asyncio.create_task(tell()))
+        return told[-1]
+
+    monkeypatch.setattr(RpcConnection, "ask", late)
+    flow = af.Flow("entered")
+    events = flow.source(af.io.push())
+    doubled = events.rebalance().map(lambda x: x * 2, parallelism=2)
+    async with asyncio.timeout(60), flow.run(workers=2) as job, job.subscribe(doubled) as rows:
+        assert [one.done() for one in told] == [True, True]
+        await job.input(events).put(1)
+        assert await anext(rows) == 2
 
 
 async def test_who_subscribes_later_to_records_of_which_fields_alone_are_read_sees_records(tmp_path: Path) -> None:

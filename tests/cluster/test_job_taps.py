@@ -1,0 +1,42 @@
+"""Who looks at a job on a cluster knows when all TaskManagers have been told."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+from aioflow.cluster.job_peers import SUBMITTER, JobPeers
+from aioflow.cluster.job_taps import JobTaps
+from aioflow.cluster.rpc import RpcConnection
+from aioflow.core.aio import wait_all
+from aioflow.core.errors import Broken
+from aioflow.core.serializers import Codec
+
+
+class Peer:
+    """Answers when it is let."""
+
+    is_open = True
+
+    def __init__(self) -> None:
+        self.answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.asked: list[tuple[Any, ...]] = []
+
+    async def call(self, *what: Any) -> None:
+        self.asked.append(what)
+        await self.answer
+
+
+async def test_a_tap_is_there_once_every_taskmanager_has_it_or_is_gone() -> None:
+    peers, names = JobPeers(), ("tm-1", "tm-2", SUBMITTER)
+    made = {name: Peer() for name in names}
+    for name, peer in made.items():
+        peers.joined(name, cast(RpcConnection, peer), name)
+    waiting = asyncio.create_task(wait_all(JobTaps("job", peers, Codec(), None).add(3, 1, False)))
+    for over, end in (("tm-1", lambda answer: answer.set_result(None)), ("tm-2", lambda answer: answer.set_exception(Broken("gone")))):
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert not waiting.done()
+        end(made[over].answer)
+    await waiting
+    assert [made[name].asked for name in names] == [[("add_tap", "job", 3, 1, False)]] * 2 + [[]]
