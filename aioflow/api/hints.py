@@ -10,7 +10,7 @@ from typing import Any
 from aioflow.core.expression_trees import column_names
 from aioflow.core.expressions import Column, is_expression
 
-__all__ = ["as_select", "field_hint", "keys_hint"]
+__all__ = ["as_select", "field_hint", "keys_hint", "sink_hint"]
 
 WRITTEN = (ast.Expression, ast.Compare, ast.BinOp, ast.UnaryOp, ast.Constant, ast.Name, ast.Load, ast.operator, ast.unaryop, ast.cmpop)
 """What a text may consist of to be read as an expression: nothing that is written otherwise there, as `and` and `in` are."""
@@ -63,3 +63,12 @@ def as_select(given: Sequence[Any]) -> str:
     if all(name.isidentifier() and not iskeyword(name) for name in names):
         return f"select({', '.join(f'{name}=af.col.{name}' for name in names)})"
     return f"select({{{', '.join(f'{name!r}: af.col({name!r})' for name in names)}}})"
+
+
+def sink_hint(given: Any) -> str:
+    """What to write, if `given` has nothing of a sink and can be guessed at."""
+    if hasattr(given, "writer"):
+        return ""
+    from aioflow.io.suggestions import place_hint
+
+    return place_hint(given)

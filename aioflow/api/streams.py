@@ -22,7 +22,7 @@ from aioflow.api.build import (
     make_operator,
     warn_of_empty_side,
 )
-from aioflow.api.hints import as_select, field_hint, keys_hint
+from aioflow.api.hints import as_select, field_hint, keys_hint, sink_hint
 from aioflow.api.steps import no_such_method
 from aioflow.core.errors import GraphError
 from aioflow.core.explained_calls import explained_methods
@@ -426,7 +426,7 @@ class DataStream(Generic[T]):
         """Write the elements to `sink`: a Sink, or a function or `async def` of one element (at-least-once). Gives this stream back."""
         from aioflow.operators.function_sink import FunctionSink, as_sink, calling
 
-        if not callable(sink) and (remedy := _sink_hint(sink)):
+        if not callable(sink) and (remedy := sink_hint(sink)):
             raise GraphError(f"sink() takes a Sink or a function of one element, got {type(sink).__name__}: {sink!r}{remedy}")
         target = as_sink(sink)
         calls = isinstance(target, FunctionSink)
@@ -523,15 +523,6 @@ class DataStream(Generic[T]):
             return self._add("process", factory, options, function=fn, stateful=keyed, chaining=Chaining.HEAD)
         factory = partial(make_operator, KeyedProcessOperator if keyed else ProcessOperator, fn)
         return self._add("process", factory, options, function=fn, stateful=keyed)
-
-
-def _sink_hint(given: Any) -> str:
-    """What to write, if `given` has nothing of a sink and can be guessed at."""
-    if hasattr(given, "writer"):
-        return ""
-    from aioflow.io.suggestions import place_hint
-
-    return place_hint(given)
 
 
 def _check_method(fn: Any, kind: str, method: str) -> None:

@@ -1,7 +1,7 @@
 """One task that reads ahead of whoever polls: it begins with the reader, waits while enough is there, and ends with `close`.
 
-What it reads it reads in the executor, one thing at a time; a read that has begun goes on when the task is cancelled, and `close` waits
-for it. Its error is kept for the poll that has taken everything that was read before. Where to put what was read is the reader's own.
+What it reads of files it reads in the executor, one thing at a time; a read that has begun goes on when the task is cancelled, and `close`
+waits for it. Its error is kept for the poll that has taken everything that was read before. Where to put what was read is the reader's own.
 """
 
 from __future__ import annotations

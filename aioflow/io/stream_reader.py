@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from aioflow.core.aio import cancel_and_wait
 from aioflow.io.buffered import BUFFER_RECORDS
 from aioflow.io.malformed import Malformed
+from aioflow.io.read_ahead import ReadAhead
 
 if TYPE_CHECKING:
     from aioflow.io.malformed import OnError
@@ -72,11 +72,7 @@ class StreamReader:
         self._positions: dict[str, Any] = {}
         self._chunks: deque[_Chunk] = deque()
         self._buffered = 0
-        self._pump: asyncio.Task[None] | None = None
-        self._ended = True
-        self._error: Exception | None = None
-        self._waiter: asyncio.Future[None] | None = None
-        self._room: asyncio.Future[None] | None = None
+        self._pump = ReadAhead(ctx.host, type(self).__name__)
 
     async def run(self) -> None:
         """Read `splits`. Its error becomes the error of `poll_batch`; where it returns, they were read to their end."""
@@ -90,34 +86,15 @@ class StreamReader:
         """Hand over what comes next of a split, then wait while the buffer is full. `last`: it has been read to its end."""
         self._chunks.append(_Chunk(split_id, messages, last))
         self._buffered += len(messages)
-        self._wake()
-        while self._buffered >= self._capacity:
-            if self._room is None:
-                self._room = asyncio.get_running_loop().create_future()
-            await asyncio.shield(self._room)
-
-    def _wake(self) -> None:
-        waiter, self._waiter = self._waiter, None
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
+        await self._pump.added(lambda: self._buffered >= self._capacity)
 
     async def open(self, splits: Sequence[Split]) -> None:
+        begins = not self.splits
         for split in splits:
             self.splits[split.id] = split
             self._positions[split.id] = split.position
-        if splits and self._pump is None:
-            self._ended = False
-            # Owned by this reader: close() cancels it and waits for its end.
-            self._pump = asyncio.get_running_loop().create_task(self._guarded(), name=type(self).__name__)
-
-    async def _guarded(self) -> None:
-        try:
-            await self.run()
-        except Exception as error:  # noqa: BLE001  # Raised from poll_batch, after what came before it.
-            self._error = error
-        finally:
-            self._ended = True
-            self._wake()
+        if begins and splits:  # One run finds those that come later.
+            self._pump.start(self.run)
 
     def poll_batch(self, max_records: int) -> list[Any] | None:
         while self._chunks:
@@ -130,8 +107,8 @@ class StreamReader:
             if values:
                 self.current_split = chunk.split_id
                 return values
-        if self._error is not None:
-            raise self._error
+        if self._pump.error is not None:
+            raise self._pump.error
         return None
 
     def _take(self, chunk: _Chunk, max_records: int) -> list[Any]:
@@ -155,18 +132,13 @@ class StreamReader:
         chunk.next = end
         self._buffered -= end - start
         if self._buffered <= self._capacity // 2:
-            room, self._room = self._room, None
-            if room is not None and not room.done():
-                room.set_result(None)
+            self._pump.taken()
         self.timestamps = timestamps
         return values
 
     async def wait(self) -> None:
-        if self._chunks or self._ended:
-            return
-        if self._waiter is None:
-            self._waiter = asyncio.get_running_loop().create_future()
-        await asyncio.shield(self._waiter)
+        if not self._chunks:
+            await self._pump.wait()
 
     @property
     def pending_records(self) -> int:
@@ -175,15 +147,13 @@ class StreamReader:
 
     @property
     def finished(self) -> bool:
-        return self._ended and not self._chunks and self._error is None
+        return not self._pump.is_running and not self._chunks and self._pump.error is None
 
     def position(self, split_id: str) -> Any:
         return self._positions[split_id]
 
     async def close(self) -> None:
-        pump, self._pump = self._pump, None
-        if pump is not None:
-            await cancel_and_wait([pump])
+        await self._pump.close()
 
 
 class GroupReader(StreamReader):

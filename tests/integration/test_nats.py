@@ -15,7 +15,7 @@ from aioflow.core.errors import Broken, GraphError, MalformedInput, StateError
 from aioflow.io.nats_sink import PIECE_MESSAGES
 from aioflow.io.nats_streams import nats
 from tests.integration.log_flows import Count, Number, counted, mistakes, run, until
-from tests.io.driver import Context, SinkContext, next_batch, read_all, system_context, take
+from tests.io.driver import Context, SinkContext, next_batch, read_all, system_context, take, write_all
 from tests.io.servers import Server, nats_server, published
 
 SECRET = "s3cret-word"
@@ -44,16 +44,6 @@ async def ctx() -> AsyncIterator[SinkContext]:
         yield SinkContext(context.host, checkpointing=False)
 
 
-async def write(sink: Any, ctx: SinkContext, records: list[Any]) -> None:
-    writer = sink.writer(ctx)
-    try:
-        await writer.open()
-        writer.write_batch(records, None)
-        await writer.flush()
-    finally:
-        await writer.close()
-
-
 @pytest.mark.parametrize(
     ("options", "records"),
     [
@@ -65,7 +55,7 @@ async def write(sink: Any, ctx: SinkContext, records: list[Any]) -> None:
 )
 async def test_values_come_out_as_they_went_in(server: Server, url: str, name: str, ctx: SinkContext, options: Any, records: Any) -> None:
     await published(server, name)
-    await write(nats(url, name, **options), ctx, records)
+    await write_all(nats(url, name, **options), ctx, records)
     source = nats(url, name, until="latest", **options)
     assert await read_all(source, ctx) == records
     reader: Any = source.reader(ctx)
@@ -78,7 +68,7 @@ async def test_values_come_out_as_they_went_in(server: Server, url: str, name: s
 async def test_many_messages_come_in_order_and_it_is_known_how_many_wait(server: Server, url: str, name: str, ctx: SinkContext) -> None:
     await published(server, name)
     count = 6 * PIECE_MESSAGES + 7
-    await write(nats(url, name), ctx, list(range(count)))
+    await write_all(nats(url, name), ctx, list(range(count)))
     assert await read_all(nats(url, name, until="latest"), ctx) == list(range(count))
     source = nats(url, name)
     reader: Any = source.reader(ctx)
@@ -120,18 +110,18 @@ async def test_what_can_never_do_is_refused(server: Server, url: str, name: str,
         with pytest.raises(GraphError, match=message):
             await source.discover()
         with pytest.raises(GraphError, match=message):
-            await write(source, ctx, [1])
+            await write_all(source, ctx, [1])
     other = nats(url, "foreign", stream=name)
     with pytest.raises(GraphError, match="does not take that subject"):
         await read_all(other, ctx)
     with pytest.raises(GraphError, match="no stream takes that subject, expected"):
-        await write(other, ctx, [1])
+        await write_all(other, ctx, [1])
     with pytest.raises(GraphError, match="has a wildcard"):
-        await write(nats(url, f"{name}.*", stream=name), ctx, [1])
+        await write_all(nats(url, f"{name}.*", stream=name), ctx, [1])
     with pytest.raises(ValueError, match="the server takes"):
-        await write(nats(url, name), ctx, ["x" * 2_000_000])
+        await write_all(nats(url, name), ctx, ["x" * 2_000_000])
     with pytest.raises(TypeError, match="expected bytes"):
-        await write(nats(url, name, format="bytes"), ctx, ["text"])
+        await write_all(nats(url, name, format="bytes"), ctx, ["text"])
     for make, message in (
         (lambda: nats([], "s"), "expected the URL of a server"),
         (lambda: nats(3, "s"), "expected the URL of a server"),  # type: ignore[call-overload]
@@ -152,7 +142,7 @@ async def test_a_password_is_asked_for_and_never_shown(name: str, ctx: SinkConte
         plain = f"nats://127.0.0.1:{server.port}"
         shown = [repr(nats(good, name))]
         for source in (nats(bad, name), nats(plain, name), nats(plain, name, options={"user": "me", "password": SECRET + "x"})):
-            for attempt in (source.discover(), write(source, ctx, [1])):
+            for attempt in (source.discover(), write_all(source, ctx, [1])):
                 with pytest.raises(GraphError, match="the server refuses") as caught:
                     await attempt
                 shown.append(str(caught.value))
@@ -356,7 +346,7 @@ async def test_nothing_is_lost_or_doubled_when_server_and_job_die(tmp_path: Path
         url = f"nats://127.0.0.1:{server.port}"
         await published(server, "in")
         await published(server, "out")
-        await write(nats(url, "in", Number), ctx, [Number(n) for n in range(total)])
+        await write_all(nats(url, "in", Number), ctx, [Number(n) for n in range(total)])
 
         async def length() -> int:
             try:

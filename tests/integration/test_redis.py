@@ -15,7 +15,7 @@ import aioflow as af
 from aioflow.core.errors import GraphError, MalformedInput, StateError
 from aioflow.io.redis_streams import redis
 from tests.integration.log_flows import Count, Number, counted, mistakes, run, until
-from tests.io.driver import Context, Runtime, SinkContext, next_batch, read_all, system_context, take
+from tests.io.driver import Context, Runtime, SinkContext, next_batch, read_all, system_context, take, write_all
 from tests.io.servers import Server, redis_server
 
 SECRET = "s3cret-word"
@@ -47,16 +47,6 @@ async def ctx() -> AsyncIterator[SinkContext]:
         yield SinkContext(context.host, checkpointing=False)
 
 
-async def write(sink: Any, ctx: SinkContext, records: list[Any]) -> None:
-    writer = sink.writer(ctx)
-    try:
-        await writer.open()
-        writer.write_batch(records, None)
-        await writer.flush()
-    finally:
-        await writer.close()
-
-
 @pytest.mark.parametrize(
     ("options", "type", "records"),
     [
@@ -70,7 +60,7 @@ async def write(sink: Any, ctx: SinkContext, records: list[Any]) -> None:
     ],
 )
 async def test_values_come_out_as_they_went_in(url: str, ctx: SinkContext, options: Any, type: Any, records: list[Any]) -> None:
-    await write(redis(url, "s", type, **options), ctx, records)
+    await write_all(redis(url, "s", type, **options), ctx, records)
     assert await read_all(redis(url, "s", type, until="latest", **options), ctx) == records
 
 
@@ -164,14 +154,14 @@ async def test_what_can_never_do_is_refused(server: Server, url: str, ctx: SinkC
     with pytest.raises(GraphError, match="redis-py knows no option 'foo' of a URL"):
         await redis(f"{url}?foo=1", "s").discover()
     with pytest.raises(GraphError, match="the key 'list' holds a list, expected a stream"):
-        await write(redis(url, "list"), ctx, [{"n": 1}])
+        await write_all(redis(url, "list"), ctx, [{"n": 1}])
     with pytest.raises(GraphError, match="names 2 streams, expected the one to write to"):
-        await write(redis(url, ["a", "b"]), ctx, [{"n": 1}])
+        await write_all(redis(url, ["a", "b"]), ctx, [{"n": 1}])
     for value, message in ((7, "got 7, expected a dict"), ({}, "got {}, expected a dict"), ({"n": [1]}, "whose field 'n' is a list")):
         with pytest.raises(TypeError, match=message):
-            await write(redis(url, "s"), ctx, [value])
+            await write_all(redis(url, "s"), ctx, [value])
     with pytest.raises(TypeError, match="expected bytes"):
-        await write(redis(url, "s", field="f", format="bytes"), ctx, ["text"])
+        await write_all(redis(url, "s", field="f", format="bytes"), ctx, ["text"])
     for make, message in (
         (lambda: redis("http://x", "s"), "expected a URL redis://HOST:PORT/DB"),
         (lambda: redis(url, []), "expected the name of a stream"),
@@ -191,11 +181,11 @@ async def test_a_password_is_asked_for_and_never_shown(ctx: SinkContext, caplog:
     caplog.set_level(logging.DEBUG, "aioflow")
     with redis_server("--requirepass", SECRET) as server:
         good, bad = (f"redis://:{word}@127.0.0.1:{server.port}" for word in (SECRET, SECRET + "x"))
-        await write(redis(good, "s"), ctx, [{"n": 1}])
+        await write_all(redis(good, "s"), ctx, [{"n": 1}])
         assert await read_all(redis(good, "s", until="latest"), ctx) == [{"n": "1"}]
         shown = [repr(redis(good, "s"))]
         for url in (bad, f"redis://127.0.0.1:{server.port}"):
-            for attempt in (redis(url, "s").discover(), write(redis(url, "s"), ctx, [{"n": 1}])):
+            for attempt in (redis(url, "s").discover(), write_all(redis(url, "s"), ctx, [{"n": 1}])):
                 with pytest.raises(GraphError, match="the server refuses") as caught:
                     await attempt
                 shown.append(str(caught.value))
@@ -254,7 +244,7 @@ async def test_what_is_no_redis_is_told(ctx: SinkContext) -> None:
     listening = await asyncio.start_server(other, "127.0.0.1", 0)
     async with listening:
         source = redis(f"redis://:{SECRET}@127.0.0.1:{listening.sockets[0].getsockname()[1]}", "s")
-        for attempt in (source.discover(), write(source, ctx, [{"n": 1}])):
+        for attempt in (source.discover(), write_all(source, ctx, [{"n": 1}])):
             with pytest.raises(GraphError, match="does not speak the protocol of Redis") as caught:
                 await attempt
             assert SECRET not in str(caught.value)
@@ -320,7 +310,7 @@ async def test_a_server_that_answers_nothing_is_given_up(ctx: SinkContext, monke
 
 
 async def test_a_sink_trims_its_stream(server: Server, url: str, ctx: SinkContext) -> None:
-    await write(redis(url, "s", maxlen=100), ctx, [{"n": n} for n in range(2_000)])
+    await write_all(redis(url, "s", maxlen=100), ctx, [{"n": n} for n in range(2_000)])
     assert 100 <= int(server.ask("XLEN s")[1:]) < 400
 
 
@@ -372,7 +362,7 @@ async def test_nothing_is_lost_or_doubled_when_server_and_job_die(tmp_path: Path
         async with system_context() as context:
             for i, name in enumerate(streams):
                 ctx = SinkContext(context.host, runtime=Runtime(), checkpointing=False)
-                await write(redis(url, name, Number), ctx, [Number(n) for n in range(i, total, 3)])
+                await write_all(redis(url, name, Number), ctx, [Number(n) for n in range(i, total, 3)])
 
         async def length() -> int:
             return int((await asyncio.to_thread(server.ask, "XLEN out"))[1:])

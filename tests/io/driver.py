@@ -153,3 +153,14 @@ async def read_all(
         return await take(reader, 1 << 60, max_records)
     finally:
         await reader.close()
+
+
+async def write_all(sink: Any, ctx: SinkContext, records: list[Any]) -> None:
+    """Write all of them by one writer, without a checkpoint."""
+    writer = sink.writer(ctx)
+    try:
+        await writer.open()
+        writer.write_batch(records, None)
+        await writer.flush()
+    finally:
+        await writer.close()
