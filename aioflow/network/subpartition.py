@@ -39,6 +39,7 @@ class Permits(Protocol):
     def take_permit(self, channel: int = 0) -> None: ...
     def recycle(self, channel: int = 0) -> None: ...
 
+
 START_RECORDS = 16
 """Of the first batches of an exchange."""
 
