@@ -23,14 +23,17 @@ __all__ = ["FunctionSink", "as_sink", "calling"]
 
 def as_sink(what: Any) -> Sink[Any]:
     """What `stream.sink(what)` writes to. Raises GraphError for what is neither a Sink nor a function."""
-    if isinstance(what, type) and isinstance(what, Sink):  # It has the methods, but of no instance.
+    called = isinstance(what, type) and any("__call__" in vars(base) for base in what.__mro__)
+    by_class = isinstance(what, type) and _is_function_class(what)
+    # It has the methods, but of no instance: an element would be given to the constructor.
+    if isinstance(what, type) and (isinstance(what, Sink) or (called and not by_class)):
         raise GraphError(f"sink() got the class {what.__name__}, expected an instance: add the parentheses, {what.__name__}(...)")
     if isinstance(what, Sink):
         check_without_state(what, "sink(): the writers of a Sink have its state")
         return what
     if inspect.isfunction(what) and what.__module__.startswith("aioflow.io."):  # It would be called with each element, and make a sink.
         raise GraphError(f"sink() got the function {what.__name__}, expected what it makes: add the parentheses, {what.__name__}(...)")
-    if isinstance(what, type) and _is_function_class(what) and not any("__call__" in vars(base) for base in what.__mro__):
+    if by_class and not called:
         raise GraphError(f"sink() got the class {what.__name__}, which has no method __call__(self, value)")
     if callable(what):
         return FunctionSink(what)

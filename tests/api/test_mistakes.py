@@ -127,6 +127,26 @@ def test_the_class_of_a_sink_is_refused_where_its_instance_belongs() -> None:
     numbers().sink(Printing())
 
 
+class Called:
+    """What a function would do, with what it needs as an attribute."""
+
+    def __init__(self, rows: list[Any] | None = None) -> None:
+        self.rows = [] if rows is None else rows
+
+    def __call__(self, value: Any) -> None:
+        self.rows.append(value)
+
+
+async def test_the_class_of_what_is_called_is_refused_where_its_instance_belongs() -> None:
+    with pytest.raises(af.GraphError, match=r"got the class Called, expected an instance: add the parentheses, Called\("):
+        numbers().sink(Called)
+    rows: list[Any] = []
+    stream = numbers()
+    stream.sink(Called(rows))
+    await stream.flow.execute()
+    assert rows == [1, 2]
+
+
 @pytest.mark.parametrize("use", [lambda s: s.side("bad"), lambda s: s.map(str, on_error="bad"), lambda s: s.filter(str, on_error="bad")])
 def test_a_name_where_a_tag_belongs_is_told_the_tag(use: Callable[[Any], Any]) -> None:
     with pytest.raises(af.GraphError, match=r"takes a tag, got str: 'bad'; expected af\.OutputTag\('bad'\)"):
