@@ -402,7 +402,7 @@ class Job:
                 )
             if is_taken_apart(self._graph, place, whole):
                 raise GraphError(
-                    f"{stream!r} are late elements, and only what the window takes of an element was sent to it. To see whole elements, "
+                    f"{stream!r} are late elements, and only what the window needs of them was sent to it. To see all of them, whole, "
                     "name it before: flow.run(subscribe=[stream])"
                 )
 

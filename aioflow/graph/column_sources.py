@@ -19,6 +19,7 @@ from aioflow.operators.column_aggregates import fields_read
 from aioflow.operators.column_aggregates import why_rows as why_rows_of
 from aioflow.operators.column_reasons import BY_FUNCTION, ONE_BY_ONE, why_rows, why_rows_for_times
 from aioflow.operators.folding import FoldingAggregate
+from aioflow.operators.local_aggregate import LocalAggregate, local_aggregate
 from aioflow.operators.running import RunningAggregateOperator
 from aioflow.operators.slice_window import SliceWindowOperator
 from aioflow.operators.stateless import StatelessOperator
@@ -139,15 +140,24 @@ def with_fields(graph: StreamGraph, edge: StreamEdge, partitioning: Partitioning
         return partitioning
     operator = factory()
     fields = _fields_of(graph, edge.target, operator, whole) if is_expression(partitioning.function) else None
-    return replace(partitioning, fields=fields, keys_alone=_counts(operator), taken=_taken_by(graph, edge.target, operator, whole))
+    return replace(
+        partitioning,
+        fields=fields,
+        keys_alone=_counts(operator),
+        taken=_taken_by(graph, edge.target, operator, whole),
+        local=_folded_by(graph, edge.target, operator, whole),
+    )
 
 
 def is_taken_apart(graph: StreamGraph, place: TapPlace, whole: Collection[TapPlace] = ()) -> bool:
-    """Whether the late elements that `place` stands for are not whole, as what a window takes of them was sent in their place."""
+    """Whether the late elements that `place` stands for are not whole, or not all, as something else was sent in their place."""
     if isinstance(place, int):
         return False
     factory = graph.nodes[place[0]].factory
-    return factory is not None and _taken_by(graph, place[0], factory(), whole) is not None
+    if factory is None:
+        return False
+    operator = factory()
+    return any(found(graph, place[0], operator, whole) is not None for found in (_taken_by, _folded_by))
 
 
 def _taken_by(
@@ -160,6 +170,13 @@ def _taken_by(
     if not isinstance(operator, (RunningAggregateOperator, SliceWindowOperator)) or graph.parallelism_of(graph.nodes[node_id]) == 1:
         return None
     return None if _gives_elements_out(graph, node_id, whole) else taken_by(operator.aggregate)
+
+
+def _folded_by(graph: StreamGraph, node_id: int, operator: Operator, whole: Collection[TapPlace]) -> LocalAggregate | None:
+    """How a batch is folded before it is dealt out to several of a window; None: all of its records are sent."""
+    if not isinstance(operator, SliceWindowOperator) or graph.parallelism_of(graph.nodes[node_id]) == 1:
+        return None
+    return None if _gives_elements_out(graph, node_id, whole) else local_aggregate(operator.aggregate, operator.grid)
 
 
 def _gives_elements_out(graph: StreamGraph, node_id: int, whole: Collection[TapPlace]) -> bool:

@@ -16,6 +16,7 @@ from aioflow.core.errors import GraphError
 
 if TYPE_CHECKING:
     from aioflow.core.functions import OutputTag
+    from aioflow.operators.local_aggregate import LocalAggregate
     from aioflow.operators.operator import Operator
     from aioflow.operators.source import Source
     from aioflow.operators.watermarks import WatermarkStrategy
@@ -70,6 +71,8 @@ class Partitioning:
     taken: tuple[Any, ...] | None = None
     """The one function by which the consumer takes of a record all that it reads of it, none if it only counts: where records are dealt out
     what that gives may travel in their place, in batches that say so. None: it reads more."""
+    local: LocalAggregate | None = None
+    """How a batch of few keys is folded before it is dealt out. None: all records go."""
 
 
 @dataclass(frozen=True, slots=True)

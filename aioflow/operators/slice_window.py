@@ -77,6 +77,11 @@ class SliceWindowOperator(AddingWindowOperator):
         self._deadline = self._live_from = self._late_below = 0
         self._moved_to(MIN_WATERMARK)
 
+    @property
+    def grid(self) -> SliceGrid:
+        """Where its slices and windows begin and end."""
+        return self._grid
+
     def initialize_state(self) -> None:
         super().initialize_state()
         self._progress = self.ctx.operator_state.get_union_list_state(PROGRESS)

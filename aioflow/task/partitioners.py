@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from aioflow.columns.keys import KeyRouter
     from aioflow.core.expressions import Expr
     from aioflow.core.host import Rng
+    from aioflow.operators.local_aggregate import LocalAggregate
 
 __all__ = ["BroadcastPartitioner", "Partitioner", "create_partitioner"]
 
@@ -47,7 +48,8 @@ def create_partitioner(
         expression = partitioning.function if is_expression(partitioning.function) else None
         if consumers == 1:
             return _SingleKeyed(key, max_parallelism, place, expression, partitioning.fields, partitioning.keys_alone)
-        return _Hash(key, consumers, max_parallelism, place, expression, partitioning.fields, partitioning.keys_alone, partitioning.taken)
+        fields, keys_alone, taken = partitioning.fields, partitioning.keys_alone, partitioning.taken
+        return _Hash(key, consumers, max_parallelism, place, expression, fields, keys_alone, taken, partitioning.local)
     if strategy is ShipStrategy.CUSTOM:
         return _Custom(UserFunction(partitioning.function, "partition_custom").call, consumers, place)
     if consumers == 1 or strategy is ShipStrategy.GLOBAL:
@@ -239,7 +241,8 @@ class _SingleKeyed(_Keyed):
 class _Hash(_Keyed):
     """Key -> key group -> subtask, through a cache: one dict look-up a record. The loop is generated for what the batch carries.
 
-    Where the consumer takes one thing of a record that goes in its place: it need not be written and read for the rest of it.
+    Where the consumer takes one thing of a record that goes in its place: it need not be written and read for the rest of it. And of
+    a batch of few keys one record each may be all that has to go.
     """
 
     def __init__(
@@ -252,8 +255,12 @@ class _Hash(_Keyed):
         fields: tuple[str | int, ...] | None = None,
         keys_alone: bool = False,
         taken: tuple[Callable[[Any], Any], ...] | None = None,
+        local: LocalAggregate | None = None,
     ) -> None:
         super().__init__(key, consumers, max_parallelism, place, expression, fields, keys_alone)
+        # Of the first records of each batch the key is computed twice, which a function that is not known might show.
+        self._local = local if self._body is not None or expression is not None else None
+        self._getter = as_getter(key)
         self._consumers = consumers
         self._loops = self._generate(alone=self._keys_alone)
         self._taking_loops: dict[tuple[bool, bool], Callable[..., None]] | None = None
@@ -273,6 +280,8 @@ class _Hash(_Keyed):
         values, timestamps, watermarks = batch.values, batch.timestamps, batch.watermarks
         if type(values) is not list and (parts := self.split_columns(batch)) is not None:
             return parts
+        if self._local is not None and (parts := self._fold(self._local, batch)) is not None:
+            return parts
         carried = timestamps is not None, watermarks is not None
         if self._taking_loops is not None:
             try:
@@ -284,6 +293,19 @@ class _Hash(_Keyed):
             return self._deal(self._loops[carried], source, batch, alone=self._keys_alone)
         except Exception as error:  # noqa: BLE001  # Raised again, with the record named.
             raise self.blame(error, values[len(values) - operator.length_hint(source) - 1]) from None
+
+    def _fold(self, local: LocalAggregate, batch: RecordBatch) -> list[tuple[int, RecordBatch]] | None:
+        """The parts of what stands for the records of `batch`; None where they have to go themselves."""
+        targets: list[list[int]] = [[] for _ in range(self._consumers)]
+        try:
+            folded = local.fold(batch, self._getter)
+            if folded is None or folded.keys is None:
+                return None
+            for index, key in enumerate(folded.keys):
+                targets[self._cache[key]].append(index)
+        except Exception:  # noqa: BLE001  # Of the key it comes again, for the record itself; any other is the consumer's.
+            return None
+        return [(i, folded.pick(indices)) for i, indices in enumerate(targets) if indices]
 
     def _deal(
         self, loop: Callable[..., None], source: Iterator[Any], batch: RecordBatch, *, alone: bool, taken: bool = False

@@ -8,6 +8,8 @@ __all__ = ["COLUMN_MUTANTS"]
 
 _EXPRESSIONS = "tests/columns/test_expressions.py"
 _AGGREGATES = "tests/columns/test_aggregates.py"
+_LOCAL = "aioflow/operators/local_aggregate.py"
+_LOCAL_TESTS = "tests/operators/test_local_aggregate.py"
 
 COLUMN_MUTANTS: list[Mutant] = [
     Mutant(
@@ -141,6 +143,57 @@ COLUMN_MUTANTS: list[Mutant] = [
         "if self._late_tag is not None and self._folding is self._aggregate:",
         "if self._late_tag is not None:",
         ("tests/operators/test_taking.py::test_a_window_adds_up_both_kinds_of_batches_and_gives_no_part_of_an_element_out_as_late",),
+    ),
+    Mutant(
+        "one record stands for others of another slice",
+        _LOCAL,
+        "        if highest(timestamps) >= end or (watermarks",
+        "        if (watermarks",
+        (f"{_LOCAL_TESTS}::test_results_are_those_of_all_records", f"{_LOCAL_TESTS}::test_these_go_as_they_are"),
+    ),
+    Mutant(
+        "one record stands for others before and behind the end of their window",
+        _LOCAL,
+        " or (watermarks is not None and watermarks[-1] >= end - 1):",
+        ":",
+        (f"{_LOCAL_TESTS}::test_results_are_those_of_all_records", f"{_LOCAL_TESTS}::test_these_go_as_they_are"),
+    ),
+    Mutant(
+        "floats are added up before they are sent",
+        _LOCAL,
+        "return None if kind is Sum and set(map(type, held)) != {int} else held",
+        "return held",
+        (f"{_LOCAL_TESTS}::test_these_go_as_they_are",),
+    ),
+    Mutant(
+        "what is taken of elements is sent as if it were them",
+        _LOCAL,
+        "type(self.aggregate) not in _OF_ELEMENTS)",
+        "False)",
+        (f"{_LOCAL_TESTS}::test_results_are_those_of_all_records",),
+    ),
+    Mutant(
+        "late records that would each give a result are folded into one",
+        _LOCAL,
+        " or aggregate.where is not None or grid.lateness:",
+        " or aggregate.where is not None:",
+        (f"{_LOCAL_TESTS}::test_where_each_late_record_gives_a_result_all_records_go",),
+    ),
+    Mutant(
+        "late elements that somebody reads are folded before they are sent",
+        "aioflow/graph/column_sources.py",
+        "None if _gives_elements_out(graph, node_id, whole) else local_aggregate(",
+        "local_aggregate(",
+        (
+            "tests/graph/test_column_sources.py::test_batches_are_folded_before_they_are_dealt_out_to_windows_whose_late_elements_nobody_reads",
+        ),
+    ),
+    Mutant(
+        "a key function that may do more than compute is called twice for a record",
+        "aioflow/task/partitioners.py",
+        "self._local = local if self._body is not None or expression is not None else None",
+        "self._local = local",
+        (f"{_LOCAL_TESTS}::test_a_key_function_that_is_not_known_is_called_once_a_record",),
     ),
     Mutant(
         "who subscribes in the process of a source sees what stands in for its records",

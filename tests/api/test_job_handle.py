@@ -188,7 +188,11 @@ async def test_late_elements_and_malformed_lines_can_be_subscribed_to(tmp_path: 
     assert read == ["2"]
 
 
-@pytest.mark.parametrize("aggregate", [af.count(), af.sum(lambda row: row["n"])], ids=["a count", "a sum"])
+@pytest.mark.parametrize(
+    "aggregate",
+    [af.count(), af.sum(lambda row: row["n"]), af.max_by(lambda row: row["n"])],
+    ids=["a count", "a sum", "the best"],
+)
 async def test_late_elements_of_which_a_part_was_sent_are_whole_or_refused(aggregate: Any) -> None:
     """Where they are dealt out to several subtasks."""
     rows = [{"user": 1, "ts": ts, "n": 1} for ts in (1_000, 9_000, 2_000)]
@@ -199,7 +203,7 @@ async def test_late_elements_of_which_a_part_was_sent_are_whole_or_refused(aggre
     async with flow.run(subscribe=[windows.late]) as job, job.subscribe(windows.late) as late:
         assert [row async for row in late] == [rows[2]]
     async with flow.run() as job:
-        with pytest.raises(af.GraphError, match="only what the window takes of an element was sent to it"):
+        with pytest.raises(af.GraphError, match="only what the window needs of them was sent to it"):
             job.subscribe(windows.late)
         job.subscribe(windows).close()
         await job.cancel()

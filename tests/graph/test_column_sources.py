@@ -136,6 +136,33 @@ def test_all_that_an_aggregate_takes_of_a_record_goes_in_its_place() -> None:
     assert taken(lambda keyed: keyed.reduce(max)) is None
 
 
+def test_batches_are_folded_before_they_are_dealt_out_to_windows_whose_late_elements_nobody_reads() -> None:
+    def is_folded(shape: Callable[[Any], Any], parallelism: int = 2) -> bool:
+        flow = af.Flow("local", parallelism=parallelism)
+        stream = shape(flow.source([{"user": 1, "ts": 1}], watermarks=TIMES, parallelism=1).key_by(lambda row: row["user"]))
+        (edge,) = [edge for edge in build_job_graph(stream.flow.graph).edges if edge.partitioning.function is not None]
+        return edge.partitioning.local is not None
+
+    best: Any = af.max_by(lambda row: row["value"])
+    window = af.tumbling("1s")
+    assert is_folded(lambda keyed: keyed.window(window).aggregate(best))
+    assert not is_folded(lambda keyed: keyed.window(window).aggregate(best), parallelism=1), "nothing is dealt out"
+    assert not is_folded(lambda keyed: keyed.window(window, lateness="1s").aggregate(best)), "each late element gives a result"
+    assert not is_folded(lambda keyed: keyed.window(window).aggregate(af.count()))
+    assert not is_folded(lambda keyed: keyed.aggregate(best)), "each element gives a result"
+    assert not is_folded(lambda keyed: keyed.window(af.session("1s")).aggregate(best))
+
+    flow = af.Flow("local", parallelism=2)
+    keyed = flow.source([{"user": 1, "ts": 1}], watermarks=TIMES, parallelism=1).key_by(lambda row: row["user"])
+    windowed = keyed.window(window).aggregate(best)
+    place = windowed.late.upstreams[0].place
+    assert is_taken_apart(flow.graph, place)
+    assert not is_taken_apart(flow.graph, place, [place])
+    windowed.late.sink(print)
+    assert not is_taken_apart(flow.graph, place)
+    assert not any(edge.partitioning.local for edge in build_job_graph(flow.graph).edges)
+
+
 def test_a_window_whose_late_elements_are_read_gets_them_whole() -> None:
     flow = af.Flow("taken", parallelism=2)
     keyed = flow.source([{"user": 1, "ts": 1}], watermarks=TIMES, parallelism=1).key_by(lambda row: row["user"])

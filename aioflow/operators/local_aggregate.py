@@ -1,0 +1,96 @@
+"""Aggregation before a keyed exchange: of a batch, one record goes to the window for each key, and stands for the others.
+
+The best element of a window is the best of the best elements of its batches; so with a maximum, what came first or last, and a
+sum of ints. Where a batch holds few keys, whoever deals records out folds it by the very aggregate of the window, and sends what
+the accumulators hold: that is written, read and folded again once a key instead of once a record. It is Flink's local aggregation,
+without a buffer and without a second kind of record: what is sent is added as any other record is, and state knows nothing of it.
+
+Invariants: the results are the same, and in the same order.
+
+* A batch is folded only if it lies in one slice and no window of that slice ends within it. So all of its records are live or all
+  are late, wherever the window is, and those that are sent may all see the watermark that was in force before the first of them.
+* Keys come in the order of their first record, as does what the window gives out.
+* Nothing is left out of which somebody would hear: with allowed lateness each late record would give a result of its own, and late
+  elements may be read. `numLateRecordsDropped` counts what was sent.
+* The functions of the aggregate only compute (`inlining`). Where one fails, the records go as they are, and the window names the
+  one to blame.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from aioflow.core.column_batch import highest, lowest
+from aioflow.core.elements import RecordBatch
+from aioflow.core.expressions import is_expression
+from aioflow.operators.aggregates import BuiltIn, First, Last, Max, MaxBy, Min, MinBy, Sum
+from aioflow.operators.inlining import body_of
+from aioflow.operators.slice_grid import SliceGrid
+
+__all__ = ["LocalAggregate", "local_aggregate"]
+
+SAMPLE = 32
+"""Records of a batch that are folded first, to see how many keys it has: 3 ns a record of a batch of 1,024."""
+SAMPLE_KEYS_MAX = 8
+"""With more keys among those the batch goes as it is: folding it costs 90 ns a record, dealing out a record and what follows 150 to 400."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalAggregate:
+    """What the window computes, and its slices."""
+
+    aggregate: BuiltIn
+    grid: SliceGrid
+
+    def fold(self, batch: RecordBatch, key_of: Callable[[Any], Any]) -> RecordBatch | None:
+        """The records, with keys, that stand for those of `batch`; None if all of them have to go. Errors of functions pass through."""
+        values, timestamps, watermarks = batch.values, batch.timestamps, batch.watermarks
+        if type(values) is not list or len(values) <= SAMPLE or timestamps is None:
+            return None
+        held: dict[Any, Any] = {}
+        fold = self.aggregate.fold
+        begin = values[:SAMPLE]
+        fold(held, list(map(key_of, begin)), begin)
+        if len(held) > SAMPLE_KEYS_MAX or _sent(self.aggregate, list(held.values())) is None:
+            return None
+        start = self.grid.slice_start(lowest(timestamps))
+        end = start + self.grid.width
+        if highest(timestamps) >= end or (watermarks is not None and watermarks[-1] >= end - 1):
+            return None
+        rest = values[SAMPLE:]
+        fold(held, list(map(key_of, rest)), rest)
+        sent = _sent(self.aggregate, list(held.values()))
+        if sent is None:
+            return None
+        count = len(sent)
+        before = None if watermarks is None else watermarks[:1] * count
+        return RecordBatch(sent, timestamps[:1] * count, list(held), before, batch.watermark, type(self.aggregate) not in _OF_ELEMENTS)
+
+
+def local_aggregate(aggregate: object, grid: SliceGrid) -> LocalAggregate | None:
+    """How batches for a window of `aggregate`, whose late elements nobody reads, are folded before they are sent; None: they are not."""
+    if not isinstance(aggregate, BuiltIn) or type(aggregate) not in _FOLDED or aggregate.where is not None or grid.lateness:
+        return None
+    fn = aggregate.fn
+    return LocalAggregate(aggregate, grid) if fn is None or is_expression(fn) or body_of(fn) is not None else None
+
+
+_OF_ELEMENTS = frozenset((MinBy, MaxBy))
+"""Their accumulators hold elements, and those of the others what is taken of them."""
+
+_OF_ONE = frozenset((First, Last))
+
+_FOLDED = frozenset((*_OF_ELEMENTS, *_OF_ONE, Min, Max, Sum))
+
+
+def _sent(aggregate: BuiltIn, held: list[Any]) -> list[Any] | None:
+    """What to add in the place of all that went into each accumulator; None if there is no such thing."""
+    kind = type(aggregate)
+    if kind in _OF_ELEMENTS:
+        return None if None in held else [element for _, element in held]
+    if kind in _OF_ONE:
+        return [value for (value,) in held]
+    # Floats add up to something else in another order.
+    return None if kind is Sum and set(map(type, held)) != {int} else held
