@@ -129,6 +129,11 @@ class MapBatchesOperator(Operator):
         self._is_ending = self._is_due = True
         return self._go_on()
 
+    def input_stopped(self) -> None:
+        self._is_ending = True
+        self._disarm()
+        self.ctx.execute(self._on_wait_over, "input stopped", 0)
+
     def snapshot_state(self, checkpoint_id: int) -> Awaitable[None] | None:
         """The checkpoint holds the inputs: their results come behind the barrier."""
         held = [part for part in (self._in_flight, self._gathered) if part is not None]

@@ -8,7 +8,7 @@ never waits. Three things may happen outside of that call, and all go through th
 * an operator that cannot take more for now lowers `room()`; the chain keeps the rest of the batch and waits on `availability`.
 
 Life cycle (after Flink): `setup -> initialize_state -> open -> (process_batch | process_input)* -> end_input -> finish -> end_of_data
--> close`.
+-> close`; a job that is stopped has `input_stopped` in place of `end_input -> finish`.
 `initialize_state` and `open` run from the tail of a chain to its head, `finish` from head to tail, `close` and `snapshot_state` from
 tail to head. `close` is called exactly once after `setup`, whatever happened; `finish` only at a normal end, `end_of_data` also when the
 job is stopped.
@@ -197,6 +197,12 @@ class Operator:
     def finish(self) -> RecordBatch:
         """All inputs ended normally: the last chance to emit."""
         return empty_batch()
+
+    def input_stopped(self) -> None:
+        """The job is stopped where it is: what still comes is in the chain already, and the input does not end.
+
+        What waits for more elements waits no longer; its results come by mail.
+        """
 
     def end_of_data(self) -> None:
         """Nothing comes any more, be it that the input ended (after `finish`) or that the job is stopped where it is.

@@ -299,6 +299,8 @@ class StreamTask:
                 self._watch(busy.availability)
         else:
             self._ending = status
+            if status is InputStatus.STOPPED:
+                self._operators.input_stopped()
         return None
 
     def _poll_events(self) -> None:
@@ -321,7 +323,7 @@ class StreamTask:
         if not isinstance(source, SourceInput):
             return source.emit_next(self._chain.room)
         self._scope.operator_context = self._operators.head
-        room, at_most, before = self._chain.room, self._hand_over.records, source.records_in
+        room, at_most, before = self._chain.room, min(self._hand_over.records, self._chain.column_room), source.records_in
         try:
             status = source.emit_next(room if room < at_most else at_most, at_most)
         except Exception as error:

@@ -125,6 +125,12 @@ class TaskOperators:
             await settle()
         mark_finished(self.head)
 
+    def input_stopped(self) -> None:
+        """No more comes than waits for them already, and they do not finish."""
+        for operator in self.operators:
+            with naming(operator, "input_stopped()"):
+                operator.input_stopped()
+
     async def quiesce_timers(self) -> None:
         """Let no timer of theirs fire any more; one that is firing ends first."""
         for context in self.contexts:

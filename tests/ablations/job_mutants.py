@@ -209,4 +209,11 @@ JOB_MUTANTS: list[Mutant] = [
         "            if False:\n",
         ("tests/api/test_remedies.py::test_a_function_that_gives_an_expression_is_told_so_at_its_first_result",),
     ),
+    Mutant(
+        "a stop waits until a list is full or has waited",
+        "aioflow/task/stream_task.py",
+        "            if status is InputStatus.STOPPED:\n",
+        "            if False:\n",
+        ("tests/api/test_stopping_sources.py::test_a_stop_does_not_wait_for_a_list_to_fill",),
+    ),
 ]

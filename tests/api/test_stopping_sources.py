@@ -1,10 +1,11 @@
-"""Stopping a job whose source blocks in a thread of its own: the step that is under way is left to itself, and no element is lost."""
+"""Stopping a job whose source goes on: a step that is under way in a thread is left to itself, nothing waits for more elements, and none
+is lost."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -105,3 +106,25 @@ async def test_a_cancel_does_not_wait_for_a_step_that_never_ends() -> None:
     await asyncio.to_thread(blocks.threads[0].join)
     assert blocks.log[-1] == "closed"
     await asyncio.get_running_loop().shutdown_default_executor()
+
+
+@pytest.mark.parametrize("savepoint", [None, False], ids=["savepoint", "none"])
+async def test_a_stop_does_not_wait_for_a_list_to_fill(tmp_path: Path, savepoint: bool | None) -> None:
+    """Nothing will fill it: its elements go to the sink, and the stop is not over its time."""
+
+    async def endless(position: int | None) -> AsyncIterator[tuple[int, int]]:
+        for n in range(position or 0, 5):
+            yield n, n + 1
+        await asyncio.Event().wait()
+
+    async def squares(values: list[int]) -> list[int]:
+        return [value * value for value in values]
+
+    rows = list[int]()
+    flow = af.Flow("lists")
+    flow.source(endless, uid="numbers").map_batches(squares, max_size=3, max_wait="1d", uid="squares").sink(rows.append)
+    async with flow.run(checkpoints=tmp_path, every="1h", stop_timeout="1h") as job:
+        await eventually(lambda: len(rows) == 3)
+        async with asyncio.timeout(60):
+            path = await job.stop(savepoint=savepoint)
+    assert (path is None, job.status, rows) == (savepoint is False, "FINISHED", [0, 1, 4, 9, 16])

@@ -81,6 +81,18 @@ async def test_the_end_of_the_input_waits_for_nothing() -> None:
     assert not operator.busy
 
 
+async def test_a_stop_waits_for_nothing_and_what_is_still_to_come_then_is_not_gathered_either() -> None:
+    function, context = Batches(), Context()
+    operator = await opened(MapBatchesOperator(function, 100, "1h"), context)
+    operator.process_batch(RecordBatch([1, 2], None, None, None, 5))
+    operator.input_stopped()
+    context.run_mail()
+    assert (rows(context.emitted), context.emitted[-1].watermark) == ([(1, None, MIN_WATERMARK), (4, None, MIN_WATERMARK)], 5)
+    assert (operator.busy, context.physical_timers) == (False, [])
+    assert operator.process_batch(RecordBatch([3])).values == [9]
+    assert not operator.busy
+
+
 async def test_without_a_wait_a_list_is_what_came_at_once() -> None:
     function = Batches()
     operator = await opened(MapBatchesOperator(function, 2, None), Context())
