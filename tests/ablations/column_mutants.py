@@ -145,6 +145,13 @@ COLUMN_MUTANTS: list[Mutant] = [
         ("tests/operators/test_taking.py::test_a_window_adds_up_both_kinds_of_batches_and_gives_no_part_of_an_element_out_as_late",),
     ),
     Mutant(
+        "slices of many keys are merged at one go",
+        "aioflow/operators/slice_runs.py",
+        "                if number:\n                    yield\n",
+        "",
+        ("tests/operators/test_slice_runs.py::test_tables_of_many_keys_are_merged_in_pieces",),
+    ),
+    Mutant(
         "one record stands for others of another slice",
         _LOCAL,
         "        if highest(timestamps) >= end or (watermarks",

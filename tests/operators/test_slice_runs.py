@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import Any
 
 import pytest
@@ -42,3 +43,20 @@ def test_a_slice_of_very_many_keys_is_copied_in_pieces_and_stays_as_it_is() -> N
     assert large == dict.fromkeys(range(keys), 1)
     assert list(merged) == [*range(keys), keys]
     assert pauses == 4
+
+
+@pytest.mark.parametrize("kind", [dict, OrderedDict], ids=["a dict", "another mapping"])
+def test_tables_of_many_keys_are_merged_in_pieces(kind: type[dict[int, int]]) -> None:
+    keys = 3 * MERGES_AT_ONCE + 1
+    tables = [kind.fromkeys(range(begin, begin + keys), 1) for begin in (0, 1, 2)]
+    merging, pauses = merge_tables(af.resolve_aggregate(af.count()), False, tables), 0
+    while True:
+        try:
+            next(merging)
+        except StopIteration as done:
+            merged = done.value
+            break
+        pauses += 1
+    assert list(merged.items()) == [(0, 1), (1, 2), *((key, 3) for key in range(2, keys)), (keys, 2), (keys + 1, 1)]
+    assert tables[0] == dict.fromkeys(range(keys), 1)
+    assert pauses >= 2 * 3
