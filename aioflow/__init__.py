@@ -35,11 +35,11 @@ _HOMES = {
         "LocalProtocolError MailboxClosed MalformedInput NoResourceAvailable NotAuthenticated ProducerFailed ProtocolError RemoteError "
         "RemoteProtocolError RestoreError StateError TypeNotSupported"
     ),
-    "core.expression_roots": "col lit when",
+    "core.expression_roots": "col left lit right when",
     "core.expressions": "Expr",
     "core.functions": (
         "AggregateFunction BroadcastProcessFunction CheckpointedFunction CoProcessFunction Failed FilterFunction FlatMapFunction "
-        "Function KeyedBroadcastProcessFunction KeyedCoProcessFunction KeyedProcessFunction MapFunction OutputTag ProcessContext "
+        "Function KeyedBroadcastProcessFunction KeyedCoProcessFunction KeyedProcessFunction MapFunction OutputTag Pair ProcessContext "
         "ProcessFunction ProcessWindowFunction RuntimeContext TimerService TriggerResult WindowContext WindowResult"
     ),
     "core.injection": "Resource resource use",

@@ -44,7 +44,9 @@ from aioflow.core.errors import RestoreError as RestoreError
 from aioflow.core.errors import StateError as StateError
 from aioflow.core.errors import TypeNotSupported as TypeNotSupported
 from aioflow.core.expression_roots import col as col
+from aioflow.core.expression_roots import left as left
 from aioflow.core.expression_roots import lit as lit
+from aioflow.core.expression_roots import right as right
 from aioflow.core.expression_roots import when as when
 from aioflow.core.expressions import Expr as Expr
 from aioflow.core.functions import AggregateFunction as AggregateFunction
@@ -60,6 +62,7 @@ from aioflow.core.functions import KeyedCoProcessFunction as KeyedCoProcessFunct
 from aioflow.core.functions import KeyedProcessFunction as KeyedProcessFunction
 from aioflow.core.functions import MapFunction as MapFunction
 from aioflow.core.functions import OutputTag as OutputTag
+from aioflow.core.functions import Pair as Pair
 from aioflow.core.functions import ProcessContext as ProcessContext
 from aioflow.core.functions import ProcessFunction as ProcessFunction
 from aioflow.core.functions import ProcessWindowFunction as ProcessWindowFunction

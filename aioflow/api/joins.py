@@ -14,9 +14,11 @@ from aioflow.api.streams import DataStream
 from aioflow.api.windows import require_event_time, without_event_time
 from aioflow.core.errors import GraphError
 from aioflow.core.explained_calls import explained_methods
+from aioflow.core.functions import Pair
 from aioflow.core.timeunits import to_ms
-from aioflow.operators.joins import CoGroupOperator, IntervalJoinOperator, WindowJoinOperator
+from aioflow.operators.joins import CoGroupOperator, IntervalJoinOperator
 from aioflow.operators.plain_functions import check_plain
+from aioflow.operators.window_join import WindowJoinOperator
 from aioflow.operators.window_plan import check_window
 
 if TYPE_CHECKING:
@@ -119,6 +121,14 @@ class JoinedStreams(_TwoStreams[T, U]):
     ) -> DataStream[R]:
         """One row a pair, stamped with the window's `end - 1`."""
         return self._apply(fn, OperatorOptions(name, uid, parallelism))
+
+    def pairs(self, *, name: str | None = None, uid: str | None = None, parallelism: int | None = None) -> DataStream[Pair[T, U]]:
+        """Each pair as `Pair(left, right)`, stamped with the window's `end - 1`. Of tumbling and sliding windows it runs on columns."""
+        return self._apply(Pair, OperatorOptions(name, uid, parallelism))
+
+    def select(self, columns: dict[str, Any] | None = None, /, **named: Any) -> DataStream[dict[str, Any]]:
+        """`pairs()`, and `select` of each: `select(name=af.left.name, item=af.right.id)`."""
+        return self.pairs().select(columns, **named)
 
 
 @explained_methods

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from aioflow.core.column_batch import CodedColumn, Column, NumberColumn, ObjectColumn
+from aioflow.core.column_batch import CodedColumn, Column, ColumnBatch, NumberColumn, ObjectColumn
 
-__all__ = ["column_of", "gather", "repeat", "scatter"]
+__all__ = ["column_of", "concat", "gather", "repeat", "scatter"]
 
 _NUMBERS: dict[type, Any] = {bool: np.bool_, int: np.int64, float: np.float64}
 _CODED = frozenset((str, bytes))
@@ -109,6 +109,44 @@ def scatter(length: int, parts: Sequence[tuple[np.ndarray, Column]]) -> Column:
         for index, item in zip(where.tolist(), column.to_list(), strict=True):
             items[index] = item
     return column_of(items)
+
+
+def concat(columns: Sequence[Column]) -> Column:
+    """The values of some columns, at least one, behind each other. What has no common form becomes a column of objects."""
+    if len(columns) == 1:
+        return columns[0]
+    numbers = [column for column in columns if isinstance(column, NumberColumn)]
+    coded = [column for column in columns if isinstance(column, CodedColumn)]
+    batches = [column for column in columns if isinstance(column, ColumnBatch)]
+    if len(numbers) == len(columns) and len({column.values.dtype for column in numbers}) == 1:
+        values = np.concatenate([column.values for column in numbers])
+        if all(column.valid is None for column in numbers):
+            return NumberColumn(values)
+        there = [np.ones(len(column), np.bool_) if column.valid is None else column.valid for column in numbers]
+        return NumberColumn(values, np.concatenate(there))
+    if len(coded) == len(columns):
+        return _concat_coded(coded)
+    if len(batches) == len(columns) and len({(tuple(batch.columns), batch.make) for batch in batches}) == 1:
+        first = batches[0]
+        made = {name: concat([batch.columns[name] for batch in batches]) for name in first.columns}
+        return ColumnBatch(made, sum(map(len, batches)), first.make)
+    items = [item for column in columns for item in column.to_list()]
+    return ObjectColumn(items) if batches else column_of(items)
+
+
+def _concat_coded(columns: Sequence[CodedColumn]) -> CodedColumn:
+    """Each list of entries is taken once, however many of the columns share it."""
+    if all(column.entries is columns[0].entries for column in columns):
+        return CodedColumn(np.concatenate([column.codes for column in columns]), columns[0].entries)
+    entries: list[Any] = []
+    base: dict[int, int] = {}
+    parts = []
+    for column in columns:
+        if id(column.entries) not in base:
+            base[id(column.entries)] = len(entries)
+            entries += column.entries
+        parts.append(np.where(column.codes < 0, -1, column.codes + base[id(column.entries)]).astype(np.int32))
+    return CodedColumn(np.concatenate(parts), entries)
 
 
 def _is_nothing(column: Column) -> bool:

@@ -1,13 +1,13 @@
-"""Where expressions begin: `col` names a field, `lit` is a constant, `when` asks."""
+"""Where expressions begin: `col` names a field, `left` and `right` one of a pair's, `lit` is a constant, `when` asks."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
 
-from aioflow.core.expressions import Column, Expr, Part, When, as_expression, field_name
+from aioflow.core.expressions import Column, Expr, Field, Part, When, as_expression, field_name
 
-__all__ = ["col", "lit", "when"]
+__all__ = ["col", "left", "lit", "right", "when"]
 
 
 class _Columns(Part):
@@ -38,6 +38,42 @@ class _Columns(Part):
 
 col = _Columns()
 """Names a field of the element: `col.price`, `col("any name")`."""
+
+
+class _Side(Part):
+    """`left` or `right`: `left.price` is `col.left["price"]`."""
+
+    __slots__ = ("_side",)
+
+    def __init__(self, side: str) -> None:
+        self._side = side
+
+    def __call__(self, name: str | int) -> Expr[Any]:
+        return Field(Column(self._side), field_name(name))
+
+    def __getitem__(self, name: str | int) -> Expr[Any]:
+        return self(name)
+
+    def __getattr__(self, name: str) -> Expr[Any]:
+        if name.startswith("__") and name.endswith("__"):
+            raise AttributeError(name)
+        return self(name)
+
+    def __repr__(self) -> str:
+        return self._side
+
+    def __reduce__(self) -> str:
+        return self._side
+
+    def __iter__(self) -> Iterator[Any]:
+        raise TypeError(f"{self._side} cannot be iterated: name a field, {self._side}.price or {self._side}('any name')")
+
+
+left = _Side("left")
+"""Names a field of the left of a pair: `left.price`, `left("any name")`."""
+
+right = _Side("right")
+"""Names a field of the right of a pair."""
 
 
 def lit(value: Any) -> Expr[Any]:

@@ -36,6 +36,7 @@ __all__ = [
     "MapFunction",
     "OrNone",
     "OutputTag",
+    "Pair",
     "ProcessContext",
     "ProcessFunction",
     "ProcessWindowFunction",
@@ -102,6 +103,13 @@ class WindowResult(NamedTuple, Generic[K, OUT]):
     start: int | OrNone
     end: int | OrNone
     value: OUT
+
+
+class Pair(NamedTuple, Generic[T, U]):
+    """Two elements that a join has brought together."""
+
+    left: T
+    right: U
 
 
 class TriggerResult(Flag):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from functools import lru_cache
-from typing import Any
+from typing import Any, Generic
 
 import msgspec
 
@@ -26,7 +26,7 @@ def is_made_by_position(kind: Any, names: tuple[str, ...]) -> bool:
     if not isinstance(kind, type) or hasattr(kind, "__post_init__"):
         return False
     if issubclass(kind, tuple):
-        return kind.__bases__ == (tuple,) and getattr(kind, "_fields", None) == names
+        return kind.__bases__ in ((tuple,), (tuple, Generic)) and getattr(kind, "_fields", None) == names
     if issubclass(kind, msgspec.Struct):
         if kind.__init__ is not msgspec.Struct.__init__:
             return False

@@ -18,6 +18,7 @@ from aioflow.operators.sink import SinkOperator
 from aioflow.operators.slice_window import SliceWindowOperator
 from aioflow.operators.stateless import StatelessKind, StatelessOperator
 from aioflow.operators.watermarks import TimestampsAndWatermarksOperator, WatermarkKind
+from aioflow.operators.window_join import WindowJoinOperator
 
 if TYPE_CHECKING:
     from aioflow.operators.operator import Operator
@@ -52,6 +53,8 @@ def why_rows(operator: Operator, *, keyed_by_function: bool = False) -> str | No
         return "windows of processing time have no columnar form: those of event time have"
     if isinstance(operator, (RunningAggregateOperator, SliceWindowOperator)) and isinstance(operator.aggregate, FoldingAggregate):
         return BY_FUNCTION if keyed_by_function else column_aggregates.why_rows(operator.aggregate)
+    if isinstance(operator, WindowJoinOperator):
+        return BY_FUNCTION if keyed_by_function and operator.why_rows is None else operator.why_rows
     if isinstance(operator, AsyncWaitOperator):
         return "calls that are awaited, each on its own: what stands before them may be on columns"
     if operator.reads_columns:

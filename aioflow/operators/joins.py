@@ -1,6 +1,7 @@
 """Joins of two keyed streams: by window (`join`, `co_group`) and by distance in event time (`interval_join`).
 
-A window join is a window over the tagged union of both inputs: an element is held as (input, value), in order of arrival.
+A co-group is a window over the tagged union of both inputs: an element is held as (input, value), in order of arrival. The window join of
+pairs, which may hold columns instead, has a module of its own, `window_join`.
 An interval join holds, for each key and side, the elements that may still find a partner, sorted by time. In both, the
 batches' watermarks are the operator's own, the minimum over its inputs, and late elements are counted, not kept.
 """
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from aioflow.state.backend import KeyedStateBackend, StateTable
     from aioflow.state.timers import InternalTimerService
 
-__all__ = ["CoGroupOperator", "IntervalJoinContext", "IntervalJoinOperator", "WindowJoinOperator"]
+__all__ = ["CoGroupOperator", "IntervalJoinContext", "IntervalJoinOperator"]
 
 TIMERS = "interval-join-timers"
 BUFFERS = ("interval-join-left", "interval-join-right")
@@ -70,14 +71,6 @@ class CoGroupOperator(WindowOperator):
 
     def _apply(self, key: Any, lefts: list[Any], rights: list[Any]) -> Iterable[Any]:
         return elements_of(self._function.call(key, lefts, rights), f"co_group {self.ctx.name!r}")
-
-
-class WindowJoinOperator(CoGroupOperator):
-    """`fn(left, right)` gives one row for each pair of a key and window; lefts vary slowest."""
-
-    def _apply(self, key: Any, lefts: list[Any], rights: list[Any]) -> Iterable[Any]:
-        call = self._function.call
-        return (call(left, right) for left in lefts for right in rights)
 
 
 class _UntaggedGap:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from aioflow.operators.slice_grid import SliceGrid
     from aioflow.state.backend import StateTable
 
-__all__ = ["SliceStore"]
+__all__ = ["SliceStore", "by_slice"]
 
 BYTE = 256
 
@@ -83,7 +83,7 @@ class SliceStore:
         except NotOnColumns:
             codes, inputs = None, []
         times = np.asarray(timestamps.values if hasattr(timestamps, "values") else timestamps)
-        for start, which in _by_slice(times, grid):
+        for start, which in by_slice(times, grid):
             if codes is not None:
                 try:
                     columns.fold(start, codes if which is None else codes[which], inputs, which, new=not self._holds(start))
@@ -176,7 +176,7 @@ class SliceStore:
         return index < len(starts) and starts[index] < stop * width + offset
 
 
-def _by_slice(times: Any, grid: SliceGrid) -> Iterator[tuple[int, Any]]:
+def by_slice(times: Any, grid: SliceGrid) -> Iterator[tuple[int, Any]]:
     """Start of each slice that records at `times` fall into, in order, and their places; None for all of them."""
     import numpy as np
 

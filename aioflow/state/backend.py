@@ -114,6 +114,8 @@ class KeyedStateBackend(Protocol):
     """`NO_KEY` when no element is being processed. A plain attribute: hot loops store to it directly."""
     max_parallelism: int
     key_group_range: KeyGroupRange
+    codec: Codec
+    """By which values are written."""
     is_restored: bool
     """Whether a snapshot was restored, even if this subtask's share of it was empty."""
 

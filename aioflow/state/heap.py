@@ -77,7 +77,7 @@ class HeapKeyedStateBackend:
         self._states: dict[str, views.View] = {}
         self._raw: dict[str, bool] = {}
         self._timers: dict[str, _Timers] = {}
-        self._codec = Codec() if codec is None else codec
+        self.codec = Codec() if codec is None else codec
         self._operator = operator
         self._log = ChangeLog()
         self._log.on_change = self._bind
@@ -176,7 +176,7 @@ class HeapKeyedStateBackend:
             self._archive,
             full or canonical or self._must_be_full,
             CANONICAL if canonical else HEAP_FORMAT,
-            self._codec,
+            self.codec,
             self._operator,
         )
         snapshot = self._snapshots[checkpoint_id] = HeapSnapshot(self._log, plan, self._merge, self._retired)
@@ -218,7 +218,7 @@ class HeapKeyedStateBackend:
         whose = [(handle.format, handle.first_group, handle.last_group) for handle in mine]
         sections = Sections(groups) if whose == [(HEAP_FORMAT, groups.start, groups.end)] else None
         for origin, handle in enumerate(mine):
-            read = await read_handle(handle, groups, source, self._codec, self._operator, sections)
+            read = await read_handle(handle, groups, source, self.codec, self._operator, sections)
             for name, watermark in read.header.watermarks.items():
                 watermarks.setdefault(name, []).append(watermark)
             for name, meta in read.header.tables.items():

@@ -119,7 +119,7 @@ class RocksKeyedStateBackend:
         self.now_ms = now_ms
         self._host = host
         self._directory = directory
-        self._codec = codec
+        self.codec = codec
         self._operator = operator
         self._rows = RowCodec(codec, max_parallelism)
         self._cache = Cache(self._rows, key_group_range, limits, operator, lambda: Database(directory.database()))
@@ -186,7 +186,7 @@ class RocksKeyedStateBackend:
             self._named.filters(),
             {} if full else self._base,
             canonical,
-            self._codec,
+            self.codec,
             self._operator,
         )
         snapshot = self._snapshots[checkpoint_id] = RocksSnapshot(self._host, self._directory, self._cache, plan)
@@ -270,7 +270,7 @@ class RocksKeyedStateBackend:
         self._directory.remove()
 
     def _make_table(self, name: str, meta: TableMeta) -> RocksTable:
-        return RocksTable(self._cache, self._codec, name, meta, self._named.bind)
+        return RocksTable(self._cache, self.codec, name, meta, self._named.bind)
 
     def _timers_of(self, name: str) -> _Timers:
         timers = self._timers.get(name)
@@ -298,7 +298,7 @@ class RocksKeyedStateBackend:
 
     async def _restore_canonical(self, restoring: _Restoring, origin: int, handle: KeyedStateHandle, source: StateInput) -> None:
         for file in handle.files:
-            async for frame in read_state_file(file, handle, self.key_group_range, source, self._codec, self._operator):
+            async for frame in read_state_file(file, handle, self.key_group_range, source, self.codec, self._operator):
                 if isinstance(frame, FileHeader):
                     self._declare(restoring, frame)
                     kinds = {name: meta.kind for name, meta in frame.tables.items()}

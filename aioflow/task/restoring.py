@@ -20,6 +20,7 @@ from aioflow.operators.sink import COMMITTABLES, PREPARED
 from aioflow.operators.slice_window import PROGRESS
 from aioflow.operators.stateless import describe_place
 from aioflow.operators.watermarks import WATERMARKS
+from aioflow.operators.window_join import PROGRESS as JOIN_PROGRESS
 from aioflow.state import operator_state as operator_states
 from aioflow.state.backend import INTERNAL_PREFIX
 from aioflow.state.snapshot import OperatorSnapshot
@@ -38,7 +39,7 @@ logger = logging.getLogger(__name__)
 FINISHED = f"{INTERNAL_PREFIX}finished"
 """Union list state of the head of a task: how many subtasks there were, from each that had finished its operators."""
 
-NOTES = frozenset({FINISHED, AGGREGATE, PREPARED, PROGRESS, WATERMARKS})
+NOTES = frozenset({FINISHED, AGGREGATE, JOIN_PROGRESS, PREPARED, PROGRESS, WATERMARKS})
 """List states that say something about other state, or about where an operator stood, and are nothing to be lost by themselves."""
 
 HELD = frozenset({COMMITTABLES, GATHERED.name, IN_FLIGHT.name, PENDING})

@@ -1,0 +1,226 @@
+"""Both sides of a join of windows, on columns: by slice of event time, in memory as they came, and in keyed state as chunks.
+
+What has come since the last time is pending in memory, whole. `settle` brings it into the table: sorted by key group, and of each group
+one chunk of bytes. A chunk stands under an int that nothing else stands under, and whose key group is that of its records: so whoever
+cuts state by key group, be it a restore with another parallelism or the files of a backend, cuts chunks where rows would be cut, and a
+checkpoint that writes what has changed writes the new chunks alone.
+
+Namespace of the table: (side, start of the slice, size, slide and offset of the windows). Value: bytes of `column_codec`, of the records
+with the columns key, arrival and value.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Generator, Iterator, Mapping, MutableMapping, Sequence
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from aioflow.columns.keys import KeyEncoder
+from aioflow.columns.pairing import Held, together
+from aioflow.core.column_batch import CodedColumn, Column, ColumnBatch, NumberColumn
+from aioflow.core.column_codec import decode_column, encode_column
+from aioflow.core.keygroups import key_groups
+
+if TYPE_CHECKING:
+    from aioflow.core.serializers import Codec
+
+__all__ = ["PENDING_MAX", "ChunkTable", "JoinSides", "Namespace", "Row", "rows_of"]
+
+PENDING_MAX = 65_536
+"""Records in memory from which on they are brought into the table, so that a checkpoint finds little to bring there at once."""
+
+KEYS_MIN = 100_000
+"""Codes of keys are given up when there are so many, and four times as many as records are pending."""
+
+CHUNKS_MAX = 64
+"""Chunks that are read before somebody else has a turn."""
+
+_INTS = 4_096
+"""Ints of which the key group is computed at a time."""
+
+Namespace = tuple[int, int, int, int, int]
+"""Side, start of the slice, size, slide and offset of its windows."""
+
+Row = tuple[int, int, int, Any, Any, int]
+"""Number in the order of arrival, side, start of the slice, key, value, and the end up to which its windows are not of columns."""
+
+
+class ChunkTable(Protocol):
+    """What is asked of a table of keyed state."""
+
+    def of(self, namespace: Any, keys: Sequence[Any]) -> MutableMapping[Any, Any]: ...
+    def peek(self, namespace: Any) -> Mapping[Any, Any]: ...
+    def namespaces(self) -> list[Any]: ...
+    def drop(self, namespace: Any) -> None: ...
+
+
+class JoinSides:
+    """What the windows of one grid hold of both sides. `starts` are those of the slices that hold something, in order."""
+
+    def __init__(self, table: ChunkTable, windows: tuple[int, int, int], max_parallelism: int, codec: Codec, owner: str) -> None:
+        """`windows`: their size, slide and offset. `owner` is named where a value cannot be written."""
+        self._table = table
+        self._windows = windows
+        self._max_parallelism = max_parallelism
+        self._codec = codec
+        self._owner = owner
+        self._encoder = KeyEncoder()
+        self._groups = np.empty(0, np.int64)  # The key group of each code.
+        self._pending: dict[tuple[int, int], list[Held]] = {}
+        self._pending_count = 0
+        self._read: dict[tuple[int, int], Held] = {}  # Of (side, slice): its chunks, for the next window that holds them.
+        found = table.namespaces()
+        self.starts: list[int] = sorted({namespace[1] for namespace in found if namespace[2:] == windows})
+        self._free: list[list[int]] = [[] for _ in range(max_parallelism)]
+        self._next_int = 1 + max((key for namespace in found for key in table.peek(namespace)), default=-1)
+
+    # --------------------------------------------------------------------------------------------------------------- add
+
+    def encode(self, keys: Any) -> np.ndarray | None:
+        """The codes of `keys`; None if they are neither ints nor texts, and have to be looked at as rows."""
+        if len(self._encoder) > KEYS_MIN and len(self._encoder) > 4 * self._pending_count:
+            self.settle()
+            self._read.clear()
+            self._encoder = KeyEncoder()
+            self._groups = self._groups[:0]
+        return self._encoder.encode_plain(keys)
+
+    def add(self, side: int, start: int, held: Held) -> None:
+        """Records of one side in the slice at `start`."""
+        self._pending.setdefault((side, start), []).append(held)
+        self._pending_count += len(held)
+        index = bisect_left(self.starts, start)
+        if index == len(self.starts) or self.starts[index] != start:
+            self.starts.insert(index, start)
+        if self._pending_count >= PENDING_MAX:
+            self.settle()
+
+    def settle(self) -> None:
+        """Everything is in the table."""
+        if not self._pending:
+            return
+        known = len(self._groups)
+        if known < len(self._encoder):
+            new = key_groups(self._encoder.entries[known:], self._max_parallelism)
+            self._groups = np.concatenate([self._groups, np.array(new, np.int64)])
+        for (side, start), parts in self._pending.items():
+            self._settle(side, start, together(parts))
+        self._pending.clear()
+        self._pending_count = 0
+
+    def _settle(self, side: int, start: int, held: Held) -> None:
+        groups = self._groups[held.codes]
+        order = groups.argsort(kind="stable")
+        groups, held = groups[order], held.take(order)
+        columns: dict[Any, Column] = {
+            "key": self._encoder.decode(held.codes),
+            "arrival": NumberColumn(held.arrivals),
+            "value": held.values,
+        }
+        chunks = _compact(ColumnBatch(columns, len(held)))
+        bounds = [0, *(np.flatnonzero(np.diff(groups)) + 1).tolist(), len(groups)]
+        keys = [self._int_of(int(groups[begin])) for begin in bounds[:-1]]
+        table = self._table.of((side, start, *self._windows), keys)
+        for key, begin, stop in zip(keys, bounds, bounds[1:], strict=False):
+            table[key] = encode_column(chunks.part(slice(begin, stop)), self._codec, self._owner)
+        self._read.pop((side, start), None)
+
+    def _int_of(self, group: int) -> int:
+        """An int of this key group that was not given before."""
+        free = self._free[group]
+        while not free:
+            ints = range(self._next_int, self._next_int + _INTS)
+            self._next_int = ints.stop
+            for key, of_key in zip(ints, key_groups(ints, self._max_parallelism), strict=True):
+                self._free[of_key].append(key)
+        return free.pop()
+
+    # -------------------------------------------------------------------------------------------------------------- read
+
+    def has(self, side: int, begin: int, stop: int) -> bool:
+        """Whether a slice that begins there holds a record of `side`."""
+        return any(self._slots(side, begin, stop))
+
+    def gather(self, side: int, begin: int, stop: int) -> Generator[None, None, Held]:
+        """The records of `side` in the slices that begin from `begin` up to `stop`, which has some. Yields while there is much to read."""
+        parts: list[Held] = []
+        for slot in list(self._slots(side, begin, stop)):
+            read = self._read.get(slot)
+            if read is None:
+                chunks = []
+                for number, content in enumerate(self._table.peek((*slot, *self._windows)).values(), 1):
+                    chunks.append(self._decode(content))
+                    if number % CHUNKS_MAX == 0:
+                        yield
+                if chunks:
+                    read = self._read[slot] = together(chunks)
+            if read is not None:
+                parts.append(read)
+            pending = self._pending.get(slot)
+            if pending:
+                whole = together(pending)
+                pending[:] = [whole]
+                parts.append(whole)
+        return together(parts)
+
+    def _slots(self, side: int, begin: int, stop: int) -> Iterator[tuple[int, int]]:
+        for start in self.starts[bisect_left(self.starts, begin) : bisect_left(self.starts, stop)]:
+            if (side, start) in self._pending or self._table.peek((side, start, *self._windows)):
+                yield side, start
+
+    def keys_of(self, codes: np.ndarray) -> Column:
+        """The keys that these codes stand for."""
+        return self._encoder.decode(codes)
+
+    def _decode(self, content: bytes) -> Held:
+        keys, arrivals, values = _parts_of(content, self._codec)
+        return Held(self._encoder.encode(keys), arrivals.values, values)
+
+    def rows(self, stop: int, until: int) -> list[Row]:
+        """The records of both sides in the slices that begin before `stop`, in the order in which they arrived."""
+        self.settle()
+        found: list[Row] = []
+        for start in self.starts[: bisect_left(self.starts, stop)]:
+            for side in (0, 1):
+                for content in self._table.peek((side, start, *self._windows)).values():
+                    found += rows_of(content, self._codec, side, start, until)
+        found.sort(key=itemgetter(0))
+        return found
+
+    def forget(self, below: int) -> None:
+        """No window needs the slices that begin before `below` any more."""
+        starts = self.starts
+        while starts and starts[0] < below:
+            start = starts.pop(0)
+            for slot in ((0, start), (1, start)):
+                self._read.pop(slot, None)
+                self._pending_count -= sum(map(len, self._pending.pop(slot, ())))
+                self._table.drop((*slot, *self._windows))
+
+
+def rows_of(content: bytes, codec: Codec, side: int, start: int, until: int) -> list[Row]:
+    """The records of a chunk, in the order of the chunk."""
+    keys, arrivals, values = _parts_of(content, codec)
+    return [(arrival, side, start, key, value, until) for arrival, key, value in zip(arrivals, keys, values, strict=True)]
+
+
+def _parts_of(content: bytes, codec: Codec) -> tuple[Column, NumberColumn, Column]:
+    chunk = decode_column(content, codec)
+    assert isinstance(chunk, ColumnBatch)
+    arrivals = chunk.columns["arrival"]
+    assert isinstance(arrivals, NumberColumn)
+    return chunk.columns["key"], arrivals, chunk.columns["value"]
+
+
+def _compact(column: Column) -> Column:
+    """The same values, without entries that none of them has: a chunk is a small part of what shares them."""
+    if isinstance(column, ColumnBatch):
+        return ColumnBatch({name: _compact(one) for name, one in column.columns.items()}, len(column), column.make)
+    if not isinstance(column, CodedColumn) or len(column.entries) <= len(column):
+        return column
+    used, codes = np.unique(column.codes, return_inverse=True)
+    absent = int(len(used) > 0 and used[0] < 0)
+    return CodedColumn((codes - absent).astype(np.int32), [column.entries[code] for code in used[absent:].tolist()])

@@ -1,0 +1,108 @@
+"""The pairs of two sides that have equal keys, on columns.
+
+Keys come out in the order in which they came first on either side, and of one key the lefts vary slowest, each side in its order of
+arrival: the order in which a join of rows gives them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from aioflow.columns.making import concat
+from aioflow.core.column_batch import Column, ColumnBatch
+from aioflow.core.functions import Pair
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["Held", "Pairing", "together"]
+
+_PLACE_BITS = 32
+_PLACE = (1 << _PLACE_BITS) - 1
+
+
+@dataclass(slots=True)
+class Held:
+    """Records of one side: the code of the key of each, its number in the order in which both sides arrived, and itself."""
+
+    codes: np.ndarray
+    arrivals: np.ndarray
+    values: Column
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    def take(self, indices: np.ndarray) -> Held:
+        return Held(self.codes[indices], self.arrivals[indices], self.values.take(indices))
+
+
+def together(parts: Sequence[Held]) -> Held:
+    """Some parts, at least one, as one."""
+    if len(parts) == 1:
+        return parts[0]
+    codes = np.concatenate([part.codes for part in parts])
+    arrivals = np.concatenate([part.arrivals for part in parts])
+    return Held(codes, arrivals, concat([part.values for part in parts]))
+
+
+class Pairing:
+    """All pairs of `left` and `right`, of which any stretch can be made by itself: a hot key may have millions."""
+
+    def __init__(self, left: Held, right: Held) -> None:
+        self._left, self._right = left.values, right.values
+        left_runs, right_runs = _Runs(left), _Runs(right)
+        _, in_left, in_right = np.intersect1d(left_runs.keys, right_runs.keys, assume_unique=True, return_indices=True)
+        order = np.minimum(left_runs.first[in_left], right_runs.first[in_right]).argsort(kind="stable")
+        in_left, in_right = in_left[order], in_right[order]
+        self._left_order, self._right_order = left_runs.order, right_runs.order
+        self._left_start, self._right_start = left_runs.starts[in_left], right_runs.starts[in_right]
+        self._width = right_runs.counts[in_right]
+        pairs = left_runs.counts[in_left] * self._width
+        self._stops = pairs.cumsum()
+        self._begins = self._stops - pairs
+
+    def __len__(self) -> int:
+        return int(self._stops[-1]) if len(self._stops) else 0
+
+    def part(self, begin: int, stop: int) -> ColumnBatch:
+        """The pairs from `begin` up to `stop`, at least one."""
+        first, last = self._stops.searchsorted(begin, "right"), self._stops.searchsorted(stop - 1, "right") + 1
+        counts = np.minimum(self._stops[first:last], stop) - np.maximum(self._begins[first:last], begin)
+        # One run is one key: what holds for it is said once, and repeated for its pairs.
+        within = np.arange(begin, stop) - self._begins[first:last].repeat(counts)
+        left, right = self._left_start[first:last].repeat(counts), self._right_start[first:last].repeat(counts)
+        width = self._width[first:last]
+        if len(width) and int(width.max()) > 1:
+            rows, at = np.divmod(within, width.repeat(counts))
+            left += rows
+            right += at
+        else:
+            left += within
+        values = {"left": self._left.take(self._left_order[left]), "right": self._right.take(self._right_order[right])}
+        return ColumnBatch(values, stop - begin, Pair)
+
+
+class _Runs:
+    """The records of one side sorted by key, of one key by arrival: where the run of each key is, and when its first record came."""
+
+    __slots__ = ("counts", "first", "keys", "order", "starts")
+
+    def __init__(self, held: Held) -> None:
+        codes, arrivals = held.codes, held.arrivals
+        by_arrival = None
+        if len(arrivals) > 1 and not (arrivals[1:] >= arrivals[:-1]).all():
+            by_arrival = arrivals.argsort(kind="stable")
+            codes, arrivals = codes[by_arrival], arrivals[by_arrival]
+        # Key and place in one number: numpy sorts numbers much faster than it finds out how they are sorted.
+        sorted_ = (codes << _PLACE_BITS) | np.arange(len(codes))
+        sorted_.sort()
+        places = sorted_ & _PLACE
+        sorted_ >>= _PLACE_BITS
+        self.starts = np.flatnonzero(np.concatenate([[True], sorted_[1:] != sorted_[:-1]]))
+        self.keys = sorted_[self.starts]
+        self.counts = np.diff(self.starts, append=len(codes))
+        self.first = arrivals[places[self.starts]]
+        self.order = places if by_arrival is None else by_arrival[places]

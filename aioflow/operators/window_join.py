@@ -1,0 +1,309 @@
+"""The join of windows: every left with every right of one key and window, as rows or on columns.
+
+As rows it is a window over the tagged union of both inputs. Pairs of windows of event time also run on columns: a batch is kept whole by
+slice (`columns.join_sides`), and all pairs of a window are made at once when it fires. Both may meet in one run, as one side may give
+rows, or a batch may have keys that only rows know. So every window is of one of the two:
+
+* windows that end at or before `_until` are of rows, or have fired; those behind it are of columns. A record that is in windows of both is
+  held by both;
+* before a row is taken, what columns hold of its windows is added as rows, in the order in which it came, and `_until` goes behind them;
+* when a window of columns fires, `_until` goes behind it.
+
+So results do not depend on which batches came as columns: neither their order, nor what is late. After a restore the highest `_until` of
+the former subtasks holds, and columns of key groups that had not got so far become rows up to there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from aioflow.core.column_batch import ColumnBatch, first_not_below, highest
+from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK, RecordBatch
+from aioflow.core.errors import StateError
+from aioflow.core.functions import Pair
+from aioflow.core.keygroups import KeyGroupRange, key_group
+from aioflow.operators.joins import CoGroupOperator
+from aioflow.operators.slice_grid import SliceGrid
+from aioflow.operators.slice_store import by_slice
+from aioflow.operators.window import CONTENTS
+from aioflow.operators.windowing import SlidingWindows, TimeWindow, TumblingWindows, WindowAssigner
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
+    from aioflow.columns.join_sides import JoinSides, Row
+    from aioflow.core.states import ListState
+    from aioflow.operators.triggers import Trigger
+    from aioflow.operators.windowing import Evictor
+
+__all__ = ["PROGRESS", "WindowJoinOperator"]
+
+COLUMNS = "join-columns"
+"""Name of the table of chunks, see `columns.join_sides`."""
+
+PROGRESS = "join-progress"
+"""Name of the union list state of (first key group, last key group, until, records that have come) of each subtask."""
+
+PAIRS_MAX = 65_536
+"""Pairs in one piece of the output."""
+
+ROWS_MAX = 1_024
+"""Rows that are made of columns before somebody else has a turn."""
+
+
+class WindowJoinOperator(CoGroupOperator):
+    """`fn(left, right)` gives one row for each pair of a key and window; lefts vary slowest. `Pair` as `fn` may run on columns."""
+
+    _progress: ListState[Any]
+
+    def __init__(
+        self,
+        assigner: WindowAssigner,
+        function: Any,
+        *,
+        trigger: Trigger[Any] | None = None,
+        evictor: Evictor[Any] | None = None,
+        lateness_ms: int = 0,
+    ) -> None:
+        super().__init__(assigner, function, trigger=trigger, evictor=evictor, lateness_ms=lateness_ms)
+        self.why_rows = _why_rows(assigner, function, trigger, evictor, lateness_ms)
+        """What keeps it from columns, None if nothing does."""
+        self.reads_columns = self.why_rows is None
+        self._grid = _grid_of(assigner)
+        self._sides: JoinSides | None = None  # Made for the first batch of columns.
+        self._until = MIN_WATERMARK
+        self._arrived = 0
+
+    def initialize_state(self) -> None:
+        super().initialize_state()
+        self._progress = self.ctx.operator_state.get_union_list_state(PROGRESS)
+
+    async def open(self) -> None:
+        await super().open()
+        self._chunks = self._state.table(COLUMNS)
+        self._restore_columns()
+
+    def settle_state(self) -> None:
+        if self._sides is not None:
+            self._sides.settle()
+
+    def snapshot_state(self, checkpoint_id: int) -> Awaitable[None] | None:
+        self.settle_state()
+        groups = self._state.key_group_range
+        self._progress.update([(groups.start, groups.end, self._until, self._arrived)] if self.reads_columns else [])
+        return super().snapshot_state(checkpoint_id)
+
+    def _apply(self, key: Any, lefts: list[Any], rights: list[Any]) -> Iterable[Any]:
+        call = self._function.call
+        return (call(left, right) for left in lefts for right in rights)
+
+    # ------------------------------------------------------------------------------------------------------------- input
+
+    def process_input(self, index: int, batch: RecordBatch) -> RecordBatch:
+        values = batch.values
+        if self.reads_columns and len(values) and batch.timestamps is not None and isinstance(values, ColumnBatch):
+            sides = self._sides or self._new_sides()
+            codes = sides.encode(batch.keys)
+            if codes is not None:
+                return self._out.start(self._run_columns(index, batch, codes), batch.watermark)
+        elif not len(values) and self._sides is not None and self._sides.starts:
+            return self._out.start(self._run(batch), batch.watermark)
+        return super().process_input(index, batch)
+
+    def _run(self, batch: RecordBatch) -> Iterator[None]:
+        if self.reads_columns and batch.timestamps:
+            grid = self._grid
+            yield from self._leave_to_rows(grid.last_end(grid.slice_start(highest(batch.timestamps))))
+        yield from super()._run(batch)
+
+    def _run_columns(self, index: int, batch: RecordBatch, codes: Any) -> Iterator[None]:
+        """Add a batch of columns, cut where windows may end between its records."""
+        import numpy as np
+
+        from aioflow.columns.pairing import Held
+
+        values, timestamps, watermarks = batch.values, batch.timestamps, batch.watermarks
+        timers, count = self._timers, len(values)
+        assert timestamps is not None  # Checked in process_input.
+        times = np.asarray(timestamps.values if hasattr(timestamps, "values") else timestamps)
+        whole = Held(codes, np.arange(self._arrived, self._arrived + count), values)  # type: ignore[arg-type]  # It is a batch of columns.
+        self._arrived += count
+        begin = 0
+        while begin < count:
+            stop = count
+            if watermarks is not None:
+                if watermarks[begin] > timers.current_watermark:
+                    yield from self._advance(watermarks[begin])
+                stop = first_not_below(watermarks, self._grid.next_end(timers.current_watermark) - 1, begin, count)
+            which = np.arange(begin, stop)[times[begin:stop] >= max(self._grid.late_below(timers.current_watermark), MIN_WATERMARK)]
+            self._late_dropped.inc(stop - begin - len(which))
+            if len(which):
+                yield from self._add_columns(index, times[which], whole if len(which) == count else whole.take(which))
+            begin = stop
+        if batch.watermark > timers.current_watermark:
+            yield from self._advance(batch.watermark)
+
+    def _add_columns(self, index: int, times: Any, held: Any) -> Iterator[None]:
+        """Add records that are not late, between which nothing is due."""
+        import numpy as np
+
+        grid, sides, until = self._grid, self._sides, self._until
+        assert sides is not None
+        early = np.flatnonzero(times < max(self._columns_from(), MIN_WATERMARK))
+        if len(early):
+            starts = [grid.slice_start(time) for time in times[early].tolist()]
+            part = held.take(early)
+            keys = sides.keys_of(part.codes)
+            rows = [
+                (arrival, index, start, key, value, MIN_WATERMARK)
+                for arrival, start, key, value in zip(part.arrivals.tolist(), starts, keys, part.values, strict=True)
+            ]
+            yield from self._add_rows(rows, grid, until)
+        for start, which in by_slice(times, grid):
+            if grid.last_end(start) > until:
+                sides.add(index, start, held if which is None else held.take(which))
+
+    def _columns_from(self) -> int:
+        """Up to where a record is in a window of rows: the last end that is not behind `_until`."""
+        return self._grid.next_end(self._until - 1) - self._grid.slide
+
+    # --------------------------------------------------------------------------------------------------------------- rows
+
+    def _leave_to_rows(self, end: int) -> Iterator[None]:
+        """All windows up to that which ends at `end` are of rows from now on."""
+        if end <= self._until:
+            return
+        before, self._until = self._until, end
+        if self._sides is not None and self._sides.starts:
+            yield from self._add_rows(self._sides.rows(end, before), self._grid, end)
+            self._forget_slices()
+
+    def _add_rows(self, rows: Iterable[Row], grid: SliceGrid, until: int) -> Iterator[None]:
+        """Add records to those of their windows, of `grid`, that end behind what each says, and not behind `until`."""
+        state = self._state
+        for count, (_, side, start, key, value, behind) in enumerate(rows, 1):
+            state.set_current_key(key)
+            end, last = max(grid.first_end(start), grid.next_end(behind - 1)), min(grid.last_end(start), until)
+            while end <= last:
+                window = TimeWindow(end - grid.size, end)
+                self._add_to_window(key, (side, value), start, window, tuple(window))
+                end += grid.slide
+            if count % ROWS_MAX == 0:
+                state.clear_current_key()
+                yield
+        state.clear_current_key()
+
+    # --------------------------------------------------------------------------------------------------------------- fire
+
+    def _advance(self, watermark: int) -> Iterator[None]:
+        # Windows of rows end before those of columns.
+        yield from super()._advance(watermark)
+        sides, grid = self._sides, self._grid
+        if sides is None:
+            return
+        while sides.starts:
+            end = max(grid.first_end(sides.starts[0]), grid.next_end(self._until - 1))
+            if end - 1 > watermark:
+                break
+            yield from self._fire(sides, end)
+            self._forget_slices()
+
+    def _fire(self, sides: JoinSides, end: int) -> Iterator[None]:
+        """All pairs of the window of columns that ends at `end`."""
+        begin, out = end - self._grid.size, self._out
+        self._until = end
+        if not (sides.has(0, begin, end) and sides.has(1, begin, end)):
+            return
+        from aioflow.columns.pairing import Pairing
+
+        left = yield from sides.gather(0, begin, end)
+        right = yield from sides.gather(1, begin, end)
+        pairs = Pairing(left, right)
+        for at in range(0, len(pairs), PAIRS_MAX):
+            if not out.empty:
+                yield
+            out.add_columns(pairs.part(at, min(at + PAIRS_MAX, len(pairs))), end - 1, end - 2)
+            yield
+
+    def _forget_slices(self) -> None:
+        """Slices of which all windows have fired, or are of rows, go."""
+        assert self._sides is not None
+        self._sides.forget(self._grid.next_end(self._until - 1) - self._grid.size)
+
+    # ------------------------------------------------------------------------------------------------------------ restore
+
+    def _new_sides(self) -> JoinSides:
+        from aioflow.columns.join_sides import JoinSides
+
+        state, grid = self._state, self._grid
+        windows = (grid.size, grid.slide, grid.offset)
+        self._sides = JoinSides(self._chunks, windows, state.max_parallelism, state.codec, self.ctx.name)
+        return self._sides
+
+    def _restore_columns(self) -> None:
+        """Go on with what the former subtasks held. Columns of key groups that were behind others, or of other windows, become rows."""
+        own = self._state.key_group_range
+        found = [(own.intersection(KeyGroupRange(first, last)), until, arrived) for first, last, until, arrived in self._progress.get()]
+        shares = [(groups, until) for groups, until, _ in found if groups is not None]
+        self._arrived = max((arrived for _, _, arrived in found), default=0)
+        chunks = self._chunks.namespaces()
+        if chunks and find_spec("numpy") is None:
+            raise StateError(
+                f"join {self.ctx.name!r}: its state holds columns, and numpy is not installed here: pip install 'aioflow[columns]'"
+            )
+        grid = self._grid
+        windows = (grid.size, grid.slide, grid.offset) if self.reads_columns else None
+        others = [namespace for namespace in chunks if namespace[2:] != windows]
+        self._take_as_rows(others, shares, MAX_WATERMARK)
+        for namespace in others:
+            self._chunks.drop(namespace)
+        ends = [namespace[1] for namespace in self._state.table(CONTENTS).namespaces() if namespace]
+        self._until = max([MIN_WATERMARK, *(until for _, until in shares), *ends])
+        if len(chunks) > len(others):
+            behind = [(groups, until) for groups, until in shares if until < self._until]
+            if behind:
+                self._take_as_rows([namespace for namespace in chunks if namespace[2:] == windows], behind, self._until)
+            self._new_sides()
+            self._forget_slices()
+
+    def _take_as_rows(self, namespaces: list[Any], shares: list[tuple[KeyGroupRange, int]], until: int) -> None:
+        """Columns of the key groups in `shares` become rows, in windows behind what each group had reached, and not behind `until`."""
+        if not namespaces:
+            return
+        from aioflow.columns.join_sides import rows_of
+
+        state = self._state
+        rows: dict[tuple[int, ...], list[Row]] = {}
+        for namespace in namespaces:
+            side, start, *windows = namespace
+            for key, content in self._chunks.peek(namespace).items():
+                group = key_group(key, state.max_parallelism)
+                reached = [until_there for groups, until_there in shares if group in groups]
+                if reached:
+                    rows.setdefault(tuple(windows), []).extend(rows_of(content, state.codec, side, start, max(reached)))
+        for windows, found in rows.items():
+            found.sort(key=lambda row: row[0])
+            for _ in self._add_rows(found, SliceGrid(*windows), until):
+                pass
+
+
+def _grid_of(assigner: WindowAssigner) -> SliceGrid:
+    if isinstance(assigner, SlidingWindows):
+        return SliceGrid(assigner.size, assigner.slide, assigner.offset)
+    return SliceGrid(assigner.size, assigner.size, assigner.offset) if isinstance(assigner, TumblingWindows) else SliceGrid(1, 1)
+
+
+def _why_rows(assigner: WindowAssigner, function: Any, trigger: Any, evictor: Any, lateness_ms: int) -> str | None:
+    if function is not Pair:
+        return "apply calls a function: pairs(), or select(<name>=af.left.<field>, ...), joins on columns"
+    if not isinstance(assigner, TumblingWindows | SlidingWindows) or not assigner.is_event_time:
+        return "only tumbling and sliding windows of event time join on columns"
+    if isinstance(assigner, SlidingWindows) and assigner.slide > assigner.size:
+        return "there is time between its windows: windows that overlap or touch join on columns"
+    if trigger is not None and trigger != assigner.default_trigger():
+        return "it has a trigger of its own: windows that fire at their end join on columns"
+    if evictor is not None:
+        return "an evictor needs the elements of each window one by one"
+    return "late elements may fire a window again: without lateness= it joins on columns" if lateness_ms else None

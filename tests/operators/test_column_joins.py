@@ -1,0 +1,235 @@
+"""Joins of windows on columns: the pairs, order and late records of rows, whatever comes as columns and wherever it is restored."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aioflow.columns.join_sides import rows_of
+from aioflow.columns.making import column_of
+from aioflow.core.column_batch import ColumnBatch
+from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK, RecordBatch
+from aioflow.core.errors import StateError
+from aioflow.core.functions import Pair
+from aioflow.core.keygroups import key_group, range_for_subtask
+from aioflow.core.serializers import Codec
+from aioflow.operators.window_join import WindowJoinOperator
+from aioflow.operators.windowing import SlidingWindows, TumblingWindows
+from tests.columns.batches import batch_of_rows
+
+from .context import Context, drive_inputs, opened
+from .reference import Sided
+from .test_joins import batches, two_streams
+
+SPELLED = st.sampled_from([[1, 2, 3, -4], ["a", "b", "c", "d"], [1, "a", 2**70, 2.5]])
+"""Keys as columns have them, and such that only rows know."""
+STEPS = st.lists(st.tuples(st.integers(0, 1), st.integers(0, 3), st.integers(-12, 12)), max_size=60)
+WINDOWS = st.sampled_from([TumblingWindows(5), TumblingWindows(7, 3), SlidingWindows(6, 2), SlidingWindows(9, 6, 1), SlidingWindows(8, 8)])
+KINDS = st.lists(st.booleans(), min_size=1, max_size=8)
+
+
+def streams(steps: Any, keys: list[Any], delay: int, origin: int) -> list[Sided]:
+    return two_streams([(side, keys[key], jitter) for side, key, jitter in steps], delay, origin)
+
+
+def as_columns(batch: RecordBatch) -> RecordBatch:
+    """The same records as columns, with keys as an exchange of columns gives them."""
+    if not batch.values:
+        return batch
+    kinds = set(map(type, batch.keys or []))
+    rows = batch_of_rows([{"id": value, "name": f"n{value % 3}"} for value in batch.values])
+    keys = column_of(list(batch.keys or [])) if len(kinds) == 1 else batch.keys
+    times, watermarks = column_of(list(batch.timestamps or [])), column_of(list(batch.watermarks or []))
+    return RecordBatch(rows, times, keys, watermarks, batch.watermark)  # type: ignore[arg-type]  # They read like lists.
+
+
+def as_rows(batch: RecordBatch) -> RecordBatch:
+    made = as_columns(batch)
+    return RecordBatch(list(made.values), batch.timestamps, batch.keys, batch.watermarks, batch.watermark)
+
+
+def in_kinds(given_batches: list[tuple[int, RecordBatch]], kinds: list[bool]) -> list[tuple[int, RecordBatch]]:
+    """Some of the batches as columns, in the pattern of `kinds`."""
+    return [
+        (side, as_columns(batch) if kinds[number % len(kinds)] else as_rows(batch)) for number, (side, batch) in enumerate(given_batches)
+    ]
+
+
+def of_range(given_batches: list[tuple[int, RecordBatch]], groups: Any) -> list[tuple[int, RecordBatch]]:
+    """What the subtask of these key groups is sent."""
+    return [
+        (side, batch.pick([i for i, key in enumerate(batch.keys or []) if key_group(key, 128) in groups])) for side, batch in given_batches
+    ]
+
+
+async def run(assigner: Any, given_batches: list[tuple[int, RecordBatch]], resume: int) -> tuple[Any, int]:
+    operator = await opened(WindowJoinOperator(assigner, Pair))
+    return drive_inputs(operator, given_batches, resume), operator.ctx.dropped()
+
+
+@given(STEPS, SPELLED, st.integers(0, 15), st.integers(-40, 40), WINDOWS, st.sampled_from([1, 7, 1024, 3]), KINDS, st.data())
+@settings(max_examples=300, deadline=None)
+async def test_columns_give_the_pairs_of_rows_in_their_order_and_the_same_late_records(
+    steps: Any, keys: list[Any], delay: int, origin: int, assigner: Any, cut: int, kinds: list[bool], data: Any
+) -> None:
+    whole = batches(streams(steps, keys, delay, origin), MAX_WATERMARK, cut)
+    resume = data.draw(st.integers(1, 3))
+
+    expected = await run(assigner, in_kinds(whole, [False]), resume)
+
+    assert await run(assigner, in_kinds(whole, [True]), resume) == expected
+    assert await run(assigner, in_kinds(whole, kinds), resume) == expected
+
+
+@given(STEPS, SPELLED, st.integers(0, 15), WINDOWS, KINDS, st.data())
+@settings(max_examples=300, deadline=None)
+async def test_a_restore_in_the_middle_changes_nothing(
+    steps: Any, keys: list[Any], delay: int, assigner: Any, kinds: list[bool], data: Any
+) -> None:
+    whole = batches(streams(steps, keys, delay, 0), MAX_WATERMARK, 3)
+    early, late = sorted(data.draw(st.tuples(st.integers(0, len(whole)), st.integers(0, len(whole)))))
+    expected, dropped = await run(assigner, in_kinds(whole, [False]), 2)
+
+    parts = in_kinds(whole, kinds)
+    rows, contexts = [], [Context()]
+    for part in (parts[:early], parts[early:late], parts[late:]):
+        operator = await opened(WindowJoinOperator(assigner, Pair), contexts[-1])
+        rows += drive_inputs(operator, part, 2)
+        operator.snapshot_state(1)
+        contexts.append(Context(operator.ctx))
+
+    # The order of arrival goes with the records; the watermark in force before the first of the rest does not.
+    assert [row[:2] for row in rows] == [row[:2] for row in expected]
+    assert sum(context.dropped() for context in contexts) == dropped
+    assert contexts[-1].keyed_state.table("join-columns").namespaces() == []
+    assert contexts[-1].keyed_state.table("window-contents").namespaces() == []
+
+
+@given(STEPS, SPELLED, st.integers(0, 15), WINDOWS, KINDS, st.data())
+@settings(max_examples=200, deadline=None)
+async def test_rescaling_gives_the_same_pairs(steps: Any, keys: list[Any], delay: int, assigner: Any, kinds: list[bool], data: Any) -> None:
+    """1 -> 3 -> 2, where subtasks may have got differently far: a barrier need not be aligned."""
+    whole = batches(streams(steps, keys, delay, 0), MAX_WATERMARK, 3)
+    cuts = sorted(data.draw(st.tuples(st.integers(0, len(whole)), st.integers(0, len(whole)))))
+    expected, _ = await run(assigner, in_kinds(whole, [False]), 2)
+
+    rows: list[Any] = []
+    former: list[Context] = []
+    for parallelism, part in ((1, whole[: cuts[0]]), (3, whole[cuts[0] : cuts[1]]), (2, whole[cuts[1] :])):
+        contexts = []
+        for index in range(parallelism):
+            groups = range_for_subtask(index, parallelism, 128)
+            context = Context(*former, groups=groups)
+            operator = await opened(WindowJoinOperator(assigner, Pair), context)
+            rows += drive_inputs(operator, in_kinds(of_range(part, groups), kinds), 2)
+            operator.snapshot_state(1)
+            contexts.append(context)
+        former = contexts
+
+    assert sorted(repr(row[:2]) for row in rows) == sorted(repr(row[:2]) for row in expected)
+
+
+@pytest.mark.parametrize("assigner", [TumblingWindows(10), SlidingWindows(10, 5)])
+async def test_subtasks_that_were_differently_far_are_restored_as_one(assigner: Any) -> None:
+    """One has fired the window that another still fills: what the other holds is not lost, and nothing comes twice."""
+    keys = [next(n for n in range(99) if key_group(n, 128) in range_for_subtask(index, 2, 128)) for index in (0, 1)]
+    contexts, rows = [], []
+    for index, watermark in ((0, 9), (1, 4)):
+        context = Context(groups=range_for_subtask(index, 2, 128))
+        operator = await opened(WindowJoinOperator(assigner, Pair), context)
+        sides = [RecordBatch([index], [7], [keys[index]], [MIN_WATERMARK]) for _ in (0, 1)]
+        rows += drive_inputs(operator, [(side, as_columns(batch)) for side, batch in enumerate(sides)])
+        rows += drive_inputs(operator, [(0, RecordBatch([], None, None, None, watermark))])
+        operator.snapshot_state(1)
+        contexts.append(context)
+
+    operator = await opened(WindowJoinOperator(assigner, Pair), Context(*contexts))
+    rows += drive_inputs(operator, [(0, RecordBatch([], None, None, None, MAX_WATERMARK))])
+
+    ends = [10] if assigner == TumblingWindows(10) else [10, 15]
+    assert sorted((row[0].left["id"], row[1]) for row in rows) == [(index, end - 1) for index in (0, 1) for end in ends]
+
+
+@pytest.mark.parametrize("assigner", [TumblingWindows(10), TumblingWindows(20), SlidingWindows(15, 5)])
+@pytest.mark.parametrize("function", [lambda left, right: (left["id"], right["id"]), Pair])
+async def test_columns_of_a_savepoint_go_on_as_rows_of_the_windows_that_they_were_taken_for(assigner: Any, function: Any) -> None:
+    first = await opened(WindowJoinOperator(TumblingWindows(10), Pair))
+    for side in (0, 1):
+        drive_inputs(first, [(side, as_columns(RecordBatch([side + 5], [3], ["k"], [MIN_WATERMARK])))])
+    first.snapshot_state(1)
+    assert first.ctx.keyed_state.table("window-contents").namespaces() == []
+
+    second = await opened(WindowJoinOperator(assigner, function), Context(first.ctx))
+    on_columns = function is Pair and assigner == TumblingWindows(10)
+    assert bool(second.ctx.keyed_state.table("join-columns").namespaces()) is on_columns
+    rows = drive_inputs(second, [(0, RecordBatch([], None, None, None, MAX_WATERMARK))])
+
+    expected = Pair({"id": 5, "name": "n2"}, {"id": 6, "name": "n0"}) if function is Pair else (5, 6)
+    assert [row[:2] for row in rows] == [(expected, 9)]
+
+
+async def test_a_hot_key_makes_its_pairs_a_piece_at_a_time() -> None:
+    operator = await opened(WindowJoinOperator(TumblingWindows(10), Pair))
+    count = 1_100
+    for side in (0, 1):
+        batch = RecordBatch(list(range(count)), [1] * count, ["hot"] * count, [MIN_WATERMARK] * count)
+        drive_inputs(operator, [(side, as_columns(batch))])
+
+    out = operator.process_input(0, RecordBatch([], None, None, None, 9))
+    pieces = [out]
+    while operator.has_pending:
+        pieces.append(operator.resume(1_000))
+
+    assert max(len(piece.values) for piece in pieces) <= 65_536
+    assert sum(len(piece.values) for piece in pieces) == count * count > 1_000_000
+    assert all(isinstance(piece.values, ColumnBatch) for piece in pieces if len(piece.values))
+    found = [pair.left["id"] * count + pair.right["id"] for piece in pieces for pair in piece.values]
+    assert found == list(range(count * count))
+
+
+async def test_little_is_left_for_a_snapshot_to_bring_into_the_state() -> None:
+    operator = await opened(WindowJoinOperator(TumblingWindows(10), Pair))
+    for number in range(20):
+        batch = RecordBatch(list(range(5_000)), [1] * 5_000, [number] * 5_000, [MIN_WATERMARK] * 5_000)
+        drive_inputs(operator, [(0, as_columns(batch))])
+        assert operator._sides._pending_count < 65_536
+    table = operator.ctx.keyed_state.table("join-columns")
+    before = {namespace: dict(table.peek(namespace)) for namespace in table.namespaces()}
+    assert before
+
+    operator.snapshot_state(1)
+
+    # What is there already is not written again.
+    for namespace, held in before.items():
+        now = table.peek(namespace)
+        assert len(now) > len(held)
+        assert all(now[key] is held[key] for key in held)
+
+
+async def test_a_chunk_stands_in_the_key_group_of_its_records() -> None:
+    operator = await opened(WindowJoinOperator(TumblingWindows(10), Pair))
+    keys = [f"k{number}" for number in range(500)]
+    drive_inputs(operator, [(1, as_columns(RecordBatch(list(range(500)), [1] * 500, keys, [MIN_WATERMARK] * 500)))])
+    operator.snapshot_state(1)
+
+    (namespace,) = operator.ctx.keyed_state.table("join-columns").namespaces()
+    held = operator.ctx.keyed_state.table("join-columns").peek(namespace)
+
+    found = {}
+    for key, content in held.items():
+        for _, _, _, record_key, _, _ in rows_of(content, Codec(), 1, 0, 0):
+            found[record_key] = key_group(key, 128)
+    assert found == {key: key_group(key, 128) for key in keys}
+
+
+async def test_state_of_columns_is_refused_without_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = await opened(WindowJoinOperator(TumblingWindows(10), Pair))
+    drive_inputs(first, [(0, as_columns(RecordBatch([1], [3], ["k"], [MIN_WATERMARK])))])
+    first.snapshot_state(1)
+    monkeypatch.setattr("aioflow.operators.window_join.find_spec", lambda name: None)
+
+    with pytest.raises(StateError, match=r"holds columns, and numpy is not installed here: pip install 'aioflow\[columns\]'"):
+        await opened(WindowJoinOperator(TumblingWindows(10), Pair), Context(first.ctx))
