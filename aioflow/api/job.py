@@ -125,6 +125,8 @@ class Job:
         for stream in self._options.subscribe:
             key = self._tapped(stream)
             self._gathering[key] = Subscription(self._cluster.task_executor, self.id, key, buffer=None, overflow="error")
+        # Not when `_run` ends: until workers and checkpoints are closed, what is put would be accepted and read by nobody.
+        self._cluster.job_master.terminated.add_done_callback(lambda _: self._close_inlets())
         self._runner = asyncio.get_running_loop().create_task(self._run(), name=f"job {self.name}")
         started = self._cluster.job_master.started
         try:

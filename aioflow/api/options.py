@@ -114,7 +114,7 @@ class RunOptions:
 
     @property
     def stop_timeout_s(self) -> float:
-        return to_seconds(self.stop_timeout)
+        return to_seconds(self.stop_timeout, "stop_timeout")
 
 
 def parse_options(given: Mapping[str, Any]) -> RunOptions:
@@ -133,6 +133,8 @@ def parse_options(given: Mapping[str, Any]) -> RunOptions:
         hint = did_you_mean(policy, POLICIES, "af.{}(...)") if isinstance(policy, str) else ""
         raise TypeError(f"restart= takes a policy, like af.fixed_delay(attempts=3, delay=\"1s\"), got {what}{hint}")
     check_backend(options.state)
+    if hasattr(options.subscribe, "upstreams"):
+        raise TypeError(f"subscribe= takes a list of streams, got one: write subscribe=[stream] of {options.subscribe!r}")
     if options.on is not None and (options.workers or not hasattr(options.on, "start")):
         raise ValueError(f"on= takes a place to run, like af.RemoteCluster(...), and no workers= beside it; got {options.on!r}")
     if options.stop_timeout_s < 0:

@@ -133,7 +133,6 @@ class RemoteRun:
             host, secret, self.job_id, graph, options, bind, self._tell, lambda: self._client.connection.is_writable
         )
         self._client = ClusterClient(host, where, secret, self._handlers())
-        self._ended: asyncio.Future[JobStatus] = asyncio.get_running_loop().create_future()
         self._lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when the connection to the leader ends before the job does."""
         self._has_returned = False
@@ -154,7 +153,7 @@ class RemoteRun:
             try:
                 location = await self._home.open()
                 if self.job_master.cancel_asked:
-                    self._end(JobStatus.CANCELED)
+                    self.job_master.set_status(JobStatus.CANCELED)
                     return JobStatus.CANCELED
                 await self._client.submit(self.job_id, self._submission, attach=True, location=location, taps=self._home.told_taps())
                 self._submitted = True
@@ -163,7 +162,7 @@ class RemoteRun:
                 return await self._follow()
             except asyncio.CancelledError:
                 self.job_master.cancel()
-                await wait_first([self._ended], timeout_s=CANCEL_TIMEOUT_S)
+                await wait_first([self.job_master.terminated], timeout_s=CANCEL_TIMEOUT_S)
                 raise
             finally:
                 if self._giving_up is not None:
@@ -174,9 +173,9 @@ class RemoteRun:
     async def _follow(self) -> JobStatus:
         """To the end of the job, under whichever leader."""
         while True:
-            await wait_first([self._ended, self._lost])
-            if self._ended.done():
-                return self._ended.result()
+            await wait_first([self.job_master.terminated, self._lost])
+            if self.job_master.terminated.done():
+                return self.job_master.terminated.result()
             try:
                 await self._return()
             except (OSError, AioflowError) as error:
@@ -197,7 +196,7 @@ class RemoteRun:
                 await self._client.attach(self.job_id, location=location, taps=self._home.told_taps())
                 break
             except (Broken, StaleLeader, NobodyLeads):  # It led no more when it was asked.
-                if self.host.clock.monotonic() >= deadline or self._ended.done():
+                if self.host.clock.monotonic() >= deadline or self.job_master.terminated.done():
                     raise
                 self._client.hang_up(Closed("this jobmanager leads no more"))
                 await self._home.close()
@@ -228,10 +227,10 @@ class RemoteRun:
 
     def _give_up(self, what: str) -> None:
         """Whatever becomes of the job, this handle will not hear of it."""
-        if not self._ended.done():
+        if not self.job_master.terminated.done():
             error = self.job_master.error = Broken(f"job {self.job_id} {what}; it may go on: aioflow list --at {self._where}")
             logger.warning("%s", error)
-            self._end(JobStatus.FAILED)
+            self.job_master.set_status(JobStatus.FAILED)
             self._client.hang_up(error)
 
     def _tell(self, method: str, *args: Any) -> None:
@@ -297,14 +296,9 @@ class RemoteRun:
             self.job_master.error = Broken(
                 f"the connection to the cluster at {self._where} ended, and job {self.job_id} with it: this process runs a part of the job"
             )
-            self._end(JobStatus.FAILED)
+            self.job_master.set_status(JobStatus.FAILED)
             return
-        self._end(JobStatus(status))
-
-    def _end(self, status: JobStatus) -> None:
-        self.job_master.set_status(status)
-        if not self._ended.done():
-            self._ended.set_result(status)
+        self.job_master.set_status(JobStatus(status))
 
     def _on_closed(self) -> None:
         if not self._lost.done():
@@ -317,7 +311,7 @@ class RemoteRun:
 
     async def refresh(self) -> None:
         """Ask what the JobMaster knows of attempts, failures, checkpoints and processes. Raises AioflowError while it does not answer."""
-        if not self._submitted or self._ended.done():
+        if not self._submitted or self.job_master.terminated.done():
             return
         async with asyncio.timeout(REFRESH_S):
             told = decode_told(await self._client.connection.call("told", self.job_id))
@@ -343,13 +337,13 @@ class RemoteRun:
         self, job_id: str, place: TapPlace, tap: Callable[[RecordBatch], None], on_missed: OnMissed | None = None
     ) -> Sequence[asyncio.Future[None]]:
         tap_id = self._home.add_tap(place, tap, on_missed)
-        if self._submitted and not self._ended.done():
+        if self._submitted and not self.job_master.terminated.done():
             return [self._client.connection.ask("add_tap", job_id, place, tap_id, on_missed is not None)]
         return ()
 
     def remove_tap(self, job_id: str, place: TapPlace, tap: Callable[[RecordBatch], None]) -> None:
         for tap_id in self._home.remove_tap(place, tap):
-            if self._submitted and not self._ended.done():
+            if self._submitted and not self.job_master.terminated.done():
                 self._tell("remove_tap", job_id, place, tap_id)
 
     async def query_state(self, attempt: ExecutionAttemptId, node_id: int, query: Callable[[Any], Any]) -> Any:

@@ -29,6 +29,7 @@ class RemoteJobMaster:
         self.executions = ExecutionGraph(job_id, graph, restart)
         self.error: BaseException | None = None
         self.started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.terminated: asyncio.Future[JobStatus] = asyncio.get_running_loop().create_future()
         self.timestamps_ms: dict[JobStatus, int] = {}
         self.history = JobHistory()
         """What is known here of the tasks: their states as they are told."""
@@ -112,3 +113,5 @@ class RemoteJobMaster:
             self.timestamps_ms[status] = now_ms
         if status.is_terminal and not self.started.done():
             self.started.set_result(None)
+        if status.is_terminal and not self.terminated.done():
+            self.terminated.set_result(status)

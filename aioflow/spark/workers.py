@@ -165,7 +165,7 @@ class SparkWorkersRun(RemoteRun):
                     await stack.enter_async_context(self._bridge)
                 provider = await self._bring_up(stack)
                 if provider is None:
-                    self._end(JobStatus.CANCELED)
+                    self.job_master.set_status(JobStatus.CANCELED)
                     return JobStatus.CANCELED
                 self.job_master.ask = None
                 status = await super().run()
@@ -175,7 +175,7 @@ class SparkWorkersRun(RemoteRun):
                 return status
         except Exception as error:  # noqa: BLE001  # Whatever keeps the workers from starting has failed the job.
             self.job_master.error = error
-            self._end(JobStatus.FAILED)
+            self.job_master.set_status(JobStatus.FAILED)
             return JobStatus.FAILED
 
     async def _bring_up(self, stack: AsyncExitStack) -> SparkProvider | None:

@@ -11,6 +11,13 @@ BACK = "tests/api/test_going_back.py::"
 
 JOB_MUTANTS: list[Mutant] = [
     Mutant(
+        "a job that is over takes in what nobody will read until its workers are closed",
+        "aioflow/api/job.py",
+        "        self._cluster.job_master.terminated.add_done_callback(lambda _: self._close_inlets())\n",
+        "",
+        ("tests/api/test_job_handle.py::test_nobody_puts_into_a_failed_job_whose_workers_are_being_closed",),
+    ),
+    Mutant(
         "threads starve beside a busy loop",
         "aioflow/cluster/task_executor.py",
         "switch_interval(options.slice_ns / TURNS_A_SLICE / 1e9)",

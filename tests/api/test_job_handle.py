@@ -369,3 +369,32 @@ async def test_who_puts_after_the_end_reads_how_the_job_ended(ended: str) -> Non
         how = "FINISHED: nothing" if ended == "stopped" else r"FAILED with ZeroDivisionError\(.*\): nothing"
         with pytest.raises(af.JobNotRunning, match=rf"^job 'gone' \(\w+\) is {how} can be put into 'numbers' any more"):
             await inlet.put(1)
+
+
+async def test_nobody_puts_into_a_failed_job_whose_workers_are_being_closed() -> None:
+    flow = af.Flow("closing")
+    numbers = flow.source(af.io.push())
+    numbers.map(lambda x: 1 // x).sink(af.io.blackhole())
+    async with flow.run(workers=1, restart=af.no_restart()) as job:
+        inlet = job.input(numbers)
+        await inlet.put(0)
+        while not job.status.is_terminal:
+            await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        with pytest.raises(af.JobNotRunning, match="is FAILED with ZeroDivisionError"):
+            await inlet.put(1)
+        with pytest.raises(ZeroDivisionError):
+            await job.wait()
+
+
+@pytest.mark.parametrize(
+    ("option", "given", "told"),
+    [
+        ("stop_timeout", "soon", "stop_timeout is 'soon'"),
+        ("stop_timeout", None, "stop_timeout is None"),
+        ("subscribe", af.Flow("options").source([1]), r"write subscribe=\[stream\]"),
+    ],
+)
+async def test_an_option_that_cannot_be_understood_is_named(option: str, given: object, told: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=told):
+        await af.Flow("options").source([1]).collect(**{option: given})
