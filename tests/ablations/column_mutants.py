@@ -8,6 +8,10 @@ __all__ = ["COLUMN_MUTANTS"]
 
 _EXPRESSIONS = "tests/columns/test_expressions.py"
 _AGGREGATES = "tests/columns/test_aggregates.py"
+_JOINS = "tests/operators/test_column_joins.py"
+_JOIN_FLOWS = "tests/columns/test_join_flows.py"
+_SIDES = "aioflow/columns/join_sides.py"
+_WINDOW_JOIN = "aioflow/operators/window_join.py"
 _LOCAL = "aioflow/operators/local_aggregate.py"
 _LOCAL_TESTS = "tests/operators/test_local_aggregate.py"
 
@@ -306,5 +310,84 @@ COLUMN_MUTANTS: list[Mutant] = [
         "if not _alike(before, field.type):",
         "if False:",
         ("tests/io/test_columns.py::test_a_column_that_changes_its_kind_is_refused_naming_it",),
+    ),
+    Mutant(
+        "a chunk of a join stands in the key group of another",
+        _SIDES,
+        "        keys = [self._int_of(int(groups[begin])) for begin in bounds[:-1]]\n",
+        "        keys = [self._int_of(int(groups[-1])) for begin in bounds[:-1]]\n",
+        (
+            f"{_JOINS}::test_a_chunk_stands_in_the_key_group_of_its_records",
+            f"{_JOIN_FLOWS}::test_a_join_goes_on_over_savepoints_and_rescaling",
+        ),
+    ),
+    Mutant(
+        "an int stands for two chunks of a join",
+        _SIDES,
+        "        self._next_int = 1 + max((key for namespace in found for key in table.peek(namespace)), default=-1)\n",
+        "        self._next_int = 0\n",
+        (f"{_JOINS}::test_a_restore_in_the_middle_changes_nothing",),
+    ),
+    Mutant(
+        "what is pending in a join is not in its snapshot",
+        _WINDOW_JOIN,
+        "        self.settle_state()\n        groups",
+        "        groups",
+        (
+            f"{_JOINS}::test_a_restore_in_the_middle_changes_nothing",
+            f"{_JOIN_FLOWS}::test_a_join_goes_on_over_savepoints_and_rescaling",
+        ),
+    ),
+    Mutant(
+        "only lefts say which key of a join came first",
+        "aioflow/columns/pairing.py",
+        "order = np.minimum(left_runs.first[in_left], right_runs.first[in_right]).argsort(kind=\"stable\")",
+        "order = left_runs.first[in_left].argsort(kind=\"stable\")",
+        (f"{_JOINS}::test_columns_give_the_pairs_of_rows_in_their_order_and_the_same_late_records",),
+    ),
+    Mutant(
+        "a slice of a join goes with the first of its windows",
+        _WINDOW_JOIN,
+        "self._sides.forget(self._grid.next_end(self._until - 1) - self._grid.size)",
+        "self._sides.forget(self._until)",
+        (f"{_JOINS}::test_columns_give_the_pairs_of_rows_in_their_order_and_the_same_late_records",),
+    ),
+    Mutant(
+        "columns of a join do not follow a window that goes over to rows",
+        _WINDOW_JOIN,
+        "            yield from self._leave_to_rows(grid.last_end(grid.slice_start(highest(batch.timestamps))))\n",
+        "            self._until = max(self._until, grid.last_end(grid.slice_start(highest(batch.timestamps))))\n",
+        (
+            f"{_JOINS}::test_columns_give_the_pairs_of_rows_in_their_order_and_the_same_late_records",
+            f"{_JOIN_FLOWS}::test_a_join_gives_the_same_pairs_of_either_and_of_both_kinds",
+        ),
+    ),
+    Mutant(
+        "a record of columns that is late for all windows of a join is kept",
+        _WINDOW_JOIN,
+        "[times[begin:stop] >= max(self._grid.late_below(timers.current_watermark), MIN_WATERMARK)]",
+        "[times[begin:stop] >= MIN_WATERMARK]",
+        (f"{_JOINS}::test_columns_give_the_pairs_of_rows_in_their_order_and_the_same_late_records",),
+    ),
+    Mutant(
+        "key groups of a join that were behind others lose their windows in between",
+        _WINDOW_JOIN,
+        "behind = [(groups, until) for groups, until in shares if until < self._until]",
+        "behind = [(groups, until) for groups, until in shares if False]",
+        (f"{_JOINS}::test_subtasks_that_were_differently_far_are_restored_as_one",),
+    ),
+    Mutant(
+        "all pairs of a window come in one piece",
+        _WINDOW_JOIN,
+        "PAIRS_MAX = 65_536",
+        "PAIRS_MAX = 1 << 40",
+        (f"{_JOINS}::test_a_hot_key_makes_its_pairs_a_piece_at_a_time",),
+    ),
+    Mutant(
+        "a join leaves all that is pending to the next snapshot",
+        _SIDES,
+        "PENDING_MAX = 65_536",
+        "PENDING_MAX = 1 << 40",
+        (f"{_JOINS}::test_little_is_left_for_a_snapshot_to_bring_into_the_state",),
     ),
 ]
