@@ -20,7 +20,9 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle
+import msgspec
 
+from aioflow.cluster.struct_classes import with_fields
 from aioflow.core.errors import GraphError
 from aioflow.core.type_registry import DEFAULT_TYPES, Registration, TypeRegistry, is_record_type
 from aioflow.graph.job_graph import JobGraph, JobVertex
@@ -209,6 +211,8 @@ class _JobPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has
                 self._modules[module] = None
         elif isinstance(value, type):
             reduced = _without_cache(super().reducer_override(value))
+            if issubclass(value, msgspec.Struct):
+                return with_fields(value, reduced)
             return _with_aliases(value, reduced) if issubclass(value, Enum) else reduced
         elif value is dataclasses.MISSING:
             return "MISSING"  # By name: a copy would pass for the default of the fields that have none.

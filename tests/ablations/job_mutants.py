@@ -223,4 +223,21 @@ JOB_MUTANTS: list[Mutant] = [
         "            if False:\n",
         ("tests/api/test_stopping_sources.py::test_a_stop_does_not_wait_for_a_list_to_fill",),
     ),
+    Mutant(
+        "a Struct of the program arrives without its fields",
+        "aioflow/cluster/shipping.py",
+        "            if issubclass(value, msgspec.Struct):\n",
+        "            if False:\n",
+        (
+            "tests/cluster/test_struct_classes.py::test_a_struct_of_the_program_has_its_fields_and_options_on_arrival",
+            "tests/cluster/test_struct_classes.py::test_what_a_struct_of_the_program_does_when_it_is_made_is_done_on_arrival",
+        ),
+    ),
+    Mutant(
+        "a Struct that arrived never calls its __post_init__",
+        "aioflow/cluster/struct_classes.py",
+        "    if has_post_init:\n",
+        "    if False:\n",
+        ("tests/cluster/test_struct_classes.py::test_what_a_struct_of_the_program_does_when_it_is_made_is_done_on_arrival",),
+    ),
 ]

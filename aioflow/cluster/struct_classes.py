@@ -1,0 +1,90 @@
+"""A class of `msgspec.Struct` that travels by value.
+
+cloudpickle makes an empty class first and then sets its attributes, as methods may speak of their class. The fields of a Struct are
+settled when it is made and cannot be set: they go ahead with the options of the class. What they are annotated with may speak of the
+class too, so it follows with the attributes; msgspec looks at it when values are first decoded.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import msgspec
+
+__all__ = ["with_fields"]
+
+OPTIONS = (
+    "array_like", "cache_hash", "dict", "eq", "forbid_unknown_fields", "frozen", "gc", "omit_defaults", "order", "repr_omit_defaults",
+    "tag", "tag_field", "weakref",
+)  # fmt: skip
+"""Keywords of a Struct that it inherits and knows afterwards. `kw_only` and `rename` show in its fields."""
+
+POST_INIT = "__post_init__"
+
+
+@dataclass(frozen=True, slots=True)
+class _Field:
+    default: Any
+    """`msgspec.NODEFAULT` for none."""
+    factory: Callable[[], Any] | None
+    encoded_name: str
+
+
+def with_fields(cls: type[msgspec.Struct], reduced: Any) -> Any:
+    """How to write the Struct `cls`: as cloudpickle does, and its own fields with their defaults first."""
+    if type(reduced) is not tuple or len(reduced) != 6:
+        return reduced  # By reference.
+    make, args, (attributes, slots), *rest = reduced
+    fields = _own_fields(cls)
+    options = {name: getattr(cls.__struct_config__, name) for name in OPTIONS if hasattr(cls.__struct_config__, name)}
+    parameters = inspect.signature(cls).parameters
+    options["kw_only"] = any(parameters[name].kind is inspect.Parameter.KEYWORD_ONLY for name in fields)
+    kept = {name: value for name, value in attributes.items() if name not in fields and name != "__slots__"}
+    return _make, (make, args, fields, options, POST_INIT in attributes), (kept, slots), *rest
+
+
+def _own_fields(cls: Any) -> dict[str, _Field]:
+    """Those that the class itself declares, in this order."""
+    names, defaults = cls.__struct_fields__, cls.__struct_defaults__
+    default_of = dict(zip(names[len(names) - len(defaults) :], defaults, strict=True))
+    own = inspect.get_annotations(cls)
+    fields = {}
+    for name, encoded in zip(names, cls.__struct_encode_fields__, strict=True):
+        if name in own:
+            default = default_of.get(name, msgspec.NODEFAULT)
+            factory = getattr(default, "factory", None) if type(default) is _FACTORY else None
+            fields[name] = _Field(msgspec.NODEFAULT if factory is not None else default, factory, encoded)
+    return fields
+
+
+class _WithFactory(msgspec.Struct):
+    field: list[Any] = msgspec.field(default_factory=list)
+
+
+_FACTORY: type = type(_WithFactory.__struct_defaults__[0])
+"""What msgspec wraps the factory of a default in; it has no public name."""
+
+
+def _make(make: Any, args: tuple[Any, ...], fields: dict[str, _Field], options: dict[str, Any], has_post_init: bool) -> type:
+    """The class without its attributes. `make` and `args` are those of cloudpickle, which keeps one class for each that is sent."""
+    metaclass, name, bases, namespace, *rest = args
+    namespace = {**namespace, "__annotations__": dict.fromkeys(fields, Any)}
+    for field, one in fields.items():
+        if one.factory is not None:
+            namespace[field] = msgspec.field(default_factory=one.factory)
+        elif one.default is not msgspec.NODEFAULT:
+            namespace[field] = msgspec.field(default=one.default)
+    if has_post_init:
+        namespace[POST_INIT] = _post_init
+    rename = {field: one.encoded_name for field, one in fields.items()}
+    made: type = make(partial(metaclass, rename=rename, **options), name, bases, namespace, *rest)
+    return made
+
+
+def _post_init(instance: Any) -> None:
+    """In place of a method that comes with the attributes: a Struct remembers from the beginning which one it calls."""
+    getattr(instance, POST_INIT)()
