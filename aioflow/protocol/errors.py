@@ -55,7 +55,7 @@ def describe_error(error: BaseException, codec: Codec) -> ErrorResponse:
     except Exception:  # noqa: BLE001 - the __str__ of a user's error may do anything.
         text = ""
     try:
-        arguments: bytes | None = codec.encode_batch(list(error.args), owner="an error")
+        arguments: bytes | None = codec.encode_batch(_arguments(error), owner="an error")
     except Exception:  # noqa: BLE001 - likewise the encode= of a registered type; then the message must do.
         arguments = None
     return ErrorResponse(
@@ -65,6 +65,12 @@ def describe_error(error: BaseException, codec: Codec) -> ErrorResponse:
         arguments=arguments if arguments is None or len(arguments) <= _ARGUMENT_BYTES_MAX else None,
         notes=_notes(notes),
     )
+
+
+def _arguments(error: BaseException) -> list[Any]:
+    """What its class makes it of. `args` are not that of those who say so to pickle: OSError with a file, JSONDecodeError."""
+    made = error.__reduce__()
+    return list(made[1] if isinstance(made, tuple) and made[0] is type(error) else error.args)
 
 
 def rebuild_error(response: ErrorResponse, codec: Codec) -> Exception:

@@ -74,6 +74,24 @@ WIRE_MUTANTS: list[Mutant] = [
         ("tests/network/test_subpartition.py::test_the_first_batches_are_small_and_grow_when_the_consumer_is_through_with_some",),
     ),
     Mutant(
+        "columns come in whole batches however long the consumer takes for them",
+        "aioflow/network/subpartition.py",
+        "        self.column_records = max(1, min(records, self._column_records_max))\n",
+        "        self.column_records = self._column_records_max\n",
+        (
+            "tests/network/test_debloat.py::"
+            "test_a_task_that_takes_rows_of_columns_has_a_second_of_them_before_it_whatever_a_batch_of_rows_may_hold",
+            "tests/task/test_output.py::test_columns_come_in_batches_of_what_the_consumer_asked_for_and_so_does_the_task_take_them",
+        ),
+    ),
+    Mutant(
+        "a source hands over all the columns that its chain affords",
+        "aioflow/task/stream_task.py",
+        "min(self._hand_over.records, self._chain.column_room)",
+        "self._hand_over.records",
+        ("tests/task/test_handover.py::test_an_async_function_behind_columns_is_given_few_ahead_of_it",),
+    ),
+    Mutant(
         "what was taken over is told when half of the window is, for which the producer has no permits",
         "aioflow/protocol/consumer.py",
         "self.untold_batches >= UNTOLD_BATCHES_MAX or ",
