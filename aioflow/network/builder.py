@@ -16,12 +16,16 @@ from __future__ import annotations
 
 from typing import Any
 
+from aioflow.core.column_batch import COLUMN_RECORDS_MAX
 from aioflow.core.elements import MIN_WATERMARK, RecordBatch
 
-__all__ = ["BATCH_RECORDS_MAX", "NO_KEY", "BatchBuilder"]
+__all__ = ["BATCH_RECORDS_MAX", "COLUMN_RECORDS_PER_ROW", "NO_KEY", "BatchBuilder"]
 
 BATCH_RECORDS_MAX = 1024
 """Amortises the cost of a batch to a few ns a record, and bounds what one slice can take."""
+
+COLUMN_RECORDS_PER_ROW = COLUMN_RECORDS_MAX // BATCH_RECORDS_MAX
+"""Records that a batch of columns may have where one of rows may have one."""
 
 NO_KEY: Any = object()
 """Stands for "this stream has no keys": None is a key."""

@@ -6,8 +6,10 @@ just came. So a gate measures how fast its task really takes records and asks th
     batches on the way * records of a batch = records that the task takes in `TARGET_S`
 
 The size is in records, not in bytes as in Flink: the unit of queueing, credit and permits is the sealed batch, a consumer's
-rate is one of records, and within one process a batch has no bytes at all. A change below `THRESHOLD` is not announced. Time
-in which there was nothing to take does not count, so an input that has little is not taken for one that is slow.
+rate is one of records, and within one process a batch has no bytes at all. It may be more than a batch of rows can hold, as
+one of columns can. Channels that have ended bring nothing, and the others share what they had. A change below `THRESHOLD` is
+not announced. Time in which there was nothing to take does not count, so an input that has little is not taken for one that
+is slow.
 
 After BufferDebloater and BufferSizeEMA of Flink. No clock and no loop in here: `now_s` is an argument.
 """
@@ -44,7 +46,7 @@ class BufferDebloater:
         self.records_max = records_max
         self.records_min = min(records_min, records_max)
         self.records = records_max
-        self._batches = max(1, channels) * BATCHES_PER_CHANNEL
+        self.share_among(channels)
         self._per_s = 0.0
         """Moving average of the records a second; 0 before the first look."""
         self._since: float | None = None
@@ -62,6 +64,10 @@ class BufferDebloater:
     def is_active(self) -> bool:
         """Whether the task works on a batch of this gate, as far as is known here."""
         return self._since is not None
+
+    def share_among(self, channels: int) -> None:
+        """Only so many bring anything from now on."""
+        self._batches = max(1, channels) * BATCHES_PER_CHANNEL
 
     def took(self, now_s: float, records: int) -> int | None:
         """The task takes a batch, so it is through with the one before. Returns the size to announce, None for no change."""

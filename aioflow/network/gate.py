@@ -395,6 +395,8 @@ class InputGate:
                 self._finished[index] = True
                 self._channels[index].release()
                 self._unfinished -= 1
+                if self._debloater is not None:
+                    self._debloater.share_among(self._unfinished)
                 if self._unfinished == 0:
                     self._finish()
             case _:

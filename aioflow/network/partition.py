@@ -141,6 +141,11 @@ class ResultPartition:
         """Records that make about one batch for each consumer: more at a time would fill the queues beyond what they asked for."""
         return sum(subpartition.wanted_records for subpartition in self.subpartitions)
 
+    @property
+    def slice_columns(self) -> int:
+        """The same of records that come as columns."""
+        return sum(subpartition.wanted_columns for subpartition in self.subpartitions)
+
     def _on_resized(self) -> None:
         if self.on_resized is not None:
             self.on_resized()

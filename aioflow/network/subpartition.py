@@ -21,7 +21,7 @@ from typing import Protocol
 
 from aioflow.core.elements import CheckpointBarrier, EndOfPartition, Event, RecordBatch, Watermark
 from aioflow.core.errors import Closed, ProducerFailed
-from aioflow.network.builder import BATCH_RECORDS_MAX, BatchBuilder
+from aioflow.network.builder import BATCH_RECORDS_MAX, COLUMN_RECORDS_PER_ROW, BatchBuilder
 
 __all__ = ["START_MANY", "Permits", "PipelinedSubpartition", "Polled"]
 
@@ -60,6 +60,7 @@ class PipelinedSubpartition:
         "_backlog",
         "_batch_records_max",
         "_blocked",
+        "_column_records_max",
         "_error",
         "_flush_when_drained",
         "_grows_at",
@@ -77,6 +78,7 @@ class PipelinedSubpartition:
         "_unsent",
         "batches_added",
         "builder",
+        "column_records",
         "index",
         "is_finished",
         "is_released",
@@ -95,6 +97,8 @@ class PipelinedSubpartition:
         self.index = index
         self.builder = BatchBuilder(batch_records_max)
         self._batch_records_max = batch_records_max
+        self._column_records_max = self.column_records = batch_records_max * COLUMN_RECORDS_PER_ROW
+        """Of a batch of columns, where `builder.batch_records_max` is that of one of rows."""
         self._on_resized = on_resized
         self.is_starting = False
         """Whether its batches are small as long as nobody knows what a record costs the consumer."""
@@ -322,11 +326,11 @@ class PipelinedSubpartition:
         """Begin with small batches: all that is sealed before the consumer is known to be slow stands before the next barrier."""
         self.is_starting = True
         self._grows_at = 2
-        self.builder.batch_records_max = min(START_RECORDS, self._batch_records_max)
+        self.builder.batch_records_max = self.column_records = min(START_RECORDS, self._batch_records_max)
 
     def start_whole(self) -> None:
         """Small batches are of no use here."""
-        self.resize(self._batch_records_max)
+        self.resize(self._column_records_max)
 
     def grow(self) -> None:
         """Make them larger, if the consumer keeps up. Until it says itself what it wants, or they are as large as they may be."""
@@ -334,8 +338,8 @@ class PipelinedSubpartition:
         if self.batches_added < self._grows_at + (START_QUEUED if self._backlog else 0) or not self.is_starting:
             return
         self._grows_at = self.batches_added + 2
-        records = START_GROWTH * self.builder.batch_records_max
-        self.is_starting = records < self._batch_records_max
+        records = START_GROWTH * self.column_records
+        self.is_starting = records < self._column_records_max
         self._limit(records)
 
     def resize(self, records: int) -> None:
@@ -344,7 +348,9 @@ class PipelinedSubpartition:
         self._limit(records)
 
     def _limit(self, records: int) -> None:
+        # What is a second of work for the consumer is so whether it comes as rows or as columns.
         self.builder.batch_records_max = max(1, min(records, self._batch_records_max))
+        self.column_records = max(1, min(records, self._column_records_max))
         if self._on_resized is not None:
             self._on_resized()
 
@@ -352,6 +358,11 @@ class PipelinedSubpartition:
     def wanted_records(self) -> int:
         """Of a batch, as far as the consumer has said: whoever writes little here is not to be held up by how it starts."""
         return self._batch_records_max if self.is_starting else self.builder.batch_records_max
+
+    @property
+    def wanted_columns(self) -> int:
+        """The same of a batch of columns."""
+        return self._column_records_max if self.is_starting else self.column_records
 
     def acknowledge_all_records_processed(self) -> None:
         """The consumer has processed everything up to EndOfData."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Protocol
 
 from aioflow.core.keygroups import range_for_subtask
+from aioflow.network.builder import COLUMN_RECORDS_PER_ROW
 from aioflow.network.partition import ResultPartition
 from aioflow.state.backend import create_keyed_backend
 from aioflow.state.operator_state import HeapOperatorStateBackend
@@ -153,7 +154,7 @@ class TaskAssembly:
             channels = [open_channel(i, channel) for i, channel in enumerate(gate.channels)]
             edges.append(InputEdge(channels, gate.input_index, gate.edge_id, gate.may_be_overtaken))
         network = NetworkInput(edges, self._owner, head)
-        network.debloat(self._options.batch_records_max, self._environment.host.clock.monotonic)
+        network.debloat(self._options.batch_records_max * COLUMN_RECORDS_PER_ROW, self._environment.host.clock.monotonic)
         network.align(listener, self._environment.host.clock.wall_ms, timers.register_timer, urgently)
         return network
 

@@ -130,6 +130,7 @@ class OperatorChain:
         self._slice_ns = slice_ns
         self._batch_records_max = batch_records_max
         self._slice_records_max = batch_records_max
+        self._slice_columns_max = COLUMN_RECORDS_MAX
         self._taps: dict[int, tuple[Tap, ...]] = {}
         self._stages: list[_Stage] = []
         self._blocked_on: Availability | None = None
@@ -214,9 +215,11 @@ class OperatorChain:
         """After `run` returned BLOCKED: what to wait for."""
         return self._blocked_on
 
-    def limit_slice(self, records: int) -> None:
-        """Take no more than so many records at a time: those who read the output want small batches. At most the usual number."""
+    def limit_slice(self, records: int, columns: int) -> None:
+        """Take no more than so many records at a time, of columns `columns`: those who read the output want small batches. At most the
+        usual number."""
         self._slice_records_max = min(records, self._batch_records_max)
+        self._slice_columns_max = min(columns, COLUMN_RECORDS_MAX)
 
     @property
     def room(self) -> int:
@@ -226,6 +229,11 @@ class OperatorChain:
             if stage.limit < least:
                 least = stage.limit
         return least
+
+    @property
+    def column_room(self) -> int:
+        """The same of records that come as columns, which the head may take in several slices."""
+        return self._slice_columns_max
 
     def push(self, batch: RecordBatch, input_index: int = 0) -> None:
         """A batch for the head of the chain."""
@@ -360,11 +368,10 @@ class OperatorChain:
                 return position
         return -1
 
-    @staticmethod
-    def _take(stage: _Stage, count: int) -> tuple[RecordBatch, int]:
+    def _take(self, stage: _Stage, count: int) -> tuple[RecordBatch, int]:
         batch, start, input_index = stage.waiting[0]
         if stage.reads_columns and type(batch.values) is not list:
-            count = stage.column_limit
+            count = min(stage.column_limit, self._slice_columns_max)
         stop = start + count
         if stop >= len(batch.values):
             stage.waiting.popleft()

@@ -13,11 +13,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from aioflow.core.availability import AVAILABLE, Availability, all_of
-from aioflow.core.column_batch import COLUMN_RECORDS_MAX
 from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK, EndOfData, Event, RecordBatch
 from aioflow.core.errors import TypeNotSupported
 from aioflow.core.serializers import Codec
-from aioflow.network.builder import BATCH_RECORDS_MAX
 from aioflow.network.subpartition import START_MANY
 from aioflow.task.partitioners import BroadcastPartitioner
 
@@ -32,9 +30,6 @@ if TYPE_CHECKING:
 __all__ = ["FLUSH_MAX_AGE_NS", "SIDES_MAX", "RecordWriter", "TaskOutput", "TravelCheck"]
 
 logger = logging.getLogger(__name__)
-
-COLUMN_RECORDS_PER_ROW = COLUMN_RECORDS_MAX // BATCH_RECORDS_MAX
-"""Records that a batch of columns has where one of rows has one. A consumer that asks for smaller batches gets both smaller."""
 
 FLUSH_MAX_AGE_NS = 1_000_000
 """The oldest that a gathered record gets while its task, of a few channels, is busy with others: half of what may pass through an exchange
@@ -150,7 +145,14 @@ class RecordWriter:
     @property
     def slice_records(self) -> int:
         """Records at a time that make no more than about one batch for each consumer."""
-        total = self.partition.slice_records
+        return self._once(self.partition.slice_records)
+
+    @property
+    def slice_columns(self) -> int:
+        """The same of records that come as columns."""
+        return self._once(self.partition.slice_columns)
+
+    def _once(self, total: int) -> int:
         return total // len(self._subpartitions) if isinstance(self._partitioner, BroadcastPartitioner) else total
 
     @property
@@ -176,8 +178,9 @@ class TaskOutput:
         """Side outputs that something was sent to: those that are read, and the first `SIDES_MAX` that are not."""
         self._all: list[RecordWriter] = []
         self.availability: Availability = AVAILABLE
-        self.on_slice_records: Callable[[int], None] | None = None
-        """Called with the records that the task should emit at a time, when consumers have asked for other batches."""
+        self.on_slice_records: Callable[[int, int], None] | None = None
+        """Called with the records that the task should emit at a time, as rows and as columns, when consumers have asked for other
+        batches."""
         self.watermark = MIN_WATERMARK
         """The last one that went out."""
         self.records_out = 0
@@ -264,7 +267,8 @@ class TaskOutput:
 
     def _on_resized(self) -> None:
         if self.on_slice_records is not None:
-            self.on_slice_records(min(writer.slice_records for writer in self._all if writer.partition.subpartitions))
+            writers = [writer for writer in self._all if writer.partition.subpartitions]
+            self.on_slice_records(min(writer.slice_records for writer in writers), min(writer.slice_columns for writer in writers))
 
     def flush(self) -> None:
         self._records_flushed = self.records_out
@@ -364,9 +368,7 @@ def _write_columns(subpartition: PipelinedSubpartition, part: RecordBatch) -> No
     """A batch of columns goes as it is: gathered with other records it would become rows."""
     subpartition.seal()  # What was written before. The channel knows the watermark in force then.
     builder = subpartition.builder
-    # Down with the square: who takes rows of them asks for few because few are work for a second, be they rows or columns.
-    asked = builder.batch_records_max
-    step = max(1, asked * COLUMN_RECORDS_PER_ROW * asked // max(asked, BATCH_RECORDS_MAX))
+    step = subpartition.column_records
     for start in range(0, len(part.values), step):
         piece = part.slice(start, start + step)
         if piece.watermarks is not None and piece.watermarks[0] < builder.told:

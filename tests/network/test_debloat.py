@@ -6,6 +6,7 @@ import pytest
 
 from aioflow.core.elements import RecordBatch
 from aioflow.network.buffers import NetworkBufferPool
+from aioflow.network.builder import COLUMN_RECORDS_PER_ROW
 from aioflow.network.channels import LocalInputChannel
 from aioflow.network.debloat import BATCHES_PER_CHANNEL, RECORDS_MIN, BufferDebloater
 from aioflow.network.gate import InputGate
@@ -74,6 +75,16 @@ def test_the_size_stays_within_its_bounds_and_is_shared_by_the_channels(channels
     assert all(RECORDS_MIN <= size <= 1024 for _, size in task.announced)
 
 
+def test_channels_that_ended_leave_their_share_to_the_others() -> None:
+    task = Task(channels=16)
+    task.work(1_600, for_s=10)
+    assert task.debloater.records == pytest.approx(1_600 // 16 // BATCHES_PER_CHANNEL, rel=0.01)
+    task.debloater.share_among(2)
+    task.work(1_600, for_s=10)
+    assert task.debloater.records == pytest.approx(1_600 // 2 // BATCHES_PER_CHANNEL, rel=0.01)
+    task.debloater.share_among(0)
+
+
 def test_the_least_is_one_record() -> None:
     task = Task(records_max=4)
     task.work(1, for_s=100)
@@ -94,13 +105,13 @@ def test_time_without_anything_to_take_does_not_count() -> None:
 class World:
     """Two gates of one task, each with a partition of its own; virtual time passes where the test says so."""
 
-    def __init__(self, records_max: int = 1024) -> None:
+    def __init__(self, records_max: int = 1024, asks_max: int | None = None) -> None:
         self.now_s = 0.0
         pool = NetworkBufferPool(64)
         self.partitions = [ResultPartition(name, 1, pool.create_buffer_pool(2, 2), records_max) for name in "ab"]
         self.gates = [InputGate([LocalInputChannel(0, lambda p=p: p.subpartitions[0])]) for p in self.partitions]  # type: ignore[misc]
         for gate in self.gates:
-            gate.debloat(records_max, lambda: self.now_s)
+            gate.debloat(records_max if asks_max is None else asks_max, lambda: self.now_s)
         self.next = 0
 
     def fill(self, index: int, count: int | None = None) -> None:
@@ -123,6 +134,19 @@ class World:
         assert isinstance(polled[1], RecordBatch)
         self.now_s += per_record_s * len(polled[1].values)
         return polled[1].values
+
+
+def test_a_task_that_takes_rows_of_columns_has_a_second_of_them_before_it_whatever_a_batch_of_rows_may_hold() -> None:
+    """Six thousand rows a second are more than four full batches of rows, and far less than four of columns."""
+    records_max = 1024 * COLUMN_RECORDS_PER_ROW
+    world = World(1024, asks_max=records_max)
+    subpartition = world.partitions[0].subpartitions[0]
+    assert subpartition.column_records == records_max
+    for _ in range(1_000):
+        subpartition.add(RecordBatch([0] * min(subpartition.column_records, 1_000)))
+        world.take(0, 1 / 6_000)
+    assert subpartition.column_records * BATCHES_PER_CHANNEL == pytest.approx(6_000, rel=0.01)
+    assert subpartition.builder.batch_records_max == 1024
 
 
 def test_a_slow_gate_shrinks_the_batches_of_its_producer_and_loses_nothing() -> None:

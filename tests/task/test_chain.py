@@ -394,7 +394,7 @@ def test_a_slice_takes_no_more_than_readers_of_the_output_want_and_the_usual_num
     world.chain.push(RecordBatch(list(range(200))))
     world.drain()
     assert world.chain.room == BATCH_RECORDS_MAX
-    world.chain.limit_slice(40)
+    world.chain.limit_slice(40, 40)
     assert world.chain.room == 40
     for _ in range(2):
         world.chain.push(RecordBatch(list(range(40))))
@@ -402,7 +402,7 @@ def test_a_slice_takes_no_more_than_readers_of_the_output_want_and_the_usual_num
     world.chain.push(RecordBatch(list(range(100))))
     world.drain()
     assert sizes[-3:] == [40, 40, 20]
-    world.chain.limit_slice(1 << 20)
+    world.chain.limit_slice(1 << 20, 1 << 20)
     world.chain.push(RecordBatch([1]))
     world.drain()
     assert world.chain.room == BATCH_RECORDS_MAX
@@ -476,6 +476,17 @@ def test_whoever_reads_rows_gets_columns_in_pieces_of_rows() -> None:
     world.drain()
     assert max(step.sizes) <= BATCH_RECORDS_MAX
     assert world.out == [{"x": i} for i in range(COLUMN_RECORDS_MAX)]
+
+
+def test_columns_are_taken_in_no_larger_pieces_than_readers_of_the_output_want() -> None:
+    clock = Clock()
+    step = Columns(clock, 100)
+    world = World(step, clock=clock)
+    world.chain.limit_slice(40, 300)
+    assert (world.chain.room, world.chain.column_room) == (1, 300), "of rows it is not known yet what one costs"
+    world.chain.push(columns(1_000))
+    world.drain()
+    assert step.sizes == [300, 300, 300, 100]
 
 
 def test_pieces_of_columns_do_not_shrink_to_nothing_where_each_piece_is_dear() -> None:

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import aioflow as af
-from aioflow.core.column_batch import COLUMN_RECORDS_MAX
+from aioflow.core.column_batch import COLUMN_RECORDS_MAX, ColumnBatch, ObjectColumn
 from aioflow.operators.source import Split
 from aioflow.task.chain import ChainStatus
 from aioflow.task.handover import HAND_OVER_NS, HandOver
@@ -113,3 +113,39 @@ async def test_a_sink_that_awaits_each_record_is_given_few_ahead_of_it() -> None
             await done.wait()
         await job.cancel()
     assert max(ahead) <= 5
+
+
+class CountingColumns(Counting):
+    """Gives as many rows of columns as it is asked for."""
+
+    columnar = True
+    asked = 0
+
+    def poll_batch(self, max_records: int) -> Any:
+        rows = list(super().poll_batch(max_records))
+        self.asked = max(self.asked, max_records)
+        return ColumnBatch({"n": ObjectColumn(rows)}, len(rows))
+
+
+async def test_an_async_function_behind_columns_is_given_few_ahead_of_it() -> None:
+    """It is a task of its own: what has left the source is in the way of a checkpoint as well. Twenty calls at a time, of a twentieth of a
+    second each, make four hundred a second: as many as four batches of what the task asks for then."""
+    source, done, seen = CountingColumns(), asyncio.Event(), 0
+
+    async def slow(row: Any) -> None:
+        nonlocal seen
+        await asyncio.sleep(0.05)
+        seen += 1
+        if seen == 200:
+            source.asked = 0
+        if seen == 400:
+            done.set()
+
+    flow = af.Flow("few columns ahead")
+    flow.source(source).map(slow, concurrency=20).sink(af.io.blackhole())
+    async with flow.run() as job:
+        async with asyncio.timeout(60):
+            await done.wait()
+        await job.cancel()
+    assert source.asked < 400
+    assert source.given < 400 + 1_000

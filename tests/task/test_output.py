@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from aioflow.core.column_batch import ColumnBatch, ObjectColumn
 from aioflow.core.elements import MAX_WATERMARK, EndOfData, EndOfPartition, LatencyMarker, RecordBatch, Watermark, empty_batch
 from aioflow.core.errors import ProducerFailed, TypeNotSupported
 from aioflow.core.functions import OutputTag
@@ -308,7 +309,7 @@ def test_strict_refuses_before_anything_is_written() -> None:
 def test_the_task_is_told_what_makes_about_one_batch_for_each_consumer_of_its_narrowest_edge() -> None:
     spread, everywhere = writer(channels=3, size=100), writer(ShipStrategy.BROADCAST, channels=3, size=100)
     output, told = task_output(spread, everywhere), []
-    output.on_slice_records = told.append
+    output.on_slice_records = lambda rows, _columns: told.append(rows)
     spread.partition.subpartitions[0].resize(10)
     for subpartition in everywhere.partition.subpartitions:
         subpartition.resize(20)
@@ -317,3 +318,18 @@ def test_the_task_is_told_what_makes_about_one_batch_for_each_consumer_of_its_na
     spread.partition.subpartitions[1].resize(1)
     spread.partition.subpartitions[2].resize(1)
     assert told[-1] == 12
+
+
+def columns(count: int) -> RecordBatch:
+    return RecordBatch(ColumnBatch({"x": ObjectColumn(list(range(count)))}, count))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("asked", [100, 1_500, 10_000])
+def test_columns_come_in_batches_of_what_the_consumer_asked_for_and_so_does_the_task_take_them(asked: int) -> None:
+    one = writer(ShipStrategy.GLOBAL, channels=1, size=1024)
+    output, told = task_output(one), []
+    output.on_slice_records = lambda rows, columns: told.append((rows, columns))
+    one.partition.subpartitions[0].resize(asked)
+    one.emit(columns(20_000))
+    assert {len(values) for values in read(one, 0)[:-1]} == {asked}
+    assert told == [(min(asked, 1024), asked)]
