@@ -19,6 +19,7 @@ from benchmarks import (
     bench_startup,
     bench_state,
     bench_throughput,
+    bench_windows,
     flows,
     profiles,
 )
@@ -117,6 +118,13 @@ def test_what_rocksdb_costs_is_reported(capsys: pytest.CaptureFixture[str]) -> N
     report = bench_rocksdb.main(["--keys", "2000", "--rounds", "1"])
     assert [row["access"] for row in report["accesses"]] == ["ValueState value + update", "running count"]
     assert [row["snapshot"] for row in report["snapshots"]] == ["everything", "1 % changed", "1 %, most bytes", "savepoint"]
+    assert json.loads(capsys.readouterr().out.splitlines()[-1]) == report
+
+
+def test_what_results_of_windows_cost_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
+    report = bench_windows.main(["--records", "2000", "--rounds", "1"])
+    assert [row["merge"] for row in report["merges"]] == list(bench_windows.MERGED)
+    assert [row["exchange"] for row in report["exchanges"]] == list(bench_windows.KEYS)
     assert json.loads(capsys.readouterr().out.splitlines()[-1]) == report
 
 
