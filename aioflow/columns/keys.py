@@ -211,6 +211,6 @@ class KeyRouter:
         """The subtask of each code."""
         known = len(self._subtasks)
         if known < len(self._encoder):
-            new = list(map(self._cache.__getitem__, self._encoder.entries[known:]))
+            new = list(map(self._cache.find, self._encoder.entries[known:]))
             self._subtasks = np.concatenate([self._subtasks, np.array(new, self._dtype)])
         return self._subtasks

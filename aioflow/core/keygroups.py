@@ -172,28 +172,35 @@ class KeyGroupRange:
         return KeyGroupRange(start, end) if start <= end else None
 
 
-class SubtaskCache(dict[Any, int]):
+class SubtaskCache:
     """key -> index of the subtask that owns it, computed at the first look-up of a distinct key.
 
-    The hot loop binds `cache.__getitem__`. Full at `limit` entries, it starts over. A refused key raises
-    KeyNotSupported and is not kept; an unhashable one raises TypeError from `dict` itself: the caller then asks
+    The hot loop looks into `known`, and calls `find` for what is not there: a plain dict, as the interpreter has an instruction for
+    that alone. One look-up costs a third less so than in a subclass with `__missing__`. Full at `limit` entries, it starts over. A
+    refused key raises KeyNotSupported and is not kept; an unhashable one raises TypeError from `dict` itself: the caller then asks
     `canonical_key`, which raises with the better message.
     """
 
-    __slots__ = ("_limit", "_max_parallelism", "_parallelism")
+    __slots__ = ("_limit", "_max_parallelism", "_parallelism", "known")
 
     def __init__(self, parallelism: int, max_parallelism: int, *, limit: int = 1_000_000) -> None:
-        super().__init__()
+        self.known: dict[Any, int] = {}
+        """To read from: always this one dict."""
         self._parallelism = parallelism
         self._max_parallelism = max_parallelism
         self._limit = limit
 
-    def __missing__(self, key: Any) -> int:
-        max_parallelism = self._max_parallelism
+    def __getitem__(self, key: Any) -> int:
+        subtask = self.known.get(key)
+        return self.find(key) if subtask is None else subtask
+
+    def find(self, key: Any) -> int:
+        """The subtask of a key that is not known yet."""
+        known, max_parallelism = self.known, self._max_parallelism
         subtask = zlib.crc32(canonical_key(key)) % max_parallelism * self._parallelism // max_parallelism
-        if len(self) >= self._limit:
-            self.clear()
-        self[key] = subtask
+        if len(known) >= self._limit:
+            known.clear()
+        known[key] = subtask
         return subtask
 
 

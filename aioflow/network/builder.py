@@ -2,7 +2,8 @@
 
 Nothing of it is visible to the consumer before `seal`. The lists `values`, `timestamps`, `keys` and `watermarks` are
 public because generated routing loops append to them directly. `timestamps` and `keys` are, at every `seal`, either empty
-or as long as `values`.
+or as long as `values`. Where records are their own keys, `keys` is `values` itself, as in the batches that are gathered:
+nothing is copied twice then, and whoever writes the sealed batch to bytes need not compare the two.
 
 Watermarks are kept lazily. `told` is what the channel already knows, `watermark` what is in force now. Records without an
 entry in `watermarks` saw the watermark in force, so a loop over a batch in which it stands still appends none, and
@@ -88,6 +89,8 @@ class BatchBuilder:
         values = self.values
         if self.is_closed or len(values) >= self.batch_records_max:
             return False
+        if self.keys is values:
+            self.keys = list(values)
         values.append(value)
         if timestamp is not None:
             self.timestamps.append(timestamp)
@@ -110,14 +113,18 @@ class BatchBuilder:
             return 0
         self.taken = batch.taken
         stop = start + count
-        watermarks = batch.watermarks
+        watermarks, keys = batch.watermarks, batch.keys
         if watermarks is not None:
             self.start_watermarks()
+        if count and keys is batch.values and (not values or self.keys is values):
+            self.keys = values
+        elif keys is not None:
+            if self.keys is values:
+                self.keys = list(values)
+            self.keys.extend(keys[start:stop])
         values.extend(batch.values[start:stop])
         if batch.timestamps is not None:
             self.timestamps.extend(batch.timestamps[start:stop])
-        if batch.keys is not None:
-            self.keys.extend(batch.keys[start:stop])
         if watermarks is not None:
             entries = watermarks[start:stop]
             if entries and entries[0] < self.watermark:

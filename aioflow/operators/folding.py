@@ -140,7 +140,7 @@ class _Program:
     """The generated functions of one aggregate, for one kind of row and of table."""
 
     fold: Callable[[Any, Sequence[Any], Sequence[Any]], None]
-    running: Callable[[Any, Sequence[Any], Sequence[Any]], list[Any]]
+    running: Callable[[Any, Sequence[Any], Sequence[Any]], list[tuple[Any, Any]]]
     add: Callable[[Any, Any], Any]
 
 
@@ -178,8 +178,8 @@ class FoldingAggregate(AggregateFunction[Any, Any, Any]):
         if values:
             self._program(values[0], table).fold(table, keys, values)
 
-    def running(self, table: MutableMapping[Any, Any], keys: Sequence[Any], values: Sequence[Any]) -> list[Any]:
-        """Like `fold`; gives the result of `keys[i]` right after `values[i]`."""
+    def running(self, table: MutableMapping[Any, Any], keys: Sequence[Any], values: Sequence[Any]) -> list[tuple[Any, Any]]:
+        """Like `fold`; gives `(keys[i], its result right after values[i])`: to pair them in a pass of its own would take a third more."""
         if not values:
             return []
         return self._program(values[0], table).running(table, keys, values)
@@ -265,7 +265,7 @@ class FoldingAggregate(AggregateFunction[Any, Any, Any]):
         source = "\n".join([
             "def fold(table, keys, values):", " get = table.get", loop, *body, "",
             "def running(table, keys, values):", " get = table.get", " out = []", loop, *body,
-            f"  out.append({result})", " return out", "",
+            f"  out.append((key, {result}))", " return out", "",
             "def add(value, acc):", *(" " + line for line in writer.lines), " return acc", "",
         ])  # fmt: skip
         names = writer.names
@@ -321,14 +321,14 @@ class UserAggregate(FoldingAggregate):
             accumulator = get(key, _ABSENT)
             table[key] = add(value, create() if accumulator is _ABSENT else accumulator)
 
-    def running(self, table: MutableMapping[Any, Any], keys: Sequence[Any], values: Sequence[Any]) -> list[Any]:
+    def running(self, table: MutableMapping[Any, Any], keys: Sequence[Any], values: Sequence[Any]) -> list[tuple[Any, Any]]:
         get, create, add = table.get, self.function.create_accumulator, self.add
         get_result = self.function.get_result
-        out: list[Any] = []
+        out: list[tuple[Any, Any]] = []
         for key, value in zip(keys, values, strict=True):
             accumulator = get(key, _ABSENT)
             table[key] = accumulator = add(value, create() if accumulator is _ABSENT else accumulator)
-            out.append(get_result(accumulator))
+            out.append((key, get_result(accumulator)))
         return out
 
     def __repr__(self) -> str:

@@ -39,8 +39,8 @@ _ABSENT: Any = object()
 class RunningAggregate(Protocol):
     """What the operator needs of an aggregate: the fold of a batch in one call."""
 
-    def running(self, table: MutableMapping[Any, Any], keys: Sequence[Any], values: Sequence[Any]) -> list[Any]:
-        """Add `values[i]` to the accumulator of `keys[i]` in `table`; give the result of that key after each."""
+    def running(self, table: MutableMapping[Any, Any], keys: Sequence[Any], values: Sequence[Any]) -> list[tuple[Any, Any]]:
+        """Add `values[i]` to the accumulator of `keys[i]` in `table`; give that key and its result after each."""
 
     def get_result(self, accumulator: Any) -> Any: ...
 
@@ -128,11 +128,13 @@ class RunningAggregateOperator(_RunningOperator):
         shown = self._spelling.shown(keys, table)
         aggregate = self._over_taken() if batch.taken else self._aggregate
         try:
-            results = aggregate.running(table, keys, values)
+            out = aggregate.running(table, keys, values)
         except Exception as error:
             self._find_culprit(error, aggregate, keys, values)
             raise
-        return batch.with_values(list(zip(shown, results, strict=True)))
+        if shown is not keys:
+            out = [(spelled, result) for spelled, (_, result) in zip(shown, out, strict=True)]
+        return batch.with_values(out)
 
     def _over_taken(self) -> RunningAggregate:
         if self._of_taken is None:

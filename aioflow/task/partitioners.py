@@ -230,9 +230,10 @@ class _SingleKeyed(_Keyed):
             # Nearly always one type, and to count it is half the price of looking each up in a set.
             plain = types[0] in PLAIN_KEY_TYPES and types.count(types[0]) == len(types)
             if not plain and not PLAIN_KEY_TYPES.issuperset(types):
-                source = iter(values)
-                for _, _subtask in zip(source, map(self._cache.__getitem__, keys), strict=False):
-                    pass
+                source, known, find = iter(values), self._cache.known, self._cache.find
+                for _, key in zip(source, keys, strict=False):
+                    if key not in known:
+                        find(key)
         except Exception as error:  # noqa: BLE001  # Raised again, with the record named.
             raise self.blame(error, values[len(values) - operator.length_hint(source) - 1]) from None
         return [(0, RecordBatch(keys if self._keys_alone else values, batch.timestamps, keys, batch.watermarks, batch.watermark))]
@@ -316,7 +317,7 @@ class _Hash(_Keyed):
         k = v if alone else [[] for _ in consumers]
         t: list[list[int]] | None = None if timestamps is None else [[] for _ in consumers]
         w: list[list[int]] | None = None if watermarks is None else [[] for _ in consumers]
-        loop(source, timestamps, watermarks, self._key, self._take, self._cache, v, k, t, w)
+        loop(source, timestamps, watermarks, self._key, self._take, self._cache.known, self._cache.find, v, k, t, w)
         return [
             (i, RecordBatch(v[i], None if t is None else t[i], k[i], None if w is None else w[i], taken=taken))
             for i in consumers
@@ -340,7 +341,7 @@ def _generate_loop(
     columns = ([] if alone and not same else ["v"]) + ([] if same else ["k"]) + (["t"] if times else []) + (["w"] if marks else [])
     sources = ["values"] + (["timestamps"] if times else []) + (["watermarks"] if marks else [])
     targets = ["value"] + (["time"] if times else []) + (["mark"] if marks else [])
-    lines = ["def loop(values, timestamps, watermarks, key_of, take, subtask_of, v, k, t, w):"]
+    lines = ["def loop(values, timestamps, watermarks, key_of, take, known, find, v, k, t, w):"]
     if consumers == 2:
         lines += [f"    {column}0, {column}1 = {column}" for column in columns]
     joined = ", ".join(sources)
@@ -349,11 +350,11 @@ def _generate_loop(
     if "k" in columns:
         lines.append(f"        key = {'key_of(value)' if body is None else body.over('value')}")
         key = "key"
+    lines += [f"        try: i = known[{key}]", f"        except KeyError: i = find({key})"]
     if consumers == 2:
-        lines.append(f"        if subtask_of[{key}]: " + "; ".join(f"{c}1.append({items[c]})" for c in columns))
+        lines.append("        if i: " + "; ".join(f"{c}1.append({items[c]})" for c in columns))
         lines.append("        else: " + "; ".join(f"{c}0.append({items[c]})" for c in columns))
     else:
-        lines.append(f"        i = subtask_of[{key}]")
         lines.append("        " + "; ".join(f"{c}[i].append({items[c]})" for c in columns))
     namespace: dict[str, Any] = {}
     exec(compile("\n".join(lines), "<aioflow routing loop>", "exec"), namespace)

@@ -250,7 +250,35 @@ MUTANTS: list[Mutant] = [
             "tests/task/test_partitioners.py::test_rebalance_gives_exactly_equal_shares_however_it_is_cut_into_batches",
         ),
     ),
+    Mutant(
+        "a key is looked up as one that is known, though its subtask is not",
+        "aioflow/task/partitioners.py",
+        "except KeyError: i = find({key})",
+        "except KeyError: i = 0",
+        ("tests/task/test_partitioners.py::test_a_key_goes_where_its_group_goes",),
+    ),
     # Batches and the exchange.
+    Mutant(
+        "records that are their own keys become the keys of others",
+        "aioflow/network/builder.py",
+        "if count and keys is batch.values and (not values or self.keys is values):",
+        "if count and keys is batch.values:",
+        ("tests/network/test_builder.py::test_keys_that_are_the_values_stay_with_them_however_others_come_between",),
+    ),
+    Mutant(
+        "the keys of others become those of records that are their own",
+        "aioflow/network/builder.py",
+        "            if self.keys is values:\n                self.keys = list(values)\n            self.keys.extend",
+        "            self.keys.extend",
+        ("tests/network/test_builder.py::test_keys_that_are_the_values_stay_with_them_however_others_come_between",),
+    ),
+    Mutant(
+        "a running result is shown with its key as it came, not as it came first",
+        "aioflow/operators/running.py",
+        "        if shown is not keys:\n",
+        "        if False:\n",
+        ("tests/operators/test_running.py::test_the_first_spelling_of_a_key_is_the_one_shown",),
+    ),
     Mutant(
         "a batch that was emitted is changed",
         "aioflow/network/builder.py",

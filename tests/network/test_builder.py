@@ -95,6 +95,37 @@ def test_appended_timestamps_and_keys_go_with_their_records() -> None:
     assert (sealed.values, sealed.timestamps, sealed.keys) == (["a", "b"], [5, 6], ["k", "l"])
 
 
+@given(st.lists(st.tuples(st.text(min_size=1), st.booleans(), st.booleans()), min_size=1), st.integers(1, 4))
+def test_keys_that_are_the_values_stay_with_them_however_others_come_between(parts: list[tuple[str, bool, bool]], most: int) -> None:
+    """(records, are they their own keys, are they appended one by one)"""
+    builder, sealed, expected = BatchBuilder(most), list[RecordBatch](), list[tuple[str, str]]()
+    for text, are_keys, one_by_one in parts:
+        values = list(text)
+        keys = values if are_keys else list(text.upper()[: len(text)].ljust(len(text)))
+        expected += zip(values, keys, strict=True)
+        written = 0
+        while written < len(values):
+            if not one_by_one:
+                written += builder.extend(RecordBatch(values, None, keys), written)
+            elif builder.append(values[written], None, keys[written]):
+                written += 1
+            if builder.is_full:
+                sealed.append(builder.seal())
+    sealed.append(builder.seal())
+    assert [pair for batch in sealed for pair in zip(batch.values, batch.keys or (), strict=True)] == expected
+
+
+def test_a_batch_of_records_that_are_their_own_keys_holds_one_list() -> None:
+    words = ["a", "b"]
+    builder = BatchBuilder()
+    for _ in range(2):
+        builder.extend(RecordBatch(words, None, words))
+    sealed = builder.seal()
+    assert sealed.keys is sealed.values == ["a", "b", "a", "b"]
+    builder.extend(RecordBatch(words))
+    assert builder.seal().keys is None
+
+
 def test_lists_of_different_lengths_are_a_bug_of_the_loop_that_filled_them() -> None:
     builder = BatchBuilder()
     builder.append(1, 5)

@@ -153,7 +153,7 @@ def test_running_gives_the_result_after_each_record(
     table: dict[str, Any] = {}
     results = aggregate.running(table, keys_of(rows[:cut]), rows[:cut])
     results += aggregate.running(table, keys_of(rows[cut:]), rows[cut:])
-    expected = [meaning([r for r in rows[: i + 1] if r["key"] == row["key"]]) for i, row in enumerate(rows)]
+    expected = [(row["key"], meaning([r for r in rows[: i + 1] if r["key"] == row["key"]])) for i, row in enumerate(rows)]
     assert same(results, expected)
 
 
@@ -270,7 +270,7 @@ def test_result_shares_nothing_with_the_accumulator(name: str) -> None:
     aggregate, _ = ALL[0, False][name]
     row = {"key": "a", "x": 3, "flag": True, "id": 1}
     table: dict[str, Any] = {}
-    (before,) = aggregate.running(table, ["a"], [row])
+    ((_, before),) = aggregate.running(table, ["a"], [row])
     shown = copy.deepcopy(before)
     aggregate.fold(table, ["a", "a"], [row, row])
     assert before == shown
@@ -290,8 +290,8 @@ def test_top_is_best_first_with_ties_by_arrival() -> None:
     rows = [("a", 1), ("b", 2), ("c", 1), ("d", 2), ("e", 2)]
     top = af.top(3, by=lambda r: r[1])
     table: dict[int, Any] = {}
-    assert top.running(table, [0] * 5, rows)[-1] == [("b", 2), ("d", 2), ("e", 2)]
-    assert af.top(4, by=col[1]).running({}, [0] * 5, rows)[-1] == [("b", 2), ("d", 2), ("e", 2), ("a", 1)]
+    assert top.running(table, [0] * 5, rows)[-1] == (0, [("b", 2), ("d", 2), ("e", 2)])
+    assert af.top(4, by=col[1]).running({}, [0] * 5, rows)[-1] == (0, [("b", 2), ("d", 2), ("e", 2), ("a", 1)])
 
 
 def test_sum_of_floats_is_plain_addition_from_left_to_right() -> None:
@@ -299,7 +299,7 @@ def test_sum_of_floats_is_plain_addition_from_left_to_right() -> None:
     total = 0.0
     for v in values:
         total += v
-    assert af.sum().running({}, [0] * 10, values)[-1] == total
+    assert af.sum().running({}, [0] * 10, values)[-1] == (0, total)
     assert total != math.fsum(values)
 
 
@@ -319,7 +319,7 @@ def test_rows_of_mixed_kinds_are_added_each_in_their_way() -> None:
     for order in (rows, rows[1:] + rows[:1], rows[::-1]):
         # A dict has an attribute `items`: it must not be taken for the field.
         aggregate = af.agg(n=af.count(where=col.cents > 1), total=af.sum(col.cents), units=af.sum(col.items))
-        assert aggregate.running({}, [0, 0, 0], order)[-1] == {"n": 2, "total": 6, "units": 6}
+        assert aggregate.running({}, [0, 0, 0], order)[-1] == (0, {"n": 2, "total": 6, "units": 6})
 
 
 def test_missing_field_in_an_aggregate_is_named() -> None:
@@ -330,7 +330,7 @@ def test_missing_field_in_an_aggregate_is_named() -> None:
 
 
 def test_where_that_is_none_does_not_count() -> None:
-    assert af.count(where=col.x > 1).running({}, [0] * 3, [{"x": 2}, {"x": None}, {"x": 0}]) == [1, 1, 1]
+    assert af.count(where=col.x > 1).running({}, [0] * 3, [{"x": 2}, {"x": None}, {"x": 0}]) == [(0, 1)] * 3
 
 
 class Vwap(AggregateFunction[dict[str, Any], list[float], float | None]):
@@ -367,16 +367,16 @@ def test_aggregate_of_a_user_has_the_same_bulk_form() -> None:
     for given_as in (Vwap, Vwap()):
         vwap = af.resolve_aggregate(given_as)
         table: dict[str, Any] = {}
-        assert vwap.running(table, ["a", "a"], rows) == [10.0, 17.5]
+        assert vwap.running(table, ["a", "a"], rows) == [("a", 10.0), ("a", 17.5)]
         vwap.fold(table, ["b"], rows[:1])
         assert {key: vwap.get_result(acc) for key, acc in table.items()} == {"a": 17.5, "b": 10.0}
         both = af.agg(n=af.count(), vwap=given_as, nested=af.agg(n=af.count()))
-        assert both.running({}, ["a", "a"], rows)[-1] == {"n": 2, "vwap": 17.5, "nested": {"n": 2}}
+        assert both.running({}, ["a", "a"], rows)[-1] == ("a", {"n": 2, "vwap": 17.5, "nested": {"n": 2}})
         merged = both.merge(both.add(rows[0], both.create_accumulator()), both.add(rows[1], both.create_accumulator()))
         assert both.get_result(merged) == {"n": 2, "vwap": 17.5, "nested": {"n": 2}}
     none = af.resolve_aggregate(Unmergeable)
-    assert none.running({}, [0, 1, 0], [1, 2, 3]) == [1, 2, 4]
-    assert af.agg(s=none).running({}, [0, 1, 0], [1, 2, 3]) == [{"s": 1}, {"s": 2}, {"s": 4}]
+    assert none.running({}, [0, 1, 0], [1, 2, 3]) == [(0, 1), (1, 2), (0, 4)]
+    assert af.agg(s=none).running({}, [0, 1, 0], [1, 2, 3]) == [(0, {"s": 1}), (1, {"s": 2}), (0, {"s": 4})]
 
 
 def test_add_that_forgets_to_return_is_named() -> None:

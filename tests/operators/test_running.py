@@ -24,11 +24,11 @@ class SumOf:
     def __init__(self, fn: Any = lambda value: value) -> None:
         self._fn = fn
 
-    def running(self, table: Any, keys: Sequence[Any], values: Sequence[Any]) -> list[Any]:
+    def running(self, table: Any, keys: Sequence[Any], values: Sequence[Any]) -> list[tuple[Any, Any]]:
         out = []
         for key, value in zip(keys, values, strict=True):
             table[key] = table.get(key, 0) + self._fn(value)
-            out.append(table[key])
+            out.append((key, table[key]))
         return out
 
     def get_result(self, accumulator: Any) -> Any:
@@ -97,7 +97,7 @@ async def test_an_error_of_an_aggregate_names_the_record() -> None:
 
 async def test_an_error_that_needs_the_accumulator_is_framed_by_its_batch() -> None:
     class Refuses(SumOf):
-        def running(self, table: Any, keys: Sequence[Any], values: Sequence[Any]) -> list[Any]:
+        def running(self, table: Any, keys: Sequence[Any], values: Sequence[Any]) -> list[tuple[Any, Any]]:
             if len(table) + len(keys) > 2:
                 raise OverflowError("too many keys")
             return super().running(table, keys, values)
