@@ -17,7 +17,7 @@ import sys
 from collections.abc import Iterator
 from enum import Enum
 from types import FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NewType, get_type_hints
 
 import cloudpickle
 import msgspec
@@ -206,14 +206,15 @@ class _JobPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, FunctionType):
             module = value.__module__
-            by_value = module == "__main__" or module in cloudpickle.list_registry_pickle_by_value()
-            if isinstance(module, str) and not by_value and module in sys.modules and not module.startswith("aioflow."):
+            if isinstance(module, str) and not _is_by_value(module) and module in sys.modules and not module.startswith("aioflow."):
                 self._modules[module] = None
         elif isinstance(value, type):
-            reduced = _without_cache(super().reducer_override(value))
+            reduced = _on_its_own(value, super().reducer_override(value))
             if issubclass(value, msgspec.Struct):
                 return with_fields(value, reduced)
             return _with_aliases(value, reduced) if issubclass(value, Enum) else reduced
+        elif isinstance(value, NewType) and _is_by_value(value.__module__):
+            return NewType, (value.__name__, value.__supertype__)  # By name it would be looked for in the program of the worker.
         elif value is dataclasses.MISSING:
             return "MISSING"  # By name: a copy would pass for the default of the fields that have none.
         elif (reduced := self._reduce_plainly(value)) is not None:
@@ -230,12 +231,29 @@ class _JobPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has
         return (*reduced, _set_attributes) if type(reduced[2]) is dict else None
 
 
-def _without_cache(reduced: Any) -> Any:
-    """How to write a class that travels by value, without what msgspec notes in it. There it stays: another thread may need it now."""
+def _is_by_value(module: str | None) -> bool:
+    """Whether no worker could import what is defined there."""
+    return module == "__main__" or module in cloudpickle.list_registry_pickle_by_value()
+
+
+def _on_its_own(cls: type, reduced: Any) -> Any:
+    """How to write a class that travels by value, so that it needs nothing of the program that it leaves.
+
+    What msgspec notes in it is left out; in the class it stays, as another thread may need it now. Annotations that are text become what
+    they say, where that can be told: who reads them, as typed JSON lines do, would look in the program of the worker for their names.
+    """
     if type(reduced) is not tuple or len(reduced) != 6:
         return reduced  # By reference.
     make, args, (attributes, slots), *rest = reduced
-    return make, args, ({name: value for name, value in attributes.items() if name != MSGSPEC_CACHE}, slots), *rest
+    kept = {name: value for name, value in attributes.items() if name != MSGSPEC_CACHE}
+    if own := kept.get("__annotations__"):
+        try:
+            meant = get_type_hints(cls, include_extras=True)
+        except Exception as error:  # noqa: BLE001  # Of any kind: they are expressions.
+            logger.debug("annotations of %s travel as they were written: %r", cls.__qualname__, error)
+        else:
+            kept["__annotations__"] = {name: meant.get(name, annotation) for name, annotation in own.items()}
+    return make, args, (kept, slots), *rest
 
 
 def _with_aliases(cls: type[Enum], reduced: Any) -> Any:

@@ -240,4 +240,18 @@ JOB_MUTANTS: list[Mutant] = [
         "    if False:\n",
         ("tests/cluster/test_struct_classes.py::test_what_a_struct_of_the_program_does_when_it_is_made_is_done_on_arrival",),
     ),
+    Mutant(
+        "annotations of the program arrive as text",
+        "aioflow/cluster/shipping.py",
+        '    if own := kept.get("__annotations__"):\n',
+        "    if own := None:\n",
+        ("tests/cluster/test_shipping.py::test_what_classes_of_the_program_are_annotated_with_is_known_on_arrival",),
+    ),
+    Mutant(
+        "a NewType of the program is looked for in the worker's",
+        "aioflow/cluster/shipping.py",
+        "        elif isinstance(value, NewType) and _is_by_value(value.__module__):\n",
+        "        elif isinstance(value, NewType) and not _is_by_value(value.__module__):\n",
+        ("tests/cluster/test_shipping.py::test_what_classes_of_the_program_are_annotated_with_is_known_on_arrival",),
+    ),
 ]

@@ -245,6 +245,56 @@ def test_a_dataclass_of_the_program_keeps_what_it_needs_on_arrival(monkeypatch: 
     assert "ValidationError: Object missing required field `n`" in done.stderr.decode()
 
 
+ANNOTATED = """
+from __future__ import annotations
+from dataclasses import dataclass
+from typing import NamedTuple, NewType
+import msgspec
+
+Cents = NewType("Cents", int)
+
+@dataclass
+class Inner:
+    x: Cents
+
+class Tuple(NamedTuple):
+    inner: Inner
+
+class Struct(msgspec.Struct):
+    inner: Inner
+    more: list[Struct]
+
+@dataclass
+class Row:
+    inner: Inner
+    tuple: Tuple
+    struct: Struct
+    before: Row | None = None
+
+@dataclass
+class Odd:
+    inner: Inner
+    other: Missing | None = None
+"""
+
+
+def test_what_classes_of_the_program_are_annotated_with_is_known_on_arrival(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Typed JSON lines look there for what to make; as text it says names of a program that is not there."""
+    program = ModuleType("__main__")
+    exec(compile(ANNOTATED, "<program>", "exec", dont_inherit=True), vars(program))
+    monkeypatch.setitem(sys.modules, "__main__", program)
+    flow = af.Flow("rows")
+    flow.source([1]).map(lambda n, classes=(program.Row, program.Odd), cents=program.Cents: cents(n)).sink(print)
+    content = ship_job(graph_of(flow), TaskOptions())
+
+    there = "import gc, sys, msgspec\nfrom aioflow.cluster.shipping import load_job\njob = load_job(sys.stdin.buffer.read())\n"
+    there += "globals().update({c.__name__: c for c in gc.get_objects() if isinstance(c, type) and c.__module__ == '__main__'})\n"
+    there += "inner = {'x': 1}\nrow = {'inner': inner, 'tuple': [inner], 'struct': {'inner': inner, 'more': []}}\n"
+    there += "print(msgspec.convert({**row, 'before': row}, Row).before.struct, Odd.__annotations__['inner'])"
+    done = subprocess.run([sys.executable, "-c", there], input=content, capture_output=True, check=False)
+    assert done.stdout.decode().strip() == "Struct(inner=Inner(x=1), more=[]) Inner", done.stderr.decode()
+
+
 def test_further_names_of_an_enum_arrive_also_where_the_class_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     """A program whose JobManager runs in a thread of its own sends its jobs to itself."""
     program = ModuleType("__main__")
