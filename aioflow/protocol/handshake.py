@@ -39,7 +39,6 @@ class PeerRole(IntEnum):
 
     SUBMITTER = 1
     JOBMANAGER = 2
-    RESOURCEMANAGER = 3
     TASKMANAGER = 4
     DATA = 5
     METRICS = 6
