@@ -326,7 +326,7 @@ COLUMN_MUTANTS: list[Mutant] = [
         _SIDES,
         "        self._next_int = 1 + max((key for namespace in found for key in table.peek(namespace)), default=-1)\n",
         "        self._next_int = 0\n",
-        (f"{_JOINS}::test_a_restore_in_the_middle_changes_nothing",),
+        (f"{_JOINS}::test_chunks_of_one_window_over_several_restores_stand_beside_each_other",),
     ),
     Mutant(
         "what is pending in a join is not in its snapshot",

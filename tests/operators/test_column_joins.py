@@ -225,6 +225,20 @@ async def test_a_chunk_stands_in_the_key_group_of_its_records() -> None:
     assert found == {key: key_group(key, 128) for key in keys}
 
 
+async def test_chunks_of_one_window_over_several_restores_stand_beside_each_other() -> None:
+    context = Context()
+    for number, side in enumerate((0, 0, 1, 1)):
+        operator = await opened(WindowJoinOperator(TumblingWindows(10), Pair), context)
+        drive_inputs(operator, [(side, as_columns(RecordBatch([number], [5], ["k"], [MIN_WATERMARK])))])
+        operator.snapshot_state(1)
+        context = Context(operator.ctx)
+    operator = await opened(WindowJoinOperator(TumblingWindows(10), Pair), context)
+
+    rows = drive_inputs(operator, [(0, RecordBatch([], None, None, None, 9))])
+
+    assert [(row[0].left["id"], row[0].right["id"]) for row in rows] == [(0, 2), (0, 3), (1, 2), (1, 3)]
+
+
 async def test_state_of_columns_is_refused_without_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
     first = await opened(WindowJoinOperator(TumblingWindows(10), Pair))
     drive_inputs(first, [(0, as_columns(RecordBatch([1], [3], ["k"], [MIN_WATERMARK])))])
