@@ -8,6 +8,13 @@ __all__ = ["WIRE_MUTANTS"]
 
 WIRE_MUTANTS: list[Mutant] = [
     Mutant(
+        "an error of a file travels without the name of the file",
+        "aioflow/protocol/errors.py",
+        "    return list(made[1] if isinstance(made, tuple) and made[0] is type(error) else error.args)\n",
+        "    return list(made[1] if made is None else error.args)\n",
+        ("tests/protocol/test_errors.py::test_what_an_error_keeps_beside_its_args_comes_along",),
+    ),
+    Mutant(
         "a batch that travels is sent as small as it comes",
         "aioflow/network/subpartition.py",
         "        return self._unread > 0\n",
