@@ -10,27 +10,42 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Awaitable, Callable, Iterable, Iterator
+from importlib.util import find_spec
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-from aioflow.core.elements import RecordBatch, empty_batch
+from aioflow.core.elements import MAX_WATERMARK, RecordBatch, empty_batch
 from aioflow.core.errors import GraphError, StateError, note_once
+from aioflow.core.keygroups import KeyGroupRange, key_group
 from aioflow.operators.operator import Operator
 from aioflow.operators.process_context import OperatorProcessContext
 from aioflow.operators.results import elements_of
 from aioflow.operators.resumable import ResumableOutput
+from aioflow.operators.slice_grid import SliceGrid
 from aioflow.operators.stateless import describe_place
 from aioflow.operators.userfunction import UserFunction, describe_record
 from aioflow.operators.window import WindowOperator
-from aioflow.operators.windowing import SessionWindows, WindowAssigner
+from aioflow.operators.windowing import SessionWindows, TimeWindow, WindowAssigner
 from aioflow.state.backend import require_keyed
 
 if TYPE_CHECKING:
+    from aioflow.columns.join_sides import Row
+    from aioflow.core.states import ListState
     from aioflow.operators.triggers import Trigger
     from aioflow.operators.windowing import Evictor
     from aioflow.state.backend import KeyedStateBackend, StateTable
     from aioflow.state.timers import InternalTimerService
 
-__all__ = ["CoGroupOperator", "IntervalJoinContext", "IntervalJoinOperator"]
+__all__ = ["PROGRESS", "CoGroupOperator", "IntervalJoinContext", "IntervalJoinOperator"]
+
+COLUMNS = "join-columns"
+"""Name of the table of chunks, see `columns.join_sides`."""
+
+PROGRESS = "join-progress"
+"""Name of the union list state of (first key group, last key group, until, records that have come) of each subtask, see `window_join`."""
+
+ROWS_MAX = 1_024
+"""Rows that are made of columns before somebody else has a turn."""
 
 TIMERS = "interval-join-timers"
 BUFFERS = ("interval-join-left", "interval-join-right")
@@ -40,6 +55,9 @@ class CoGroupOperator(WindowOperator):
     """`fn(key, lefts, rights)` gives the results of a key and window in which at least one side has an element."""
 
     inputs = 2
+
+    _chunks: StateTable
+    _progress: ListState[Any]
 
     def __init__(
         self,
@@ -58,6 +76,19 @@ class CoGroupOperator(WindowOperator):
         self._function = UserFunction(function, "apply")
         self._functions.append(self._function)
 
+    def initialize_state(self) -> None:
+        super().initialize_state()
+        self._progress = self.ctx.operator_state.get_union_list_state(PROGRESS)
+
+    async def open(self) -> None:
+        await super().open()
+        self._chunks = self._state.table(COLUMNS)
+        self._restore_columns()
+
+    def snapshot_state(self, checkpoint_id: int) -> Awaitable[None] | None:
+        self._progress.clear()
+        return super().snapshot_state(checkpoint_id)
+
     def process_input(self, index: int, batch: RecordBatch) -> RecordBatch:
         tagged = [(index, value) for value in batch.values]
         return self.process_batch(
@@ -71,6 +102,60 @@ class CoGroupOperator(WindowOperator):
 
     def _apply(self, key: Any, lefts: list[Any], rights: list[Any]) -> Iterable[Any]:
         return elements_of(self._function.call(key, lefts, rights), f"co_group {self.ctx.name!r}")
+
+    # What a join has held on columns, see `window_join`: state is that of either, and here it is of rows.
+
+    def _restore_columns(self) -> None:
+        own = self._state.key_group_range
+        found = [(own.intersection(KeyGroupRange(first, last)), until, arrived) for first, last, until, arrived in self._progress.get()]
+        chunks = self._chunks.namespaces()
+        if chunks and find_spec("numpy") is None:
+            raise StateError(
+                f"join {self.ctx.name!r}: its state holds columns, and numpy is not installed here: pip install 'aioflow[columns]'"
+            )
+        self._arrived = max((arrived for _, _, arrived in found), default=0)
+        self._take_over(chunks, [(groups, until) for groups, until, _ in found if groups is not None])
+
+    def _take_over(self, chunks: list[Any], shares: list[tuple[KeyGroupRange, int]]) -> None:
+        """Make rows of all `chunks`. `shares`: key groups, and the end up to which their windows are of rows already, or have fired."""
+        self._take_as_rows(chunks, shares, MAX_WATERMARK)
+        for namespace in chunks:
+            self._chunks.drop(namespace)
+
+    def _take_as_rows(self, chunks: list[Any], shares: list[tuple[KeyGroupRange, int]], until: int) -> None:
+        """Chunks of the key groups in `shares` become rows, in windows behind what each group had reached, and not behind `until`."""
+        if not chunks:
+            return
+        from aioflow.columns.join_sides import rows_of
+
+        state = self._state
+        rows: dict[tuple[int, ...], list[Row]] = {}
+        for namespace in chunks:
+            side, start, *windows = namespace
+            for key, content in self._chunks.peek(namespace).items():
+                group = key_group(key, state.max_parallelism)
+                reached = [end for groups, end in shares if group in groups]
+                if reached:
+                    rows.setdefault(tuple(windows), []).extend(rows_of(content, state.codec, side, start, max(reached)))
+        for windows, found in rows.items():
+            found.sort(key=itemgetter(0))
+            for _ in self._add_rows(found, SliceGrid(*windows), until):
+                pass
+
+    def _add_rows(self, rows: Iterable[Row], grid: SliceGrid, until: int) -> Iterator[None]:
+        """Add records to those of their windows, of `grid`, that end behind what each says, and not behind `until`."""
+        state = self._state
+        for count, (_, side, start, key, value, behind) in enumerate(rows, 1):
+            state.set_current_key(key)
+            end, last = max(grid.first_end(start), grid.next_end(behind - 1)), min(grid.last_end(start), until)
+            while end <= last:
+                window = TimeWindow(end - grid.size, end)
+                self._add_to_window(key, (side, value), start, window, tuple(window))
+                end += grid.slide
+            if count % ROWS_MAX == 0:
+                state.clear_current_key()
+                yield
+        state.clear_current_key()
 
 
 class _UntaggedGap:

@@ -4,7 +4,7 @@ As rows it is a window over the tagged union of both inputs. Pairs of windows of
 slice (`columns.join_sides`), and all pairs of a window are made at once when it fires. Both may meet in one run, as one side may give
 rows, or a batch may have keys that only rows know. So every window is of one of the two:
 
-* windows that end at or before `_until` are of rows, or have fired; those behind it are of columns. A record that is in windows of both is
+* windows that end at or before `_until` are of rows, or are over; those behind it are of columns. A record that is in windows of both is
   held by both;
 * before a row is taken, what columns hold of its windows is added as rows, in the order in which it came, and `_until` goes behind them;
 * when a window of columns fires, `_until` goes behind it.
@@ -16,47 +16,33 @@ the former subtasks holds, and columns of key groups that had not got so far bec
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from aioflow.core.column_batch import ColumnBatch, first_not_below, highest
-from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK, RecordBatch
-from aioflow.core.errors import StateError
+from aioflow.core.elements import MIN_WATERMARK, RecordBatch
 from aioflow.core.functions import Pair
-from aioflow.core.keygroups import KeyGroupRange, key_group
 from aioflow.operators.joins import CoGroupOperator
 from aioflow.operators.slice_grid import SliceGrid
 from aioflow.operators.slice_store import by_slice
 from aioflow.operators.window import CONTENTS
-from aioflow.operators.windowing import SlidingWindows, TimeWindow, TumblingWindows, WindowAssigner
+from aioflow.operators.windowing import SlidingWindows, TumblingWindows, WindowAssigner
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
-    from aioflow.columns.join_sides import JoinSides, Row
-    from aioflow.core.states import ListState
+    from aioflow.columns.join_sides import JoinSides
+    from aioflow.core.keygroups import KeyGroupRange
     from aioflow.operators.triggers import Trigger
     from aioflow.operators.windowing import Evictor
 
-__all__ = ["PROGRESS", "WindowJoinOperator"]
-
-COLUMNS = "join-columns"
-"""Name of the table of chunks, see `columns.join_sides`."""
-
-PROGRESS = "join-progress"
-"""Name of the union list state of (first key group, last key group, until, records that have come) of each subtask."""
+__all__ = ["WindowJoinOperator"]
 
 PAIRS_MAX = 65_536
 """Pairs in one piece of the output."""
 
-ROWS_MAX = 1_024
-"""Rows that are made of columns before somebody else has a turn."""
-
 
 class WindowJoinOperator(CoGroupOperator):
     """`fn(left, right)` gives one row for each pair of a key and window; lefts vary slowest. `Pair` as `fn` may run on columns."""
-
-    _progress: ListState[Any]
 
     def __init__(
         self,
@@ -76,24 +62,17 @@ class WindowJoinOperator(CoGroupOperator):
         self._until = MIN_WATERMARK
         self._arrived = 0
 
-    def initialize_state(self) -> None:
-        super().initialize_state()
-        self._progress = self.ctx.operator_state.get_union_list_state(PROGRESS)
-
-    async def open(self) -> None:
-        await super().open()
-        self._chunks = self._state.table(COLUMNS)
-        self._restore_columns()
-
     def settle_state(self) -> None:
         if self._sides is not None:
             self._sides.settle()
 
     def snapshot_state(self, checkpoint_id: int) -> Awaitable[None] | None:
-        self.settle_state()
-        groups = self._state.key_group_range
-        self._progress.update([(groups.start, groups.end, self._until, self._arrived)] if self.reads_columns else [])
-        return super().snapshot_state(checkpoint_id)
+        written = super().snapshot_state(checkpoint_id)
+        if self.reads_columns:
+            self.settle_state()
+            groups = self._state.key_group_range
+            self._progress.update([(groups.start, groups.end, self._until, self._arrived)])
+        return written
 
     def _apply(self, key: Any, lefts: list[Any], rights: list[Any]) -> Iterable[Any]:
         call = self._function.call
@@ -149,15 +128,18 @@ class WindowJoinOperator(CoGroupOperator):
         """Add records that are not late, between which nothing is due."""
         import numpy as np
 
-        grid, sides, until = self._grid, self._sides, self._until
+        grid, sides = self._grid, self._sides
         assert sides is not None
+        # A window may have passed with nothing in it; whatever comes now is late for it.
+        passed = grid.next_end(self._timers.current_watermark) - grid.slide
+        until = self._until = max(self._until, passed)
         early = np.flatnonzero(times < max(self._columns_from(), MIN_WATERMARK))
         if len(early):
             starts = [grid.slice_start(time) for time in times[early].tolist()]
             part = held.take(early)
             keys = sides.keys_of(part.codes)
             rows = [
-                (arrival, index, start, key, value, MIN_WATERMARK)
+                (arrival, index, start, key, value, passed)
                 for arrival, start, key, value in zip(part.arrivals.tolist(), starts, keys, part.values, strict=True)
             ]
             yield from self._add_rows(rows, grid, until)
@@ -179,21 +161,6 @@ class WindowJoinOperator(CoGroupOperator):
         if self._sides is not None and self._sides.starts:
             yield from self._add_rows(self._sides.rows(end, before), self._grid, end)
             self._forget_slices()
-
-    def _add_rows(self, rows: Iterable[Row], grid: SliceGrid, until: int) -> Iterator[None]:
-        """Add records to those of their windows, of `grid`, that end behind what each says, and not behind `until`."""
-        state = self._state
-        for count, (_, side, start, key, value, behind) in enumerate(rows, 1):
-            state.set_current_key(key)
-            end, last = max(grid.first_end(start), grid.next_end(behind - 1)), min(grid.last_end(start), until)
-            while end <= last:
-                window = TimeWindow(end - grid.size, end)
-                self._add_to_window(key, (side, value), start, window, tuple(window))
-                end += grid.slide
-            if count % ROWS_MAX == 0:
-                state.clear_current_key()
-                yield
-        state.clear_current_key()
 
     # --------------------------------------------------------------------------------------------------------------- fire
 
@@ -242,51 +209,21 @@ class WindowJoinOperator(CoGroupOperator):
         self._sides = JoinSides(self._chunks, windows, state.max_parallelism, state.codec, self.ctx.name)
         return self._sides
 
-    def _restore_columns(self) -> None:
+    def _take_over(self, chunks: list[Any], shares: list[tuple[KeyGroupRange, int]]) -> None:
         """Go on with what the former subtasks held. Columns of key groups that were behind others, or of other windows, become rows."""
-        own = self._state.key_group_range
-        found = [(own.intersection(KeyGroupRange(first, last)), until, arrived) for first, last, until, arrived in self._progress.get()]
-        shares = [(groups, until) for groups, until, _ in found if groups is not None]
-        self._arrived = max((arrived for _, _, arrived in found), default=0)
-        chunks = self._chunks.namespaces()
-        if chunks and find_spec("numpy") is None:
-            raise StateError(
-                f"join {self.ctx.name!r}: its state holds columns, and numpy is not installed here: pip install 'aioflow[columns]'"
-            )
+        if not self.reads_columns:
+            super()._take_over(chunks, shares)
+            return
         grid = self._grid
-        windows = (grid.size, grid.slide, grid.offset) if self.reads_columns else None
-        others = [namespace for namespace in chunks if namespace[2:] != windows]
-        self._take_as_rows(others, shares, MAX_WATERMARK)
-        for namespace in others:
-            self._chunks.drop(namespace)
+        own = [namespace for namespace in chunks if namespace[2:] == (grid.size, grid.slide, grid.offset)]
+        super()._take_over([namespace for namespace in chunks if namespace not in own], shares)
         ends = [namespace[1] for namespace in self._state.table(CONTENTS).namespaces() if namespace]
         self._until = max([MIN_WATERMARK, *(until for _, until in shares), *ends])
-        if len(chunks) > len(others):
+        if own:
             behind = [(groups, until) for groups, until in shares if until < self._until]
-            if behind:
-                self._take_as_rows([namespace for namespace in chunks if namespace[2:] == windows], behind, self._until)
+            self._take_as_rows(own if behind else [], behind, self._until)
             self._new_sides()
             self._forget_slices()
-
-    def _take_as_rows(self, namespaces: list[Any], shares: list[tuple[KeyGroupRange, int]], until: int) -> None:
-        """Columns of the key groups in `shares` become rows, in windows behind what each group had reached, and not behind `until`."""
-        if not namespaces:
-            return
-        from aioflow.columns.join_sides import rows_of
-
-        state = self._state
-        rows: dict[tuple[int, ...], list[Row]] = {}
-        for namespace in namespaces:
-            side, start, *windows = namespace
-            for key, content in self._chunks.peek(namespace).items():
-                group = key_group(key, state.max_parallelism)
-                reached = [until_there for groups, until_there in shares if group in groups]
-                if reached:
-                    rows.setdefault(tuple(windows), []).extend(rows_of(content, state.codec, side, start, max(reached)))
-        for windows, found in rows.items():
-            found.sort(key=lambda row: row[0])
-            for _ in self._add_rows(found, SliceGrid(*windows), until):
-                pass
 
 
 def _grid_of(assigner: WindowAssigner) -> SliceGrid:

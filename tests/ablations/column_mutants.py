@@ -331,8 +331,8 @@ COLUMN_MUTANTS: list[Mutant] = [
     Mutant(
         "what is pending in a join is not in its snapshot",
         _WINDOW_JOIN,
-        "        self.settle_state()\n        groups",
-        "        groups",
+        "            self.settle_state()\n            groups",
+        "            groups",
         (
             f"{_JOINS}::test_a_restore_in_the_middle_changes_nothing",
             f"{_JOIN_FLOWS}::test_a_join_goes_on_over_savepoints_and_rescaling",
@@ -375,6 +375,13 @@ COLUMN_MUTANTS: list[Mutant] = [
         "behind = [(groups, until) for groups, until in shares if until < self._until]",
         "behind = [(groups, until) for groups, until in shares if False]",
         (f"{_JOINS}::test_subtasks_that_were_differently_far_are_restored_as_one",),
+    ),
+    Mutant(
+        "a record of columns is in a window of a join that is over",
+        _WINDOW_JOIN,
+        "        until = self._until = max(self._until, passed)\n",
+        "        until = self._until\n",
+        (f"{_JOINS}::test_a_record_is_in_no_window_that_was_over_when_it_came",),
     ),
     Mutant(
         "all pairs of a window come in one piece",

@@ -16,6 +16,7 @@ from aioflow.core.errors import StateError
 from aioflow.core.functions import Pair
 from aioflow.core.keygroups import key_group, range_for_subtask
 from aioflow.core.serializers import Codec
+from aioflow.operators.joins import CoGroupOperator
 from aioflow.operators.window_join import WindowJoinOperator
 from aioflow.operators.windowing import SlidingWindows, TumblingWindows
 from tests.columns.batches import batch_of_rows
@@ -82,6 +83,18 @@ async def test_columns_give_the_pairs_of_rows_in_their_order_and_the_same_late_r
 
     assert await run(assigner, in_kinds(whole, [True]), resume) == expected
     assert await run(assigner, in_kinds(whole, kinds), resume) == expected
+
+
+async def test_a_record_is_in_no_window_that_was_over_when_it_came() -> None:
+    """Also where nothing was in that window, so that nothing fired."""
+    operator = await opened(WindowJoinOperator(SlidingWindows(6, 2), Pair))
+    drive_inputs(operator, [(0, RecordBatch([], None, None, None, 3))])
+
+    rows = drive_inputs(operator, [(side, as_columns(RecordBatch([side], [3], ["k"], [3]))) for side in (0, 1)])
+    rows += drive_inputs(operator, [(0, RecordBatch([], None, None, None, 20))])
+
+    assert [row[1] for row in rows] == [5, 7]
+    assert operator.ctx.dropped() == 0
 
 
 @given(STEPS, SPELLED, st.integers(0, 15), WINDOWS, KINDS, st.data())
@@ -171,6 +184,17 @@ async def test_columns_of_a_savepoint_go_on_as_rows_of_the_windows_that_they_wer
     assert [row[:2] for row in rows] == [(expected, 9)]
 
 
+async def test_a_co_group_goes_on_with_what_a_join_held_on_columns() -> None:
+    first = await opened(WindowJoinOperator(TumblingWindows(10), Pair))
+    drive_inputs(first, [(1, as_columns(RecordBatch([4, 5], [3, 4], ["k", "k"], [MIN_WATERMARK] * 2)))])
+    first.snapshot_state(1)
+
+    second = await opened(CoGroupOperator(TumblingWindows(10), lambda key, lefts, rights: [(key, lefts, rights)]), Context(first.ctx))
+    rows = drive_inputs(second, [(0, RecordBatch([], None, None, None, MAX_WATERMARK))])
+
+    assert [row[:2] for row in rows] == [(("k", [], [{"id": 4, "name": "n1"}, {"id": 5, "name": "n2"}]), 9)]
+
+
 async def test_a_hot_key_makes_its_pairs_a_piece_at_a_time() -> None:
     operator = await opened(WindowJoinOperator(TumblingWindows(10), Pair))
     count = 1_100
@@ -243,7 +267,7 @@ async def test_state_of_columns_is_refused_without_numpy(monkeypatch: pytest.Mon
     first = await opened(WindowJoinOperator(TumblingWindows(10), Pair))
     drive_inputs(first, [(0, as_columns(RecordBatch([1], [3], ["k"], [MIN_WATERMARK])))])
     first.snapshot_state(1)
-    monkeypatch.setattr("aioflow.operators.window_join.find_spec", lambda name: None)
+    monkeypatch.setattr("aioflow.operators.joins.find_spec", lambda name: None)
 
     with pytest.raises(StateError, match=r"holds columns, and numpy is not installed here: pip install 'aioflow\[columns\]'"):
         await opened(WindowJoinOperator(TumblingWindows(10), Pair), Context(first.ctx))
