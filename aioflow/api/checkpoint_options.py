@@ -91,6 +91,9 @@ def store_url(where: str | PathLike[str], option: str) -> str:
     text = fspath(where)
     scheme, colon, rest = text.partition("://")
     if not colon:
+        named, single, _ = text.partition(":")
+        if single and named in SCHEMES:  # A directory of that name would keep what was meant for elsewhere.
+            raise ValueError(f"{option} is {text!r}: the scheme is written {named}://; a directory of that name is ./{text}")
         return "file://" + quote(str(Path(text).expanduser().absolute()))
     if scheme not in SCHEMES:
         known = ", ".join(f"{known}://" for known in SCHEMES)

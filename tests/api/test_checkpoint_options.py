@@ -83,6 +83,8 @@ def test_times_of_checkpoints_need_checkpoints(name):
         ({"checkpoints": "ftp://a/b"}, r"stores have the schemes file://, memory://, s3://, gs://, az://"),
         ({"checkpoints": "file://a/b"}, r"a file URL has three slashes"),
         ({"checkpoints": "memory://"}, r"a store needs a name after the scheme"),
+        ({"checkpoints": "memory:/a"}, r"the scheme is written memory://; a directory of that name is \./memory:/a"),
+        ({"restore": "s3:bucket/a"}, r"restore is 's3:bucket/a': the scheme is written s3://"),
         ({"checkpoints": "memory://a", "every": "0s"}, r"every is '0s', expected more than nothing"),
         ({"checkpoints": "memory://a", "every": "soon"}, r"every is 'soon'"),
         ({"checkpoints": "memory://a", "unaligned": "0s"}, r"unaligned is '0s', expected more than nothing"),
