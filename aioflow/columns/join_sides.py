@@ -86,7 +86,12 @@ class JoinSides:
             self._read.clear()
             self._encoder = KeyEncoder()
             self._groups = self._groups[:0]
-        return self._encoder.encode_plain(keys)
+        codes = self._encoder.encode_plain(keys)
+        known = len(self._groups)
+        if known < len(self._encoder):  # Now, as a snapshot is not to wait for it.
+            new = key_groups(self._encoder.entries[known:], self._max_parallelism)
+            self._groups = np.concatenate([self._groups, np.array(new, np.int64)])
+        return codes
 
     def add(self, side: int, start: int, held: Held) -> None:
         """Records of one side in the slice at `start`."""
@@ -100,12 +105,6 @@ class JoinSides:
 
     def settle(self) -> None:
         """Everything is in the table."""
-        if not self._pending:
-            return
-        known = len(self._groups)
-        if known < len(self._encoder):
-            new = key_groups(self._encoder.entries[known:], self._max_parallelism)
-            self._groups = np.concatenate([self._groups, np.array(new, np.int64)])
         for (side, start), parts in self._pending.items():
             self._settle(side, start, together(parts))
         self._pending.clear()
