@@ -98,6 +98,7 @@ class FoundFiles:
         self._former: dict[str, list[tuple[Any, ...]]] = {}
         """Which parts of a file a checkpoint knows, by its spelling."""
         self._is_missed = False
+        self._is_told_of_new = False
 
     async def discover(self, host: Host | None) -> list[Split]:
         """The splits of all that is there. Raises FileNotFoundError naming the path if that is nothing, and nothing can come later."""
@@ -167,7 +168,7 @@ class FoundFiles:
 
     def forget(self) -> None:
         """Another job begins: what was found for the last one is found anew."""
-        self._known, self._spelled, self._former, self._is_missed = {}, {}, {}, False
+        self._known, self._spelled, self._former, self._is_missed, self._is_told_of_new = {}, {}, {}, False, False
 
     def recognise(self, former: Sequence[Any], found: Sequence[Split]) -> tuple[list[str], Sequence[Split]]:
         """Take over how the files of the splits `former` were cut, those of a checkpoint. Returns their ids as `discover` spells them
@@ -182,6 +183,8 @@ class FoundFiles:
                 )
         self._tell_of_replaced(former, found)
         if self.discover_every is None:
+            if former and not self._follow:
+                self._tell_of_new(former, found)
             return ids, found
         self._former = {}
         for split in former:
@@ -210,6 +213,18 @@ class FoundFiles:
                 "%s: %s%s, read to the end before the checkpoint, is not what it was when it was found: files are read once, and what came "
                 "after that, or in its place, is not; put each file into place when it is complete, under a name of its own",
                 self._what, ", ".join(list(changed)[:3]), rest,
+            )  # fmt: skip
+
+    def _tell_of_new(self, former: Sequence[Any], found: Sequence[Split]) -> None:
+        """Warn once of files that have come since the job began: a source that ends by itself reads what there was then."""
+        known = {self._respelled(split.payload[0]) for split in former}
+        new = [path for path in dict.fromkeys(split.payload[0] for split in found) if self._respelled(path) not in known]
+        if new and not self._is_told_of_new:
+            self._is_told_of_new = True
+            logger.warning(
+                "%s: %d files have come since the checkpointed job began, %r first, and are not read: the source ends with what there was "
+                "then; to read them too go on with discover_every=, or begin anew with restore=None, fresh=True",
+                self._what, len(new), new[0],
             )  # fmt: skip
 
     def _splits(self, path: str, parts: Sequence[Part]) -> list[Split]:

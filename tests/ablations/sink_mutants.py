@@ -47,6 +47,26 @@ SINK_MUTANTS: list[Mutant] = [
         ("tests/io/test_files_restored.py::test_a_part_of_a_large_file_that_was_replaced_before_it_was_begun_is_refused",),
     ),
     Mutant(
+        "nothing is told of files that a source which ends by itself will not read",
+        "aioflow/io/found_files.py",
+        "        if new and not self._is_told_of_new:\n",
+        "        if new and self._is_told_of_new:\n",
+        (
+            "tests/io/test_files_restored.py::"
+            "test_files_that_came_while_a_job_was_down_that_ends_by_itself_are_told_once_and_not_read",
+        ),
+    ),
+    Mutant(
+        "files that a source will not read are told again at each restart",
+        "aioflow/io/found_files.py",
+        "            self._is_told_of_new = True\n",
+        "",
+        (
+            "tests/io/test_files_restored.py::"
+            "test_files_that_came_while_a_job_was_down_that_ends_by_itself_are_told_once_and_not_read",
+        ),
+    ),
+    Mutant(
         "a source that is read in two places remembers its files once for both",
         "aioflow/api/flow.py",
         "    own.finder = anew()\n",

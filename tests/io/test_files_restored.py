@@ -316,3 +316,71 @@ async def test_a_job_that_follows_files_goes_on_where_it_was(tmp_path: Path, pat
             await eventually(lambda: run in told)  # noqa: B023  # Awaited in this turn.
             await job.stop()
     assert told == ["first", "second", "third"]
+
+
+class Held:
+    """A flow over a directory that ends by itself, which it takes long to while the gate is shut."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.gate = asyncio.Event()
+        self.rows: list[str] = []
+        self.fails_at = -1
+
+    async def _pass(self, line: str) -> str:
+        if not self.gate.is_set():
+            await asyncio.sleep(0.001)
+        if 0 <= self.fails_at <= len(self.rows):
+            self.fails_at = -1
+            raise OSError("the one failure")
+        return line
+
+    def flow(self, **options: Any) -> af.Flow:
+        flow = af.Flow("held", parallelism=2)
+        read = flow.source(lines(self.directory, **options), uid="lines")
+        read.map(self._pass, concurrency=1, uid="pass").sink(self.rows.append, uid="rows")
+        return flow
+
+
+def told_of_new(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if "have come since" in record.getMessage()]
+
+
+async def test_files_that_came_while_a_job_was_down_that_ends_by_itself_are_told_once_and_not_read(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The file that one subtask is soon through with is none that came."""
+    held, store = Held(tmp_path / "in"), tmp_path / "store"
+    held.directory.mkdir()
+    (held.directory / "a").write_text("a\n")
+    (held.directory / "b").write_text("b\n" * 20_000)
+    for _ in range(2):
+        async with held.flow().run(checkpoints=store, every="1h") as job:
+            await job.checkpoint()
+            await job.cancel()
+    assert told_of_new(caplog) == []
+    (held.directory / "c").write_text("c\n")
+    (held.directory / "d").write_text("d\n")
+    held.gate.set()
+    held.rows.clear()
+    held.fails_at = 5_000
+    async with held.flow().run(checkpoints=store, every="1h", restart=af.fixed_delay(1, "1ms")) as job:
+        assert (await job.wait()).restarts == 1
+    assert {"c", "d"}.isdisjoint(held.rows)
+    (told,) = told_of_new(caplog)
+    assert f"2 files have come since the checkpointed job began, '{held.directory}/c' first, and are not read" in told
+
+
+async def test_files_that_came_while_a_job_was_down_are_read_where_it_goes_on_to_look_for_them(tmp_path: Path) -> None:
+    held, store = Held(tmp_path / "in"), tmp_path / "store"
+    held.directory.mkdir()
+    (held.directory / "b").write_text("b\n" * 20_000)
+    async with held.flow().run(checkpoints=store, every="1h") as job:
+        await job.checkpoint()
+        await job.cancel()
+    (held.directory / "c").write_text("c\n")
+    held.gate.set()
+    held.rows.clear()
+    async with held.flow(discover_every="50ms").run(checkpoints=store, every="1h"):
+        await eventually(lambda: "c" in held.rows)
+    assert held.rows.count("c") == 1
