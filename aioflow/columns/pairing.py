@@ -22,6 +22,7 @@ __all__ = ["Held", "Pairing", "together"]
 
 _PLACE_BITS = 32
 _PLACE = (1 << _PLACE_BITS) - 1
+_SORTED_MAX = 1 << 31
 
 
 @dataclass(slots=True)
@@ -94,11 +95,10 @@ class _Runs:
         codes, arrivals = held.codes, held.arrivals
         by_arrival = None
         if len(arrivals) > 1 and not (arrivals[1:] >= arrivals[:-1]).all():
-            by_arrival = arrivals.argsort(kind="stable")
+            since = arrivals - arrivals.min()
+            by_arrival = _sorted(since) & _PLACE if int(since.max()) < _SORTED_MAX else since.argsort(kind="stable")
             codes, arrivals = codes[by_arrival], arrivals[by_arrival]
-        # Key and place in one number: numpy sorts numbers much faster than it finds out how they are sorted.
-        sorted_ = (codes << _PLACE_BITS) | np.arange(len(codes))
-        sorted_.sort()
+        sorted_ = _sorted(codes)
         places = sorted_ & _PLACE
         sorted_ >>= _PLACE_BITS
         self.starts = np.flatnonzero(np.concatenate([[True], sorted_[1:] != sorted_[:-1]]))
@@ -106,3 +106,13 @@ class _Runs:
         self.counts = np.diff(self.starts, append=len(codes))
         self.first = arrivals[places[self.starts]]
         self.order = places if by_arrival is None else by_arrival[places]
+
+
+def _sorted(numbers: np.ndarray) -> np.ndarray:
+    """`numbers`, from 0 to below `_SORTED_MAX`, in order, and below each its place.
+
+    numpy sorts numbers faster than it finds out their order.
+    """
+    both = (numbers << _PLACE_BITS) | np.arange(len(numbers))
+    both.sort()
+    return both

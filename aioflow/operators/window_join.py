@@ -187,6 +187,8 @@ class WindowJoinOperator(CoGroupOperator):
 
         left = yield from sides.gather(0, begin, end)
         right = yield from sides.gather(1, begin, end)
+        if len(left) + len(right) > PAIRS_MAX:
+            yield
         pairs = Pairing(left, right)
         for at in range(0, len(pairs), PAIRS_MAX):
             if not out.empty:

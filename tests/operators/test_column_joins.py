@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aioflow.columns.join_sides import rows_of
 from aioflow.columns.making import column_of
+from aioflow.columns.pairing import Held, Pairing
 from aioflow.core.column_batch import ColumnBatch
 from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK, RecordBatch
 from aioflow.core.errors import StateError
@@ -193,6 +195,17 @@ async def test_a_co_group_goes_on_with_what_a_join_held_on_columns() -> None:
     rows = drive_inputs(second, [(0, RecordBatch([], None, None, None, MAX_WATERMARK))])
 
     assert [row[:2] for row in rows] == [(("k", [], [{"id": 4, "name": "n1"}, {"id": 5, "name": "n2"}]), 9)]
+
+
+@pytest.mark.parametrize("last", [3, 2**40])
+def test_pairs_come_in_the_order_of_arrival_however_far_apart_that_was(last: int) -> None:
+    codes = np.array([1, 0, 1])
+    left = Held(codes, np.array([last, 1, 0]), batch_of_rows([{"n": n} for n in (last, 1, 0)]))
+    right = Held(codes[:2], np.array([5, 2]), batch_of_rows([{"n": n} for n in (5, 2)]))
+
+    pairs = Pairing(left, right)
+
+    assert [(pair.left["n"], pair.right["n"]) for pair in pairs.part(0, len(pairs))] == [(0, 5), (last, 5), (1, 2)]
 
 
 async def test_a_hot_key_makes_its_pairs_a_piece_at_a_time() -> None:
