@@ -109,7 +109,7 @@ class JobSession:
         self.token = token
         """Of the JobMaster that is told. The submitter learns it with its first task."""
         self.metrics = MetricGroup(host.clock.monotonic)
-        self.executor = TaskExecutor(host, self, self._executor_token, self.metrics, job.options)
+        self.executor = TaskExecutor(host, self, self._executor_token, self.metrics, job.options, self._codec)
         self._data_plane = DataPlane(host, secret, self._codec, self.executor.partitions)
         self.location = ""
         """Where others find what is produced here."""

@@ -17,6 +17,7 @@ from aioflow.checkpoint.local_state import LocalState
 from aioflow.checkpoint.store import RESTORE_ONLY, open_store
 from aioflow.core.aio import OrderedTaskGroup, close_within
 from aioflow.core.errors import Closed, JobNotRunning
+from aioflow.core.serializers import Codec
 from aioflow.core.switch_interval import switch_interval
 from aioflow.graph.deployment import (
     ExecutionAttemptId,
@@ -128,7 +129,16 @@ def _network_memory(pool: NetworkBufferPool) -> list[int]:
 class TaskExecutor:
     """Runs the tasks of one job in this loop. Use as `async with`: leaving waits for every task to end."""
 
-    def __init__(self, host: Host, job_master: JobMasterGateway, fencing_token: str, metrics: MetricGroup, options: TaskOptions) -> None:
+    def __init__(
+        self,
+        host: Host,
+        job_master: JobMasterGateway,
+        fencing_token: str,
+        metrics: MetricGroup,
+        options: TaskOptions,
+        codec: Codec | None = None,
+    ) -> None:
+        """`codec` knows the types of the job; None: the job is of this process, and knows what is registered here."""
         self._job_master = job_master
         self._fencing_token = fencing_token
         self._group = OrderedTaskGroup()
@@ -147,6 +157,7 @@ class TaskExecutor:
             resources=self._resources,
             metrics=metrics,
             options=options,
+            codec=Codec() if codec is None else codec,
             # Does no I/O. Without checkpoints a job may be restored all the same: what it reads then is named by URL.
             store=open_store(RESTORE_ONLY if options.checkpoints is None else options.checkpoints.store, host),
             local_state=LocalState(options.local_state_bytes),

@@ -138,7 +138,7 @@ class Worker:
         """Load the job and listen for the other workers. Returns where they find this one."""
         job = self._job = load_job(content)
         self._codec = Codec(job.types)
-        executor = TaskExecutor(self._host, self, fencing_token, self._metrics, job.options)
+        executor = TaskExecutor(self._host, self, fencing_token, self._metrics, job.options, self._codec)
         self._data_plane = DataPlane(self._host, self._secret, self._codec, executor.partitions)
         location = f"127.0.0.1:{await self._data_plane.listen()}"
         executor.join(self._data_plane, location)

@@ -99,7 +99,7 @@ class WorkersCluster:
         self._metrics = MetricGroup(host.clock.monotonic)
         self.metrics = _AllMetrics(self)
         self.job_master = JobMaster(host, self.job_id, graph, restart, self._group, self._ready, checkpoints, self._codec)
-        self._here = TaskExecutor(host, self.job_master, self.job_master.fencing_token, self._metrics, options)
+        self._here = TaskExecutor(host, self.job_master, self.job_master.fencing_token, self._metrics, options, self._codec)
         self._data_plane = DataPlane(host, secret, self._codec, self._here.partitions)
         self._location = ""
         handlers: dict[str, Callable[..., Any]] = {

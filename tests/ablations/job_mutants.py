@@ -254,4 +254,11 @@ JOB_MUTANTS: list[Mutant] = [
         "        elif isinstance(value, NewType) and not _is_by_value(value.__module__):\n",
         ("tests/cluster/test_shipping.py::test_what_classes_of_the_program_are_annotated_with_is_known_on_arrival",),
     ),
+    Mutant(
+        "a worker keeps in state what its own program registered, not the job's",
+        "aioflow/cluster/worker.py",
+        "self._metrics, job.options, self._codec)",
+        "self._metrics, job.options)",
+        ("tests/integration/test_worker_programs.py::test_workers_keep_classes_of_a_script_in_state_and_savepoints",),
+    ),
 ]

@@ -144,6 +144,59 @@ def test_classes_of_a_script_travel_as_values_keys_state_and_errors(tmp_path: Pa
     assert (done.returncode, done.stdout) == (0, "all right\n"), done.stderr
 
 
+KEPT_TYPES = '''
+import asyncio, sys
+from dataclasses import dataclass
+import aioflow as af
+
+@dataclass(frozen=True)
+class Order:
+    id: int
+
+class Money:
+    def __init__(self, cents): self.cents = cents
+
+af.register_type(Order, "order")
+af.register_type(Money, "money", encode=lambda money: money.cents, decode=lambda cents: Money(cents))
+
+class Sum(af.KeyedProcessFunction):
+    def open(self, ctx):
+        self.kept = ctx.get_state(af.ValueStateDescriptor("kept"))
+
+    def process_element(self, order, ctx):
+        last, money = self.kept.value() or (None, Money(0))
+        self.kept.update((order, Money(money.cents + order.id)))
+        yield (last, order, money.cents + order.id)
+
+async def main(backend, directory):
+    rows = []
+    for orders in ([Order(1), Order(2)], [Order(3)]):
+        flow = af.Flow("kept", parallelism=2)
+        events = flow.source(af.io.push(), uid="events")
+        sums = events.key_by(lambda order: 0).process(Sum, uid="sums")
+        async with flow.run(workers=2, state=backend, checkpoints=directory, every="1h", restart=af.no_restart()) as job:
+            async with job.subscribe(sums) as out:
+                await job.input(events).put_many(orders)
+                async for row in out:
+                    rows.append(row)
+                    if row[1] == orders[-1]: break
+            assert await job.stop()
+    assert rows == [(None, Order(1), 1), (Order(1), Order(2), 3), (Order(2), Order(3), 6)], rows
+    print("all right")
+
+if __name__ == "__main__":
+    asyncio.run(main(BACKEND, DIRECTORY))
+'''
+
+
+@pytest.mark.parametrize("backend", ["heap", "rocksdb"])
+def test_workers_keep_classes_of_a_script_in_state_and_savepoints(tmp_path: Path, backend: str) -> None:
+    program = KEPT_TYPES.replace("BACKEND", repr(backend)).replace("DIRECTORY", repr(str(tmp_path / "store")))
+    done = run(script(tmp_path, program))
+
+    assert (done.returncode, done.stdout) == (0, "all right\n"), done.stderr
+
+
 ENDLESS = """
 import asyncio, itertools, os, signal, sys, time
 import aioflow as af
