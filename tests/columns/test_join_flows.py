@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 from typing import Any
 
 import pyarrow as pa
@@ -163,3 +164,15 @@ def test_a_jsonl_source_gives_columns_to_a_join(tmp_path: Any) -> None:
     assert explained(paired(stream, af.tumbling("4s")))["in"].endswith("columns")
     made = joined(stream, af.tumbling("4s")).apply(lambda a, b: a, name="it")
     assert "rows: for 'it', apply calls a function: pairs()" in explained(made)["in"]
+
+
+def test_left_and_right_spell_the_field_of_a_side() -> None:
+    for spelled in (af.left.price, af.left("price"), af.left["price"]):
+        assert repr(spelled) == repr(e.left["price"])
+    assert repr(af.right[0]) == repr(e.right[0])
+    assert (repr(af.left), repr(af.right)) == ("left", "right")
+    assert pickle.loads(pickle.dumps((af.left, af.right))) == (af.left, af.right)
+    with pytest.raises(TypeError, match=r"left cannot be iterated: name a field, left\.price"):
+        list(af.left)
+    with pytest.raises(AttributeError):
+        af.left.__wrapped__  # Introspection asks for it.
