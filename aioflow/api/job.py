@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -19,6 +19,7 @@ from aioflow.core.aio import close_within, wait_first
 from aioflow.core.errors import CheckpointError, GraphError, JobCanceled, JobFailed, StateError, did_you_mean
 from aioflow.core.explained_calls import explained_methods
 from aioflow.core.host import SystemHost
+from aioflow.core.timeunits import to_seconds
 from aioflow.graph.column_sources import fields_seen, is_taken_apart
 from aioflow.io.pushing import PushInlet, PushSource
 
@@ -250,6 +251,7 @@ class Job:
     async def savepoint(self, directory: str | PathLike[str] | None = None, *, path: str | PathLike[str] | None = None) -> str:
         """Write all state where it stays until somebody deletes it, while the job goes on. Returns the path of the savepoint.
 
+        It holds what `put` had accepted when it was asked for: sources read that first, for as long as the checkpoints' `timeout`.
         Under the store, or below `directory`, a path or URL, in a directory of its own. `path` is another name of `directory`: it is where
         the savepoint is put, never where it is, which is what is returned. Raises CheckpointError when it cannot be made, JobNotRunning
         when the job is over before.
@@ -260,6 +262,7 @@ class Job:
         directory = path if directory is None else directory
         where = None if directory is None else self._directory(directory, "directory")
         self._warn_of_derived_uids()
+        await self._inputs_read()
         return shown_path(await self._cluster.job_master.savepoint(where))
 
     async def savepoints(self) -> list[str]:
@@ -270,6 +273,15 @@ class Job:
         """Take a checkpoint now and wait until it is completed. Returns its number. Raises as `savepoint` does."""
         self._check_loop("checkpoint()")
         return await self._cluster.job_master.checkpoint()
+
+    async def _inputs_read(self) -> None:
+        """What was put before is on its way to the operators, in front of a barrier that begins now."""
+        inlets = [node.source.inlet for node in self._graph.nodes.values() if isinstance(node.source, PushSource)]
+        with suppress(TimeoutError):
+            async with asyncio.timeout(to_seconds(self._options.timeout, "timeout")):
+                for inlet in inlets:
+                    if inlet is not None:
+                        await inlet.caught_up()
 
     def _warn_of_derived_uids(self) -> None:
         """Once a job: state that a savepoint holds is found again by uid, and one that comes from the graph changes with it."""

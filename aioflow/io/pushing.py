@@ -90,6 +90,7 @@ class PushInlet(Generic[T]):
         self._room: asyncio.Future[None] | None = None
         self._news: asyncio.Future[None] | None = None
         self._durable: list[tuple[int, asyncio.Future[None]]] = []
+        self._unread: list[tuple[int, asyncio.Future[None]]] = []
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def put(self, value: T, timestamp: int | None = None, *, durable: bool = False) -> None:
@@ -135,10 +136,19 @@ class PushInlet(Generic[T]):
         self._give_room()
         return DONE
 
+    async def caught_up(self) -> None:
+        """Returns when what was accepted before the call has been read, or the job is over."""
+        if self._over is not None or not self.pending:
+            return
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._unread.append((self._end, future))
+        await future
+
     def end(self, reason: str) -> None:
         """The job is over: whoever puts, or waits, gets JobNotRunning with `reason`."""
         self._over = JobNotRunning(reason)
         self._give_room()
+        self._unread = _without_reached(self._unread, self._end)
         durable, self._durable = self._durable, []
         for _, future in durable:
             if not future.done():
@@ -199,6 +209,7 @@ class PushInlet(Generic[T]):
             self._attached = True
             self._base = self._read = start
             self._durable = [(number + start, future) for number, future in self._durable]
+            self._unread = [(number + start, future) for number, future in self._unread]
             self._checkpointing = checkpointing
             if not checkpointing:
                 self._refuse_durable()
@@ -220,6 +231,8 @@ class PushInlet(Generic[T]):
         values = self._values[start : start + max_records]
         times = self._timestamps[start : start + max_records] if self._timed else None
         self._read += len(values)
+        if self._unread:
+            self._unread = _without_reached(self._unread, self._read)
         if not self._keep:
             self._forget(self._read)
         if self._end - self._read < self._capacity:
@@ -229,12 +242,7 @@ class PushInlet(Generic[T]):
     def covered(self, position: int) -> None:
         """A completed checkpoint holds `position`: nothing before it is asked for again."""
         self._forget(position)
-        waiting, self._durable = self._durable, []
-        for number, future in waiting:
-            if number > position:
-                self._durable.append((number, future))
-            elif not future.done():
-                future.set_result(None)
+        self._durable = _without_reached(self._durable, position)
 
     def _forget(self, position: int) -> None:
         count = position - self._base
@@ -278,6 +286,17 @@ class PushInlet(Generic[T]):
         room, self._room = self._room, None
         if room is not None and not room.done():
             room.set_result(None)
+
+
+def _without_reached(waiting: list[tuple[int, asyncio.Future[None]]], position: int) -> list[tuple[int, asyncio.Future[None]]]:
+    """Those who wait for a number beyond `position`; the others wait no longer."""
+    still = []
+    for number, future in waiting:
+        if number > position:
+            still.append((number, future))
+        elif not future.done():
+            future.set_result(None)
+    return still
 
 
 class _PushReader:

@@ -74,7 +74,7 @@ def _add_writer(
         rng=environment.host.rng,
         place=f"operator {name!r}, subtask {subtask + 1}/{vertex.parallelism}",
     )
-    check = TravelCheck(f"output of {name!r}", made.partition.edge_id, environment.checked_edges, options.strict)
+    check = TravelCheck(f"output of {name!r}", made.partition.edge_id, environment.checked_edges, environment.codec, strict=options.strict)
     if made.side is None:  # Of a side output there may be little for long, and nothing would tell that its reader keeps up.
         for subpartition in partition.subpartitions:
             subpartition.start_small()

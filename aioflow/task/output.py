@@ -56,11 +56,13 @@ SIDES_MAX = 1_000
 class TravelCheck:
     """Looks at the first value that crosses an edge inside this process: could it have gone to another one?
 
-    Once for each edge and worker; `checked` holds the edges that were looked at. `strict`: what could not travel is an error.
+    Once for each edge and worker; `checked` holds the edges that were looked at, `codec` knows the job's types. `strict`: what could
+    not travel is an error.
     """
 
-    def __init__(self, owner: str, edge_id: int, checked: set[int], strict: bool) -> None:
+    def __init__(self, owner: str, edge_id: int, checked: set[int], codec: Codec, *, strict: bool) -> None:
         self._owner = owner
+        self._codec = codec
         self._edge_id = edge_id
         self._checked = checked
         self._strict = strict
@@ -69,7 +71,7 @@ class TravelCheck:
         if self._edge_id in self._checked:
             return
         try:
-            Codec().check(value, owner=self._owner)
+            self._codec.check(value, owner=self._owner)
         except TypeNotSupported as error:
             if self._strict:
                 raise

@@ -18,6 +18,27 @@ JOB_MUTANTS: list[Mutant] = [
         ("tests/api/test_job_handle.py::test_nobody_puts_into_a_failed_job_whose_workers_are_being_closed",),
     ),
     Mutant(
+        "a savepoint begins before what was put in front of it was read",
+        "aioflow/api/job.py",
+        "        await self._inputs_read()\n",
+        "",
+        (CHECKPOINTS + "test_a_savepoint_holds_what_was_accepted_before_it_was_asked_for[True]",),
+    ),
+    Mutant(
+        "what was accepted before the first reader came counts from the beginning",
+        "aioflow/io/pushing.py",
+        "            self._unread = [(number + start, future) for number, future in self._unread]\n",
+        "",
+        ("tests/io/test_memory_streams.py::test_whoever_waits_for_what_was_accepted_waits_no_longer_once_it_was_read_or_the_job_is_over",),
+    ),
+    Mutant(
+        "what crosses an edge within a worker is looked at without the types of the job",
+        "aioflow/task/assembly.py",
+        "environment.checked_edges, environment.codec, strict=options.strict)",
+        "environment.checked_edges, type(environment.codec)(), strict=options.strict)",
+        ("tests/integration/test_worker_programs.py::test_classes_of_a_script_may_cross_an_edge_within_a_worker",),
+    ),
+    Mutant(
         "threads starve beside a busy loop",
         "aioflow/cluster/task_executor.py",
         "switch_interval(options.slice_ns / TURNS_A_SLICE / 1e9)",

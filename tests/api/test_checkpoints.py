@@ -562,6 +562,25 @@ async def test_a_durable_put_returns_when_a_checkpoint_covers_it(store: str) -> 
         await eventually(lambda: bool(rows) and rows[-1] == (0, 3))
 
 
+@pytest.mark.parametrize("started", [False, True])
+async def test_a_savepoint_holds_what_was_accepted_before_it_was_asked_for(store: str, started: bool) -> None:
+    flow, rows = af.Flow("saved"), []
+    events = flow.source(af.io.push(), uid="events")
+    events.map(lambda value: value, uid="same").sink(rows.append)
+    async with flow.run(checkpoints=store, every="1h") as job:
+        if started:
+            await job.input(events).put(-1)
+            await eventually(lambda: rows == [-1])
+        await job.input(events).put_many(range(1000))
+        path = await job.savepoint()
+        await job.cancel()
+    assert rows == [*[-1][: started], *range(1000)]
+    async with flow.run(checkpoints=store, restore=path) as job:
+        await job.input(events).put("next")
+        await eventually(lambda: rows[-1:] == ["next"])
+    assert rows == [*[-1][: started], *range(1000), "next"]
+
+
 async def test_what_was_pushed_is_replayed_after_a_restart_once(store: str) -> None:
     flow, rows, failures = af.Flow("replayed"), [], iter([True])
 

@@ -197,6 +197,36 @@ def test_workers_keep_classes_of_a_script_in_state_and_savepoints(tmp_path: Path
     assert (done.returncode, done.stdout) == (0, "all right\n"), done.stderr
 
 
+STRICT_TYPES = """
+import asyncio, logging
+from dataclasses import dataclass
+import aioflow as af
+
+@dataclass(frozen=True)
+class Order:
+    id: int
+
+async def main():
+    logging.basicConfig(level=logging.WARNING)
+    flow = af.Flow("strict", parallelism=2)
+    orders = flow.source([1, 2]).map(lambda i: Order(i)).rebalance().map(lambda order: order)
+    for strict in (False, True):
+        rows = await orders.collect(workers=2, strict=strict)
+        assert sorted(row.id for row in rows) == [1, 2], rows
+    print("all right")
+
+if __name__ == "__main__":
+    asyncio.run(main())
+"""
+
+
+def test_classes_of_a_script_may_cross_an_edge_within_a_worker(tmp_path: Path) -> None:
+    done = run(script(tmp_path, STRICT_TYPES))
+
+    assert (done.returncode, done.stdout) == (0, "all right\n"), done.stderr
+    assert "cannot travel" not in done.stderr
+
+
 ENDLESS = """
 import asyncio, itertools, os, signal, sys, time
 import aioflow as af

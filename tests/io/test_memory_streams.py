@@ -219,6 +219,28 @@ async def test_a_restored_checkpoint_covers_what_it_holds_although_nobody_lived_
         assert await take(reader, 1) == ["b"]
 
 
+async def test_whoever_waits_for_what_was_accepted_waits_no_longer_once_it_was_read_or_the_job_is_over() -> None:
+    source = push().for_run()
+    inlet = inlet_of(source)
+    await inlet.put("early")
+    early = asyncio.ensure_future(inlet.caught_up())
+    await settle()
+    async with system_context() as ctx:
+        reader: Any = source.reader(ctx)
+        await reader.open([Split("0", 7)])
+        await inlet.put("late")
+        late = asyncio.ensure_future(inlet.caught_up())
+        await settle()
+        assert not early.done()
+        assert await take(reader, 1) == ["early"]
+        await early
+        await settle()
+        assert not late.done()
+        inlet.end("over")
+        await late
+        await inlet.caught_up()
+
+
 async def test_a_durable_put_before_the_first_reader_counts_from_where_an_earlier_run_had_ended() -> None:
     source = push().for_run()
     inlet = inlet_of(source)

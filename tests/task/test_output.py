@@ -13,6 +13,7 @@ from aioflow.core.column_batch import ColumnBatch, ObjectColumn
 from aioflow.core.elements import MAX_WATERMARK, EndOfData, EndOfPartition, LatencyMarker, RecordBatch, Watermark, empty_batch
 from aioflow.core.errors import ProducerFailed, TypeNotSupported
 from aioflow.core.functions import OutputTag
+from aioflow.core.serializers import Codec
 from aioflow.graph.stream_graph import Partitioning, ShipStrategy
 from aioflow.network.buffers import NetworkBufferPool
 from aioflow.network.partition import ResultPartition
@@ -280,8 +281,8 @@ def test_a_released_consumer_takes_nothing_and_stops_nobody() -> None:
 
 def test_only_the_first_value_of_an_edge_is_looked_at(caplog: pytest.LogCaptureFixture) -> None:
     checked: set[int] = set()
-    one = writer(ShipStrategy.GLOBAL, check=TravelCheck("output of 'op'", 7, checked, strict=False))
-    again = writer(ShipStrategy.GLOBAL, check=TravelCheck("output of 'op'", 7, checked, strict=False))
+    one = writer(ShipStrategy.GLOBAL, check=TravelCheck("output of 'op'", 7, checked, Codec(), strict=False))
+    again = writer(ShipStrategy.GLOBAL, check=TravelCheck("output of 'op'", 7, checked, Codec(), strict=False))
     with caplog.at_level(logging.WARNING):
         for each in (one, again):
             each.emit(RecordBatch([threading.Lock()]))
@@ -292,14 +293,14 @@ def test_only_the_first_value_of_an_edge_is_looked_at(caplog: pytest.LogCaptureF
 
 
 def test_a_value_that_can_travel_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    one = writer(ShipStrategy.GLOBAL, check=TravelCheck("output of 'op'", 7, set(), strict=True))
+    one = writer(ShipStrategy.GLOBAL, check=TravelCheck("output of 'op'", 7, set(), Codec(), strict=True))
     one.emit(RecordBatch([{"a": 1}]))
     one.emit(RecordBatch([threading.Lock()]))
     assert caplog.records == []
 
 
 def test_strict_refuses_before_anything_is_written() -> None:
-    one = writer(ShipStrategy.GLOBAL, check=TravelCheck("output of 'op'", 7, set(), strict=True))
+    one = writer(ShipStrategy.GLOBAL, check=TravelCheck("output of 'op'", 7, set(), Codec(), strict=True))
     with pytest.raises(TypeNotSupported, match="output of 'op'"):
         one.emit(RecordBatch([threading.Lock()]))
     one.flush()
