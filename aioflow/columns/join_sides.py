@@ -20,8 +20,8 @@ import numpy as np
 
 from aioflow.columns.keys import KeyEncoder
 from aioflow.columns.pairing import Held, together
-from aioflow.core.column_batch import CodedColumn, Column, ColumnBatch, NumberColumn
-from aioflow.core.column_codec import decode_column, encode_column
+from aioflow.core.column_batch import Column, ColumnBatch, NumberColumn
+from aioflow.core.column_codec import decode_column, encode_stretches
 from aioflow.core.keygroups import key_groups
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PENDING_MAX", "ChunkTable", "JoinSides", "Namespace", "Row", "rows_of"]
 
-PENDING_MAX = 65_536
+PENDING_MAX = 32_768
 """Records in memory from which on they are brought into the table, so that a checkpoint finds little to bring there at once."""
 
 KEYS_MIN = 100_000
@@ -111,7 +111,7 @@ class JoinSides:
         self._pending_count = 0
 
     def _settle(self, side: int, start: int, held: Held) -> None:
-        groups = self._groups[held.codes]
+        groups = self._groups[held.codes].astype(np.uint16)  # Two bytes are sorted in linear time.
         order = groups.argsort(kind="stable")
         groups, held = groups[order], held.take(order)
         columns: dict[Any, Column] = {
@@ -119,12 +119,10 @@ class JoinSides:
             "arrival": NumberColumn(held.arrivals),
             "value": held.values,
         }
-        chunks = _compact(ColumnBatch(columns, len(held)))
         bounds = [0, *(np.flatnonzero(np.diff(groups)) + 1).tolist(), len(groups)]
-        keys = [self._int_of(int(groups[begin])) for begin in bounds[:-1]]
-        table = self._table.of((side, start, *self._windows), keys)
-        for key, begin, stop in zip(keys, bounds, bounds[1:], strict=False):
-            table[key] = encode_column(chunks.part(slice(begin, stop)), self._codec, self._owner)
+        keys = [self._int_of(group) for group in groups[bounds[:-1]].tolist()]
+        chunks = encode_stretches(ColumnBatch(columns, len(held)), bounds, self._codec, self._owner)
+        self._table.of((side, start, *self._windows), keys).update(zip(keys, chunks, strict=True))
         self._read.pop((side, start), None)
 
     def _int_of(self, group: int) -> int:
@@ -212,14 +210,3 @@ def _parts_of(content: bytes, codec: Codec) -> tuple[Column, NumberColumn, Colum
     arrivals = chunk.columns["arrival"]
     assert isinstance(arrivals, NumberColumn)
     return chunk.columns["key"], arrivals, chunk.columns["value"]
-
-
-def _compact(column: Column) -> Column:
-    """The same values, without entries that none of them has: a chunk is a small part of what shares them."""
-    if isinstance(column, ColumnBatch):
-        return ColumnBatch({name: _compact(one) for name, one in column.columns.items()}, len(column), column.make)
-    if not isinstance(column, CodedColumn) or len(column.entries) <= len(column):
-        return column
-    used, codes = np.unique(column.codes, return_inverse=True)
-    absent = int(len(used) > 0 and used[0] < 0)
-    return CodedColumn((codes - absent).astype(np.int32), [column.entries[code] for code in used[absent:].tolist()])

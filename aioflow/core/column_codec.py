@@ -13,6 +13,7 @@ entries, only the known dtypes are taken.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -23,11 +24,13 @@ from aioflow.core.functions import WindowResult
 from aioflow.core.record_types import is_made_by_position
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy as np
 
     from aioflow.core.serializers import Codec
 
-__all__ = ["decode_column", "encode_column"]
+__all__ = ["decode_column", "encode_column", "encode_stretches"]
 
 _NUMBERS, _CODED, _OBJECTS, _RECORDS, _INTS, _TABLED = range(6)
 _DTYPES = {"|b1": 1, "<i8": 8, "<f8": 8, "<f4": 4}
@@ -49,6 +52,15 @@ def encode_column(column: Column, codec: Codec, owner: str, tables: EntryTables 
     """Returns the bytes of `column`; `tables` are those of the channel. Raises TypeNotSupported naming `owner` for a value that cannot
     travel."""
     return _pack(_shape(column, codec, owner, tables))
+
+
+def encode_stretches(column: Column, bounds: Sequence[int], codec: Codec, owner: str) -> list[bytes]:
+    """Returns the bytes of each stretch of `column` between neighbours of `bounds`, which rise from 0 to its length.
+
+    They read as `encode_column` of each would, in a third of the time for stretches of a few hundred records: what numpy does is done
+    once for all of them. Their ints may take more bytes, as many as those of the widest.
+    """
+    return list(map(_pack, _shapes(column, bounds, codec, owner)))
 
 
 def decode_column(content: bytes | memoryview, codec: Codec, tables: EntryTables | None = None) -> Column:
@@ -95,6 +107,59 @@ def _shape(column: Column, codec: Codec, owner: str, tables: EntryTables | None)
         shapes = [_shape(one, codec, owner, tables) for one in column.columns.values()]
         return [_RECORDS, len(column), list(column.columns), shapes, kind]
     return [_OBJECTS, codec.encode_batch(column.to_list(), owner=owner)]
+
+
+def _shapes(column: Column, bounds: Sequence[int], codec: Codec, owner: str) -> list[list[Any]]:
+    """The shape of each stretch of `column`."""
+    stretches = list(pairwise(bounds))
+    if isinstance(column, NumberColumn):
+        *head, values, valid = _shape(column, codec, owner, None)
+        width = len(values) // max(len(column), 1)
+        return [[*head, values[width * begin : width * stop], None if valid is None else valid[begin:stop]] for begin, stop in stretches]
+    if isinstance(column, CodedColumn):
+        return _coded_shapes(column, bounds, codec, owner)
+    if isinstance(column, ColumnBatch) and (kind := _kind(column, codec)) is not None:
+        names = list(column.columns)
+        of_columns = [_shapes(one, bounds, codec, owner) for one in column.columns.values()]
+        return [
+            [_RECORDS, stop - begin, names, [shapes[number] for shapes in of_columns], kind]
+            for number, (begin, stop) in enumerate(stretches)
+        ]
+    items = column.to_list()
+    return [[_OBJECTS, codec.encode_batch(items[begin:stop], owner=owner)] for begin, stop in stretches]
+
+
+def _coded_shapes(column: CodedColumn, bounds: Sequence[int], codec: Codec, owner: str) -> list[list[Any]]:
+    """Each stretch with those of the entries that it uses, found by one sort of all: by stretch, then by code."""
+    import numpy as np
+
+    count, entries = len(column), column.entries
+    size = len(entries) + 1  # Codes from 0, which is None.
+    place_bits = count.bit_length()
+    number = np.arange(len(bounds) - 1).repeat(np.diff(bounds))
+    both = ((number * size + column.codes + 1) << place_bits) | np.arange(count)
+    both.sort()
+    places = both & ((1 << place_bits) - 1)
+    both >>= place_bits
+    is_first = np.ones(count, np.bool_)
+    is_first[1:] = both[1:] != both[:-1]
+    used = both[is_first]  # By stretch, each code once.
+    starts = used.searchsorted(np.arange(len(bounds)) * size)
+    used %= size
+    # The first of a stretch has code 1 in it, unless it is None.
+    base = starts[:-1] + (np.append(used, 0)[starts[:-1]] == 0) - 1
+    packed = np.empty(count, np.int64)
+    packed[places] = is_first.cumsum() - 1
+    packed -= base[number]
+    dtype = _smallest(int(packed.max(initial=0))) or "<u4"
+    codes = packed.astype(dtype).tobytes()
+    width, absent = np.dtype(dtype).itemsize, (base >= starts[:-1]).tolist()
+    chosen, firsts = list(map([None, *entries].__getitem__, used.tolist())), starts.tolist()
+    shapes: list[list[Any]] = []
+    for at, (begin, stop) in enumerate(pairwise(bounds)):
+        own = chosen[firsts[at] + absent[at] : firsts[at + 1]]
+        shapes.append([_CODED, dtype, codes[width * begin : width * stop], codec.encode_batch(own, owner=owner)])
+    return shapes
 
 
 def _floats(values: np.ndarray) -> tuple[str, bytes]:

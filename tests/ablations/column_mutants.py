@@ -314,8 +314,8 @@ COLUMN_MUTANTS: list[Mutant] = [
     Mutant(
         "a chunk of a join stands in the key group of another",
         _SIDES,
-        "        keys = [self._int_of(int(groups[begin])) for begin in bounds[:-1]]\n",
-        "        keys = [self._int_of(int(groups[-1])) for begin in bounds[:-1]]\n",
+        "        keys = [self._int_of(group) for group in groups[bounds[:-1]].tolist()]\n",
+        "        keys = [self._int_of(int(groups[-1])) for _ in bounds[:-1]]\n",
         (
             f"{_JOINS}::test_a_chunk_stands_in_the_key_group_of_its_records",
             f"{_JOIN_FLOWS}::test_a_join_goes_on_over_savepoints_and_rescaling",
@@ -341,8 +341,8 @@ COLUMN_MUTANTS: list[Mutant] = [
     Mutant(
         "only lefts say which key of a join came first",
         "aioflow/columns/pairing.py",
-        "order = np.minimum(left_runs.first[in_left], right_runs.first[in_right]).argsort(kind=\"stable\")",
-        "order = left_runs.first[in_left].argsort(kind=\"stable\")",
+        'order = np.minimum(left_runs.first[in_left], right_runs.first[in_right]).argsort(kind="stable")',
+        'order = left_runs.first[in_left].argsort(kind="stable")',
         (f"{_JOINS}::test_columns_give_the_pairs_of_rows_in_their_order_and_the_same_late_records",),
     ),
     Mutant(
@@ -393,8 +393,15 @@ COLUMN_MUTANTS: list[Mutant] = [
     Mutant(
         "a join leaves all that is pending to the next snapshot",
         _SIDES,
-        "PENDING_MAX = 65_536",
+        "PENDING_MAX = 32_768",
         "PENDING_MAX = 1 << 40",
         (f"{_JOINS}::test_little_is_left_for_a_snapshot_to_bring_into_the_state",),
+    ),
+    Mutant(
+        "a stretch of coded values has None where another has its first",
+        "aioflow/core/column_codec.py",
+        "(np.append(used, 0)[starts[:-1]] == 0) - 1",
+        "(used[0] == 0) - 1",
+        ("tests/core/test_column_codec.py::test_stretches_read_as_parts_of_the_whole",),
     ),
 ]

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from aioflow.columns.making import column_of
 from aioflow.core.batch_codec import decode_batch, encode_batch
 from aioflow.core.column_batch import CodedColumn, ColumnBatch, NumberColumn, ObjectColumn
+from aioflow.core.column_codec import decode_column, encode_stretches
 from aioflow.core.elements import RecordBatch
 from aioflow.core.errors import TypeNotSupported
 from aioflow.core.functions import WindowResult
@@ -49,6 +50,23 @@ def test_what_comes_out_equals_what_went_in(fields: list[list[Any]], times: bool
     assert found.timestamps is None if not times else list(found.timestamps or ()) == [5, -1, 7]
     assert found.watermarks is None if not marks else list(found.watermarks or ()) == [1, 1, 2]
     assert found.watermark == 3
+
+
+@given(fields=st.lists(fields, min_size=1, max_size=4), cuts=st.sets(st.integers(0, 6)))
+def test_stretches_read_as_parts_of_the_whole(fields: list[list[Any]], cuts: set[int]) -> None:
+    nested = ColumnBatch({f"f{i}": column_of(items * 2) for i, items in enumerate(fields)}, 6)
+    whole = ColumnBatch({"nested": nested, "coded": CodedColumn(np.array([2, -1, 2, 0, 0, -1], np.int32), ["a", "b", "c", "d"])}, 6)
+    bounds = sorted({0, 6, *cuts})
+
+    found = [decode_column(content, Codec()) for content in encode_stretches(whole, bounds, Codec(), "join")]
+
+    assert [len(part) for part in found] == np.diff(bounds).tolist()
+    assert [row for part in found for row in part] == list(whole)
+    for part in found:
+        assert isinstance(part, ColumnBatch)
+        coded = part.columns["coded"]
+        assert isinstance(coded, CodedColumn)
+        assert len(coded.entries) == len({code for code in coded.codes.tolist() if code >= 0})
 
 
 @given(st.lists(st.one_of(st.floats(width=32), st.floats(width=16)), max_size=150), st.floats(), st.integers(0, 200))

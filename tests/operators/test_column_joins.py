@@ -232,7 +232,7 @@ async def test_little_is_left_for_a_snapshot_to_bring_into_the_state() -> None:
     for number in range(20):
         batch = RecordBatch(list(range(5_000)), [1] * 5_000, [number] * 5_000, [MIN_WATERMARK] * 5_000)
         drive_inputs(operator, [(0, as_columns(batch))])
-        assert operator._sides._pending_count < 65_536
+        assert operator._sides._pending_count < 32_768
     table = operator.ctx.keyed_state.table("join-columns")
     before = {namespace: dict(table.peek(namespace)) for namespace in table.namespaces()}
     assert before
