@@ -70,9 +70,7 @@ class CoGroupOperator(WindowOperator):
     ) -> None:
         if isinstance(assigner, SessionWindows) and callable(assigner.gap):
             assigner = SessionWindows(_UntaggedGap(assigner.gap), assigner.is_event_time)
-        super().__init__(
-            assigner, process=self._join_elements, trigger=trigger, evictor=evictor, lateness_ms=lateness_ms
-        )
+        super().__init__(assigner, process=self._join_elements, trigger=trigger, evictor=evictor, lateness_ms=lateness_ms)
         self._function = UserFunction(function, "apply")
         self._functions.append(self._function)
 
@@ -91,9 +89,7 @@ class CoGroupOperator(WindowOperator):
 
     def process_input(self, index: int, batch: RecordBatch) -> RecordBatch:
         tagged = [(index, value) for value in batch.values]
-        return self.process_batch(
-            RecordBatch(tagged, batch.timestamps, batch.keys, batch.watermarks, batch.watermark)
-        )
+        return self.process_batch(RecordBatch(tagged, batch.timestamps, batch.keys, batch.watermarks, batch.watermark))
 
     def _join_elements(self, key: Any, ctx: Any, elements: list[tuple[int, Any]]) -> Iterable[Any]:
         lefts = [value for index, value in elements if index == 0]
@@ -109,6 +105,12 @@ class CoGroupOperator(WindowOperator):
         own = self._state.key_group_range
         found = [(own.intersection(KeyGroupRange(first, last)), until, arrived) for first, last, until, arrived in self._progress.get()]
         chunks = self._chunks.namespaces()
+        # Each open session is in the table of sessions: contents without one would never fire.
+        if self._assigner.is_merging and (chunks or (self._contents.namespaces() and not self._sessions.namespaces())):
+            raise StateError(
+                f"join {self.ctx.name!r}: its state is of windows that are no sessions, which session windows cannot go on with: "
+                "give the join another uid, or the windows that it had"
+            )
         if chunks and find_spec("numpy") is None:
             raise StateError(
                 f"join {self.ctx.name!r}: its state holds columns, and numpy is not installed here: pip install 'aioflow[columns]'"

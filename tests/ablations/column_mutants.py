@@ -398,6 +398,13 @@ COLUMN_MUTANTS: list[Mutant] = [
         (f"{_JOINS}::test_little_is_left_for_a_snapshot_to_bring_into_the_state",),
     ),
     Mutant(
+        "a join of sessions loses the windows of another kind that its state holds",
+        "aioflow/operators/joins.py",
+        "        if self._assigner.is_merging and (chunks",
+        "        if False and (chunks",
+        (f"{_JOINS}::test_a_join_of_sessions_refuses_the_state_of_other_windows",),
+    ),
+    Mutant(
         "a stretch of coded values has None where another has its first",
         "aioflow/core/column_codec.py",
         "(np.append(used, 0)[starts[:-1]] == 0) - 1",

@@ -20,7 +20,7 @@ from aioflow.core.keygroups import key_group, range_for_subtask
 from aioflow.core.serializers import Codec
 from aioflow.operators.joins import CoGroupOperator
 from aioflow.operators.window_join import WindowJoinOperator
-from aioflow.operators.windowing import SlidingWindows, TumblingWindows
+from aioflow.operators.windowing import SessionWindows, SlidingWindows, TumblingWindows
 from tests.columns.batches import batch_of_rows
 
 from .context import Context, drive_inputs, opened
@@ -274,6 +274,16 @@ async def test_chunks_of_one_window_over_several_restores_stand_beside_each_othe
     rows = drive_inputs(operator, [(0, RecordBatch([], None, None, None, 9))])
 
     assert [(row[0].left["id"], row[0].right["id"]) for row in rows] == [(0, 2), (0, 3), (1, 2), (1, 3)]
+
+
+@pytest.mark.parametrize("form", [as_columns, as_rows])
+async def test_a_join_of_sessions_refuses_the_state_of_other_windows(form: Any) -> None:
+    first = await opened(WindowJoinOperator(TumblingWindows(10), Pair))
+    drive_inputs(first, [(0, form(RecordBatch([1], [3], ["k"], [MIN_WATERMARK])))])
+    first.snapshot_state(1)
+
+    with pytest.raises(StateError, match=r"windows that are no sessions, .* give the join another uid, or the windows that it had"):
+        await opened(WindowJoinOperator(SessionWindows(5), Pair), Context(first.ctx))
 
 
 async def test_state_of_columns_is_refused_without_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
