@@ -152,7 +152,7 @@ def test_a_key_that_is_none_is_refused_at_its_record() -> None:
 @pytest.mark.parametrize(
     "aggregate",
     [af.count(), af.mean(score), af.collect(score), af.top(2, score), af.agg(high=af.max(score)), af.max_by(score, where=score)],
-    ids=repr,
+    ids=lambda aggregate: type(aggregate).__name__,
 )
 def test_for_other_aggregates_all_records_go(aggregate: Any) -> None:
     assert local_aggregate(resolve_aggregate(aggregate), GRID) is None
