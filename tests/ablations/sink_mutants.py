@@ -250,8 +250,8 @@ SINK_MUTANTS: list[Mutant] = [
     Mutant(
         "a durable put returns with the checkpoint before the one that covers it",
         "aioflow/io/pushing.py",
-        "            if number > position:\n",
-        "            if number > position + 1:\n",
+        "        self._durable = _without_reached(self._durable, position)\n",
+        "        self._durable = _without_reached(self._durable, position + 1)\n",
         (
             "tests/io/test_memory_streams.py::test_a_durable_put_returns_when_a_checkpoint_covers_it",
         ),
