@@ -41,6 +41,8 @@ def with_fields(cls: type[msgspec.Struct], reduced: Any) -> Any:
     make, args, (attributes, slots), *rest = reduced
     fields = _own_fields(cls)
     options = {name: getattr(cls.__struct_config__, name) for name in OPTIONS if hasattr(cls.__struct_config__, name)}
+    if options["tag"] is None:
+        options["tag"] = False  # None would mean the tag of the base, and with it the field of the tag.
     parameters = inspect.signature(cls).parameters
     options["kw_only"] = any(parameters[name].kind is inspect.Parameter.KEYWORD_ONLY for name in fields)
     kept = {name: value for name, value in attributes.items() if name not in fields and name != "__slots__"}

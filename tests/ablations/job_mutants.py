@@ -262,6 +262,13 @@ JOB_MUTANTS: list[Mutant] = [
         ("tests/cluster/test_struct_classes.py::test_what_a_struct_of_the_program_does_when_it_is_made_is_done_on_arrival",),
     ),
     Mutant(
+        "a Struct without a tag arrives with that of its base",
+        "aioflow/cluster/struct_classes.py",
+        '        options["tag"] = False  #',
+        '        options["tag"] = None  #',
+        ("tests/cluster/test_struct_classes.py::test_a_struct_that_is_not_tagged_as_its_base_is_not_tagged_on_arrival",),
+    ),
+    Mutant(
         "annotations of the program arrive as text",
         "aioflow/cluster/shipping.py",
         '    if own := kept.get("__annotations__"):\n',

@@ -56,7 +56,16 @@ class Leaf(Node):
 class Plain(Leaf):
     pass
 
-classes = [Base, Row, Empty, Box, Node, Leaf, Plain]
+class Tagged(msgspec.Struct, tag="b", tag_field="kind"):
+    n: int
+
+class Untagged(Tagged, tag=False):
+    pass
+
+class Again(Tagged):
+    pass
+
+classes = [Base, Row, Empty, Box, Node, Leaf, Plain, Tagged, Untagged, Again]
 """
 
 
@@ -109,6 +118,15 @@ def test_what_a_struct_of_the_program_does_when_it_is_made_is_done_on_arrival(mo
         "Node(n=101, before=Node(n=102, before=None))",
         "Leaf(n=101, before=None, size=2)",
         "Plain(n=101, before=None, size=2)",
+    ]
+
+
+def test_a_struct_that_is_not_tagged_as_its_base_is_not_tagged_on_arrival(monkeypatch: pytest.MonkeyPatch) -> None:
+    content = shipped(monkeypatch)
+    assert there(content, *(f"msgspec.json.encode({name}(1)).decode()" for name in ("Tagged", "Untagged", "Again"))) == [
+        '{"kind":"b","n":1}',
+        '{"n":1}',
+        '{"kind":"b","n":1}',
     ]
 
 
