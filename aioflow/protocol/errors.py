@@ -54,23 +54,38 @@ def describe_error(error: BaseException, codec: Codec) -> ErrorResponse:
         text = "".join(traceback.format_exception(error))
     except Exception:  # noqa: BLE001 - the __str__ of a user's error may do anything.
         text = ""
-    try:
-        arguments: bytes | None = codec.encode_batch(_arguments(error), owner="an error")
-    except Exception:  # noqa: BLE001 - likewise the encode= of a registered type; then the message must do.
-        arguments = None
     return ErrorResponse(
         type_name=_cut(f"{kind.__module__}:{kind.__qualname__}", _TYPE_NAME_CHARS_MAX),
         message=_cut(_message(error), _MESSAGE_CHARS_MAX),
         traceback_text=_cut_front(text, _TRACEBACK_CHARS_MAX),
-        arguments=arguments if arguments is None or len(arguments) <= _ARGUMENT_BYTES_MAX else None,
+        arguments=_encoded_arguments(error, codec),
         notes=_notes(notes),
     )
 
 
-def _arguments(error: BaseException) -> list[Any]:
-    """What its class makes it of. `args` are not that of those who say so to pickle: OSError with a file, JSONDecodeError."""
+def _encoded_arguments(error: BaseException, codec: Codec) -> bytes | None:
+    """What its class makes it of: what it tells pickle or, where that cannot travel, its `args`. None when neither can.
+
+    An OSError of a file and JSONDecodeError have `args` that their class does not make them of; others hold for pickle what is only good
+    in their own process, and are themselves without it. Whether the error says the same is seen where it is rebuilt.
+    """
+    for arguments in (_told_to_pickle, _args):
+        try:
+            encoded = codec.encode_batch(list(arguments(error)), owner="an error")
+        except Exception:  # noqa: BLE001 - __reduce__ and the encode= of a type are the user's; then the message must do.
+            continue
+        if len(encoded) <= _ARGUMENT_BYTES_MAX:
+            return encoded
+    return None
+
+
+def _told_to_pickle(error: BaseException) -> tuple[Any, ...]:
     made = error.__reduce__()
-    return list(made[1] if isinstance(made, tuple) and made[0] is type(error) else error.args)
+    return made[1] if isinstance(made, tuple) and made[0] is type(error) else error.args
+
+
+def _args(error: BaseException) -> tuple[Any, ...]:
+    return error.args
 
 
 def rebuild_error(response: ErrorResponse, codec: Codec) -> Exception:

@@ -10,9 +10,16 @@ WIRE_MUTANTS: list[Mutant] = [
     Mutant(
         "an error of a file travels without the name of the file",
         "aioflow/protocol/errors.py",
-        "    return list(made[1] if isinstance(made, tuple) and made[0] is type(error) else error.args)\n",
-        "    return list(made[1] if made is None else error.args)\n",
+        "    return made[1] if isinstance(made, tuple) and made[0] is type(error) else error.args\n",
+        "    return error.args\n",
         ("tests/protocol/test_errors.py::test_what_an_error_keeps_beside_its_args_comes_along",),
+    ),
+    Mutant(
+        "an error that tells pickle what cannot travel loses its class",
+        "aioflow/protocol/errors.py",
+        "    for arguments in (_told_to_pickle, _args):\n",
+        "    for arguments in (_told_to_pickle,):\n",
+        ("tests/protocol/test_errors.py::test_an_error_that_tells_pickle_what_cannot_travel_is_rebuilt_of_its_args",),
     ),
     Mutant(
         "a batch that travels is sent as small as it comes",

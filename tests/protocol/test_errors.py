@@ -102,6 +102,33 @@ def test_what_an_error_keeps_beside_its_args_comes_along() -> None:
     assert (malformed.doc, malformed.pos) == ("doc", 1)
 
 
+class ByHandle(Exception):
+    """Tells pickle of what it holds."""
+
+    def __init__(self, text: str, handle: Any = None) -> None:
+        super().__init__(text)
+        self.handle = handle
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ByHandle, (self.args[0], self.handle)
+
+
+class NotForPickle(Exception):
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise TypeError("not for pickle")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [ByHandle("refused", object()), ByHandle("refused", "x" * 100_000), NotForPickle("refused")],
+    ids=["what no codec knows", "too much", "nothing"],
+)
+def test_an_error_that_tells_pickle_what_cannot_travel_is_rebuilt_of_its_args(error: Exception) -> None:
+    rebuilt = crossed(error)
+    assert type(rebuilt) is type(error)
+    assert rebuilt.args == ("refused",)
+
+
 def test_the_remote_traceback_and_the_notes_come_along() -> None:
     error = raised(ValueError("no"))
     error.add_note("aioflow: in operator count-1")
