@@ -16,6 +16,7 @@ import pickle
 import sys
 from collections.abc import Iterator
 from enum import Enum
+from functools import partial
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, NewType, get_type_hints
 
@@ -199,9 +200,11 @@ MSGSPEC_CACHE = "__msgspec_cache__"
 class _JobPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types.
     """Notes in which modules the functions were defined that it writes."""
 
-    def __init__(self, target: io.BytesIO, modules: dict[str, None]) -> None:
+    def __init__(self, target: io.BytesIO, modules: dict[str, None], annotations: dict[type, dict[str, Any]] | None = None) -> None:
         super().__init__(target)
         self._modules = modules
+        self._annotations = {} if annotations is None else annotations
+        """How those of each class are written that travels by value: found once, also where classes speak of each other."""
 
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, FunctionType):
@@ -209,17 +212,55 @@ class _JobPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has
             if isinstance(module, str) and not _is_by_value(module) and module in sys.modules and not module.startswith("aioflow."):
                 self._modules[module] = None
         elif isinstance(value, type):
-            reduced = _on_its_own(value, super().reducer_override(value))
+            reduced = self._on_its_own(value, super().reducer_override(value))
             if issubclass(value, msgspec.Struct):
                 return with_fields(value, reduced)
             return _with_aliases(value, reduced) if issubclass(value, Enum) else reduced
         elif isinstance(value, NewType) and _is_by_value(value.__module__):
             return NewType, (value.__name__, value.__supertype__)  # By name it would be looked for in the program of the worker.
+        elif type(value) is msgspec.Meta:
+            return partial(msgspec.Meta, **dict(value.__rich_repr__())), ()  # It cannot be pickled; that is all that it was given.
         elif value is dataclasses.MISSING:
             return "MISSING"  # By name: a copy would pass for the default of the fields that have none.
         elif (reduced := self._reduce_plainly(value)) is not None:
             return reduced
         return super().reducer_override(value)
+
+    def _on_its_own(self, cls: type, reduced: Any) -> Any:
+        """How to write a class that travels by value, so that it needs nothing of the program that it leaves.
+
+        What msgspec notes in it is left out; in the class it stays, as another thread may need it now. Annotations that are text become
+        what they say, where that can be told and can travel: who reads them, as typed JSON lines do, would look in the program of the
+        worker for their names.
+        """
+        if type(reduced) is not tuple or len(reduced) != 6:
+            return reduced  # By reference.
+        make, args, (attributes, slots), *rest = reduced
+        kept = {name: value for name, value in attributes.items() if name != MSGSPEC_CACHE}
+        if own := kept.get("__annotations__"):
+            kept["__annotations__"] = self._meant(cls, own)
+        return make, args, (kept, slots), *rest
+
+    def _meant(self, cls: type, own: dict[str, Any]) -> dict[str, Any]:
+        if (known := self._annotations.get(cls)) is not None:
+            return known
+        self._annotations[cls] = own  # While they are tried, which may come back here: they may speak of the class itself.
+        try:
+            meant = get_type_hints(cls, include_extras=True)
+        except Exception as error:  # noqa: BLE001  # Of any kind: they are expressions.
+            logger.debug("annotations of %s travel as they were written: %r", cls.__qualname__, error)
+            return own
+        found = {name: meant[name] if name in meant and self._travels(meant[name]) else written for name, written in own.items()}
+        self._annotations[cls] = found
+        return found
+
+    def _travels(self, annotation: Any) -> bool:
+        try:
+            _JobPickler(io.BytesIO(), {}, self._annotations).dump(annotation)
+        except Exception as error:  # noqa: BLE001  # Of any kind: an annotation may be anything.
+            logger.debug("annotation %r travels as it was written: %r", annotation, error)
+            return False
+        return True
 
     def _reduce_plainly(self, value: Any) -> tuple[Any, ...] | None:
         """How to write an object that is made of nothing but its attributes; None for all that knows better, or is nothing of the kind."""
@@ -234,26 +275,6 @@ class _JobPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has
 def _is_by_value(module: str | None) -> bool:
     """Whether no worker could import what is defined there."""
     return module == "__main__" or module in cloudpickle.list_registry_pickle_by_value()
-
-
-def _on_its_own(cls: type, reduced: Any) -> Any:
-    """How to write a class that travels by value, so that it needs nothing of the program that it leaves.
-
-    What msgspec notes in it is left out; in the class it stays, as another thread may need it now. Annotations that are text become what
-    they say, where that can be told: who reads them, as typed JSON lines do, would look in the program of the worker for their names.
-    """
-    if type(reduced) is not tuple or len(reduced) != 6:
-        return reduced  # By reference.
-    make, args, (attributes, slots), *rest = reduced
-    kept = {name: value for name, value in attributes.items() if name != MSGSPEC_CACHE}
-    if own := kept.get("__annotations__"):
-        try:
-            meant = get_type_hints(cls, include_extras=True)
-        except Exception as error:  # noqa: BLE001  # Of any kind: they are expressions.
-            logger.debug("annotations of %s travel as they were written: %r", cls.__qualname__, error)
-        else:
-            kept["__annotations__"] = {name: meant.get(name, annotation) for name, annotation in own.items()}
-    return make, args, (kept, slots), *rest
 
 
 def _with_aliases(cls: type[Enum], reduced: Any) -> Any:

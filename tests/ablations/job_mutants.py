@@ -271,8 +271,8 @@ JOB_MUTANTS: list[Mutant] = [
     Mutant(
         "annotations of the program arrive as text",
         "aioflow/cluster/shipping.py",
-        '    if own := kept.get("__annotations__"):\n',
-        "    if own := None:\n",
+        '        if own := kept.get("__annotations__"):\n',
+        "        if own := None:\n",
         ("tests/cluster/test_shipping.py::test_what_classes_of_the_program_are_annotated_with_is_known_on_arrival",),
     ),
     Mutant(
@@ -281,6 +281,20 @@ JOB_MUTANTS: list[Mutant] = [
         "        elif isinstance(value, NewType) and _is_by_value(value.__module__):\n",
         "        elif isinstance(value, NewType) and not _is_by_value(value.__module__):\n",
         ("tests/cluster/test_shipping.py::test_what_classes_of_the_program_are_annotated_with_is_known_on_arrival",),
+    ),
+    Mutant(
+        "what an annotation says is sent though it cannot travel",
+        "aioflow/cluster/shipping.py",
+        "meant[name] if name in meant and self._travels(meant[name]) else",
+        "meant[name] if name in meant else",
+        ("tests/cluster/test_shipping.py::test_constraints_of_fields_arrive_and_what_cannot_stays_as_it_was_written",),
+    ),
+    Mutant(
+        "constraints of fields keep the classes of the program from workers",
+        "aioflow/cluster/shipping.py",
+        "        elif type(value) is msgspec.Meta:\n",
+        "        elif False:\n",
+        ("tests/cluster/test_shipping.py::test_constraints_of_fields_arrive_and_what_cannot_stays_as_it_was_written",),
     ),
     Mutant(
         "a worker keeps in state what its own program registered, not the job's",

@@ -295,6 +295,71 @@ def test_what_classes_of_the_program_are_annotated_with_is_known_on_arrival(monk
     assert done.stdout.decode().strip() == "Struct(inner=Inner(x=1), more=[]) Inner", done.stderr.decode()
 
 
+CONSTRAINED = """
+import threading
+from dataclasses import dataclass
+from typing import Annotated, NewType
+import msgspec
+
+Name = NewType("Name", str)
+Positive = msgspec.Meta(gt=0, description="how many", extra={"unit": "pieces"})
+
+class Handle:
+    lock = threading.Lock()
+
+class Counted(msgspec.Struct):
+    n: Annotated[int, Positive]
+
+@dataclass
+class Named:
+    name: Annotated[Name, msgspec.Meta(pattern="^a")]
+    counted: Counted
+"""
+
+OF_THIS_PROCESS = """
+@dataclass
+class Holding:
+    n: Annotated[int, Positive]
+    first: Handle | None = None
+    other: Annotated[int, threading.Lock()] = 0
+    again: list[Around] = ()
+
+@dataclass
+class Around:
+    handle: Handle
+    holding: Holding
+"""
+
+
+@pytest.mark.parametrize("as_text", [False, True])
+def test_constraints_of_fields_arrive_and_what_cannot_stays_as_it_was_written(monkeypatch: pytest.MonkeyPatch, as_text: bool) -> None:
+    program = ModuleType("__main__")
+    text = f"from __future__ import annotations{CONSTRAINED}{OF_THIS_PROCESS}" if as_text else CONSTRAINED
+    exec(compile(text, "<program>", "exec", dont_inherit=True), vars(program))
+    monkeypatch.setitem(sys.modules, "__main__", program)
+    flow = af.Flow("rows")
+    classes = (program.Named, program.Holding, program.Around) if as_text else (program.Named,)
+    flow.source([1]).map(lambda n, classes=classes: len(classes)).sink(print)
+    content = ship_job(graph_of(flow), TaskOptions())
+
+    there = "import gc, sys, msgspec\nfrom aioflow.cluster.shipping import load_job\njob = load_job(sys.stdin.buffer.read())\n"
+    there += "globals().update({c.__name__: c for c in gc.get_objects() if isinstance(c, type) and c.__module__ == '__main__'})\n"
+    there += "print(msgspec.convert({'name': 'ab', 'counted': {'n': 1}}, Named))\nmeant = Counted.__annotations__['n']\n"
+    there += "print(meant.__metadata__[0] == msgspec.Meta(gt=0, description='how many', extra={'unit': 'pieces'}))\n"
+    if as_text:
+        there += "kept = Holding.__annotations__\nprint(kept['n'] == meant, kept['first'], kept['other'], kept['again'])\n"
+        there += "print(Holding(1, other=2), Around.__annotations__)\n"
+    there += "msgspec.convert({'name': 'b', 'counted': {'n': 1}}, Named)\n"
+    done = subprocess.run([sys.executable, "-c", there], input=content, capture_output=True, check=False)
+    kept = [
+        "True Handle | None Annotated[int, threading.Lock()] list[__main__.Around]",
+        "Holding(n=1, first=None, other=2, again=()) {'handle': 'Handle', 'holding': <class '__main__.Holding'>}",
+    ]
+    lines = ["Named(name='ab', counted=Counted(n=1))", "True", *(kept if as_text else [])]
+    assert done.stdout.decode().splitlines() == lines, done.stderr.decode()
+    assert "ValidationError: Expected `str` matching regex '^a'" in done.stderr.decode()
+
+
 def test_further_names_of_an_enum_arrive_also_where_the_class_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     """A program whose JobManager runs in a thread of its own sends its jobs to itself."""
     program = ModuleType("__main__")
