@@ -217,7 +217,8 @@ class _JobPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has
                 return with_fields(value, reduced)
             return _with_aliases(value, reduced) if issubclass(value, Enum) else reduced
         elif isinstance(value, NewType) and _is_by_value(value.__module__):
-            return NewType, (value.__name__, value.__supertype__)  # By name it would be looked for in the program of the worker.
+            # By name it would be looked for in the program of the worker.
+            return NewType, (value.__name__, value.__supertype__), {"__module__": value.__module__}
         elif type(value) is msgspec.Meta:
             return partial(msgspec.Meta, **dict(value.__rich_repr__())), ()  # It cannot be pickled; that is all that it was given.
         elif value is dataclasses.MISSING:

@@ -297,6 +297,13 @@ JOB_MUTANTS: list[Mutant] = [
         ("tests/cluster/test_shipping.py::test_constraints_of_fields_arrive_and_what_cannot_stays_as_it_was_written",),
     ),
     Mutant(
+        "a NewType that arrived belongs to another module",
+        "aioflow/cluster/shipping.py",
+        ', {"__module__": value.__module__}\n',
+        "\n",
+        ("tests/cluster/test_shipping.py::test_constraints_of_fields_arrive_and_what_cannot_stays_as_it_was_written",),
+    ),
+    Mutant(
         "a worker keeps in state what its own program registered, not the job's",
         "aioflow/cluster/worker.py",
         "self._metrics, job.options, self._codec)",

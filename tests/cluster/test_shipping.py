@@ -346,6 +346,7 @@ def test_constraints_of_fields_arrive_and_what_cannot_stays_as_it_was_written(mo
     there += "globals().update({c.__name__: c for c in gc.get_objects() if isinstance(c, type) and c.__module__ == '__main__'})\n"
     there += "print(msgspec.convert({'name': 'ab', 'counted': {'n': 1}}, Named))\nmeant = Counted.__annotations__['n']\n"
     there += "print(meant.__metadata__[0] == msgspec.Meta(gt=0, description='how many', extra={'unit': 'pieces'}))\n"
+    there += "print(Named.__annotations__['name'].__origin__)\n"
     if as_text:
         there += "kept = Holding.__annotations__\nprint(kept['n'] == meant, kept['first'], kept['other'], kept['again'])\n"
         there += "print(Holding(1, other=2), Around.__annotations__)\n"
@@ -355,7 +356,7 @@ def test_constraints_of_fields_arrive_and_what_cannot_stays_as_it_was_written(mo
         "True Handle | None Annotated[int, threading.Lock()] list[__main__.Around]",
         "Holding(n=1, first=None, other=2, again=()) {'handle': 'Handle', 'holding': <class '__main__.Holding'>}",
     ]
-    lines = ["Named(name='ab', counted=Counted(n=1))", "True", *(kept if as_text else [])]
+    lines = ["Named(name='ab', counted=Counted(n=1))", "True", "__main__.Name", *(kept if as_text else [])]
     assert done.stdout.decode().splitlines() == lines, done.stderr.decode()
     assert "ValidationError: Expected `str` matching regex '^a'" in done.stderr.decode()
 
