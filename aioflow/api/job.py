@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -276,12 +276,21 @@ class Job:
 
     async def _inputs_read(self) -> None:
         """What was put before is on its way to the operators, in front of a barrier that begins now."""
-        inlets = [node.source.inlet for node in self._graph.nodes.values() if isinstance(node.source, PushSource)]
-        with suppress(TimeoutError):
+        inlets = [(node.name, node.source.inlet) for node in self._graph.nodes.values() if isinstance(node.source, PushSource)]
+        name = ""
+        try:
             async with asyncio.timeout(to_seconds(self._options.timeout, "timeout")):
-                for inlet in inlets:
+                for name, inlet in inlets:  # noqa: B007  # The warning names where it stood.
                     if inlet is not None:
                         await inlet.caught_up()
+        except TimeoutError:
+            logger.warning(
+                "the savepoint of job %s does not hold what was put into %r last: that was not read within timeout=%r, as what is "
+                "behind the source is slower than what is put; wait with put(durable=True), or give a longer timeout=",
+                self.name,
+                name,
+                self._options.timeout,
+            )
 
     def _warn_of_derived_uids(self) -> None:
         """Once a job: state that a savepoint holds is found again by uid, and one that comes from the graph changes with it."""

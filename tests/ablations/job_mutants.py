@@ -25,6 +25,13 @@ JOB_MUTANTS: list[Mutant] = [
         (CHECKPOINTS + "test_a_savepoint_holds_what_was_accepted_before_it_was_asked_for",),
     ),
     Mutant(
+        "a savepoint without what was put last says nothing of it",
+        "aioflow/api/job.py",
+        "        except TimeoutError:\n            logger.warning(\n",
+        "        except TimeoutError:\n            logger.debug(\n",
+        (CHECKPOINTS + "test_a_savepoint_that_does_not_hold_all_that_was_put_says_so",),
+    ),
+    Mutant(
         "what was accepted before the first reader came counts from the beginning",
         "aioflow/io/pushing.py",
         "            self._unread = [(number + start, future) for number, future in self._unread]\n",

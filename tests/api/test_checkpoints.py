@@ -581,6 +581,19 @@ async def test_a_savepoint_holds_what_was_accepted_before_it_was_asked_for(store
     assert rows == [*[-1][: started], *range(1000), "next"]
 
 
+async def test_a_savepoint_that_does_not_hold_all_that_was_put_says_so(store: str, caplog: pytest.LogCaptureFixture) -> None:
+    flow, rows, going_on = af.Flow("slow"), [], threading.Event()
+    events = flow.source(af.io.push(), uid="events", name="orders")
+    events.map(lambda value: going_on.wait(30) and value, uid="same", blocking=True).sink(rows.append)
+    async with flow.run(checkpoints=store, every="1h", timeout="1ms") as job:
+        await job.input(events).put_many(range(1000))
+        asked = asyncio.ensure_future(job.savepoint())
+        await eventually(lambda: "put into 'orders' last" in caplog.text)
+        going_on.set()
+        await asyncio.gather(asked, return_exceptions=True)
+        await job.cancel()
+
+
 async def test_what_was_pushed_is_replayed_after_a_restart_once(store: str) -> None:
     flow, rows, failures = af.Flow("replayed"), [], iter([True])
 
