@@ -108,6 +108,6 @@ def _named(operator: str, name: str | None, backend: KeyedStateBackend) -> str:
         return names[0]
     if name is None or name not in names:
         have = ", ".join(repr(n) for n in names) or "none so far"
-        what = "name the state to read with name=" if name is None else f"there is no state {name!r}"
+        what = "name the state to read, get(key, name=...) or items(name=...)" if name is None else f"there is no state {name!r}"
         raise StateError(f"operator {operator!r}: {what}; it has {have}{'' if name is None else did_you_mean(name, names)}")
     return name
