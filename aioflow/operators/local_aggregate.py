@@ -1,15 +1,17 @@
 """Aggregation before a keyed exchange: of a batch, one record goes to the window for each key, and stands for the others.
 
-The best element of a window is the best of the best elements of its batches; so with a maximum, what came first or last, and a
-sum of ints. Where a batch holds few keys, whoever deals records out folds it by the very aggregate of the window, and sends what
-the accumulators hold: that is written, read and folded again once a key instead of once a record. It is Flink's local aggregation,
-without a buffer and without a second kind of record: what is sent is added as any other record is, and state knows nothing of it.
+The best element of a window is the best of the best elements of its batches; so with a maximum, and what came first or last. Where
+a batch holds few keys, whoever deals records out folds it by the very aggregate of the window, and sends what the accumulators
+hold: that is written, read and folded again once a key instead of once a record. It is Flink's local aggregation, without a buffer
+and without a second kind of record: what is sent is added as any other record is, and state knows nothing of it.
 
 Invariants: the results are the same, and in the same order.
 
 * A batch is folded only if it lies in one slice and no window of that slice ends within it. So all of its records are live or all
   are late, wherever the window is, and those that are sent may all see the watermark that was in force before the first of them.
 * Keys come in the order of their first record, as does what the window gives out.
+* The aggregate gives the same wherever batches are cut. A sum does not, not even of a batch of ints: behind a float of another batch
+  each addition rounds.
 * Nothing is left out of which somebody would hear: with allowed lateness each late record would give a result of its own, and late
   elements may be read. `numLateRecordsDropped` counts what was sent.
 * The functions of the aggregate only compute (`inlining`). Where one fails, the records go as they are, and the window names the
@@ -25,7 +27,7 @@ from typing import Any
 from aioflow.core.column_batch import highest, lowest
 from aioflow.core.elements import RecordBatch
 from aioflow.core.expressions import is_expression
-from aioflow.operators.aggregates import BuiltIn, First, Last, Max, MaxBy, Min, MinBy, Sum
+from aioflow.operators.aggregates import BuiltIn, First, Last, Max, MaxBy, Min, MinBy
 from aioflow.operators.inlining import body_of
 from aioflow.operators.slice_grid import SliceGrid
 
@@ -82,7 +84,7 @@ _OF_ELEMENTS = frozenset((MinBy, MaxBy))
 
 _OF_ONE = frozenset((First, Last))
 
-_FOLDED = frozenset((*_OF_ELEMENTS, *_OF_ONE, Min, Max, Sum))
+_FOLDED = frozenset((*_OF_ELEMENTS, *_OF_ONE, Min, Max))
 
 
 def _sent(aggregate: BuiltIn, held: list[Any]) -> list[Any] | None:
@@ -90,7 +92,4 @@ def _sent(aggregate: BuiltIn, held: list[Any]) -> list[Any] | None:
     kind = type(aggregate)
     if kind in _OF_ELEMENTS:
         return None if None in held else [element for _, element in held]
-    if kind in _OF_ONE:
-        return [value for (value,) in held]
-    # Floats add up to something else in another order.
-    return None if kind is Sum and set(map(type, held)) != {int} else held
+    return [value for (value,) in held] if kind in _OF_ONE else held
