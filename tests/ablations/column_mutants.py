@@ -170,11 +170,11 @@ COLUMN_MUTANTS: list[Mutant] = [
         (f"{_LOCAL_TESTS}::test_results_are_those_of_all_records", f"{_LOCAL_TESTS}::test_these_go_as_they_are"),
     ),
     Mutant(
-        "floats are added up before they are sent",
+        "sums are folded before they are sent",
         _LOCAL,
-        "return None if kind is Sum and set(map(type, held)) != {int} else held",
-        "return held",
-        (f"{_LOCAL_TESTS}::test_these_go_as_they_are",),
+        "type(aggregate) not in _FOLDED or aggregate.where",
+        "(type(aggregate) not in _FOLDED and aggregate.name != 'sum') or aggregate.where",
+        (f"{_LOCAL_TESTS}::test_for_other_aggregates_all_records_go",),
     ),
     Mutant(
         "what is taken of elements is sent as if it were them",
