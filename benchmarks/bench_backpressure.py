@@ -24,7 +24,7 @@ from time import monotonic, perf_counter
 from typing import Any
 
 import aioflow as af
-from aioflow.network.builder import BATCH_RECORDS_MAX
+from aioflow.core.elements import BATCH_RECORDS_MAX
 from aioflow.task.assembly import PERMITS_PER_SUBPARTITION
 from benchmarks.bench_hostile import watched_workers
 

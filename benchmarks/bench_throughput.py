@@ -24,7 +24,8 @@ from time import perf_counter, process_time
 from typing import Any
 
 import aioflow as af
-from aioflow.task.chain import BATCH_RECORDS_MAX, SLICE_NS
+from aioflow.core.elements import BATCH_RECORDS_MAX
+from aioflow.task.chain import SLICE_NS
 from benchmarks import bare, flows
 from benchmarks.stages import measured
 from benchmarks.workloads import POOL, Result, make_events, make_words

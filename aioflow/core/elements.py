@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 __all__ = [
+    "BATCH_RECORDS_MAX",
     "MAX_WATERMARK",
     "MIN_WATERMARK",
     "CancelCheckpointMarker",
@@ -41,6 +42,10 @@ MIN_WATERMARK = -(2**63)
 
 MAX_WATERMARK = 2**63 - 1
 """The end of event time: no record can follow."""
+
+BATCH_RECORDS_MAX = 2048
+"""Rows of a batch, and of what one stage takes at a time: what a batch costs comes to a few ns a record, and larger ones leave the
+processor's cache."""
 
 
 class RecordBatch:

@@ -18,12 +18,9 @@ from __future__ import annotations
 from typing import Any
 
 from aioflow.core.column_batch import COLUMN_RECORDS_MAX
-from aioflow.core.elements import MIN_WATERMARK, RecordBatch
+from aioflow.core.elements import BATCH_RECORDS_MAX, MIN_WATERMARK, RecordBatch
 
-__all__ = ["BATCH_RECORDS_MAX", "COLUMN_RECORDS_PER_ROW", "NO_KEY", "BatchBuilder"]
-
-BATCH_RECORDS_MAX = 1024
-"""Amortises the cost of a batch to a few ns a record, and bounds what one slice can take."""
+__all__ = ["COLUMN_RECORDS_PER_ROW", "NO_KEY", "BatchBuilder"]
 
 COLUMN_RECORDS_PER_ROW = COLUMN_RECORDS_MAX // BATCH_RECORDS_MAX
 """Records that a batch of columns may have where one of rows may have one."""

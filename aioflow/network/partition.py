@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from aioflow.core.availability import Availability
-from aioflow.core.elements import Event, RecordBatch
-from aioflow.network.builder import BATCH_RECORDS_MAX
+from aioflow.core.elements import BATCH_RECORDS_MAX, Event, RecordBatch
 from aioflow.network.local_pool import LocalBufferPool
 from aioflow.network.subpartition import PipelinedSubpartition
 

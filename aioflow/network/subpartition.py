@@ -19,9 +19,9 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Protocol
 
-from aioflow.core.elements import CheckpointBarrier, EndOfPartition, Event, RecordBatch, Watermark
+from aioflow.core.elements import BATCH_RECORDS_MAX, CheckpointBarrier, EndOfPartition, Event, RecordBatch, Watermark
 from aioflow.core.errors import Closed, ProducerFailed
-from aioflow.network.builder import BATCH_RECORDS_MAX, COLUMN_RECORDS_PER_ROW, BatchBuilder
+from aioflow.network.builder import COLUMN_RECORDS_PER_ROW, BatchBuilder
 
 __all__ = ["START_MANY", "Permits", "PipelinedSubpartition", "Polled"]
 

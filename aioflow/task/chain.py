@@ -15,7 +15,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from aioflow.core.column_batch import COLUMN_RECORDS_MAX
-from aioflow.core.elements import MIN_WATERMARK, RecordBatch
+from aioflow.core.elements import BATCH_RECORDS_MAX, MIN_WATERMARK, RecordBatch
 from aioflow.core.errors import note_once
 from aioflow.operators.operator import Operator
 from aioflow.operators.stateless import StatelessOperator, describe_place
@@ -24,13 +24,10 @@ if TYPE_CHECKING:
     from aioflow.core.availability import Availability
     from aioflow.core.scope import Scope
 
-__all__ = ["BATCH_RECORDS_MAX", "SLICE_NS", "ChainStatus", "OperatorChain", "Tap"]
+__all__ = ["SLICE_NS", "ChainStatus", "OperatorChain", "Tap"]
 
 SLICE_NS = 2_000_000
 """How long one slice may take: the grain at which mail, timers and other tasks of the loop are looked at."""
-
-BATCH_RECORDS_MAX = 1024
-"""Records that one stage takes at a time; larger batches leave the processor's cache (W2 loses a third at 4,096)."""
 
 COLUMN_RECORDS_LEAST = 4096
 """Of a batch of columns a stage without functions of the application takes no less at a time: numpy costs as much for one record."""

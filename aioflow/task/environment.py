@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from aioflow.checkpoint.local_state import LOCAL_BYTES_MAX, LocalState
+from aioflow.core.elements import BATCH_RECORDS_MAX
 from aioflow.core.serializers import Codec
-from aioflow.task.chain import BATCH_RECORDS_MAX, SLICE_NS
+from aioflow.task.chain import SLICE_NS
 from aioflow.task.output import FLUSH_MAX_AGE_NS
 
 if TYPE_CHECKING:

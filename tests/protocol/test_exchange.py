@@ -7,9 +7,8 @@ import dataclasses
 import pytest
 
 from aioflow.core.batch_codec import encode_event
-from aioflow.core.elements import CheckpointBarrier, EndOfData, EndOfPartition, RecordBatch, Watermark
+from aioflow.core.elements import BATCH_RECORDS_MAX, CheckpointBarrier, EndOfData, EndOfPartition, RecordBatch, Watermark
 from aioflow.core.errors import LocalProtocolError, ProducerFailed, RemoteError, RemoteProtocolError, TypeNotSupported
-from aioflow.network.builder import BATCH_RECORDS_MAX
 from aioflow.network.subpartition import PipelinedSubpartition
 from aioflow.protocol.consumer import PriorityEvent, partition_request_backoff
 from aioflow.protocol.errors import BufferReordering, PartitionNotFound

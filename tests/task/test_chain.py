@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from aioflow.core.availability import Availability
 from aioflow.core.column_batch import COLUMN_RECORDS_MAX, ColumnBatch, ObjectColumn
-from aioflow.core.elements import RecordBatch, empty_batch
+from aioflow.core.elements import BATCH_RECORDS_MAX, RecordBatch, empty_batch
 from aioflow.core.scope import Scope
-from aioflow.network.builder import BATCH_RECORDS_MAX
 from aioflow.operators.operator import Operator
 from aioflow.operators.stateless import StatelessKind, StatelessOperator, StatelessStep
 from aioflow.task.chain import COLUMN_RECORDS_LEAST, ChainStatus, OperatorChain

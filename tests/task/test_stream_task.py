@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from aioflow.core.availability import Availability
-from aioflow.core.elements import MAX_WATERMARK, EndOfData, EndOfPartition, RecordBatch, WatermarkStatus
+from aioflow.core.elements import BATCH_RECORDS_MAX, MAX_WATERMARK, EndOfData, EndOfPartition, RecordBatch, WatermarkStatus
 from aioflow.core.errors import JobNotRunning
-from aioflow.network.builder import BATCH_RECORDS_MAX
 from aioflow.operators.operator import Operator
 from aioflow.task.metrics import HARD
 from aioflow.task.stream_task import StreamTask
@@ -404,13 +403,13 @@ async def test_a_task_without_room_waits_and_goes_on_when_there_is_some() -> Non
     bench.tasks[1].abandon()
 
 
-async def test_ten_thousand_records_of_one_go_beyond_the_room_once_and_the_task_waits_hard() -> None:
+async def test_twenty_thousand_records_of_one_go_beyond_the_room_once_and_the_task_waits_hard() -> None:
     """E4.5: no input is taken before all of it has left."""
 
     class Wide(Logged):
         def process_batch(self, batch: RecordBatch) -> RecordBatch:
             self._at("took")
-            return RecordBatch([(value, n) for value in batch.values for n in range(10_000)])
+            return RecordBatch([(value, n) for value in batch.values for n in range(20_000)])
 
     log: list[str] = []
     bench = Bench([lambda: Wide("a", log)], [lambda: Logged("sink", [])])
@@ -419,7 +418,7 @@ async def test_ten_thousand_records_of_one_go_beyond_the_room_once_and_the_task_
     bench.feed.give([1], [2], None)
     await until(lambda: bench.tasks[0]._suspension is not None and bench.tasks[0]._suspension.reason == HARD)
     assert log.count("a took") == 1
-    most = -(-10_000 // BATCH_RECORDS_MAX)
+    most = -(-20_000 // BATCH_RECORDS_MAX)
     assert partition.pool.size < partition.queued_batches <= most
     read: list[Any] = []
     while not runner.done() or partition.queue_length(0):
@@ -430,7 +429,7 @@ async def test_ten_thousand_records_of_one_go_beyond_the_room_once_and_the_task_
         elif isinstance(polled[0], RecordBatch):
             read.extend(polled[0].values)
     await runner
-    assert read == [(value, n) for value in (1, 2) for n in range(10_000)]
+    assert read == [(value, n) for value in (1, 2) for n in range(20_000)]
     bench.tasks[1].abandon()
 
 
