@@ -37,12 +37,14 @@ R = TypeVar("R")
 
 KEYS = "where(key of the left).equal_to(key of the right)"
 
+STEPS = "where(key).equal_to(key).window(assigner)"
+
 
 @explained_methods
 class _TwoStreams(HalfStream, Generic[T, U]):
     """Keys and window of a two-stream operation, said step by step."""
 
-    completed_by = "where(key).equal_to(key).window(assigner).apply(fn)"
+    completed_by = f"{STEPS}.apply(fn)"
 
     kind = ""
     operator: type[CoGroupOperator]
@@ -84,9 +86,10 @@ class _TwoStreams(HalfStream, Generic[T, U]):
         self._window = (assigner, trigger, evictor, lateness_ms)
         return self
 
-    def _apply(self, fn: Any, options: OperatorOptions) -> DataStream[Any]:
+    def _apply(self, fn: Any, options: OperatorOptions, said: str = "apply(...)") -> DataStream[Any]:
+        """`said`: what the user wrote, for an error."""
         if self._window is None:
-            raise GraphError(f"{self.kind}: where(...).equal_to(...).window(...) come before apply(...)")
+            raise GraphError(f"{self.kind}: where(...).equal_to(...).window(...) come before {said}")
         check_plain(fn, f"apply of {self.kind}")
         assigner, trigger, evictor, lateness_ms = self._window
         factory = partial(_window_join, self.operator, assigner, fn, trigger, evictor, lateness_ms)
@@ -112,9 +115,10 @@ def _window_join(
 class JoinedStreams(_TwoStreams[T, U]):
     """`a.join(b).where(k).equal_to(k).window(w).apply(fn)`: `fn(left, right)` gives one row for each pair."""
 
+    completed_by = f"{STEPS} and .apply(fn), .pairs() or .select(name=af.left.field)"
     kind = "join"
     operator = WindowJoinOperator
-    elsewhere: ClassVar[Mapping[str, str]] = {"process": "apply(fn), with fn(left, right)", "on": KEYS}
+    elsewhere: ClassVar[Mapping[str, str]] = {"process": "apply(fn), with fn(left, right), or pairs().process(fn)", "on": KEYS}
 
     def apply(
         self, fn: Callable[[T, U], R], *, name: str | None = None, uid: str | None = None, parallelism: int | None = None
@@ -124,11 +128,11 @@ class JoinedStreams(_TwoStreams[T, U]):
 
     def pairs(self, *, name: str | None = None, uid: str | None = None, parallelism: int | None = None) -> DataStream[Pair[T, U]]:
         """Each pair as `Pair(left, right)`, stamped with the window's `end - 1`. Of tumbling and sliding windows it runs on columns."""
-        return self._apply(Pair, OperatorOptions(name, uid, parallelism))
+        return self._apply(Pair, OperatorOptions(name, uid, parallelism), "pairs()")
 
     def select(self, columns: dict[str, Any] | None = None, /, **named: Any) -> DataStream[dict[str, Any]]:
         """`pairs()`, and `select` of each: `select(name=af.left.name, item=af.right.id)`."""
-        return self.pairs().select(columns, **named)
+        return self._apply(Pair, OperatorOptions(), "select(...)").select(columns, **named)
 
 
 @explained_methods

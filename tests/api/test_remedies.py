@@ -53,6 +53,7 @@ def connected() -> Any:
 
 
 NO_STREAM = "it is no stream yet; end it with "
+STEPS = "where(key).equal_to(key).window(assigner)"
 
 
 @pytest.mark.parametrize(
@@ -66,7 +67,9 @@ NO_STREAM = "it is no stream yet; end it with "
         (interval, "apply", "write process(fn), with fn(left, right, ctx), which gives any number of rows"),
         (interval, "sink", f"{NO_STREAM}process(fn), whose result has sink"),
         (joined, "process", "write apply(fn), with fn(left, right)"),
-        (joined, "collect", f"{NO_STREAM}where(key).equal_to(key).window(assigner).apply(fn), whose result has collect"),
+        (joined, "collect", f"{NO_STREAM}{STEPS} and .apply(fn), .pairs() or .select(name=af.left.field), whose result has collect"),
+        (lambda: joined().where(abs), "filter", f"{NO_STREAM}{STEPS} and .apply(fn), .pairs() or "),
+        (grouped, "collect", f"{NO_STREAM}{STEPS}.apply(fn), whose result has collect"),
         (grouped, "process", "write apply(fn), with fn(key, lefts, rights)"),
         (connected, "filter", f"{NO_STREAM}map(f1, f2), flat_map(f1, f2) or process(fn), whose result has filter"),
         (lambda: numbers().broadcast(af.MapStateDescriptor("rules")), "process", f"{NO_STREAM}elements.connect(it).process("),
@@ -76,6 +79,19 @@ NO_STREAM = "it is no stream yet; end it with "
 def test_a_step_that_is_left_out_is_named(of: Callable[[], Any], method: str, remedy: str) -> None:
     with pytest.raises(AttributeError, match=rf"^'\w+' object has no attribute '{method}': {re.escape(remedy)}"):
         getattr(of(), method)
+
+
+@pytest.mark.parametrize(
+    ("end", "said"),
+    [
+        (lambda join: join.apply(max), r"apply\(\.\.\.\)"),
+        (lambda join: join.pairs(), r"pairs\(\)"),
+        (lambda join: join.select(x=af.left.x), r"select\(\.\.\.\)"),
+    ],
+)
+def test_a_join_without_a_window_names_the_end_that_was_written(end: Callable[[Any], Any], said: str) -> None:
+    with pytest.raises(af.GraphError, match=rf"^join: where\(\.\.\.\)\.equal_to\(\.\.\.\)\.window\(\.\.\.\) come before {said}$"):
+        end(joined().where(abs).equal_to(abs))
 
 
 def test_a_misspelt_step_is_told_the_nearest_and_copying_finds_nothing() -> None:
