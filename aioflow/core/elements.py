@@ -82,15 +82,16 @@ class RecordBatch:
     def slice(self, start: int, stop: int) -> RecordBatch:
         """Records [start, stop) with the watermark that was in force after them. Copies the lists, shares the values."""
         count = len(self.values)
-        watermarks = self.watermarks
+        keys, watermarks = self.keys, self.watermarks
         if stop >= count:
             watermark = self.watermark
         else:
             watermark = MIN_WATERMARK if watermarks is None else watermarks[stop]
+        values = self.values[start:stop]
         return RecordBatch(
-            self.values[start:stop],
+            values,
             None if self.timestamps is None else self.timestamps[start:stop],
-            None if self.keys is None else self.keys[start:stop],
+            None if keys is None else values if keys is self.values else keys[start:stop],
             None if watermarks is None else watermarks[start:stop],
             watermark,
             self.taken,

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["RESULTS_MAX", "ResumableOutput"]
 
 RESULTS_MAX = 1_024
-"""Results that the first piece holds about at most: the bound of a slice of input, too."""
+"""Results that the first piece holds about at most: what one of them costs is known only behind it."""
 
 _DONE = object()
 
@@ -29,11 +29,12 @@ _DONE = object()
 class ResumableOutput:
     """Results of one operator on their way out, and the work that is still to be done for the last batch."""
 
-    __slots__ = ("_final", "_limit", "_timestamps", "_values", "_watermarks", "_work", "watermark")
+    __slots__ = ("_final", "_limit", "_timed", "_timestamps", "_values", "_watermarks", "_work", "watermark")
 
     def __init__(self) -> None:
         self._values: list[Any] = []
         self._timestamps: list[int | None] = []
+        self._timed = True  # Whether all of them are known to be ints.
         self._watermarks: list[int] = []
         self._limit = RESULTS_MAX
         self._work: Iterator[None] | None = None
@@ -83,6 +84,8 @@ class ResumableOutput:
         """One result; `watermark` is in force before it, unless a higher one is already."""
         if watermark > self.watermark:
             self.watermark = watermark
+        if timestamp is None:
+            self._timed = False
         self._values.append(value)
         self._timestamps.append(timestamp)
         self._watermarks.append(self.watermark)
@@ -111,7 +114,7 @@ class ResumableOutput:
         values, timestamps, watermarks = self._values, self._timestamps, self._watermarks
         if not values:
             return empty_batch(self.watermark)
-        self._values, self._timestamps, self._watermarks = [], [], []
-        # Results of elements without event time have none either; columns have it.
-        timed: Any = None if type(timestamps) is list and None in timestamps else timestamps
+        # Results of elements without event time have none either.
+        timed: Any = timestamps if self._timed else None
+        self._values, self._timestamps, self._watermarks, self._timed = [], [], [], True
         return RecordBatch(values, timed, None, watermarks, self.watermark)

@@ -149,8 +149,8 @@ class SliceWindowOperator(AddingWindowOperator):
                 if watermarks[begin] >= self._deadline:
                     yield from self._advance(watermarks[begin])
                 stop = first_not_below(watermarks, self._deadline, begin, count)
-            before = None if watermarks is None else watermarks[begin:stop]
-            yield from self._add(values[begin:stop], timestamps[begin:stop], keys[begin:stop], before)
+            part = batch if stop - begin == count else batch.slice(begin, stop)
+            yield from self._add(part.values, part.timestamps, part.keys, part.watermarks)  # type: ignore[arg-type]  # Checked above.
             begin = stop
         if batch.watermark >= self._deadline:
             yield from self._advance(batch.watermark)
@@ -223,7 +223,8 @@ class SliceWindowOperator(AddingWindowOperator):
             later = [t >= last for t in timestamps]
             earlier = [not flag for flag in later]
             for slice_start, chosen in ((start, earlier), (last, later)):
-                fold(slice_start, list(compress(keys, chosen)), list(compress(values, chosen)))
+                chosen_keys = list(compress(keys, chosen))
+                fold(slice_start, chosen_keys, chosen_keys if values is keys else list(compress(values, chosen)))
             return
         groups: dict[int, tuple[list[Any], list[Any]]] = {}
         offset = self._offset

@@ -26,6 +26,13 @@ def test_the_same_records_in_another_batch_are_as_whole_as_they_were(taken: bool
     assert shape(bare.with_watermarks(None)) == ([1, 2], None, None, None, MIN_WATERMARK, taken)
 
 
+def test_records_that_are_their_own_keys_still_are_when_they_are_cut() -> None:
+    words = ["a", "b", "c"]
+    part = RecordBatch(words, None, words).slice(1, 3)
+    assert part.values == ["b", "c"]
+    assert part.keys is part.values
+
+
 def test_what_is_made_of_records_is_nothing_taken_and_has_no_keys() -> None:
     batch = RecordBatch([1, 2, 3], [10, 20, 30], ["a", "b", "c"], MARKS, 9, taken=True)
     assert shape(batch.with_values([4, 5, 6])) == ([4, 5, 6], [10, 20, 30], None, MARKS, 9, False)
