@@ -9,13 +9,17 @@ from typing import Any
 from aioflow.core.errors import did_you_mean
 from aioflow.core.expression_namespaces import DtNamespace, StrNamespace
 from aioflow.core.expression_trees import walk
-from aioflow.core.expressions import COMPARISONS, LOGICAL, Binary, Call, Column, Expr, Literal, Unary
+from aioflow.core.expression_values import field_names
+from aioflow.core.expressions import COMPARISONS, LOGICAL, Binary, Call, Column, Expr, Field, Literal, Unary
+from aioflow.core.functions import Pair
 
-__all__ = ["always_none", "no_attribute", "no_operation", "no_truth", "no_value", "no_values", "note_text"]
+__all__ = ["always_none", "no_attribute", "no_operation", "no_truth", "no_value", "no_values", "note_text", "of_a_pair"]
 
 METHODS = ("is_in", "is_null", "fill_null", "cast", "round", "abs", "str", "dt")
 TEXT = tuple(name for name in vars(StrNamespace) if not name.startswith("_"))
 TIME = tuple(name for name in vars(DtNamespace) if not name.startswith("_"))
+
+SIDES = ("left", "right")
 
 AGGREGATES = ("count", "sum", "min", "max", "mean", "collect", "top", "min_by", "max_by", "first", "last", "distinct")
 """Of many elements, where an expression is of one."""
@@ -84,6 +88,24 @@ def always_none(e: Expr[Any], operator: str) -> str:
     shown = _operand(e)
     wanted = f"{shown}.is_null()" if operator == "==" else f"~{shown}.is_null()"
     return f"{shown} {operator} None is None for every element, as any operation on None, so a filter drops them all: write {wanted}"
+
+
+def of_a_pair(name: str | int, row: Any, expression: Expr[Any]) -> str:
+    """The end of a message that `row` has no field `name`: where `row` is a pair the sides that have it, where `expression` takes `row` for
+    one that it is none; nothing otherwise.
+    """
+    if isinstance(row, Pair):
+        having = [_of_side(side, name) for side in SIDES if name in field_names(getattr(row, side))]
+        return f": write {' or '.join(having)}" if having else ""
+    for e in walk(expression):
+        if isinstance(e, Field) and isinstance(e._operand, Column) and e._operand._name == name and name in SIDES:
+            own = f"; write af.{Column(e._name)!r}" if e._name in field_names(row) else ""
+            return f": af.{name} is for the pairs of a join{own}"
+    return ""
+
+
+def _of_side(side: str, name: str | int) -> str:
+    return f"af.{side}.{name}" if isinstance(name, str) and name.isidentifier() else f"af.{side}({name!r})"
 
 
 def note_text(error: BaseException, row: Any, *expressions: Expr[Any]) -> None:

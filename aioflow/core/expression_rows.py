@@ -204,7 +204,10 @@ def explain(row: Any, kind: RowKind, error: Exception, expressions: tuple[ex.Exp
                 else:
                     getattr(row, name)
             except ROW_ERRORS:
-                raise MissingFieldError(f"{missing(name, row)}; read by the expression {expression!r}") from None
+                from aioflow.core.expression_hints import of_a_pair
+
+                said = f"{missing(name, row)}{of_a_pair(name, row, expression)}"
+                raise MissingFieldError(f"{said}; read by the expression {expression!r}") from None
     if isinstance(error, (TypeError, AttributeError)):
         from aioflow.core.expression_hints import note_text
 

@@ -215,3 +215,43 @@ async def test_an_operation_on_text_of_a_number_is_told_the_cast(expression: Any
         await af.Flow("rows").source([Tagged(["a"], 3)]).select(x=expression).collect()
     (note,) = [note for note in caught.value.__notes__ if "reads text" in note]
     assert re.fullmatch(r"col\.n is int, and \.(str\.\w+) reads text: write col\.n\.cast\(str\)\.\1\(\.\.\.\)", note)
+
+
+PAIR = af.Pair({"i": 1, "a b": 2}, {"i": 1})
+
+
+@pytest.mark.parametrize(
+    ("row", "expression", "said"),
+    [
+        (PAIR, c.i + 1, "no field 'i' in a Pair with left, right: write af.left.i or af.right.i; read by the expression col.i + 1"),
+        (PAIR, c("a b"), "no field 'a b' in a Pair with left, right: write af.left('a b'); read by the expression col('a b')"),
+        (PAIR, c.j, "no field 'j' in a Pair with left, right; read by the expression col.j"),
+        (PAIR, af.left.j, "no field 'j' in a dict with i, a b; read by the expression col.left['j']"),
+        ({"i": 1}, af.left.i > 0, "no field 'left' in a dict with i: af.left is for the pairs of a join; write af.col.i; read by"),
+        ({"i": 1}, af.right.j, "no field 'right' in a dict with i: af.right is for the pairs of a join; read by"),
+        (Tagged([], 3), af.left.n, "no field 'left' in a Tagged with tags, n: af.left is for the pairs of a join; write af.col.n"),
+        ({"i": 1}, c.left, "no field 'left' in a dict with i; read by the expression col.left"),
+        ({"left": {"i": 1}}, af.left.j, "no field 'j' in a dict with i; read by the expression col.left['j']"),
+    ],
+)
+async def test_a_field_that_is_of_a_side_or_of_no_pair_is_told_so(row: Any, expression: Any, said: str) -> None:
+    with pytest.raises(LookupError, match=f"^{re.escape(said)}"):
+        await af.Flow("rows").source([row]).select(x=expression).collect()
+
+
+@pytest.mark.parametrize(
+    ("read", "said"),
+    [
+        (lambda rows, pairs: pairs.select(x=c.i), "in a Pair with left, right: write af.left.i or af.right.i"),
+        (lambda rows, pairs: pairs.key_by(af.left.i).sum(c.i), "in a Pair with left, right: write af.left.i or af.right.i"),
+        (lambda rows, pairs: rows.filter(af.left.i > 0), "in a dict with i, ts: af.left is for the pairs of a join; write af.col.i"),
+    ],
+)
+async def test_of_columns_a_field_of_a_side_is_told_as_of_rows(read: Any, said: str) -> None:
+    pa = pytest.importorskip("pyarrow")
+    rows = af.Flow("columns").source(
+        af.io.arrow(pa.table({"i": [1, 2], "ts": [1, 2]})), watermarks=af.WatermarkStrategy.monotonous_timestamps(timestamp=c.ts)
+    )
+    pairs = rows.join(rows).where(c.i).equal_to(c.i).window(af.tumbling("1s")).pairs()
+    with pytest.raises(LookupError, match=re.escape(said)):
+        await read(rows, pairs).collect()
