@@ -44,9 +44,8 @@ def asynchronous_factory(kind: StatelessKind, function: Any, options: dict[str, 
     if not waits and not blocking:
         useless = [name for name in ("concurrency", "ordered", "timeout", "retry", "on_timeout") if options.get(name) is not None]
         if useless:
-            raise GraphError(
-                f"{kind.value}: {', '.join(f'{name}=' for name in useless)} need an async function or blocking=True; this one runs inline"
-            )
+            need = f"{', '.join(f'{name}=' for name in useless)} {'needs' if len(useless) == 1 else 'need'}"
+            raise GraphError(f"{kind.value}: {need} an async function or blocking=True; this one runs inline")
         return None if on_error is None else partial(_guarded, kind, function, on_error)
     concurrency = options.get("concurrency", CONCURRENCY)
     if type(concurrency) is not int or concurrency < 1:
