@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from aioflow.core.errors import did_you_mean
 
-__all__ = ["HalfStream", "no_such_method"]
+__all__ = ["HalfStream", "nearest_method", "no_such_method"]
 
 
 class HalfStream:
@@ -31,10 +31,19 @@ class HalfStream:
             elif hasattr(KeyedStream, name) and not name.startswith("_"):
                 remedy = f": it is no stream yet; end it with {self.completed_by}, whose result has {name}"
             else:
-                remedy = did_you_mean(name, [one for one in dir(type(self)) if not one.startswith("_")])
+                remedy = nearest_method(type(self), name)
             raise no_such_method(self, name, remedy)
+
+
+def nearest_method(of: type, name: str) -> str:
+    """The public method of `of` that `name` was probably meant for, as the end of a message; nothing where nobody wrote `name`."""
+    if name.startswith("_"):  # Copying, pickling and introspection ask for these, and often.
+        return ""
+    return did_you_mean(name, [one for one in dir(of) if not one.startswith("_")])
 
 
 def no_such_method(of: object, name: str, remedy: str) -> AttributeError:
     """Python's own words, and what to write instead."""
-    return AttributeError(f"{type(of).__name__!r} object has no attribute {name!r}{remedy}", name=name, obj=of)
+    words = f"{type(of).__name__!r} object has no attribute {name!r}{remedy}"
+    # Of an error that knows its name and object Python adds the attribute that is spelled most like it: after a remedy once too often.
+    return AttributeError(words) if remedy else AttributeError(words, name=name, obj=of)

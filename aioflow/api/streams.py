@@ -23,7 +23,7 @@ from aioflow.api.build import (
     warn_of_empty_side,
 )
 from aioflow.api.hints import as_select, field_hint, keys_hint, sink_hint
-from aioflow.api.steps import no_such_method
+from aioflow.api.steps import nearest_method, no_such_method
 from aioflow.core.errors import GraphError
 from aioflow.core.explained_calls import explained_methods
 from aioflow.core.expression_rows import columns_to_function
@@ -96,8 +96,10 @@ class DataStream(Generic[T]):
 
             if name == "late":
                 remedy = ": late elements are of a window; take it directly of what its reduce, aggregate or process gave"
+            elif hasattr(KeyedStream, name) and not name.startswith("_"):
+                remedy = ": it needs keys, put key_by(...) directly before it"
             else:
-                remedy = ": it needs keys, put key_by(...) directly before it" if hasattr(KeyedStream, name) else ""
+                remedy = nearest_method(KeyedStream, name)
             raise no_such_method(self, name, remedy)
 
     @property

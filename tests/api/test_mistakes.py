@@ -32,10 +32,32 @@ def test_what_needs_keys_says_so_on_a_stream_without(method: str) -> None:
 
 
 def test_what_no_stream_has_is_the_usual_attribute_error() -> None:
-    with pytest.raises(AttributeError, match=r"^'DataStream' object has no attribute 'windw'$"):
-        numbers().windw
-    assert not hasattr(numbers(), "__array__")
+    for name in ("to_the_moon", "_running", "__array__", "_mapp"):
+        with pytest.raises(AttributeError, match=rf"^'DataStream' object has no attribute '{name}'$"):
+            getattr(numbers(), name)
+        assert not hasattr(numbers(), name)
     assert isinstance(copy.copy(numbers()), af.DataStream)
+
+
+def test_a_misspelt_method_is_told_the_nearest_once() -> None:
+    keyed = numbers().key_by(int)
+    for stream, name, near in ((numbers(), "mapp", "map"), (numbers(), "windw", "window"), (keyed, "agregate", "aggregate")):
+        assert not hasattr(stream, name)
+        with pytest.raises(AttributeError, match=rf"has no attribute '{name}'; did you mean '{near}'\?$") as caught:
+            getattr(stream, name)
+        assert caught.value.obj is None, "or Python says it too, behind it, in the traceback of an error that nobody catches"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"concurrency": 2}, "concurrency= needs an async function or blocking=True"),
+        ({"concurrency": 2, "timeout": "1s"}, "concurrency=, timeout= need an async function or blocking=True"),
+    ],
+)
+def test_options_of_what_waits_are_refused_where_nothing_waits(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(af.GraphError, match=f"^map: {said}; this one runs inline$"):
+        numbers().map(str, **options)
 
 
 @pytest.mark.parametrize("function", [Counting, Counting()])
