@@ -45,5 +45,6 @@ def nearest_method(of: type, name: str) -> str:
 def no_such_method(of: object, name: str, remedy: str) -> AttributeError:
     """Python's own words, and what to write instead."""
     words = f"{type(of).__name__!r} object has no attribute {name!r}{remedy}"
-    # Of an error that knows its name and object Python adds the attribute that is spelled most like it: after a remedy once too often.
-    return AttributeError(words) if remedy else AttributeError(words, name=name, obj=of)
+    # To an error that knows its name and object Python adds the attribute that is spelled most like it: after a remedy once too often. Left
+    # out they would be filled in by whoever looked for the attribute, so they are None.
+    return AttributeError(words, name=None, obj=None) if remedy else AttributeError(words, name=name, obj=of)
