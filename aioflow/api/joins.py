@@ -81,8 +81,8 @@ class _TwoStreams(HalfStream, Generic[T, U]):
             raise GraphError(f"{self.kind}: where(...).equal_to(...) come before window(...)")
         lateness_ms = to_ms(lateness, "lateness")
         check_window(assigner, trigger, evictor, lateness_ms)
-        for stream in (self._left.key_by(self._left_key), self._right.key_by(self._right_key)):
-            require_event_time(stream, assigner)
+        require_event_time(self._left.key_by(self._left_key), assigner, f"the left of the {self.kind}, ")
+        require_event_time(self._right.key_by(self._right_key), assigner, f"the right of the {self.kind}, ")
         self._window = (assigner, trigger, evictor, lateness_ms)
         return self
 
@@ -168,11 +168,11 @@ class IntervalJoin(HalfStream, Generic[K, T, U]):
         self._bounds = (to_ms(lower, "lower"), to_ms(upper, "upper"))
         if self._bounds[0] > self._bounds[1]:
             raise GraphError(f"interval_join: lower {lower!r} is after upper {upper!r}; no pair can match")
-        for stream in (left, right):
+        for side, stream in (("left", left), ("right", right)):
             if not isinstance(stream, KeyedStream):
-                raise GraphError(f"interval_join needs keyed streams on both sides, got {stream!r}: put key_by(...) before it")
+                raise GraphError(f"interval_join needs keyed streams, got {stream!r} on the {side}: put key_by(...) before it")
             if not stream.has_event_time:
-                raise GraphError(f"interval_join of {stream!r} needs event time, but {without_event_time(stream)}")
+                raise GraphError(f"interval_join of {stream!r} on the {side} needs event time, but {without_event_time(stream)}")
 
     def process(
         self,

@@ -171,10 +171,10 @@ class WindowedStream(HalfStream, Generic[K, T]):
         return WindowResults(flow, [Upstream(node.id)])
 
 
-def require_event_time(stream: KeyedStream[Any, Any], assigner: WindowAssigner) -> None:
-    """An event-time window with no watermark strategy upstream never fires: GraphError, here where it is written."""
+def require_event_time(stream: KeyedStream[Any, Any], assigner: WindowAssigner, which: str = "") -> None:
+    """An event-time window with no watermark strategy upstream never fires: GraphError, where it is written. `which`: of two streams."""
     if assigner.is_event_time and not isinstance(assigner, GlobalWindows) and not stream.has_event_time:
-        raise GraphError(f'{assigner} after {stream!r} needs event time, but {without_event_time(stream)}, or use time="processing"')
+        raise GraphError(f'{assigner} after {which}{stream!r} needs event time, but {without_event_time(stream)}, or use time="processing"')
 
 
 def without_event_time(stream: KeyedStream[Any, Any]) -> str:

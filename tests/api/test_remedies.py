@@ -216,6 +216,29 @@ def test_a_union_says_which_of_its_streams_has_no_event_time() -> None:
         both.key_by(abs).interval_join(both.key_by(abs), "0s", "1s")
 
 
+@pytest.mark.parametrize(
+    ("left_is_timed", "joins", "said"),
+    [
+        (True, "join", "tumbling(1000 ms) after the right of the join, KeyedStream(numbers) needs event time, but no watermark strategy"),
+        (False, "join", "tumbling(1000 ms) after the left of the join, KeyedStream(numbers) needs event time, but no watermark strategy"),
+        (True, "co_group", "tumbling(1000 ms) after the right of the co_group, KeyedStream(numbers) needs event time"),
+        (True, "interval", "interval_join of KeyedStream(numbers) on the right needs event time, but no watermark strategy"),
+        (False, "interval", "interval_join of KeyedStream(numbers) on the left needs event time, but no watermark strategy"),
+        (True, "half_keyed", "interval_join needs keyed streams, got DataStream(numbers) on the right: put key_by(...)"),
+    ],
+)
+def test_a_join_names_the_side_that_lacks_event_time_or_keys(left_is_timed: bool, joins: str, said: str) -> None:
+    flow = af.Flow("sides")
+    timed_one: Any = flow.source([1], name="numbers", watermarks=timed())
+    other: Any = flow.source([1], name="numbers")
+    left, right = (timed_one, other) if left_is_timed else (other, timed_one)
+    with pytest.raises(af.GraphError, match=f"^{re.escape(said)}"):
+        if joins in ("interval", "half_keyed"):
+            left.key_by(abs).interval_join(right if joins == "half_keyed" else right.key_by(abs), "0s", "1s")
+        else:
+            getattr(left, joins)(right).where(abs).equal_to(abs).window(af.tumbling("1s"))
+
+
 def test_windows_that_leave_gaps_are_warned_of_because_size_comes_first(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         af.sliding("1h", "5m")
