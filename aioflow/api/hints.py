@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from keyword import iskeyword
 from typing import Any
 
 from aioflow.core.expression_trees import column_names
 from aioflow.core.expressions import Column, is_expression
+from aioflow.core.functions import AggregateFunction
 
-__all__ = ["as_select", "field_hint", "keys_hint", "sink_hint"]
+__all__ = ["aggregates_hint", "as_select", "field_hint", "keys_hint", "sink_hint"]
 
 WRITTEN = (ast.Expression, ast.Compare, ast.BinOp, ast.UnaryOp, ast.Constant, ast.Name, ast.Load, ast.operator, ast.unaryop, ast.cmpop)
 """What a text may consist of to be read as an expression: nothing that is written otherwise there, as `and` and `in` are."""
@@ -33,6 +34,13 @@ def keys_hint(given: Any) -> str:
         return "; a key of several values is a tuple that a function gives: key_by(lambda e: (e.user, e.item))"
     fields = ", ".join(f"e[{name!r}]" if isinstance(name, int) or not name.isidentifier() else f"e.{name}" for name in names)
     return f"; a key of several fields is a tuple that a function gives: key_by(lambda e: ({fields})), or e[...] where elements are dicts"
+
+
+def aggregates_hint(given: Mapping[str, Any]) -> str | None:
+    """What to write if aggregates were named where one is taken; None if not all of `given` are some."""
+    if not all(issubclass(one if isinstance(one, type) else type(one), AggregateFunction) for one in given.values()):
+        return None
+    return f"results by name are one aggregate, write aggregate(af.agg({', '.join(f'{name}=...' for name in given)}))"
 
 
 def _as_expression(text: str) -> str | None:

@@ -11,9 +11,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from aioflow.api.build import OperatorOptions, event_time_of, fresh, make_operator
+from aioflow.api.hints import aggregates_hint
 from aioflow.api.streams import DataStream, Elements
 from aioflow.core.errors import GraphError
-from aioflow.core.explained_calls import explained_methods
+from aioflow.core.explained_calls import explained_methods, hinted
 from aioflow.core.functions import Function, KeyedProcessFunction, ProcessContext, ProcessFunction
 from aioflow.graph.stream_graph import ShipStrategy
 from aioflow.operators.aggregates import count, resolve_aggregate
@@ -127,6 +128,7 @@ class KeyedStream(DataStream[T], Generic[K, T]):
         """Running: `(key, greatest fn so far)` for each element."""
         return self._aggregated("max", max_of(fn), OperatorOptions(name, uid, parallelism))
 
+    @hinted(aggregates_hint)
     def aggregate(
         self,
         agg: AggregateFunction[T, ACC, R] | type[AggregateFunction[T, ACC, R]],

@@ -7,11 +7,12 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, overload
 
 from aioflow.api.build import OperatorOptions, Upstream, add_operator
+from aioflow.api.hints import aggregates_hint
 from aioflow.api.keyed import KeyedStream
 from aioflow.api.steps import HalfStream
 from aioflow.api.streams import DataStream
 from aioflow.core.errors import GraphError
-from aioflow.core.explained_calls import explained_methods
+from aioflow.core.explained_calls import explained_methods, hinted
 from aioflow.core.functions import AggregateFunction, OutputTag, ProcessWindowFunction, WindowResult
 from aioflow.core.timeunits import to_ms
 from aioflow.operators.window_plan import ReduceAggregate, WindowSpec, check_window, count_window, plan_window
@@ -133,6 +134,7 @@ class WindowedStream(HalfStream, Generic[K, T]):
         uid: str | None = ...,
         parallelism: int | None = ...,
     ) -> WindowResults[S, T]: ...
+    @hinted(aggregates_hint)
     def aggregate(
         self,
         agg: Any,

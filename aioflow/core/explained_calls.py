@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from aioflow.core.errors import did_you_mean
 
-__all__ = ["explained", "explained_methods"]
+__all__ = ["explained", "explained_methods", "hinted"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 C = TypeVar("C", bound=type[Any])
@@ -38,6 +38,16 @@ def explained(function: F, name: str | None = None) -> F:
     return call  # type: ignore[return-value]  # It takes what `function` takes.
 
 
+def hinted(hint: Callable[[Mapping[str, Any]], str | None]) -> Callable[[F], F]:
+    """Of an `explained` function: what `hint` says of its arguments that do not exist stands instead of what it takes. None: nothing."""
+
+    def mark(function: F) -> F:
+        function._aioflow_hint = hint  # type: ignore[attr-defined]
+        return function
+
+    return mark
+
+
 def explained_methods(cls: C) -> C:
     """`cls` with its public methods `explained`, and what makes one of it. `async def` stays what it is: somebody may ask."""
     for name, method in list(vars(cls).items()):
@@ -58,8 +68,12 @@ def _explanation(function: Callable[..., Any], name: str, args: tuple[Any, ...],
     takes = ", ".join(_shown(parameter) for parameter in parameters) or "nothing"
     kinds = {parameter.kind for parameter in parameters}
     any_name, any_number = inspect.Parameter.VAR_KEYWORD in kinds, inspect.Parameter.VAR_POSITIONAL in kinds
-    unknown = next((given for given in kwargs if given not in by_name and not any_name), None)
-    if unknown is not None:
+    strange = {} if any_name else {given: value for given, value in kwargs.items() if given not in by_name}
+    if strange:
+        unknown = next(iter(strange))
+        hint = getattr(function, "_aioflow_hint", None)
+        if hint is not None and (said := hint(strange)) is not None:
+            return f"{name}() has no argument {unknown}=: {said}"
         return f"{name}() has no argument {unknown}={did_you_mean(unknown, by_name, '{}=') or ''}; it takes {takes}"
     if len(args) > len(by_place) and not any_number:
         most = f"at most {len(by_place)}" if by_place else "no"

@@ -41,6 +41,18 @@ def stream() -> Any:
         (lambda: stream().map(name="m"), r"^map\(\) needs fn"),
         (lambda: stream().map(str, concurency=3), r"^map\(\) has no argument concurency=; did you mean concurrency=\?; it takes fn, "),
         (lambda: stream().key_by(c.v).count(c.v), r"^count\(\) takes no argument without a name, got 1; it takes name=, uid="),
+        (
+            lambda: stream().key_by(c.v).aggregate(n=af.count(), total=af.sum(c.v)),
+            r"^aggregate\(\) has no argument n=: results by name are one aggregate, write aggregate\(af\.agg\(n=\.\.\., total=\.\.\.\)\)$",
+        ),
+        (
+            lambda: stream().key_by(c.v).count_window(2).aggregate(n=af.count(), uid="n"),
+            r"^aggregate\(\) has no argument n=: results by name are one aggregate, write aggregate\(af\.agg\(n=\.\.\.\)\)$",
+        ),
+        (
+            lambda: stream().key_by(c.v).count_window(2).aggregate(af.count(), window_fm=max),
+            r"^aggregate\(\) has no argument window_fm=; did you mean window_fn=\?; it takes agg, window_fn, name=, uid=, parallelism=$",
+        ),
         (lambda: stream().key_by(c.v).window(af.tumbling("1m"), latenes="1s"), r"^window\(\) has no argument latenes=; did you mean late"),
     ],
 )
