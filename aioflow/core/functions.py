@@ -175,7 +175,9 @@ class ProcessContext(Protocol):
         """Event time of the element in ms; None without a watermark strategy."""
 
     @property
-    def current_key(self) -> Any: ...
+    def current_key(self) -> Any:
+        """As this element spelled it, where spellings such as 1 and True are one key; in `on_timer` as the timer was set."""
+
     @property
     def current_watermark(self) -> int | None: ...
     @property

@@ -17,6 +17,7 @@ from aioflow.core.elements import MAX_WATERMARK, RecordBatch, empty_batch
 from aioflow.core.errors import StateError, note_once
 from aioflow.core.functions import AggregateFunction, OutputTag, ProcessWindowFunction, TriggerResult, WindowResult
 from aioflow.operators.aggregates import resolve_aggregate
+from aioflow.operators.key_spelling import KeySpelling
 from aioflow.operators.merging import MergingWindowSet
 from aioflow.operators.operator import Operator
 from aioflow.operators.results import elements_of
@@ -95,6 +96,7 @@ class WindowOperator(Operator):
         self._lateness = lateness_ms
         self._late_tag = late_tag
         self._out = ResumableOutput()
+        self._spelling = KeySpelling()
 
     def initialize_state(self) -> None:
         if self._aggregate is not None:
@@ -156,6 +158,8 @@ class WindowOperator(Operator):
     def _run(self, batch: RecordBatch) -> Iterator[None]:
         timers, state, out, add = self._timers, self._state, self._out, self._element
         keys, watermarks = batch.keys, batch.watermarks
+        if keys is not None:
+            keys = self._spelling.shown(keys, self._held_keys())
         timestamps: Iterable[int | None] = batch.timestamps or [None] * len(batch.values)
         for i, (value, timestamp) in enumerate(zip(batch.values, timestamps, strict=True)):
             if watermarks is not None and watermarks[i] > timers.current_watermark:
@@ -174,6 +178,11 @@ class WindowOperator(Operator):
         if batch.watermark > timers.current_watermark:
             yield from self._advance(batch.watermark)
         state.clear_current_key()
+
+    def _held_keys(self) -> Iterator[Any]:
+        """All keys with contents, once for each window, read when they are asked for."""
+        for namespace in self._contents.namespaces():
+            yield from self._contents.peek(namespace)
 
     def _advance(self, watermark: int) -> Iterator[None]:
         timers = self._timers

@@ -280,6 +280,20 @@ MUTANTS: list[Mutant] = [
         ("tests/operators/test_running.py::test_the_first_spelling_of_a_key_is_the_one_shown",),
     ),
     Mutant(
+        "a window is shown with its key as it came, not as it came first",
+        "aioflow/operators/window.py",
+        "            keys = self._spelling.shown(keys, self._held_keys())\n",
+        "            pass\n",
+        ("tests/operators/test_window.py::test_the_first_spelling_of_a_key_is_the_one_shown",),
+    ),
+    Mutant(
+        "spellings of keys that state holds no more are kept for ever",
+        "aioflow/operators/key_spelling.py",
+        "        elif len(first) > self._remembered_max:\n",
+        "        elif False:\n",
+        ("tests/operators/test_window.py::test_spellings_of_keys_without_state_are_forgotten",),
+    ),
+    Mutant(
         "a batch that was emitted is changed",
         "aioflow/network/builder.py",
         "        self.values = []\n        if timestamps is not None:\n            self.timestamps = []\n",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -19,6 +20,8 @@ from aioflow.core.functions import (
     WindowResult,
 )
 from aioflow.core.state_descriptors import ValueStateDescriptor
+from aioflow.operators import key_spelling
+from aioflow.operators.key_spelling import KeySpelling
 from aioflow.operators.triggers import Trigger, continuous, early, on_count, on_processing_time, purging
 from aioflow.operators.window import WindowOperator
 from aioflow.operators.windowing import (
@@ -410,3 +413,34 @@ async def test_keys_of_one_window_come_out_in_the_order_of_their_first_arrival()
     records = [Record(key, i, t, START) for i, (key, t) in enumerate([("z", 3), ("a", 1), ("m", 0), ("z", 2)])]
     rows = values_of(drive(operator, cut(records, 3, [2])))
     assert [(row[0], row[2]) for row in rows] == [("a", 2), ("m", 2), ("z", 4), ("a", 4), ("m", 4)]
+
+
+SPELLED_ALIKE = [True, 1, 1.0, Decimal(1)]
+"""One key."""
+
+
+@pytest.mark.parametrize(
+    ("assigner", "options"),
+    [
+        (global_window(), {"trigger": purging(on_count(2))}),
+        (global_window(), {"aggregate": Total(), "trigger": purging(on_count(2))}),
+        (session("5ms"), {}),
+        (sliding("20ms", "10ms"), {}),
+        (tumbling("10ms"), {"trigger": on_count(2)}),
+    ],
+)
+@pytest.mark.parametrize("size", [1, 2, 4])
+async def test_the_first_spelling_of_a_key_is_the_one_shown(assigner: Any, options: Any, size: int) -> None:
+    operator = await window(assigner, **options)
+    records = [(key, i, 2 * i, START) for i, key in enumerate(SPELLED_ALIKE)]
+    found = values_of(drive(operator, cut(records, MAX_WATERMARK, [size] * 4)))
+    assert found
+    assert {repr(row[0]) for row in found} == {"True"}
+
+
+async def test_spellings_of_keys_without_state_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(key_spelling, "REMEMBERED_MAX", 3)
+    spelling = KeySpelling()
+    for key in range(10):
+        assert spelling.shown([float(key)], iter([7.0])) == [key]
+    assert repr(spelling.shown([7, 9], iter([7.0]))) == "[7.0, 9]"
