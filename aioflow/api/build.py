@@ -31,6 +31,7 @@ __all__ = [
     "make_operator",
     "name_of",
     "warn_of_empty_side",
+    "warn_of_loose_ends",
 ]
 
 logger = logging.getLogger(__name__)
@@ -153,6 +154,19 @@ def warn_of_empty_side(graph: StreamGraph, nodes: list[StreamNode], tag: OutputT
     else:
         remedy = f"it has {', '.join(map(repr, own)) or 'no side output'}{did_you_mean(tag.name, own)}"
     logger.warning("side(%r) of %s will stay empty: %s", tag, " and ".join(repr(node.name) for node in nodes), remedy)
+
+
+def warn_of_loose_ends(graph: StreamGraph) -> None:
+    """Say which streams nobody reads in a run without a handle, by which one could subscribe. No error: a function may act by itself."""
+    read = {edge.source for edge in graph.edges}
+    loose = [repr(node.name) for node in graph.nodes.values() if not node.sink and node.id not in read]
+    if loose:
+        logger.warning(
+            "flow %r: nothing takes what %s gives: end it with .sink(...), or .sink(af.io.blackhole()) where only what its functions do "
+            "counts; for the elements themselves `await stream.collect()`",
+            graph.name,
+            " and what ".join(loose),
+        )
 
 
 def event_time_of(graph: StreamGraph, streams: list[Upstream]) -> bool:

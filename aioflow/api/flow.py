@@ -12,7 +12,15 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from aioflow.api.build import OperatorOptions, Upstream, add_operator, check_parallelism, check_place, check_watermarks
+from aioflow.api.build import (
+    OperatorOptions,
+    Upstream,
+    add_operator,
+    check_parallelism,
+    check_place,
+    check_watermarks,
+    warn_of_loose_ends,
+)
 from aioflow.api.entering import Entering
 from aioflow.api.gather import Collected, CollectOperator, RowStream
 from aioflow.api.job import Job, JobResult
@@ -163,8 +171,12 @@ class Flow:
         return Entering(self.name, self._run(self._graph, options))
 
     async def execute(self, **options: Any) -> JobResult:
-        """Run to the end. Cancelling this call cancels the job. A flow that is pushed into has none: GraphError."""
+        """Run to the end. Cancelling this call cancels the job. A flow that is pushed into has none: GraphError.
+
+        A stream that no sink takes is warned of: nobody can subscribe to it.
+        """
         _refuse_pushed(self._graph, "execute()")
+        warn_of_loose_ends(self._graph)
         async with self._run(self._graph, options) as job:
             return await job.wait()
 

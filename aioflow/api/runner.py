@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
+from aioflow.api.build import warn_of_loose_ends
 from aioflow.core.errors import JobCanceled
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
 
 
 async def _run(flow: Flow, options: dict[str, Any]) -> JobResult:
+    warn_of_loose_ends(flow.graph)
     async with flow.run(**options) as job, stopping_on_signals(job) as was_forced:
         try:
             return await job.wait()

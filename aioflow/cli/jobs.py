@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from aioflow.api.build import warn_of_loose_ends
 from aioflow.api.checkpoint_options import shown_path, store_url
 from aioflow.api.options import parse_options
 from aioflow.cli.asking import DATA, FAILED, FINISHED, PORT, addresses, asking, find_started, run_on_host, secret_of
@@ -88,6 +89,7 @@ def _submit(arguments: argparse.Namespace) -> int:
         job = submission_of(graph, options.restart, options.task_options(flow.name), options.checkpoint_settings())
     except (GraphError, CheckpointError) as error:
         raise UsageError(in_flags(str(error))) from error
+    warn_of_loose_ends(flow.graph)
     if not at_home:
         return asking(arguments, partial(_submit_and_wait, job=job, detach=arguments.detach))
     return run_on_host(arguments, partial(_execute, flow=flow, cluster=remote_cluster(arguments), given=given))

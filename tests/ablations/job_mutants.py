@@ -11,6 +11,20 @@ BACK = "tests/api/test_going_back.py::"
 
 JOB_MUTANTS: list[Mutant] = [
     Mutant(
+        "a stream that only a side output of is read counts as one that nobody reads",
+        "aioflow/api/build.py",
+        "    read = {edge.source for edge in graph.edges}\n",
+        "    read = {edge.source for edge in graph.edges if edge.side is None}\n",
+        ("tests/api/test_remedies.py::test_streams_that_end_nowhere_are_warned_of_where_nobody_can_subscribe",),
+    ),
+    Mutant(
+        "what copying asks a stream for is compared with its methods",
+        "aioflow/api/steps.py",
+        '    if name.startswith("_"):  # Copying',
+        "    if not name:  # Copying",
+        ("tests/api/test_mistakes.py::test_what_no_stream_has_is_the_usual_attribute_error",),
+    ),
+    Mutant(
         "a job that is over takes in what nobody will read until its workers are closed",
         "aioflow/api/job.py",
         "        self._cluster.job_master.terminated.add_done_callback(lambda _: self._close_inlets())\n",

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import aioflow as af
+from aioflow.api import runner
 
 
 def timed() -> af.WatermarkStrategy[int]:
@@ -364,3 +365,43 @@ async def test_a_function_that_gives_an_expression_is_told_so_at_its_first_resul
 async def test_workers_that_are_no_number_are_told_that_none_is_0(given: Any) -> None:
     with pytest.raises(ValueError, match=rf"^workers must be a number of processes, got {given!r}: without .* it is workers=0$"):
         await numbers().collect(workers=given)
+
+
+def loose() -> af.Flow:
+    """Four ends: a sink, a stream that nobody reads, a side output alone that is read, and its reader that nobody reads."""
+    flow = af.Flow("loose")
+    source = flow.source([1, 2], name="numbers")
+    source.sink(af.io.blackhole())
+    source.map(str, name="texts")
+    source.process(sided, name="sided").side(af.OutputTag("odd")).filter(bool, name="odd ones")
+    return flow
+
+
+def sided(value: int, ctx: Any) -> Iterator[int]:
+    ctx.output(af.OutputTag("odd"), value)
+    yield value
+
+
+LOOSE = "flow 'loose': nothing takes what 'texts' and what 'odd ones' gives: end it with .sink(...), or .sink(af.io.blackhole()) where only"
+
+
+@pytest.mark.parametrize("run", [lambda: asyncio.run(loose().execute()), lambda: af.run(loose())])
+def test_streams_that_end_nowhere_are_warned_of_where_nobody_can_subscribe(
+    run: Callable[[], Any], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "new_event_loop", asyncio.new_event_loop)  # A uvloop leaves descriptors of its signals behind.
+    with caplog.at_level(logging.WARNING, "aioflow.api"):
+        run()
+    (warned,) = caplog.messages
+    assert warned.startswith(LOOSE)
+
+
+async def test_streams_that_end_nowhere_are_no_news_where_there_is_a_handle_or_they_are_collected(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    flow = loose()
+    with caplog.at_level(logging.WARNING, "aioflow.api"):
+        async with flow.run() as job:
+            await job.wait()
+        await flow.source([3]).map(str).collect()
+    assert not caplog.messages

@@ -37,6 +37,15 @@ def test_quiet_shows_only_what_the_flow_prints(folder: Path, capsys: pytest.Capt
     assert (out.split(), err) == (["0", "2", "4", "6", "8"], "")
 
 
+def test_a_stream_that_no_sink_takes_is_told(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (folder / "loose.py").write_text("import aioflow as af\nloose = af.Flow('loose')\nloose.source([1]).map(str, name='texts')\n")
+
+    assert main(["run", "-q", "loose.py:loose"]) == 0
+
+    (told,) = caplog.messages
+    assert told.startswith("flow 'loose': nothing takes what 'texts' gives: end it with .sink(...)")
+
+
 def test_a_job_that_fails_is_exit_code_1_with_error_note_and_the_users_line(
     folder: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
