@@ -342,6 +342,8 @@ def _remedy(cls: type[Any]) -> str:
     register = "register it with aioflow.register_type(cls, encode=, decode=)"
     if dataclasses.is_dataclass(cls) and "__dataclass_fields__" not in cls.__dict__:
         return f"it inherits from a dataclass and is none itself; decorate it with @dataclass, or {register}"
+    if cls is bytearray:
+        return "it could be changed while it is on its way; make it bytes(value)"
     for base in _BUILTINS:
         if issubclass(cls, base):
             return f"it is a subclass of {base.__name__} and would come out as one; convert it, or {register}"

@@ -355,7 +355,7 @@ def test_an_instance_is_restored_without_running_its_initialiser_again() -> None
         (defaultdict(int, a=1), "subclass of dict"),
         (Counter("a"), "subclass of dict"),
         (BuiltinDataclass(), "subclass of dict"),
-        (bytearray(b"a"), "bytearray"),
+        (bytearray(b"a"), "bytearray cannot travel: it could be changed while it is on its way; make it bytes(value)"),
         (Plain(1), "test_serializers.Plain cannot travel: use a dataclass"),
         (Subclass("a", 1), "decorate it with @dataclass"),
         (object(), "register_type"),
