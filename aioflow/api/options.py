@@ -125,7 +125,7 @@ def parse_options(given: Mapping[str, Any]) -> RunOptions:
             hint = did_you_mean(name, known, "{}=") or f"; expected some of {', '.join(known)}"
             raise TypeError(f"run option {name}= is not known{hint}")
     options = RunOptions(**given)
-    if not isinstance(options.workers, int) or options.workers < 0:
+    if not isinstance(options.workers, int) or isinstance(options.workers, bool) or options.workers < 0:
         raise ValueError(f"workers must be a number of processes, got {options.workers!r}: without processes of its own it is workers=0")
     policy: object = options.restart  # As given: the annotation is only a promise.
     if not isinstance(policy, RestartPolicy):

@@ -361,7 +361,7 @@ async def test_a_function_that_gives_an_expression_is_told_so_at_its_first_resul
         await (stream.flow.execute() if method == "sink" else made.collect())
 
 
-@pytest.mark.parametrize("given", [None, "2", -1])
+@pytest.mark.parametrize("given", [None, "2", -1, True])
 async def test_workers_that_are_no_number_are_told_that_none_is_0(given: Any) -> None:
     with pytest.raises(ValueError, match=rf"^workers must be a number of processes, got {given!r}: without .* it is workers=0$"):
         await numbers().collect(workers=given)
