@@ -11,6 +11,7 @@ from types import FunctionType, ModuleType
 
 from aioflow.api.flow import Flow
 from aioflow.cli.failure import describe
+from aioflow.core.errors import with_article
 
 __all__ = ["UsageError", "load_flow"]
 
@@ -42,8 +43,8 @@ def load_flow(target: str) -> Flow:
             raise UsageError(f"{name}() of {place} returned {made!r}, expected a Flow; {_found_in(module)}")
         return made
     if not isinstance(found, Flow):
-        kind = type(found).__name__
-        raise UsageError(f"{name!r} of {place} is a {kind}, expected a Flow or a function that returns one; {_found_in(module)}")
+        kind = with_article(type(found).__name__)
+        raise UsageError(f"{name!r} of {place} is {kind}, expected a Flow or a function that returns one; {_found_in(module)}")
     return found
 
 

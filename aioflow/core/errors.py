@@ -56,6 +56,7 @@ __all__ = [
     "TypeNotSupported",
     "did_you_mean",
     "note_once",
+    "with_article",
 ]
 
 
@@ -153,6 +154,11 @@ class RemoteError(AioflowError):
 
 class NotAuthenticated(AioflowError):
     """The peer did not prove that it knows the secret, or has another role."""
+
+
+def with_article(noun: str) -> str:
+    """`noun` in a message, with a or an before it: a dict, an int."""
+    return f"{'an' if noun[:1].lower() in tuple('aeiou') else 'a'} {noun}"
 
 
 def did_you_mean(given: object, known: Iterable[str], shown: str = "{!r}") -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from aioflow.core.errors import with_article
 from aioflow.io.message_bodies import body_decoder, body_encoder
 from aioflow.io.shapes import field_names, fields_of_value, row_converter
 from aioflow.operators.userfunction import describe_record
@@ -92,6 +93,6 @@ def _text(cell: Any, name: str, value: Any, place: str) -> bytes:
     if isinstance(cell, (int, float)):
         return repr(cell).encode()
     raise TypeError(
-        f"sink {place} got {describe_record(value)}, whose field {name!r} is a {type(cell).__qualname__}: fields of an entry are texts, "
-        "bytes and numbers; map it first, or give field= to write the whole as JSON into one field"
+        f"sink {place} got {describe_record(value)}, whose field {name!r} is {with_article(type(cell).__qualname__)}: fields of an "
+        "entry are texts, bytes and numbers; map it first, or give field= to write the whole as JSON into one field"
     )

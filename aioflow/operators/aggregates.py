@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import MutableMapping, Sequence
 from typing import Any, Never, TypeVar
 
-from aioflow.core.errors import GraphError
+from aioflow.core.errors import GraphError, with_article
 from aioflow.core.explained_calls import explained
 from aioflow.core.expressions import is_expression
 from aioflow.core.functions import AggregateFunction, OrNone
@@ -165,7 +165,7 @@ def resolve_aggregate(x: Any) -> FoldingAggregate:
         hint = f"call it, af.{x.__name__}(...)" if ours else "a function of two values goes to reduce(fn)"
         raise GraphError(f"{x!r} is a function, expected an aggregate: {hint}")
     raise GraphError(
-        f"{x!r} is a {type(x).__name__}, expected an aggregate: af.count(), af.agg(...), or an AggregateFunction of your own"
+        f"{x!r} is {with_article(type(x).__name__)}, expected an aggregate: af.count(), af.agg(...), or an AggregateFunction of your own"
     )
 
 

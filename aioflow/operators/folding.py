@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from aioflow.core.errors import GraphError
+from aioflow.core.errors import GraphError, with_article
 from aioflow.core.expression_rows import (
     ROW_ERRORS,
     build_function,
@@ -45,7 +45,7 @@ def as_selector(x: Any, aggregate: str, argument: str) -> Selector:
     if isinstance(x, str):
         raise GraphError(f"{aggregate}: {argument} is the text {x!r}; a field is named by an expression, af.col({x!r})")
     if not callable(x):
-        raise GraphError(f"{aggregate}: {argument} is a {type(x).__name__}, expected a function or an expression")
+        raise GraphError(f"{aggregate}: {argument} is {with_article(type(x).__name__)}, expected a function or an expression")
     if inspect.iscoroutinefunction(x):
         raise GraphError(f"{aggregate}: {argument} is an async function; await in a map before, and aggregate what it gives")
     check_without_resources(x, f"{aggregate}: {argument}")

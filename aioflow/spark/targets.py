@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from aioflow.core.errors import with_article
 from aioflow.spark.failures import SparkError, translated
 
 __all__ = ["FileTarget", "FunctionTarget", "TableTarget", "Target"]
@@ -87,8 +88,8 @@ class TableTarget:
             raise SparkError(f"format={self.format!r} is not that of {self}, which is there and has {provider!r}: leave format= out")
         if table.get("type") not in ("MANAGED", "EXTERNAL") or not _is_of_files(session, provider):
             raise SparkError(
-                f"{self} is a {table.get('type', 'table')} of {provider or 'no format'!r}, expected one that Spark keeps in part files "
-                f"(USING parquet, orc, json, csv): {WAY_OUT}"
+                f"{self} is {with_article(table.get('type', 'table'))} of {provider or 'no format'!r}, expected one that Spark keeps "
+                f"in part files (USING parquet, orc, json, csv): {WAY_OUT}"
             )
         if table.get("num_buckets"):
             raise SparkError(f"{self} has buckets, which tell by the names of files what is in them: {WAY_OUT}")

@@ -29,7 +29,7 @@ def test_a_file_elsewhere_may_import_its_neighbours(folder: Path, monkeypatch: p
         ("program:", "expected MODULE:FLOW or PATH.py:FLOW, got 'program:'"),
         (":doubled", "expected MODULE:FLOW or PATH.py:FLOW, got ':doubled'"),
         ("program:trebled", "program has no flow 'trebled'; it has the flows doubled"),
-        ("program:number", "'number' of program is a int, expected a Flow or a function that returns one"),
+        ("program:number", "'number' of program is an int, expected a Flow or a function that returns one"),
         ("program:make_number", "make_number() of program returned 4, expected a Flow"),
         ("program:make_trouble", "make_trouble() of program raised\n  KeyError: 'trouble'\n  at "),
         ("program:inverse", "inverse() of program raised\n  TypeError"),

@@ -421,11 +421,11 @@ async def _fetch(row: Any) -> Any:
     [
         (lambda: af.resolve_aggregate(af.count), r"call it, af.count\(...\)"),
         (lambda: af.resolve_aggregate(lambda a, b: a), "goes to reduce"),
-        (lambda: af.resolve_aggregate(3), "is a int, expected an aggregate"),
+        (lambda: af.resolve_aggregate(3), "is an int, expected an aggregate"),
         (lambda: af.agg(), "nothing to compute"),
         (lambda: af.agg(n=af.sum), "call it"),
         (lambda: af.sum("price"), r"af.col\('price'\)"),
-        (lambda: af.sum(3), "is a int, expected a function or an expression"),
+        (lambda: af.sum(3), "is an int, expected a function or an expression"),
         (lambda: af.sum(_fetch), "is an async function"),
         (lambda: af.count(where=_fetch), "where is an async function"),
         (lambda: af.top(0), "n is 0"),
