@@ -17,12 +17,15 @@ from collections.abc import Callable
 from aioflow.core.errors import MailboxClosed
 from aioflow.mailbox.mailbox import Mail, TaskMailbox
 
-__all__ = ["LatencyProbe", "MailboxMetrics", "SlowActions"]
+__all__ = ["SLOW_REMEDY", "LatencyProbe", "MailboxMetrics", "SlowActions"]
 
 logger = logging.getLogger(__name__)
 
 RATE_WINDOW_S = 1.0
 """The shortest time over which a rate is computed; asked sooner, the last rate is repeated."""
+
+SLOW_REMEDY = "make what it calls cheaper, or async"
+"""Of an action that is of no operator: a source, or what mail brings."""
 
 SLOW_LOG_INTERVAL_S = 10.0
 """How often slow actions are logged when nobody else listens: an action that is slow once is slow for every batch."""
@@ -176,13 +179,13 @@ class SlowActions:
         self._now = now
         self._last_at: float | None = None
 
-    def __call__(self, description: str, seconds: float) -> None:
+    def __call__(self, description: str, seconds: float, remedy: str = SLOW_REMEDY) -> None:
         now = self._now()
         if self._last_at is None or now - self._last_at >= SLOW_LOG_INTERVAL_S:
             self._last_at = now
             logger.warning(
-                "%s held the event loop for %.0f ms, expected less than 100; "
-                "everything on this loop waited: make it cheaper, async, or blocking=True",
+                "%s held the event loop for %.0f ms, expected less than 100; everything on this loop waited: %s",
                 description,
                 seconds * 1000.0,
+                remedy,
             )

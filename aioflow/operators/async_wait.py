@@ -22,7 +22,7 @@ from aioflow.core.functions import Failed
 from aioflow.core.scope import current_scope, enter_scope
 from aioflow.core.state_descriptors import ListStateDescriptor
 from aioflow.operators.async_queue import CompletionQueue, Entry, OrderedQueue, UnorderedQueue
-from aioflow.operators.operator import Operator
+from aioflow.operators.operator import CHEAPER_ASYNC_OR_BLOCKING, Operator
 from aioflow.operators.results import FirstResult, elements_of
 from aioflow.operators.stateless import StatelessKind, describe_place
 from aioflow.operators.userfunction import UserFunction, describe_record, with_resources
@@ -291,6 +291,8 @@ class GuardedRowsOperator(Operator):
 
     Directly after `key_by` a function class has keyed state here, too; what a call wrote before it failed stays.
     """
+
+    slow_remedy = CHEAPER_ASYNC_OR_BLOCKING
 
     def __init__(self, kind: StatelessKind | str, function: Any, on_error: OutputTag[Any]) -> None:
         self._kind = StatelessKind(kind)

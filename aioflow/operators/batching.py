@@ -18,7 +18,7 @@ from aioflow.core.errors import GraphError, note_once
 from aioflow.core.scope import current_scope, enter_scope
 from aioflow.core.state_descriptors import ListStateDescriptor
 from aioflow.core.timeunits import Duration, to_ms
-from aioflow.operators.operator import UNBOUNDED_ROOM, Operator
+from aioflow.operators.operator import CHEAPER_ASYNC_OR_BLOCKING, UNBOUNDED_ROOM, Operator
 from aioflow.operators.process import Rows
 from aioflow.operators.results import elements_of
 from aioflow.operators.stateless import describe_place
@@ -64,6 +64,8 @@ class MapBatchesOperator(Operator):
     The first element of a list waits for at most `max_wait` (None: a list is what came at once). A plain function runs inline, with
     `blocking` in a thread, an `async def` is awaited; of the latter two one call is under way while the next list is gathered.
     """
+
+    slow_remedy = CHEAPER_ASYNC_OR_BLOCKING
 
     def __init__(self, function: Any, max_size: int = 256, max_wait: Duration | None = "10ms", *, blocking: bool = False) -> None:
         if type(max_size) is not int or max_size < 1:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from aioflow.core.errors import GraphError, note_once
 from aioflow.core.functions import Function
+from aioflow.operators.operator import CHEAPER_OR_ASYNC
 from aioflow.operators.plain_functions import check_without_state
 from aioflow.operators.results import FirstResult
 from aioflow.operators.sink import Committer, Sink, SinkOperator, SinkWriter
@@ -54,6 +55,7 @@ class FunctionSink:
     """Calls `function(value)` for each element, in the process that runs the flow: it may close over what the program looks at."""
 
     stays_here = True
+    slow_remedy = CHEAPER_OR_ASYNC
 
     def __init__(self, function: Callable[[Any], Any]) -> None:
         self._function = function

@@ -30,12 +30,16 @@ if TYPE_CHECKING:
     from aioflow.state.backend import KeyedStateBackend, OperatorStateBackend
     from aioflow.state.timers import InternalTimerService
 
-__all__ = ["UNBOUNDED_ROOM", "Operator", "OperatorContext", "ProcessingTimeTimer"]
+__all__ = ["CHEAPER_ASYNC_OR_BLOCKING", "CHEAPER_OR_ASYNC", "UNBOUNDED_ROOM", "Operator", "OperatorContext", "ProcessingTimeTimer"]
 
 T = TypeVar("T")
 
 UNBOUNDED_ROOM = 1 << 30
 """`room()` of an operator that never holds the chain back."""
+
+CHEAPER_OR_ASYNC = "make it cheaper, or async"
+CHEAPER_ASYNC_OR_BLOCKING = "make it cheaper, async, or blocking=True"
+"""`slow_remedy` where the function may be `async def`, and where it may run in a thread besides."""
 
 
 class ProcessingTimeTimer(Protocol):
@@ -138,6 +142,9 @@ class Operator:
 
     calls_functions = False
     """Whether it calls functions of the application also where it reads columns: of them nobody knows how long they take."""
+
+    slow_remedy = "keep what it calls cheap, or share its work among more subtasks in other processes (parallelism=, workers=)"
+    """What to do where it holds the loop, unless its function could be one that waits."""
 
     availability: Availability = AVAILABLE
     """Raised when `room()` became positive again, or when `busy` ended. The chain waits on it."""

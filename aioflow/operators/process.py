@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from aioflow.core.elements import MIN_WATERMARK, RecordBatch, empty_batch
 from aioflow.core.errors import note_once
 from aioflow.core.functions import Function
-from aioflow.operators.operator import Operator
+from aioflow.operators.operator import CHEAPER_OR_ASYNC, Operator
 from aioflow.operators.process_context import OperatorProcessContext, note_no_time
 from aioflow.operators.results import PLAIN_RESULTS, elements_of
 from aioflow.operators.stateless import describe_place
@@ -84,6 +84,7 @@ class ProcessOperator(Operator):
     """
 
     sides: tuple[_Side, ...] = (_Side("process_element"),)
+    slow_remedy = CHEAPER_OR_ASYNC
 
     def __init__(self, function: Any) -> None:
         self._user = UserFunction(function, self.sides[0].method)

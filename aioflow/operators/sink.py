@@ -95,6 +95,7 @@ class SinkOperator(Operator):
 
     def __init__(self, sink: Sink[Any], commit_retry: Retry = COMMIT_RETRY) -> None:
         self._sink = sink
+        self.slow_remedy = getattr(sink, "slow_remedy", self.slow_remedy)
         self._commit_retry = commit_retry
         self._writer: SinkWriter[Any] | None = None
         self._committer: Committer | None = None

@@ -31,7 +31,7 @@ from aioflow.core.errors import note_once
 from aioflow.core.expressions import is_expression
 from aioflow.core.functions import Function
 from aioflow.operators.inlining import Body, body_of, failure_of
-from aioflow.operators.operator import Operator
+from aioflow.operators.operator import CHEAPER_ASYNC_OR_BLOCKING, Operator
 from aioflow.operators.results import FirstResult
 from aioflow.operators.userfunction import UserFunction, all_of, describe_record
 
@@ -60,6 +60,8 @@ class StatelessStep:
 
 class StatelessOperator(Operator):
     """One or more stateless steps. `fuse` makes one operator of two neighbours."""
+
+    slow_remedy = CHEAPER_ASYNC_OR_BLOCKING
 
     def __init__(self, steps: Sequence[StatelessStep]) -> None:
         self.steps = tuple(steps)

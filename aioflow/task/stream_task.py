@@ -27,7 +27,7 @@ from aioflow.core.elements import Event, RecordBatch, WatermarkStatus
 from aioflow.core.errors import JobNotRunning, ProducerFailed, note_once
 from aioflow.core.keygroups import range_for_subtask
 from aioflow.core.scope import Scope, enter_scope, leave_scope
-from aioflow.mailbox.metrics import SlowActions
+from aioflow.mailbox.metrics import SLOW_REMEDY, SlowActions
 from aioflow.mailbox.processor import MailboxProcessor, Suspension
 from aioflow.mailbox.timers import ProcessingTimeService
 from aioflow.operators.stateless import describe_place
@@ -361,12 +361,12 @@ class StreamTask:
     def _on_slow(self, description: str, seconds: float) -> None:
         """The loop was held for too long: say by whom."""
         culprit, self._chain.slowest_operator = self._chain.slowest_operator, None
-        index = None
+        index, remedy = None, SLOW_REMEDY
         if culprit is not None:
             index = next((i for i, operator in enumerate(self._operators.operators) if operator.ctx is culprit.ctx), None)
-            description = describe_place(culprit.ctx)
+            description, remedy = describe_place(culprit.ctx), culprit.slow_remedy
         self._metrics.slow(index, seconds)
-        self._log_slow(description, seconds)
+        self._log_slow(description, seconds, remedy)
 
     def _flush_if_old(self) -> None:
         if self._output.has_gathered:

@@ -11,6 +11,13 @@ BACK = "tests/api/test_going_back.py::"
 
 JOB_MUTANTS: list[Mutant] = [
     Mutant(
+        "whoever held the loop is told to be async, an aggregate too",
+        "aioflow/task/stream_task.py",
+        "            description, remedy = describe_place(culprit.ctx), culprit.slow_remedy\n",
+        "            description = describe_place(culprit.ctx)\n",
+        ("tests/api/test_run.py::test_what_to_do_about_a_slow_operator_fits_it",),
+    ),
+    Mutant(
         "a stream that only a side output of is read counts as one that nobody reads",
         "aioflow/api/build.py",
         "    read = {edge.source for edge in graph.edges}\n",

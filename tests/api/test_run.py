@@ -1095,6 +1095,31 @@ async def test_a_slow_operator_is_named_in_the_log_and_in_its_metric(caplog: pyt
     assert named >= 1
 
 
+def spin(value: Any) -> Any:
+    burn(0.12)
+    return value
+
+
+@pytest.mark.parametrize(
+    ("slow", "remedy"),
+    [
+        (lambda numbers: numbers.map(spin, name="sluggish"), "make it cheaper, async, or blocking=True"),
+        (lambda numbers: numbers.map_batches(spin, name="sluggish"), "make it cheaper, async, or blocking=True"),
+        (lambda numbers: numbers.process(lambda value, ctx: [spin(value)], name="sluggish"), "make it cheaper, or async"),
+        (lambda numbers: numbers.sink(spin, name="sluggish"), "make it cheaper, or async"),
+        (lambda numbers: numbers.key_by(abs).aggregate(af.sum(spin), name="sluggish"), "keep what it calls cheap, or"),
+        (lambda numbers: numbers.key_by(abs).count_window(1).aggregate(af.sum(spin), name="sluggish"), "keep what it calls cheap, or"),
+    ],
+)
+async def test_what_to_do_about_a_slow_operator_fits_it(slow: Any, remedy: str, caplog: pytest.LogCaptureFixture) -> None:
+    flow = af.Flow("slow")
+    slow(flow.source([1]).disable_chaining())
+    with caplog.at_level(logging.WARNING):
+        await flow.execute()
+    told = [message for message in caplog.messages if message.startswith("operator 'sluggish', subtask")]
+    assert told and all(f"everything on this loop waited: {remedy}" in message for message in told), caplog.text
+
+
 async def test_metrics_count_records_of_tasks_and_operators() -> None:
     flow = af.Flow("counted")
     even = flow.source(range(100)).filter(lambda x: x % 2 == 0, name="even")
