@@ -222,7 +222,7 @@ async def test_a_restored_checkpoint_covers_what_it_holds_although_nobody_lived_
 async def test_whoever_waits_for_what_was_accepted_waits_no_longer_once_it_was_read_or_the_job_is_over() -> None:
     source = push().for_run()
     inlet = inlet_of(source)
-    await inlet.put("early")
+    await inlet.put_many(["early", "next"])
     early = asyncio.ensure_future(inlet.caught_up())
     await settle()
     async with system_context() as ctx:
@@ -231,8 +231,10 @@ async def test_whoever_waits_for_what_was_accepted_waits_no_longer_once_it_was_r
         await inlet.put("late")
         late = asyncio.ensure_future(inlet.caught_up())
         await settle()
-        assert not early.done()
         assert await take(reader, 1) == ["early"]
+        await settle()
+        assert not early.done()
+        assert await take(reader, 1) == ["next"]
         await early
         await settle()
         assert not late.done()
