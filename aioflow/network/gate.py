@@ -145,6 +145,7 @@ class InputGate:
 
     __slots__ = (
         "_blocked",
+        "_brings_rows",
         "_channels",
         "_debloater",
         "_end_of_data",
@@ -158,6 +159,7 @@ class InputGate:
         "_queued",
         "_raise",
         "_ready",
+        "_rows_max",
         "_shared",
         "_unfinished",
         "availability",
@@ -178,6 +180,8 @@ class InputGate:
         self._unfinished = count
         self._priority_count = 0
         self._debloater: BufferDebloater | None = None
+        self._brings_rows = True  # Of the batch that came last.
+        self._rows_max = 0
         self._on_priority: Callable[[], None] | None = None
         self._now_s: Callable[[], float] = float
         self.is_closed = False
@@ -226,6 +230,7 @@ class InputGate:
             # One comparison of types a batch; isinstance would cost twice as much and narrow the same.
             if type(element) is RecordBatch:
                 debloater = self._debloater
+                self._brings_rows = type(element.values) is list
                 if debloater is not None and (size := debloater.took(self._now_s(), len(element.values))) is not None:
                     self._announce(size)
                 return index, element
@@ -240,8 +245,10 @@ class InputGate:
             self._lower()
         return None
 
-    def debloat(self, records_max: int, now_s: Callable[[], float]) -> None:
-        """From now on keep asking the producers, whose batches have up to `records_max`, for the size that suits this task."""
+    def debloat(self, records_max: int, now_s: Callable[[], float], rows_max: int | None = None) -> None:
+        """From now on keep asking the producers, whose batches have up to `records_max`, those of rows `rows_max`, for the size that suits
+        this task."""
+        self._rows_max = records_max if rows_max is None else rows_max
         self._debloater = BufferDebloater(len(self._channels), records_max)
         self._now_s = now_s
 
@@ -329,8 +336,11 @@ class InputGate:
 
     @property
     def batch_records(self) -> int:
-        """Records in a batch that the producers were asked for last; 0 before anybody asked."""
-        return 0 if self._debloater is None else self._debloater.records
+        """Records that a batch has now at most: as many as the producers were asked for last, of rows no more than they ever have; 0 before
+        anybody asked."""
+        if self._debloater is None:
+            return 0
+        return min(self._debloater.records, self._rows_max) if self._brings_rows else self._debloater.records
 
     @property
     def records_per_s(self) -> float:

@@ -154,7 +154,8 @@ class TaskAssembly:
             channels = [open_channel(i, channel) for i, channel in enumerate(gate.channels)]
             edges.append(InputEdge(channels, gate.input_index, gate.edge_id, gate.may_be_overtaken))
         network = NetworkInput(edges, self._owner, head)
-        network.debloat(self._options.batch_records_max * COLUMN_RECORDS_PER_ROW, self._environment.host.clock.monotonic)
+        rows_max = self._options.batch_records_max
+        network.debloat(rows_max * COLUMN_RECORDS_PER_ROW, self._environment.host.clock.monotonic, rows_max)
         network.align(listener, self._environment.host.clock.wall_ms, timers.register_timer, urgently)
         return network
 

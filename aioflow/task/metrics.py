@@ -85,8 +85,8 @@ TRAFFIC_IN = (
     "estimatedTimeToConsumeBuffersMs",
 )
 """Pools are of channels from other processes, whose buffers are all their own: none floats. `inputCredits`, which Flink does not show, is
-how many buffers producers may still fill. The size of a debloated buffer is in records, also of columns, of which one
-holds more."""
+how many buffers producers may still fill. The size of a debloated buffer is in records, of rows or of columns, whichever came last: of
+columns a buffer holds more."""
 
 CHECKPOINT = (
     "checkpointStartDelayNanos",

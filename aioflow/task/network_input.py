@@ -151,10 +151,10 @@ class NetworkInput:
         for part in self._inputs:
             part.gate.tell_priority(self._on_priority, partial(self._on_announced, part.first_channel))
 
-    def debloat(self, records_max: int, now_s: Callable[[], float]) -> None:
+    def debloat(self, records_max: int, now_s: Callable[[], float], rows_max: int) -> None:
         """Keep asking the producers for batches that suit the speed of this task; see `BufferDebloater`."""
         for part in self._inputs:
-            part.gate.debloat(records_max, now_s)
+            part.gate.debloat(records_max, now_s, rows_max)
 
     @property
     def barriers(self) -> InputBarriers:

@@ -11,6 +11,13 @@ BACK = "tests/api/test_going_back.py::"
 
 JOB_MUTANTS: list[Mutant] = [
     Mutant(
+        "the size of a debloated buffer is told beyond what rows may have",
+        "aioflow/network/gate.py",
+        "                self._brings_rows = type(element.values) is list\n",
+        "                self._brings_rows = False\n",
+        ("tests/network/test_debloat.py::test_the_size_that_is_told_is_one_that_batches_may_have",),
+    ),
+    Mutant(
         "whoever held the loop is told to be async, an aggregate too",
         "aioflow/task/stream_task.py",
         "            description, remedy = describe_place(culprit.ctx), culprit.slow_remedy\n",

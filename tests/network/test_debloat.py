@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from aioflow.core.column_batch import ColumnBatch, ObjectColumn
 from aioflow.core.elements import RecordBatch
 from aioflow.network.buffers import NetworkBufferPool
 from aioflow.network.builder import COLUMN_RECORDS_PER_ROW
@@ -215,3 +218,19 @@ def test_what_a_consumer_asks_for_never_exceeds_what_the_producer_was_made_for()
     partition.subpartitions[0].resize(7)
     partition.subpartitions[0].resize(0)
     assert told == [100, 7, 1]
+
+
+def test_the_size_that_is_told_is_one_that_batches_may_have() -> None:
+    """A producer takes what is asked for as far as a batch of rows can hold it; one of columns holds all of it."""
+    world = World(records_max=100)
+    columns: Any = ColumnBatch({"n": ObjectColumn([1, 2])}, 2)
+    gate, subpartition = world.gates[0], world.partitions[0].subpartitions[0]
+    gate.debloat(3_200, lambda: world.now_s, 100)
+    assert gate.batch_records == 100
+    subpartition.builder.append(1)
+    subpartition.seal()
+    assert gate.poll() is not None
+    assert gate.batch_records == 100
+    subpartition.add(RecordBatch(columns))
+    assert gate.poll() is not None
+    assert gate.batch_records == 3_200
