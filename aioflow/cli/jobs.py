@@ -65,7 +65,16 @@ def add_commands(commands: Any) -> None:
         add_tls_options(command)
         where = f"the JobManager, or several (of the cluster whose secret it is; 127.0.0.1:{PORT})"
         command.add_argument("--at", type=addresses, metavar="HOST:PORT[,...]", help=where)
-        command.add_argument("--secret-file", type=Path, default=DATA / "secret", metavar="FILE", help=f"the shared secret ({DATA}/secret)")
+        whose = command.add_mutually_exclusive_group()
+        secret = DATA / "secret"
+        whose.add_argument("--secret-file", type=Path, default=secret, metavar="FILE", help=f"the shared secret ({secret})")
+        where = f"of the cluster, as for aioflow cluster start: its secret and its address are there ({DATA})"
+        whose.add_argument("--data", type=_secret_in, dest="secret_file", default=argparse.SUPPRESS, metavar="DIR", help=where)
+
+
+def _secret_in(directory: str) -> Path:
+    """A cluster is known by its secret; `find_started` looks for its address beside it."""
+    return Path(directory) / "secret"
 
 
 def remote_cluster(arguments: argparse.Namespace) -> RemoteCluster:
