@@ -84,7 +84,8 @@ class MetricIndex:
 
     def _refresh(self) -> None:
         now = self._now()
-        if self._read_at is not None and now - self._read_at < FRESH_S:
+        # Before the tasks begin there is nothing, and a fifth of a second more of that is what somebody who has just started it would see.
+        if self._read_at is not None and self._plan and now - self._read_at < FRESH_S:
             return
         self._read_at, metrics = now, self._read()
         names = list(metrics)

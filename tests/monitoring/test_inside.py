@@ -68,9 +68,10 @@ def test_metrics_are_read_again_after_a_moment() -> None:
 
     def read() -> dict[str, float]:
         readings[0] += 1
-        return {}
+        return {f"{graph.vertices[0].metrics_name(0)}.numRecordsIn": 1}
 
-    index = MetricIndex(graph_of(), read, lambda: now[0])
+    graph = graph_of()
+    index = MetricIndex(graph, read, lambda: now[0])
     for now[0] in (0.0, 0.1, 0.15, 0.3, 0.4, 0.6):
         index.all()
     assert readings == [3]
@@ -414,3 +415,13 @@ async def test_a_connection_without_a_whole_request_is_closed_and_a_stream_is_no
             await stream_reader.readuntil(b"event: delta")
             await stream_reader.readuntil(b"event: delta")
         stream_writer.close()
+
+
+def test_a_reading_without_any_task_is_not_kept() -> None:
+    values: dict[str, float] = {}
+    index = MetricIndex(graph_of(), lambda: values, lambda: 0.0)
+    assert index.all() == {}
+    graph = graph_of()
+    vertex = graph.vertices[0]
+    values[f"{vertex.metrics_name(0)}.numRecordsIn"] = 1.0
+    assert index.of_subtask(vertex.id, 0) == {"numRecordsIn": 1.0}
