@@ -5,6 +5,9 @@ one chunk of bytes. A chunk stands under an int that nothing else stands under, 
 cuts state by key group, be it a restore with another parallelism or the files of a backend, cuts chunks where rows would be cut, and a
 checkpoint that writes what has changed writes the new chunks alone.
 
+Reading goes by turns, and walks the table and what is pending: between the first turn of a `gather` and its last nothing may be added or
+settled. So no look at the state from outside settles, and it sees nothing but chunks anyhow.
+
 Namespace of the table: (side, start of the slice, size, slide and offset of the windows). Value: bytes of `column_codec`, of the records
 with the columns key, arrival and value.
 """

@@ -62,14 +62,12 @@ class WindowJoinOperator(CoGroupOperator):
         self._until = MIN_WATERMARK
         self._arrived = 0
 
-    def settle_state(self) -> None:
-        if self._sides is not None:
-            self._sides.settle()
-
     def snapshot_state(self, checkpoint_id: int) -> Awaitable[None] | None:
+        # Here, where no work is pending, and not in `settle_state`, which may come while a window fires.
         written = super().snapshot_state(checkpoint_id)
         if self.reads_columns:
-            self.settle_state()
+            if self._sides is not None:
+                self._sides.settle()
             groups = self._state.key_group_range
             self._progress.update([(groups.start, groups.end, self._until, self._arrived)])
         return written

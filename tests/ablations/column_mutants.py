@@ -10,6 +10,7 @@ _EXPRESSIONS = "tests/columns/test_expressions.py"
 _AGGREGATES = "tests/columns/test_aggregates.py"
 _JOINS = "tests/operators/test_column_joins.py"
 _JOIN_FLOWS = "tests/columns/test_join_flows.py"
+_TURNS = "tests/operators/test_column_join_turns.py"
 _SIDES = "aioflow/columns/join_sides.py"
 _WINDOW_JOIN = "aioflow/operators/window_join.py"
 _LOCAL = "aioflow/operators/local_aggregate.py"
@@ -331,12 +332,20 @@ COLUMN_MUTANTS: list[Mutant] = [
     Mutant(
         "what is pending in a join is not in its snapshot",
         _WINDOW_JOIN,
-        "            self.settle_state()\n            groups",
+        "            if self._sides is not None:\n                self._sides.settle()\n            groups",
         "            groups",
         (
             f"{_JOINS}::test_a_restore_in_the_middle_changes_nothing",
             f"{_JOIN_FLOWS}::test_a_join_goes_on_over_savepoints_and_rescaling",
         ),
+    ),
+    Mutant(
+        "a look at the state settles what a firing of a join reads",
+        _WINDOW_JOIN,
+        "    def snapshot_state(self, checkpoint_id: int)",
+        "    def settle_state(self) -> None:\n        if self._sides is not None:\n            self._sides.settle()\n\n"
+        "    def snapshot_state(self, checkpoint_id: int)",
+        (f"{_TURNS}::test_state_may_be_looked_at_between_two_pieces_of_a_firing",),
     ),
     Mutant(
         "only lefts say which key of a join came first",

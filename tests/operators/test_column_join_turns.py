@@ -1,0 +1,42 @@
+"""Joins of windows on columns take turns: what may happen between two pieces, and how much is done in one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aioflow.core.elements import MIN_WATERMARK, RecordBatch
+from aioflow.core.functions import Pair
+from aioflow.operators.window_join import WindowJoinOperator
+from aioflow.operators.windowing import SlidingWindows
+
+from .context import drive_inputs, opened
+from .test_column_joins import as_columns
+
+
+def some(count: int, time: int, keys: list[Any] | None = None) -> RecordBatch:
+    """Columns of `count` records at `time`, of as many keys."""
+    return as_columns(RecordBatch(list(range(count)), [time] * count, keys or list(range(count)), [MIN_WATERMARK] * count))
+
+
+def until(watermark: int) -> RecordBatch:
+    return RecordBatch([], None, None, None, watermark)
+
+
+async def test_state_may_be_looked_at_between_two_pieces_of_a_firing() -> None:
+    operator = await opened(WindowJoinOperator(SlidingWindows(20, 10), Pair))
+    # When the windows fire, half of it is in the table, in more chunks than are read at once.
+    drive_inputs(operator, [(side, some(500, 5)) for side in (0, 1)])
+    operator.snapshot_state(1)
+    drive_inputs(operator, [(side, some(500, 5)) for side in (0, 1)])
+    pairs, looks = 0, 0
+    for watermark in (9, 19):
+        out = operator.process_input(0, until(watermark))
+        pairs += len(out.values)
+        while operator.has_pending:
+            operator.settle_state()
+            looks += 1
+            out = operator.resume(1_000)
+            pairs += len(out.values)
+
+    assert looks > 2
+    assert pairs == 2 * 500 * 2 * 2
