@@ -1,7 +1,7 @@
 """Both sides of a join of windows, on columns: by slice of event time, in memory as they came, and in keyed state as chunks.
 
 What has come since the last time is pending in memory, whole. `settle` brings it into the table: sorted by key group, and of each group
-one chunk of bytes. A chunk stands under an int that nothing else stands under, and whose key group is that of its records: so whoever
+one chunk of bytes. A chunk stands under an int of the key group of its records, made of the number of the first of them: so whoever
 cuts state by key group, be it a restore with another parallelism or the files of a backend, cuts chunks where rows would be cut, and a
 checkpoint that writes what has changed writes the new chunks alone.
 
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from aioflow.columns.chunk_keys import int_in_group
 from aioflow.columns.keys import KeyEncoder
 from aioflow.columns.pairing import Held, together
 from aioflow.core.column_batch import Column, ColumnBatch, NumberColumn
@@ -40,9 +41,6 @@ KEYS_MIN = 100_000
 
 CHUNKS_MAX = 64
 """Chunks that are read before somebody else has a turn."""
-
-_INTS = 4_096
-"""Ints of which the key group is computed at a time."""
 
 Namespace = tuple[int, int, int, int, int]
 """Side, start of the slice, size, slide and offset of its windows."""
@@ -75,10 +73,7 @@ class JoinSides:
         self._pending: dict[tuple[int, int], list[Held]] = {}
         self._pending_count = 0
         self._read: dict[tuple[int, int], Held] = {}  # Of (side, slice): its chunks, for the next window that holds them.
-        found = table.namespaces()
-        self.starts: list[int] = sorted({namespace[1] for namespace in found if namespace[2:] == windows})
-        self._free: list[list[int]] = [[] for _ in range(max_parallelism)]
-        self._next_int = 1 + max((key for namespace in found for key in table.peek(namespace)), default=-1)
+        self.starts: list[int] = sorted({namespace[1] for namespace in table.namespaces() if namespace[2:] == windows})
 
     # --------------------------------------------------------------------------------------------------------------- add
 
@@ -123,20 +118,12 @@ class JoinSides:
             "value": held.values,
         }
         bounds = [0, *(np.flatnonzero(np.diff(groups)) + 1).tolist(), len(groups)]
-        keys = [self._int_of(group) for group in groups[bounds[:-1]].tolist()]
+        # Numbers of arrival go on from the highest after a restore, whoever had it: no chunk has that of another.
+        numbers, of_group = held.arrivals[bounds[:-1]].tolist(), groups[bounds[:-1]].tolist()
+        keys = [int_in_group(number + 1, group) for number, group in zip(numbers, of_group, strict=True)]
         chunks = encode_stretches(ColumnBatch(columns, len(held)), bounds, self._codec, self._owner)
         self._table.of((side, start, *self._windows), keys).update(zip(keys, chunks, strict=True))
         self._read.pop((side, start), None)
-
-    def _int_of(self, group: int) -> int:
-        """An int of this key group that was not given before."""
-        free = self._free[group]
-        while not free:
-            ints = range(self._next_int, self._next_int + _INTS)
-            self._next_int = ints.stop
-            for key, of_key in zip(ints, key_groups(ints, self._max_parallelism), strict=True):
-                self._free[of_key].append(key)
-        return free.pop()
 
     # -------------------------------------------------------------------------------------------------------------- read
 

@@ -315,8 +315,8 @@ COLUMN_MUTANTS: list[Mutant] = [
     Mutant(
         "a chunk of a join stands in the key group of another",
         _SIDES,
-        "        keys = [self._int_of(group) for group in groups[bounds[:-1]].tolist()]\n",
-        "        keys = [self._int_of(int(groups[-1])) for _ in bounds[:-1]]\n",
+        "[int_in_group(number + 1, group) for",
+        "[int_in_group(number + 1, int(groups[-1])) for",
         (
             f"{_JOINS}::test_a_chunk_stands_in_the_key_group_of_its_records",
             f"{_JOIN_FLOWS}::test_a_join_goes_on_over_savepoints_and_rescaling",
@@ -325,8 +325,15 @@ COLUMN_MUTANTS: list[Mutant] = [
     Mutant(
         "an int stands for two chunks of a join",
         _SIDES,
-        "        self._next_int = 1 + max((key for namespace in found for key in table.peek(namespace)), default=-1)\n",
-        "        self._next_int = 0\n",
+        "[int_in_group(number + 1, group) for",
+        "[int_in_group(1, group) for",
+        (f"{_JOINS}::test_chunks_of_one_window_over_several_restores_stand_beside_each_other",),
+    ),
+    Mutant(
+        "a join counts from the start again after a restore",
+        "aioflow/operators/joins.py",
+        "        self._arrived = max((arrived for _, _, arrived in found), default=0)\n",
+        "        self._arrived = 0\n",
         (f"{_JOINS}::test_chunks_of_one_window_over_several_restores_stand_beside_each_other",),
     ),
     Mutant(

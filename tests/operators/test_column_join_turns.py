@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 from aioflow.core.elements import MIN_WATERMARK, RecordBatch
 from aioflow.core.functions import Pair
 from aioflow.operators.window_join import WindowJoinOperator
-from aioflow.operators.windowing import SlidingWindows
+from aioflow.operators.windowing import SlidingWindows, TumblingWindows
 
 from .context import drive_inputs, opened
 from .test_column_joins import as_columns
@@ -40,3 +41,22 @@ async def test_state_may_be_looked_at_between_two_pieces_of_a_firing() -> None:
 
     assert looks > 2
     assert pairs == 2 * 500 * 2 * 2
+
+
+async def test_a_join_keeps_nothing_of_windows_that_are_over() -> None:
+    operator = await opened(WindowJoinOperator(TumblingWindows(10), Pair))
+
+    def windows(first: int, stop: int) -> int:
+        for number in range(first, stop):
+            drive_inputs(operator, [(side, some(1, 10 * number, ["hot"])) for side in (0, 1)])
+            operator.snapshot_state(number)
+            drive_inputs(operator, [(0, until(10 * number + 9))])
+        return tracemalloc.get_traced_memory()[0]
+
+    tracemalloc.start()
+    try:
+        before = windows(0, 50)
+        # A window costs bytes, not the tens of thousands that ints of all key groups took.
+        assert windows(50, 450) - before < 400_000
+    finally:
+        tracemalloc.stop()
