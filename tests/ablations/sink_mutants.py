@@ -27,7 +27,7 @@ SINK_MUTANTS: list[Mutant] = [
         "aioflow/io/parts.py",
         "        if sink != self._sink:\n            return False\n",
         "",
-        ("tests/io/test_parts.py::test_several_sinks_write_to_one_directory_and_no_part_replaces_another",),
+        ("tests/io/test_parts.py::test_a_sink_leaves_what_another_has_begun_in_their_directory",),
     ),
     Mutant(
         "a sink commits before the checkpoint is complete",

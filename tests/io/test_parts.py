@@ -72,6 +72,21 @@ async def test_several_sinks_write_to_one_directory_and_no_part_replaces_another
     assert len(names(tmp_path / "out")) == len(shown)
 
 
+async def test_a_sink_leaves_what_another_has_begun_in_their_directory(tmp_path: Path) -> None:
+    async with system_context() as machine:
+        contexts = [SinkContext(machine.host, uid=uid) for uid in ("one", "two")]
+        first, second = (lines(tmp_path).writer(ctx) for ctx in contexts)
+        await first.open()
+        first.write_batch(["1"], None)
+        await first.flush()
+        await second.open()
+        first.write_batch(["2"], None)
+        await lines(tmp_path).committer(contexts[0]).commit(await first.prepare(1))
+        for writer in (first, second):
+            await writer.close()
+    assert sorted(row for path in tmp_path.iterdir() for row in path.read_text().split()) == ["1", "2"]
+
+
 async def test_two_runs_of_one_flow_without_checkpoints_do_not_take_each_others_parts(tmp_path: Path) -> None:
     """The second begins while a part of the first is open: what that holds was deleted, and nobody said so."""
     async with system_context() as machine:
