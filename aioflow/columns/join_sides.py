@@ -37,7 +37,7 @@ PENDING_MAX = 32_768
 """Records in memory from which on they are brought into the table, so that a checkpoint finds little to bring there at once."""
 
 KEYS_MIN = 100_000
-"""Codes of keys are given up when there are so many, and four times as many as records are pending."""
+"""Codes of keys are given up when there are so many, and twice as many as there were when the first slices went after the last time."""
 
 CHUNKS_MAX = 64
 """Chunks that are read before somebody else has a turn."""
@@ -70,6 +70,8 @@ class JoinSides:
         self._owner = owner
         self._encoder = KeyEncoder()
         self._groups = np.empty(0, np.int64)  # The key group of each code.
+        self._keys_max = KEYS_MIN
+        self._keys_counted = False  # Whether `_keys_max` speaks of this encoder.
         self._pending: dict[tuple[int, int], list[Held]] = {}
         self._pending_count = 0
         self._read: dict[tuple[int, int], Held] = {}  # Of (side, slice): its chunks, for the next window that holds them.
@@ -79,9 +81,11 @@ class JoinSides:
 
     def encode(self, keys: Any) -> np.ndarray | None:
         """The codes of `keys`; None if they are neither ints nor texts, and have to be looked at as rows."""
-        if len(self._encoder) > KEYS_MIN and len(self._encoder) > 4 * self._pending_count:
+        if len(self._encoder) > self._keys_max:
             self.settle()
             self._read.clear()
+            # Until it is known how many are alive: what has just been too many may come again at once, as the list of a channel does.
+            self._keys_max, self._keys_counted = 2 * len(self._encoder), False
             self._encoder = KeyEncoder()
             self._groups = self._groups[:0]
         codes = self._encoder.encode_plain(keys)
@@ -180,6 +184,9 @@ class JoinSides:
     def forget(self, below: int) -> None:
         """No window needs the slices that begin before `below` any more."""
         starts = self.starts
+        if starts and starts[0] < below and not self._keys_counted:
+            # A window has fired: the keys that it has read, and those that came since, are about as many as are alive.
+            self._keys_max, self._keys_counted = max(KEYS_MIN, 2 * len(self._encoder)), True
         while starts and starts[0] < below:
             start = starts.pop(0)
             for slot in ((0, start), (1, start)):

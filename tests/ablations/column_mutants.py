@@ -355,6 +355,20 @@ COLUMN_MUTANTS: list[Mutant] = [
         (f"{_TURNS}::test_state_may_be_looked_at_between_two_pieces_of_a_firing",),
     ),
     Mutant(
+        "many keys of a join are encoded anew with each batch",
+        _SIDES,
+        "            self._keys_max, self._keys_counted = 2 * len(self._encoder), False\n",
+        "",
+        (f"{_TURNS}::test_keys_are_encoded_once_however_many_are_alive",),
+    ),
+    Mutant(
+        "a join allows for ever more keys",
+        _SIDES,
+        "self._keys_max, self._keys_counted = max(KEYS_MIN, 2 * len(self._encoder)), True",
+        "pass",
+        (f"{_TURNS}::test_keys_that_are_gone_are_given_up",),
+    ),
+    Mutant(
         "only lefts say which key of a join came first",
         "aioflow/columns/pairing.py",
         'order = np.minimum(left_runs.first[in_left], right_runs.first[in_right]).argsort(kind="stable")',

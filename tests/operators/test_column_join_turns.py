@@ -5,6 +5,11 @@ from __future__ import annotations
 import tracemalloc
 from typing import Any
 
+import numpy as np
+import pytest
+
+from aioflow.columns import join_sides
+from aioflow.core.column_batch import CodedColumn
 from aioflow.core.elements import MIN_WATERMARK, RecordBatch
 from aioflow.core.functions import Pair
 from aioflow.operators.window_join import WindowJoinOperator
@@ -60,3 +65,31 @@ async def test_a_join_keeps_nothing_of_windows_that_are_over() -> None:
         assert windows(50, 450) - before < 400_000
     finally:
         tracemalloc.stop()
+
+
+@pytest.mark.parametrize("assigner", [TumblingWindows(10), SlidingWindows(100, 10)])
+async def test_keys_are_encoded_once_however_many_are_alive(assigner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(join_sides, "KEYS_MIN", 100)
+    operator = await opened(WindowJoinOperator(assigner, Pair))
+    begun = []
+    texts = [f"k{key}" for key in range(150)]
+    for number in range(40):
+        # Each batch has a few of the texts, and the list of all of them, as batches of a channel do.
+        batch = some(20, 5 * number)
+        batch.keys = CodedColumn(np.arange(20, dtype=np.int32) * 7 + number % 7, texts)
+        drive_inputs(operator, [(number % 2, batch), (0, until(5 * number - 1))])
+        if not begun or begun[-1] is not operator._sides._encoder:
+            begun.append(operator._sides._encoder)
+
+    assert len(begun) <= 2
+
+
+async def test_keys_that_are_gone_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(join_sides, "KEYS_MIN", 100)
+    operator = await opened(WindowJoinOperator(TumblingWindows(10), Pair))
+    for number in range(60):
+        keys = [50 * number + key for key in range(50)]
+        drive_inputs(operator, [(side, some(50, 10 * number, keys)) for side in (0, number % 2)])
+        drive_inputs(operator, [(0, until(10 * number + 9))])
+
+    assert len(operator._sides._encoder) <= 6 * 50
