@@ -75,7 +75,9 @@ class JoinSides:
         self._pending: dict[tuple[int, int], list[Held]] = {}
         self._pending_count = 0
         self._read: dict[tuple[int, int], Held] = {}  # Of (side, slice): its chunks, for the next window that holds them.
-        self.starts: list[int] = sorted({namespace[1] for namespace in table.namespaces() if namespace[2:] == windows})
+        found = {namespace[:2] for namespace in table.namespaces() if namespace[2:] == windows}
+        self.starts: list[int] = sorted({start for _, start in found})
+        self._starts_of: tuple[list[int], ...] = tuple(sorted(start for side, start in found if side == of) for of in (0, 1))
 
     # --------------------------------------------------------------------------------------------------------------- add
 
@@ -99,9 +101,8 @@ class JoinSides:
         """Records of one side in the slice at `start`."""
         self._pending.setdefault((side, start), []).append(held)
         self._pending_count += len(held)
-        index = bisect_left(self.starts, start)
-        if index == len(self.starts) or self.starts[index] != start:
-            self.starts.insert(index, start)
+        _insert(self._starts_of[side], start)
+        _insert(self.starts, start)
         if self._pending_count >= PENDING_MAX:
             self.settle()
 
@@ -133,16 +134,20 @@ class JoinSides:
 
     def has(self, side: int, begin: int, stop: int) -> bool:
         """Whether a slice that begins there holds a record of `side`."""
-        return any(self._slots(side, begin, stop))
+        starts = self._starts_of[side]
+        index = bisect_left(starts, begin)
+        return index < len(starts) and starts[index] < stop
 
     def gather(self, side: int, begin: int, stop: int) -> Generator[None, None, Held]:
         """The records of `side` in the slices that begin from `begin` up to `stop`, which has some. Yields while there is much to read."""
         parts: list[Held] = []
-        for slot in list(self._slots(side, begin, stop)):
+        starts = self._starts_of[side]
+        for start in starts[bisect_left(starts, begin) : bisect_left(starts, stop)]:
+            slot = side, start
             read = self._read.get(slot)
             if read is None:
                 chunks = []
-                for number, content in enumerate(self._table.peek((*slot, *self._windows)).values(), 1):
+                for number, content in enumerate(self._contents(slot), 1):
                     chunks.append(self._decode(content))
                     if number % CHUNKS_MAX == 0:
                         yield
@@ -157,10 +162,9 @@ class JoinSides:
                 parts.append(whole)
         return together(parts)
 
-    def _slots(self, side: int, begin: int, stop: int) -> Iterator[tuple[int, int]]:
-        for start in self.starts[bisect_left(self.starts, begin) : bisect_left(self.starts, stop)]:
-            if (side, start) in self._pending or self._table.peek((side, start, *self._windows)):
-                yield side, start
+    def _contents(self, slot: tuple[int, int]) -> Iterator[bytes]:
+        # By the items, as RocksDB looks up each of the values.
+        return map(itemgetter(1), self._table.peek((*slot, *self._windows)).items())
 
     def keys_of(self, codes: np.ndarray) -> Column:
         """The keys that these codes stand for."""
@@ -176,7 +180,7 @@ class JoinSides:
         found: list[Row] = []
         for start in self.starts[: bisect_left(self.starts, stop)]:
             for side in (0, 1):
-                for content in self._table.peek((side, start, *self._windows)).values():
+                for content in self._contents((side, start)):
                     found += rows_of(content, self._codec, side, start, until)
         found.sort(key=itemgetter(0))
         return found
@@ -190,9 +194,17 @@ class JoinSides:
         while starts and starts[0] < below:
             start = starts.pop(0)
             for slot in ((0, start), (1, start)):
+                if self._starts_of[slot[0]][:1] == [start]:
+                    del self._starts_of[slot[0]][0]
                 self._read.pop(slot, None)
                 self._pending_count -= sum(map(len, self._pending.pop(slot, ())))
                 self._table.drop((*slot, *self._windows))
+
+
+def _insert(starts: list[int], start: int) -> None:
+    index = bisect_left(starts, start)
+    if index == len(starts) or starts[index] != start:
+        starts.insert(index, start)
 
 
 def rows_of(content: bytes, codec: Codec, side: int, start: int, until: int) -> list[Row]:

@@ -40,6 +40,9 @@ __all__ = ["WindowJoinOperator"]
 PAIRS_MAX = 65_536
 """Pairs in one piece of the output."""
 
+WINDOWS_MAX = 64
+"""Windows in which one side has nothing that may pass before somebody else has a turn, and slices of a batch: there may be thousands."""
+
 
 class WindowJoinOperator(CoGroupOperator):
     """`fn(left, right)` gives one row for each pair of a key and window; lefts vary slowest. `Pair` as `fn` may run on columns."""
@@ -141,9 +144,11 @@ class WindowJoinOperator(CoGroupOperator):
                 for arrival, start, key, value in zip(part.arrivals.tolist(), starts, keys, part.values, strict=True)
             ]
             yield from self._add_rows(rows, grid, until)
-        for start, which in by_slice(times, grid):
+        for count, (start, which) in enumerate(by_slice(times, grid), 1):
             if grid.last_end(start) > until:
                 sides.add(index, start, held if which is None else held.take(which))
+            if count % WINDOWS_MAX == 0:
+                yield
 
     def _columns_from(self) -> int:
         """Up to where a record is in a window of rows: the last end that is not behind `_until`."""
@@ -168,21 +173,25 @@ class WindowJoinOperator(CoGroupOperator):
         sides, grid = self._sides, self._grid
         if sides is None:
             return
+        passed = 0
         while sides.starts:
             end = max(grid.first_end(sides.starts[0]), grid.next_end(self._until - 1))
             if end - 1 > watermark:
                 break
-            yield from self._fire(sides, end)
+            begin, self._until = end - grid.size, end
+            if sides.has(0, begin, end) and sides.has(1, begin, end):
+                yield from self._fire(sides, begin, end)
+                passed = 0
+            elif (passed := passed + 1) == WINDOWS_MAX:
+                yield
+                passed = 0
             self._forget_slices()
 
-    def _fire(self, sides: JoinSides, end: int) -> Iterator[None]:
-        """All pairs of the window of columns that ends at `end`."""
-        begin, out = end - self._grid.size, self._out
-        self._until = end
-        if not (sides.has(0, begin, end) and sides.has(1, begin, end)):
-            return
+    def _fire(self, sides: JoinSides, begin: int, end: int) -> Iterator[None]:
+        """All pairs of the window of columns from `begin` to `end`, in which both sides have something. Yields, also if there are none."""
         from aioflow.columns.pairing import Pairing
 
+        out = self._out
         left = yield from sides.gather(0, begin, end)
         right = yield from sides.gather(1, begin, end)
         if len(left) + len(right) > PAIRS_MAX:
@@ -192,6 +201,8 @@ class WindowJoinOperator(CoGroupOperator):
             if not out.empty:
                 yield
             out.add_columns(pairs.part(at, min(at + PAIRS_MAX, len(pairs))), end - 1, end - 2)
+            yield
+        if not len(pairs):
             yield
 
     def _forget_slices(self) -> None:

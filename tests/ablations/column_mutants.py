@@ -369,6 +369,27 @@ COLUMN_MUTANTS: list[Mutant] = [
         (f"{_TURNS}::test_keys_that_are_gone_are_given_up",),
     ),
     Mutant(
+        "windows of a join whose keys do not meet all pass in one turn",
+        _WINDOW_JOIN,
+        "        if not len(pairs):\n            yield\n",
+        "",
+        (f"{_TURNS}::test_each_window_whose_keys_do_not_meet_is_a_turn",),
+    ),
+    Mutant(
+        "windows of one side of a join all pass in one turn",
+        _WINDOW_JOIN,
+        "WINDOWS_MAX = 64",
+        "WINDOWS_MAX = 1 << 40",
+        (f"{_TURNS}::test_windows_of_one_side_pass_by_turns", f"{_TURNS}::test_a_batch_of_many_slices_is_added_by_turns"),
+    ),
+    Mutant(
+        "each window of a join reads its slices anew",
+        _SIDES,
+        "read = self._read[slot] = together(chunks)",
+        "read = together(chunks)",
+        (f"{_TURNS}::test_a_firing_walks_the_items_of_each_slice_once",),
+    ),
+    Mutant(
         "only lefts say which key of a join came first",
         "aioflow/columns/pairing.py",
         'order = np.minimum(left_runs.first[in_left], right_runs.first[in_right]).argsort(kind="stable")',

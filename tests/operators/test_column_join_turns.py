@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -93,3 +94,62 @@ async def test_keys_that_are_gone_are_given_up(monkeypatch: pytest.MonkeyPatch) 
         drive_inputs(operator, [(0, until(10 * number + 9))])
 
     assert len(operator._sides._encoder) <= 6 * 50
+
+
+def turns(operator: Any, batch: RecordBatch) -> int:
+    """Takes `batch`, and gives the number of pieces."""
+    operator.process_input(0, batch)
+    found = 1
+    while operator.has_pending:
+        operator.resume(1_000)
+        found += 1
+    return found
+
+
+async def test_each_window_whose_keys_do_not_meet_is_a_turn() -> None:
+    operator = await opened(WindowJoinOperator(SlidingWindows(50, 1), Pair))
+    drive_inputs(operator, [(side, some(3, 0, [side, side + 2, side + 4])) for side in (0, 1)])
+
+    assert turns(operator, until(1_000)) >= 50
+
+
+async def test_windows_of_one_side_pass_by_turns() -> None:
+    operator = await opened(WindowJoinOperator(SlidingWindows(5_000, 1), Pair))
+    drive_inputs(operator, [(0, some(3, 0))])
+
+    assert turns(operator, until(10_000)) >= 5_000 // 64
+
+
+async def test_a_batch_of_many_slices_is_added_by_turns() -> None:
+    operator = await opened(WindowJoinOperator(TumblingWindows(1), Pair))
+    batch = some(640, 0)
+    batch.timestamps = list(range(640))
+
+    assert turns(operator, batch) >= 10
+
+
+class Walked(dict[Any, Any]):
+    """A space of which the operator may walk the items, and nothing else: all else costs RocksDB a walk or more."""
+
+    def __len__(self) -> int:
+        raise AssertionError("its length was asked for")
+
+    def values(self) -> Any:
+        raise AssertionError("its values were asked for")
+
+
+async def test_a_firing_walks_the_items_of_each_slice_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    operator = await opened(WindowJoinOperator(SlidingWindows(20, 10), Pair))
+    drive_inputs(operator, [(side, some(10, 5)) for side in (0, 1)])
+    operator.snapshot_state(1)
+    table, walks = operator.ctx.keyed_state.table("join-columns"), []
+
+    def peek(namespace: Any) -> Any:
+        walks.append(namespace[:2])
+        return Walked(table.peek(namespace))
+
+    monkeypatch.setattr(operator._sides, "_table", SimpleNamespace(peek=peek, drop=table.drop))
+    rows = drive_inputs(operator, [(0, until(19))])
+
+    assert len(rows) == 20
+    assert walks == [(0, 0), (1, 0)]
