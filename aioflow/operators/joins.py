@@ -45,7 +45,7 @@ PROGRESS = "join-progress"
 """Name of the union list state of (first key group, last key group, until, records that have come) of each subtask, see `window_join`."""
 
 ROWS_MAX = 1_024
-"""Rows that are made of columns before somebody else has a turn."""
+"""Windows to which rows made of columns are added before somebody else has a turn."""
 
 TIMERS = "interval-join-timers"
 BUFFERS = ("interval-join-left", "interval-join-right")
@@ -146,17 +146,19 @@ class CoGroupOperator(WindowOperator):
 
     def _add_rows(self, rows: Iterable[Row], grid: SliceGrid, until: int) -> Iterator[None]:
         """Add records to those of their windows, of `grid`, that end behind what each says, and not behind `until`."""
-        state = self._state
-        for count, (_, side, start, key, value, behind) in enumerate(rows, 1):
+        state, rest = self._state, ROWS_MAX
+        for _, side, start, key, value, behind in rows:
             state.set_current_key(key)
             end, last = max(grid.first_end(start), grid.next_end(behind - 1)), min(grid.last_end(start), until)
             while end <= last:
                 window = TimeWindow(end - grid.size, end)
                 self._add_to_window(key, (side, value), start, window, tuple(window))
                 end += grid.slide
-            if count % ROWS_MAX == 0:
+                rest -= 1
+            if rest <= 0:
                 state.clear_current_key()
                 yield
+                rest = ROWS_MAX
         state.clear_current_key()
 
 
@@ -232,8 +234,9 @@ class IntervalJoinOperator(Operator):
                 f"interval_join {self.ctx.name!r}: a batch without {'timestamps' if batch.keys else 'keys'}; both inputs need "
                 "key_by directly before it and a watermark strategy upstream"
             )
-        if not batch.values:
-            self._advance(batch.watermark)
+        if not batch.values and batch.watermark < self._timers.next_event_time:
+            if batch.watermark > self._timers.current_watermark:
+                self._timers.current_watermark = batch.watermark
             self._out.passed(batch.watermark)
             return empty_batch(self._out.watermark)
         return self._out.start(self._run(index, batch), batch.watermark)
@@ -247,24 +250,26 @@ class IntervalJoinOperator(Operator):
 
     def _run(self, index: int, batch: RecordBatch) -> Iterator[None]:
         keys, timestamps, watermarks, out = batch.keys, batch.timestamps, batch.watermarks, self._out
-        assert keys is not None and timestamps is not None  # Checked in process_input.
         timers, state = self._timers, self._state
         for i, value in enumerate(batch.values):
-            if watermarks is not None:
-                self._advance(watermarks[i])
+            assert keys is not None and timestamps is not None  # Checked in process_input.
+            if watermarks is not None and watermarks[i] > timers.current_watermark:
+                yield from self._advance(watermarks[i])
             if timestamps[i] <= timers.current_watermark:
                 self._late_dropped.inc(1)
                 continue
             state.set_current_key(keys[i])
             for left, right, left_time, right_time in self._pairs(index, keys[i], value, timestamps[i]):
                 self._join(left, right, left_time, right_time)
+                out.tried()
                 if out.full:
                     state.clear_current_key()
                     yield
                     state.set_current_key(keys[i])
             self._keep(index, keys[i], value, timestamps[i])
         state.clear_current_key()
-        self._advance(batch.watermark)
+        if batch.watermark > timers.current_watermark:
+            yield from self._advance(batch.watermark)
 
     def _pairs(self, index: int, key: Any, value: Any, time: int) -> Iterator[tuple[Any, Any, int, int]]:
         """The pairs that an element makes with what the other side holds, as (left, right, left time, right time)."""
@@ -303,14 +308,16 @@ class IntervalJoinOperator(Operator):
         table[key] = (times, values)
         self._timers.register_event_time_timer(key, index, time + self._kept_for[index])
 
-    def _advance(self, watermark: int) -> None:
-        timers = self._timers
-        if watermark <= timers.current_watermark:
-            return
-        if watermark < timers.next_event_time:
-            timers.current_watermark = watermark
-        else:
-            timers.advance_watermark(watermark)
+    def _advance(self, watermark: int) -> Iterator[None]:
+        """Forget what finds no partner from `watermark` on. It gives no output, however much it is."""
+        pop_due, out = self._timers.pop_due, self._out
+        while (timer := pop_due(watermark)) is not None:
+            self._clean(*timer)
+            out.tried()
+            if out.full:
+                self._state.clear_current_key()
+                yield
+        self._state.clear_current_key()
 
     def _clean(self, time: int, key: Any, index: int) -> None:
         """What was kept up to `time` on side `index` can find no partner any more."""

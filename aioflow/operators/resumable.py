@@ -2,7 +2,8 @@
 
 Windows and joins may owe a million results at one instant of event time. They write their work as an iterator that
 yields, between two records or two timers, whenever `full` says so; the chain asks for the next piece once it has moved
-this one on.
+this one on. What may be due in numbers and give nothing, like windows whose function gives no result, says `tried`: it
+counts like a result, or a million of them would hold the loop.
 
 The watermark in the output never falls, and stands at the last result's while work is left: what follows may still be due.
 """
@@ -29,7 +30,7 @@ _DONE = object()
 class ResumableOutput:
     """Results of one operator on their way out, and the work that is still to be done for the last batch."""
 
-    __slots__ = ("_final", "_limit", "_timed", "_timestamps", "_values", "_watermarks", "_work", "watermark")
+    __slots__ = ("_final", "_limit", "_timed", "_timestamps", "_tried", "_values", "_watermarks", "_work", "watermark")
 
     def __init__(self) -> None:
         self._values: list[Any] = []
@@ -37,6 +38,7 @@ class ResumableOutput:
         self._timed = True  # Whether all of them are known to be ints.
         self._watermarks: list[int] = []
         self._limit = RESULTS_MAX
+        self._tried = 0
         self._work: Iterator[None] | None = None
         self._final = MIN_WATERMARK
         self.watermark = MIN_WATERMARK
@@ -58,7 +60,11 @@ class ResumableOutput:
 
     @property
     def full(self) -> bool:
-        return len(self._values) >= self._limit
+        return len(self._values) >= self._limit or self._tried >= self._limit
+
+    def tried(self, count: int = 1) -> None:
+        """So many pieces of work were done for this piece of the output, whether or not they gave something."""
+        self._tried += count
 
     def start(self, work: Iterator[None], final: int) -> RecordBatch:
         """Begin `work`, after which watermark `final` is in force; gives its first piece."""
@@ -69,6 +75,7 @@ class ResumableOutput:
     def resume(self, max_records: int) -> RecordBatch:
         """The next piece, of about `max_records` results."""
         self._limit = max_records
+        self._tried = 0
         work = self._work
         if work is not None and next(work, _DONE) is _DONE:
             self._work = None

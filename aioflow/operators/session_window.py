@@ -172,6 +172,7 @@ class SessionWindowOperator(AddingWindowOperator):
         pop_due, out = self._timers.pop_due, self._out
         while (timer := pop_due(watermark)) is not None:
             self._fire(timer[0], timer[1])
+            out.tried()
             if out.full:
                 self._state.clear_current_key()
                 yield

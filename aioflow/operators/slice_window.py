@@ -331,9 +331,10 @@ class SliceWindowOperator(AddingWindowOperator):
             out.add_columns(results, end - 1, end - 2)
             yield
             return
-        tables = yield from slices.cover(end)
+        parts = tables = yield from slices.cover(end)
         if len(tables) > 1 and not self._ahead and type(tables[0]) is dict:  # A window on disk need not fit into memory.
             tables = [(yield from slices.merged(tables))]
+        out.tried(len(parts))
         if len(tables) == 1 and not self._ahead and type(tables[0]) is dict:
             # Keys and accumulators apart: to take pairs of them apart costs three times as much.
             keys_left, held_left = iter(tables[0]), iter(tables[0].values())
@@ -360,6 +361,7 @@ class SliceWindowOperator(AddingWindowOperator):
     def _emit(self, end: int, watermark: int, keys: list[Any], values: list[Any]) -> None:
         start = end - self._grid.size
         if self._window_fn is not None:
+            self._out.tried(len(keys))
             self._emit_made(self._window_fn.call, TimeWindow(start, end), watermark, keys, values)
             return
         results = map(_make_result, zip(keys, repeat(start), repeat(end), values, strict=False))

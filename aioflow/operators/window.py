@@ -191,6 +191,7 @@ class WindowOperator(Operator):
             return
         while (timer := timers.pop_due(watermark)) is not None:
             self._on_event_time(*timer)
+            self._out.tried()
             if self._out.full:
                 self._state.clear_current_key()
                 yield

@@ -100,6 +100,30 @@ MUTANTS: list[Mutant] = [
         ),
     ),
     Mutant(
+        "windows that give nothing hold the loop until the last of them has fired",
+        "aioflow/operators/resumable.py",
+        "len(self._values) >= self._limit or self._tried >= self._limit",
+        "len(self._values) >= self._limit",
+        (
+            "tests/operators/test_silent_windows.py::test_work_that_gives_nothing_is_done_in_pieces_too",
+            "tests/operators/test_silent_windows.py::test_pairs_without_a_result_are_tried_in_pieces",
+        ),
+    ),
+    Mutant(
+        "an interval join forgets all that is over at one go",
+        "aioflow/operators/joins.py",
+        "            self._clean(*timer)\n            out.tried()\n",
+        "            self._clean(*timer)\n",
+        ("tests/operators/test_silent_windows.py::test_work_that_gives_nothing_is_done_in_pieces_too",),
+    ),
+    Mutant(
+        "windows of many slices count as one piece of work each",
+        "aioflow/operators/slice_window.py",
+        "        out.tried(len(parts))\n",
+        "",
+        ("tests/operators/test_silent_windows.py::test_a_window_of_many_slices_is_as_much_work_as_it_merges",),
+    ),
+    Mutant(
         "the late check of slices is off by one",
         "aioflow/operators/slice_window.py",
         "        if timestamp < late_below:\n",
