@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -24,6 +25,8 @@ COPIED = ("aioflow", "tests", "examples", "benchmarks", "pyproject.toml")
 FAST = "not integration and not examples and not simulation and not spark and not slow"
 TEST_TIMEOUT_S = 60
 """A bug may make a test wait for ever; that is found, too. Several times what the slowest of them takes on a busy machine."""
+RUN_TIMEOUT_S = 300
+"""Beside that of each test: a bug may also make the end of a loop wait, which no time-out of a test cuts short."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +91,21 @@ class Workshop:
         environment = {**os.environ, "PYTHONPATH": str(self.project), "PYTHONDONTWRITEBYTECODE": "1", "CI": "1"}
         command = [sys.executable, "-m", "pytest", "-q", "--tb=no", "-rfE", f"--timeout={TEST_TIMEOUT_S}"]
         command += ["-p", "no:cacheprovider", "-p", "tests.ablations.unshrunk"]
-        done = subprocess.run(
-            [*command, *options, *selected, *places], cwd=self.project, env=environment, capture_output=True, text=True, check=False
+        running = subprocess.Popen(
+            [*command, *options, *selected, *places],
+            cwd=self.project,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
         )
-        output = done.stdout + done.stderr
-        if done.returncode not in (0, 1):
-            raise RuntimeError(f"pytest ended with {done.returncode}:\n{output[-2000:]}")
+        try:
+            output, _ = running.communicate(timeout=RUN_TIMEOUT_S + TEST_TIMEOUT_S * len(tests))
+        except subprocess.TimeoutExpired:
+            os.killpg(running.pid, signal.SIGKILL)  # With the servers that tests have started.
+            return Outcome(frozenset(tests), running.communicate()[0])
+        if running.returncode not in (0, 1):
+            raise RuntimeError(f"pytest ended with {running.returncode}:\n{output[-2000:]}")
         failed = re.findall(r"^(?:FAILED|ERROR) (\S+?)::(?:\w+::)?(\w+)", output, re.MULTILINE)
         return Outcome(frozenset(f"{path}::{name}" for path, name in failed), output)
