@@ -15,6 +15,7 @@ the former subtasks holds, and columns of key groups that had not got so far bec
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +31,7 @@ from aioflow.operators.windowing import SlidingWindows, TumblingWindows, WindowA
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
-    from aioflow.columns.join_sides import JoinSides
+    from aioflow.columns.join_sides import JoinSides, Row
     from aioflow.core.keygroups import KeyGroupRange
     from aioflow.operators.triggers import Trigger
     from aioflow.operators.windowing import Evictor
@@ -42,6 +43,8 @@ PAIRS_MAX = 65_536
 
 WINDOWS_MAX = 64
 """Windows in which one side has nothing that may pass before somebody else has a turn, and slices of a batch: there may be thousands."""
+
+_DONE = object()
 
 
 class WindowJoinOperator(CoGroupOperator):
@@ -69,10 +72,11 @@ class WindowJoinOperator(CoGroupOperator):
         # Here, where no work is pending, and not in `settle_state`, which may come while a window fires.
         written = super().snapshot_state(checkpoint_id)
         if self.reads_columns:
-            if self._sides is not None:
-                self._sides.settle()
             groups = self._state.key_group_range
             self._progress.update([(groups.start, groups.end, self._until, self._arrived)])
+            settling = iter(()) if self._sides is None else self._sides.settle()
+            if next(settling, _DONE) is not _DONE:
+                return _by_turns(settling, written)
         return written
 
     def _apply(self, key: Any, lefts: list[Any], rights: list[Any]) -> Iterable[Any]:
@@ -136,19 +140,21 @@ class WindowJoinOperator(CoGroupOperator):
         until = self._until = max(self._until, passed)
         early = np.flatnonzero(times < max(self._columns_from(), MIN_WATERMARK))
         if len(early):
-            starts = [grid.slice_start(time) for time in times[early].tolist()]
+            starts = map(grid.slice_start, times[early].tolist())
             part = held.take(early)
             keys = sides.keys_of(part.codes)
-            rows = [
+            rows: Iterator[Row] = (
                 (arrival, index, start, key, value, passed)
                 for arrival, start, key, value in zip(part.arrivals.tolist(), starts, keys, part.values, strict=True)
-            ]
+            )
             yield from self._add_rows(rows, grid, until)
         for count, (start, which) in enumerate(by_slice(times, grid), 1):
             if grid.last_end(start) > until:
                 sides.add(index, start, held if which is None else held.take(which))
             if count % WINDOWS_MAX == 0:
                 yield
+        if sides.is_full:
+            yield from sides.settle()
 
     def _columns_from(self) -> int:
         """Up to where a record is in a window of rows: the last end that is not behind `_until`."""
@@ -162,7 +168,8 @@ class WindowJoinOperator(CoGroupOperator):
             return
         before, self._until = self._until, end
         if self._sides is not None and self._sides.starts:
-            yield from self._add_rows(self._sides.rows(end, before), self._grid, end)
+            rows = yield from self._sides.rows(end, before)
+            yield from self._add_rows(rows, self._grid, end)
             self._forget_slices()
 
     # --------------------------------------------------------------------------------------------------------------- fire
@@ -235,6 +242,13 @@ class WindowJoinOperator(CoGroupOperator):
             self._take_as_rows(own if behind else [], behind, self._until)
             self._new_sides()
             self._forget_slices()
+
+
+async def _by_turns(settling: Iterator[None], written: Awaitable[None] | None) -> None:
+    for _ in settling:
+        await asyncio.sleep(0)
+    if written is not None:
+        await written
 
 
 def _grid_of(assigner: WindowAssigner) -> SliceGrid:

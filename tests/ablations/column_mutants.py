@@ -339,8 +339,8 @@ COLUMN_MUTANTS: list[Mutant] = [
     Mutant(
         "what is pending in a join is not in its snapshot",
         _WINDOW_JOIN,
-        "            if self._sides is not None:\n                self._sides.settle()\n            groups",
-        "            groups",
+        "            settling = iter(()) if self._sides is None else self._sides.settle()\n",
+        "            settling: Iterator[None] = iter(())\n",
         (
             f"{_JOINS}::test_a_restore_in_the_middle_changes_nothing",
             f"{_JOIN_FLOWS}::test_a_join_goes_on_over_savepoints_and_rescaling",
@@ -350,8 +350,7 @@ COLUMN_MUTANTS: list[Mutant] = [
         "a look at the state settles what a firing of a join reads",
         _WINDOW_JOIN,
         "    def snapshot_state(self, checkpoint_id: int)",
-        "    def settle_state(self) -> None:\n        if self._sides is not None:\n            self._sides.settle()\n\n"
-        "    def snapshot_state(self, checkpoint_id: int)",
+        "    def settle_state(self) -> None:\n        list(self._sides.settle())\n\n    def snapshot_state(self, checkpoint_id: int)",
         (f"{_TURNS}::test_state_may_be_looked_at_between_two_pieces_of_a_firing",),
     ),
     Mutant(
@@ -388,6 +387,34 @@ COLUMN_MUTANTS: list[Mutant] = [
         "read = self._read[slot] = together(chunks)",
         "read = together(chunks)",
         (f"{_TURNS}::test_a_firing_walks_the_items_of_each_slice_once",),
+    ),
+    Mutant(
+        "columns of a join become rows in one turn",
+        _SIDES,
+        "ROWS_MAX = 4_096",
+        "ROWS_MAX = 1 << 40",
+        (f"{_TURNS}::test_columns_become_rows_by_turns",),
+    ),
+    Mutant(
+        "rows made of columns are counted, not the windows to which they are added",
+        "aioflow/operators/joins.py",
+        "                end += grid.slide\n                rest -= 1\n",
+        "                end += grid.slide\n            rest -= 1\n",
+        (f"{_TURNS}::test_columns_become_rows_by_turns",),
+    ),
+    Mutant(
+        "a snapshot of a join settles all slices in one turn",
+        _SIDES,
+        "CHUNKS_WRITTEN_MAX = 512",
+        "CHUNKS_WRITTEN_MAX = 1 << 40",
+        (f"{_TURNS}::test_a_snapshot_settles_many_slices_by_turns",),
+    ),
+    Mutant(
+        "codes of keys are given up while records with them are pending",
+        _SIDES,
+        "if len(self._encoder) > self._keys_max and not self._pending:",
+        "if len(self._encoder) > self._keys_max:",
+        (f"{_TURNS}::test_codes_of_keys_live_as_long_as_what_is_pending",),
     ),
     Mutant(
         "only lefts say which key of a join came first",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import tracemalloc
 from types import SimpleNamespace
 from typing import Any
@@ -85,6 +86,15 @@ async def test_keys_are_encoded_once_however_many_are_alive(assigner: Any, monke
     assert len(begun) <= 2
 
 
+async def test_codes_of_keys_live_as_long_as_what_is_pending(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(join_sides, "KEYS_MIN", 100)
+    operator = await opened(WindowJoinOperator(TumblingWindows(10), Pair))
+    for first in (0, 150, 300):
+        drive_inputs(operator, [(side, some(150, 5, [first + key for key in range(150)])) for side in (0, 1)])
+
+    assert len(drive_inputs(operator, [(0, until(9))])) == 450
+
+
 async def test_keys_that_are_gone_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(join_sides, "KEYS_MIN", 100)
     operator = await opened(WindowJoinOperator(TumblingWindows(10), Pair))
@@ -153,3 +163,33 @@ async def test_a_firing_walks_the_items_of_each_slice_once(monkeypatch: pytest.M
 
     assert len(rows) == 20
     assert walks == [(0, 0), (1, 0)]
+
+
+async def test_columns_become_rows_by_turns() -> None:
+    operator = await opened(WindowJoinOperator(SlidingWindows(40, 10), Pair))
+    drive_inputs(operator, [(side, some(20_000, 5, ["hot"] * 20_000)) for side in (0, 1)])
+
+    # 4,096 records made rows are a turn, and 1,024 that are added to windows, of which each is in four.
+    assert turns(operator, RecordBatch([{"id": 1}], [6], ["hot"], [MIN_WATERMARK])) >= 40_000 // 4_096 + 4 * 40_000 // 1_024
+
+
+async def test_a_snapshot_settles_many_slices_by_turns() -> None:
+    operator = await opened(WindowJoinOperator(SlidingWindows(4_000, 1), Pair))
+    batch = some(3_000, 0)
+    batch.timestamps = list(range(3_000))
+    drive_inputs(operator, [(0, batch)])
+    turns_of_others = 0
+
+    async def other() -> None:
+        nonlocal turns_of_others
+        while True:
+            await asyncio.sleep(0)
+            turns_of_others += 1
+
+    beside = asyncio.create_task(other(), name="other")
+    await operator.snapshot_state(1)
+    beside.cancel()
+
+    assert turns_of_others >= 3_000 // 512 - 2
+    assert len(operator.ctx.keyed_state.table("join-columns").namespaces()) == 3_000
+    assert not operator._sides._pending
