@@ -41,7 +41,9 @@ KEYS_MIN = 100_000
 """Codes of keys are given up when there are so many, and twice as many as there were when the first slices went after the last time."""
 
 CHUNKS_MAX = 64
-"""Chunks that are read before somebody else has a turn."""
+"""Chunks that are read before somebody else has a turn, or fewer of `READ_MAX` records: a chunk of a hot key has thousands."""
+
+READ_MAX = 131_072
 
 CHUNKS_WRITTEN_MAX = 512
 """Chunks that are written before somebody else has a turn, 20 us each: of 1,800 slices there are tens of thousands."""
@@ -163,11 +165,14 @@ class JoinSides:
             slot = side, start
             read = self._read.get(slot)
             if read is None:
-                chunks = []
-                for number, content in enumerate(self._contents(slot), 1):
-                    chunks.append(self._decode(content))
-                    if number % CHUNKS_MAX == 0:
+                chunks, count, records = [], 0, 0
+                for content in self._contents(slot):
+                    chunk = self._decode(content)
+                    chunks.append(chunk)
+                    count, records = count + 1, records + len(chunk)
+                    if count == CHUNKS_MAX or records >= READ_MAX:
                         yield
+                        count = records = 0
                 if chunks:
                     read = self._read[slot] = together(chunks)
             if read is not None:

@@ -18,7 +18,7 @@ from aioflow.core.functions import Pair
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Held", "Pairing", "together"]
+__all__ = ["Held", "Pairing", "Runs", "together"]
 
 _PLACE_BITS = 32
 _PLACE = (1 << _PLACE_BITS) - 1
@@ -50,18 +50,20 @@ def together(parts: Sequence[Held]) -> Held:
 
 
 class Pairing:
-    """All pairs of `left` and `right`, of which any stretch can be made by itself: a hot key may have millions."""
+    """All pairs of `left` and `right`, of which any stretch can be made by itself: a hot key may have millions.
 
-    def __init__(self, left: Held, right: Held) -> None:
+    Whoever has millions of records makes the runs of either side in a turn of its own.
+    """
+
+    def __init__(self, left: Runs, right: Runs) -> None:
         self._left, self._right = left.values, right.values
-        left_runs, right_runs = _Runs(left), _Runs(right)
-        _, in_left, in_right = np.intersect1d(left_runs.keys, right_runs.keys, assume_unique=True, return_indices=True)
-        order = np.minimum(left_runs.first[in_left], right_runs.first[in_right]).argsort(kind="stable")
+        in_left, in_right = _met(left.keys, right.keys)
+        order = np.minimum(left.first[in_left], right.first[in_right]).argsort(kind="stable")
         in_left, in_right = in_left[order], in_right[order]
-        self._left_order, self._right_order = left_runs.order, right_runs.order
-        self._left_start, self._right_start = left_runs.starts[in_left], right_runs.starts[in_right]
-        self._width = right_runs.counts[in_right]
-        pairs = left_runs.counts[in_left] * self._width
+        self._left_order, self._right_order = left.order, right.order
+        self._left_start, self._right_start = left.starts[in_left], right.starts[in_right]
+        self._width = right.counts[in_right]
+        pairs = left.counts[in_left] * self._width
         self._stops = pairs.cumsum()
         self._begins = self._stops - pairs
 
@@ -86,13 +88,13 @@ class Pairing:
         return ColumnBatch(values, stop - begin, Pair)
 
 
-class _Runs:
+class Runs:
     """The records of one side sorted by key, of one key by arrival: where the run of each key is, and when its first record came."""
 
-    __slots__ = ("counts", "first", "keys", "order", "starts")
+    __slots__ = ("counts", "first", "keys", "order", "starts", "values")
 
     def __init__(self, held: Held) -> None:
-        codes, arrivals = held.codes, held.arrivals
+        self.values, codes, arrivals = held.values, held.codes, held.arrivals
         by_arrival = None
         if len(arrivals) > 1 and not (arrivals[1:] >= arrivals[:-1]).all():
             since = arrivals - arrivals.min()
@@ -106,6 +108,17 @@ class _Runs:
         self.counts = np.diff(self.starts, append=len(codes))
         self.first = arrivals[places[self.starts]]
         self.order = places if by_arrival is None else by_arrival[places]
+
+
+def _met(left: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Where the keys that are on both sides are on either. Codes of keys are small: a table takes a third of what sorting takes."""
+    if not (len(left) and len(right)):
+        return np.empty(0, np.int64), np.empty(0, np.int64)
+    place = np.full(int(max(left[-1], right[-1])) + 1, -1, np.int64)  # Keys of runs are in order: the last is the highest.
+    place[right] = np.arange(len(right))
+    found = place[left]
+    in_left = np.flatnonzero(found >= 0)
+    return in_left, found[in_left]
 
 
 def _sorted(numbers: np.ndarray) -> np.ndarray:

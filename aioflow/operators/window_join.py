@@ -196,14 +196,17 @@ class WindowJoinOperator(CoGroupOperator):
 
     def _fire(self, sides: JoinSides, begin: int, end: int) -> Iterator[None]:
         """All pairs of the window of columns from `begin` to `end`, in which both sides have something. Yields, also if there are none."""
-        from aioflow.columns.pairing import Pairing
+        from aioflow.columns.pairing import Pairing, Runs
 
-        out = self._out
-        left = yield from sides.gather(0, begin, end)
-        right = yield from sides.gather(1, begin, end)
-        if len(left) + len(right) > PAIRS_MAX:
-            yield
-        pairs = Pairing(left, right)
+        out, runs = self._out, []
+        for side in (0, 1):
+            held = yield from sides.gather(side, begin, end)
+            if len(held) > PAIRS_MAX:
+                yield
+            runs.append(Runs(held))
+            if len(held) > PAIRS_MAX:
+                yield
+        pairs = Pairing(*runs)
         for at in range(0, len(pairs), PAIRS_MAX):
             if not out.empty:
                 yield

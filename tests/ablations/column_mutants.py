@@ -417,10 +417,17 @@ COLUMN_MUTANTS: list[Mutant] = [
         (f"{_TURNS}::test_codes_of_keys_live_as_long_as_what_is_pending",),
     ),
     Mutant(
+        "chunks of a hot key of a join are all read in one turn",
+        _SIDES,
+        "if count == CHUNKS_MAX or records >= READ_MAX:",
+        "if count == CHUNKS_MAX:",
+        (f"{_TURNS}::test_chunks_of_a_hot_key_are_read_by_turns",),
+    ),
+    Mutant(
         "only lefts say which key of a join came first",
         "aioflow/columns/pairing.py",
-        'order = np.minimum(left_runs.first[in_left], right_runs.first[in_right]).argsort(kind="stable")',
-        'order = left_runs.first[in_left].argsort(kind="stable")',
+        'order = np.minimum(left.first[in_left], right.first[in_right]).argsort(kind="stable")',
+        'order = left.first[in_left].argsort(kind="stable")',
         (f"{_JOINS}::test_columns_give_the_pairs_of_rows_in_their_order_and_the_same_late_records",),
     ),
     Mutant(

@@ -89,10 +89,12 @@ async def test_keys_are_encoded_once_however_many_are_alive(assigner: Any, monke
 async def test_codes_of_keys_live_as_long_as_what_is_pending(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(join_sides, "KEYS_MIN", 100)
     operator = await opened(WindowJoinOperator(TumblingWindows(10), Pair))
-    for first in (0, 150, 300):
-        drive_inputs(operator, [(side, some(150, 5, [first + key for key in range(150)])) for side in (0, 1)])
+    keys = list(range(150))
+    drive_inputs(operator, [(0, some(150, 5, keys)), (1, some(150, 5, keys[::-1]))])
 
-    assert len(drive_inputs(operator, [(0, until(9))])) == 450
+    pairs = [row[0] for row in drive_inputs(operator, [(0, until(9))])]
+
+    assert [(pair.left["id"], pair.right["id"]) for pair in pairs] == list(zip(keys, keys[::-1], strict=True))
 
 
 async def test_keys_that_are_gone_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,3 +195,13 @@ async def test_a_snapshot_settles_many_slices_by_turns() -> None:
     assert turns_of_others >= 3_000 // 512 - 2
     assert len(operator.ctx.keyed_state.table("join-columns").namespaces()) == 3_000
     assert not operator._sides._pending
+
+
+async def test_chunks_of_a_hot_key_are_read_by_turns() -> None:
+    operator = await opened(WindowJoinOperator(TumblingWindows(10), Pair))
+    for _ in range(8):
+        drive_inputs(operator, [(0, some(32_768, 5, ["hot"] * 32_768))])
+    drive_inputs(operator, [(1, some(1, 5, ["cold"]))])
+
+    # 131,072 records are a turn, so are putting a side of many together and its runs, and there are no pairs.
+    assert turns(operator, until(9)) == 8 * 32_768 // 131_072 + 2 + 1 + 1

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from aioflow.columns.join_sides import rows_of
 from aioflow.columns.making import column_of
-from aioflow.columns.pairing import Held, Pairing
+from aioflow.columns.pairing import Held, Pairing, Runs
 from aioflow.core.column_batch import ColumnBatch
 from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK, RecordBatch
 from aioflow.core.errors import StateError
@@ -203,7 +203,7 @@ def test_pairs_come_in_the_order_of_arrival_however_far_apart_that_was(last: int
     left = Held(codes, np.array([last, 1, 0]), batch_of_rows([{"n": n} for n in (last, 1, 0)]))
     right = Held(codes[:2], np.array([5, 2]), batch_of_rows([{"n": n} for n in (5, 2)]))
 
-    pairs = Pairing(left, right)
+    pairs = Pairing(Runs(left), Runs(right))
 
     assert [(pair.left["n"], pair.right["n"]) for pair in pairs.part(0, len(pairs))] == [(0, 5), (last, 5), (1, 2)]
 
@@ -282,7 +282,7 @@ async def test_a_join_of_sessions_refuses_the_state_of_other_windows(form: Any) 
     drive_inputs(first, [(0, form(RecordBatch([1], [3], ["k"], [MIN_WATERMARK])))])
     first.snapshot_state(1)
 
-    with pytest.raises(StateError, match=r"windows that are no sessions, .* give the join another uid, or the windows that it had"):
+    with pytest.raises(StateError, match=r"windows that are no sessions, .* give it another uid, or the windows that it had"):
         await opened(WindowJoinOperator(SessionWindows(5), Pair), Context(first.ctx))
 
 
