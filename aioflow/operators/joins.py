@@ -105,11 +105,10 @@ class CoGroupOperator(WindowOperator):
         own = self._state.key_group_range
         found = [(own.intersection(KeyGroupRange(first, last)), until, arrived) for first, last, until, arrived in self._progress.get()]
         chunks = self._chunks.namespaces()
-        # Each open session is in the table of sessions: contents without one would never fire.
-        if self._assigner.is_merging and (chunks or (self._contents.namespaces() and not self._sessions.namespaces())):
+        if self._assigner.is_merging and chunks:
             raise StateError(
                 f"join {self.ctx.name!r}: its state is of windows that are no sessions, which session windows cannot go on with: "
-                "give the join another uid, or the windows that it had"
+                "give it another uid, or the windows that it had"
             )
         if chunks and find_spec("numpy") is None:
             raise StateError(

@@ -110,6 +110,7 @@ class WindowOperator(Operator):
         shown = None if self._holds_elements or self._aggregate is None else self._aggregate.get_result
         self._contents = self._state.table(CONTENTS, result=shown)
         self._sessions = self._state.table(SESSIONS)
+        self._check_same_kind()
         self._timers = ctx.timer_service(TIMERS, self._on_event_time, self._on_processing_time)
         self._timers.on_processing_done = self._emit_between_batches
         self._trigger_ctx = BoundTriggerContext(ctx, self._timers, self._state)
@@ -117,6 +118,21 @@ class WindowOperator(Operator):
         self._late_dropped = ctx.runtime.metrics.counter("numLateRecordsDropped")
         for function in self._functions:
             await function.open(ctx)
+
+    def _check_same_kind(self) -> None:
+        """Each open session is in the table of sessions: contents without one would never fire, nor those of sessions under other windows.
+
+        What slices and sessions by key hold is in tables of other names, which a task refuses as state that nobody asks for.
+        """
+        merging, held = self._assigner.is_merging, bool(self._sessions.namespaces())
+        if held is merging or not (held or self._contents.namespaces()):
+            return
+        sessions, others = "session windows", "windows that are no sessions"
+        own, found = (sessions, others) if merging else (others, sessions)
+        raise StateError(
+            f"window {self.ctx.name!r}: its state is of {found}, which {own} cannot go on with: "
+            "give it another uid, or the windows that it had"
+        )
 
     def snapshot_state(self, checkpoint_id: int) -> Awaitable[None] | None:
         return all_of(partial(function.snapshot_state, self.ctx) for function in self._functions)

@@ -485,8 +485,8 @@ COLUMN_MUTANTS: list[Mutant] = [
     Mutant(
         "a join of sessions loses the windows of another kind that its state holds",
         "aioflow/operators/joins.py",
-        "        if self._assigner.is_merging and (chunks",
-        "        if False and (chunks",
+        "        if self._assigner.is_merging and chunks:",
+        "        if False:",
         (f"{_JOINS}::test_a_join_of_sessions_refuses_the_state_of_other_windows",),
     ),
     Mutant(

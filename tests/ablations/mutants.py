@@ -124,6 +124,20 @@ MUTANTS: list[Mutant] = [
         ("tests/operators/test_silent_windows.py::test_a_window_of_many_slices_is_as_much_work_as_it_merges",),
     ),
     Mutant(
+        "windows that are no sessions leave open sessions unread",
+        "aioflow/operators/window.py",
+        "        if held is merging or not",
+        "        if held or not",
+        ("tests/operators/test_window.py::test_state_of_windows_of_another_kind_is_refused",),
+    ),
+    Mutant(
+        "sessions take over the contents of other windows, which never fire",
+        "aioflow/operators/window.py",
+        "        if held is merging or not",
+        "        if merging or not",
+        ("tests/operators/test_window.py::test_state_of_windows_of_another_kind_is_refused",),
+    ),
+    Mutant(
         "the late check of slices is off by one",
         "aioflow/operators/slice_window.py",
         "        if timestamp < late_below:\n",

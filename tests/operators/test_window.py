@@ -22,6 +22,8 @@ from aioflow.core.functions import (
 from aioflow.core.state_descriptors import ValueStateDescriptor
 from aioflow.operators import key_spelling
 from aioflow.operators.key_spelling import KeySpelling
+from aioflow.operators.session_window import SessionWindowOperator
+from aioflow.operators.slice_window import SliceWindowOperator
 from aioflow.operators.triggers import Trigger, continuous, early, on_count, on_processing_time, purging
 from aioflow.operators.window import WindowOperator
 from aioflow.operators.windowing import (
@@ -133,6 +135,38 @@ async def test_a_restored_operator_goes_on_as_if_nothing_had_happened(steps: Any
     after = drive(second, cut(records[at:], MAX_WATERMARK, [1]))
 
     assert values_of(before + after) == values_of(expected)
+
+
+KINDS: dict[str, Any] = {
+    "tumbling": lambda: WindowOperator(tumbling("10ms"), process=Elements()),
+    "session": lambda: WindowOperator(session("5ms"), process=Elements()),
+    "slices": lambda: SliceWindowOperator(tumbling("10ms"), Collect()),
+    "sessions by key": lambda: SessionWindowOperator(session("5ms"), Collect()),
+}
+
+
+@pytest.mark.parametrize(("before", "now"), [(before, now) for before in KINDS for now in KINDS if before != now])
+async def test_state_of_windows_of_another_kind_is_refused(before: str, now: str) -> None:
+    first = await opened(KINDS[before]())
+    drive(first, cut([("k", 1, 3, START)], 4, [1]))
+    first.snapshot_state(1)
+    restored = Context(first.ctx)
+
+    if {before, now} == {"tumbling", "session"}:
+        with pytest.raises(StateError, match=r"its state is of .*, which .* cannot go on with: give it another uid, or the windows that"):
+            await opened(KINDS[now](), restored)
+    else:  # The task refuses what nobody has asked for.
+        await opened(KINDS[now](), restored)
+        assert restored.keyed_state.unclaimed()
+
+
+@pytest.mark.parametrize(("before", "now"), [("tumbling", "session"), ("session", "tumbling")])
+async def test_windows_of_another_kind_go_on_where_no_window_is_open(before: str, now: str) -> None:
+    first = await opened(KINDS[before]())
+    drive(first, cut([("k", 1, 3, START)], 20, [1]))
+    first.snapshot_state(1)
+    operator = await opened(KINDS[now](), Context(first.ctx))
+    assert [row[3] for row in values_of(drive(operator, cut([("k", 2, 30, 20)], MAX_WATERMARK, [1])))] == [[2]]
 
 
 async def test_late_elements_fire_again_within_the_lateness_and_are_dropped_after() -> None:
