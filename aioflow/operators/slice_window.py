@@ -12,7 +12,8 @@ Invariants:
   there and nowhere else, and a batch that lies in one slice and reaches no deadline costs one bulk fold;
 * a window fires when the watermark in force reaches `end - 1`, and its results have `end - 2` in force before them: event
   time is continuous. Where more was in force already, that stays;
-* keys come out in the order of their first arrival in a slice, earlier slices first.
+* keys come out in the order of their first arrival in a slice, earlier slices first. A snapshot keeps that order within
+  each key group only: in a window that was open at a restore, keys that were there before come group by group.
 """
 
 from __future__ import annotations
