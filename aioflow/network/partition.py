@@ -137,13 +137,25 @@ class ResultPartition:
 
     @property
     def slice_records(self) -> int:
-        """Records that make about one batch for each consumer: more at a time would fill the queues beyond what they asked for."""
+        """Records that make about one batch for each consumer: more at a time would fill the queues beyond what they asked for.
+
+        While the first batches are small, only as long as one of them waits: how an exchange starts that gets little, or whose consumers
+        keep up, is not to hold up the task.
+        """
+        if self._is_awaited:
+            return sum(subpartition.builder.batch_records_max for subpartition in self.subpartitions)
         return sum(subpartition.wanted_records for subpartition in self.subpartitions)
 
     @property
     def slice_columns(self) -> int:
         """The same of records that come as columns."""
+        if self._is_awaited:
+            return sum(subpartition.column_records for subpartition in self.subpartitions)
         return sum(subpartition.wanted_columns for subpartition in self.subpartitions)
+
+    @property
+    def _is_awaited(self) -> bool:
+        return any(subpartition.is_awaited for subpartition in self.subpartitions)
 
     def _on_resized(self) -> None:
         if self.on_resized is not None:

@@ -23,7 +23,7 @@ from aioflow.core.elements import BATCH_RECORDS_MAX, CheckpointBarrier, EndOfPar
 from aioflow.core.errors import Closed, ProducerFailed
 from aioflow.network.builder import COLUMN_RECORDS_PER_ROW, BatchBuilder
 
-__all__ = ["START_MANY", "Permits", "PipelinedSubpartition", "Polled"]
+__all__ = ["Permits", "PipelinedSubpartition", "Polled"]
 
 Polled = tuple[RecordBatch | Event, int, bool, int]
 """(element, backlog after it, is more available now, sequence number). A plain tuple: a named one would cost more."""
@@ -48,9 +48,6 @@ START_QUEUED = 6
 
 START_GROWTH = 4
 
-START_MANY = 4 * START_RECORDS
-"""More of them at a time are not the small beginning of a source: one record became many."""
-
 
 class PipelinedSubpartition:
     """Subpartition `index`, whose batches take their permits from `permits`."""
@@ -58,9 +55,7 @@ class PipelinedSubpartition:
     __slots__ = (
         "_acknowledges",
         "_backlog",
-        "_batch_records_max",
         "_blocked",
-        "_column_records_max",
         "_error",
         "_flush_when_drained",
         "_grows_at",
@@ -76,9 +71,11 @@ class PipelinedSubpartition:
         "_take_permit",
         "_unread",
         "_unsent",
+        "batch_records_max",
         "batches_added",
         "builder",
         "column_records",
+        "column_records_max",
         "index",
         "is_finished",
         "is_released",
@@ -96,8 +93,11 @@ class PipelinedSubpartition:
     ) -> None:
         self.index = index
         self.builder = BatchBuilder(batch_records_max)
-        self._batch_records_max = batch_records_max
-        self._column_records_max = self.column_records = batch_records_max * COLUMN_RECORDS_PER_ROW
+        self.batch_records_max = batch_records_max
+        """Of any batch of rows: `builder.batch_records_max` is what the consumer wants of it, or how it starts."""
+        self.column_records_max = batch_records_max * COLUMN_RECORDS_PER_ROW
+        """Of any batch of columns."""
+        self.column_records = self.column_records_max
         """Of a batch of columns, where `builder.batch_records_max` is that of one of rows."""
         self._on_resized = on_resized
         self.is_starting = False
@@ -326,11 +326,7 @@ class PipelinedSubpartition:
         """Begin with small batches: all that is sealed before the consumer is known to be slow stands before the next barrier."""
         self.is_starting = True
         self._grows_at = 2
-        self.builder.batch_records_max = self.column_records = min(START_RECORDS, self._batch_records_max)
-
-    def start_whole(self) -> None:
-        """Small batches are of no use here."""
-        self.resize(self._column_records_max)
+        self.builder.batch_records_max = self.column_records = min(START_RECORDS, self.batch_records_max)
 
     def grow(self) -> None:
         """Make them larger, if the consumer keeps up. Until it says itself what it wants, or they are as large as they may be."""
@@ -339,7 +335,7 @@ class PipelinedSubpartition:
             return
         self._grows_at = self.batches_added + 2
         records = START_GROWTH * self.column_records
-        self.is_starting = records < self._column_records_max
+        self.is_starting = records < self.column_records_max
         self._limit(records)
 
     def resize(self, records: int) -> None:
@@ -349,20 +345,25 @@ class PipelinedSubpartition:
 
     def _limit(self, records: int) -> None:
         # What is a second of work for the consumer is so whether it comes as rows or as columns.
-        self.builder.batch_records_max = max(1, min(records, self._batch_records_max))
-        self.column_records = max(1, min(records, self._column_records_max))
+        self.builder.batch_records_max = max(1, min(records, self.batch_records_max))
+        self.column_records = max(1, min(records, self.column_records_max))
         if self._on_resized is not None:
             self._on_resized()
 
     @property
+    def is_awaited(self) -> bool:
+        """Whether the consumer has not yet taken all that was written for it."""
+        return not self.is_released and bool(self._backlog or self._unread or self.builder.values)
+
+    @property
     def wanted_records(self) -> int:
-        """Of a batch, as far as the consumer has said: whoever writes little here is not to be held up by how it starts."""
-        return self._batch_records_max if self.is_starting else self.builder.batch_records_max
+        """Of a batch, as far as the consumer has said: a task that writes nothing here is not to be held up by how it starts."""
+        return self.batch_records_max if self.is_starting else self.builder.batch_records_max
 
     @property
     def wanted_columns(self) -> int:
         """The same of a batch of columns."""
-        return self._column_records_max if self.is_starting else self.column_records
+        return self.column_records_max if self.is_starting else self.column_records
 
     def acknowledge_all_records_processed(self) -> None:
         """The consumer has processed everything up to EndOfData."""

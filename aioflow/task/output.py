@@ -16,7 +16,6 @@ from aioflow.core.availability import AVAILABLE, Availability, all_of
 from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK, EndOfData, Event, RecordBatch
 from aioflow.core.errors import TypeNotSupported
 from aioflow.core.serializers import Codec
-from aioflow.network.subpartition import START_MANY
 from aioflow.task.partitioners import BroadcastPartitioner
 
 if TYPE_CHECKING:
@@ -47,6 +46,11 @@ FLUSH_CHANNEL_RECORDS = 64
 FLUSH_LATER = 4
 """And so many records must have been gathered for each of these channels, or so many times that time have passed: where readers and writer
 share a processor that is busy with others too, the readers of one flush may take longer than the time to the next.
+"""
+
+PIECES_MAX = 16
+"""Batches that a part is cut into, at most, while they are smaller than any may be. One record may become a million for a consumer that
+wants them one by one: all are queued at once, in however many batches, and each of these costs the loop some ten microseconds or more.
 """
 
 SIDES_MAX = 1_000
@@ -113,13 +117,15 @@ class RecordWriter:
                 self._check = None
             for index, part in self._partitioner.split(batch):
                 subpartition = self._subpartitions[index]
-                if type(part.values) is not list:
-                    _write_columns(subpartition, part)
-                    continue
                 builder = subpartition.builder
                 written, count = 0, len(part.values)
-                if subpartition.is_starting and count > START_MANY:
-                    subpartition.start_whole()  # It leaves now, in however many batches.
+                if type(part.values) is not list:
+                    # Gathered with other records it would become rows.
+                    _write_pieces(subpartition, part, subpartition.column_records, subpartition.column_records_max)
+                    continue
+                if count > PIECES_MAX * builder.batch_records_max:
+                    _write_pieces(subpartition, part, builder.batch_records_max, subpartition.batch_records_max)
+                    continue
                 # A large part goes as it is when nothing waits before it: copying it would only make the batch a little larger.
                 least = builder.batch_records_max if subpartition.should_gather else builder.batch_records_max // 2
                 if least <= count <= builder.batch_records_max and (whole := builder.seal_whole(part)) is not None:
@@ -262,10 +268,11 @@ class TaskOutput:
         return self._starting
 
     def grow(self) -> None:
-        """Make the first batches larger where the consumers keep up."""
+        """Make the first batches larger where the consumers keep up, and what the task emits at a time as small where one waits."""
         for writer in self._main:
             for subpartition in writer.partition.subpartitions:
                 subpartition.grow()
+        self._on_resized()
 
     def _on_resized(self) -> None:
         if self.on_slice_records is not None:
@@ -366,12 +373,13 @@ class TaskOutput:
             writer.partition.fail(error)
 
 
-def _write_columns(subpartition: PipelinedSubpartition, part: RecordBatch) -> None:
-    """A batch of columns goes as it is: gathered with other records it would become rows."""
+def _write_pieces(subpartition: PipelinedSubpartition, part: RecordBatch, records: int, records_max: int) -> None:
+    """Queue `part` by itself, in pieces of `records`; of more, up to `records_max`, if they would be too many."""
     subpartition.seal()  # What was written before. The channel knows the watermark in force then.
     builder = subpartition.builder
-    step = subpartition.column_records
-    for start in range(0, len(part.values), step):
+    count = len(part.values)
+    step = max(records, min(-(-count // PIECES_MAX), records_max))
+    for start in range(0, count, step):
         piece = part.slice(start, start + step)
         if piece.watermarks is not None and piece.watermarks[0] < builder.told:
             piece.watermarks = _raised(piece.watermarks, builder.told)

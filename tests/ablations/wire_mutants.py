@@ -88,10 +88,38 @@ WIRE_MUTANTS: list[Mutant] = [
         ("tests/network/test_subpartition.py::test_the_first_batches_are_small_and_grow_when_the_consumer_is_through_with_some",),
     ),
     Mutant(
+        "a fast source fills an exchange of which nobody knows how fast it is read",
+        "aioflow/network/partition.py",
+        "            return sum(subpartition.builder.batch_records_max for subpartition in self.subpartitions)\n",
+        "            pass\n",
+        ("tests/task/test_output.py::test_a_starting_exchange_holds_up_its_task_only_while_something_waits_in_it",),
+    ),
+    Mutant(
+        "a starting exchange holds up its task though its consumer has taken everything",
+        "aioflow/network/subpartition.py",
+        "bool(self._backlog or self._unread or self.builder.values)",
+        "True",
+        ("tests/task/test_output.py::test_a_starting_exchange_holds_up_its_task_only_while_something_waits_in_it",),
+    ),
+    Mutant(
+        "a task is not told that the first batches of its exchange wait",
+        "aioflow/task/output.py",
+        "                subpartition.grow()\n        self._on_resized()\n",
+        "                subpartition.grow()\n",
+        ("tests/task/test_output.py::test_a_starting_exchange_holds_up_its_task_only_while_something_waits_in_it",),
+    ),
+    Mutant(
+        "what comes all at once is cut into as many batches as the consumer asks for",
+        "aioflow/task/output.py",
+        "    step = max(records, min(-(-count // PIECES_MAX), records_max))\n",
+        "    step = records\n",
+        ("tests/task/test_output.py::test_what_comes_all_at_once_is_queued_in_few_batches_and_says_nothing_of_how_fast_the_consumer_is",),
+    ),
+    Mutant(
         "columns come in whole batches however long the consumer takes for them",
         "aioflow/network/subpartition.py",
-        "        self.column_records = max(1, min(records, self._column_records_max))\n",
-        "        self.column_records = self._column_records_max\n",
+        "        self.column_records = max(1, min(records, self.column_records_max))\n",
+        "        self.column_records = self.column_records_max\n",
         (
             "tests/network/test_debloat.py::"
             "test_a_task_that_takes_rows_of_columns_has_a_second_of_them_before_it_whatever_a_batch_of_rows_may_hold",

@@ -17,7 +17,7 @@ from aioflow.core.serializers import Codec
 from aioflow.graph.stream_graph import Partitioning, ShipStrategy
 from aioflow.network.buffers import NetworkBufferPool
 from aioflow.network.partition import ResultPartition
-from aioflow.task.output import SIDES_MAX, RecordWriter, TaskOutput, TravelCheck
+from aioflow.task.output import PIECES_MAX, SIDES_MAX, RecordWriter, TaskOutput, TravelCheck
 from aioflow.task.partitioners import create_partitioner
 
 TAG: OutputTag[Any] = OutputTag("side")
@@ -331,6 +331,70 @@ def test_columns_come_in_batches_of_what_the_consumer_asked_for_and_so_does_the_
     output, told = task_output(one), []
     output.on_slice_records = lambda rows, columns: told.append((rows, columns))
     one.partition.subpartitions[0].resize(asked)
-    one.emit(columns(20_000))
+    one.emit(columns(min(20_000, PIECES_MAX * asked)))
     assert {len(values) for values in read(one, 0)[:-1]} == {asked}
     assert told == [(min(asked, 1024), asked)]
+
+
+@pytest.mark.parametrize("make", [lambda count: RecordBatch(list(range(count))), columns], ids=["rows", "columns"])
+def test_what_comes_all_at_once_is_queued_in_few_batches_and_says_nothing_of_how_fast_the_consumer_is(make: Any) -> None:
+    one = writer(ShipStrategy.GLOBAL, channels=1, size=2048)
+    (subpartition,) = one.partition.subpartitions
+    subpartition.start_small()
+    one.emit(make(10_000))
+    assert [len(values) for values in read(one, 0)] == [625] * PIECES_MAX
+    assert subpartition.is_starting
+    assert subpartition.builder.batch_records_max == subpartition.column_records == 16
+    subpartition.resize(1)
+    one.emit(make(10_000))
+    assert [len(values) for values in read(one, 0)] == [625] * PIECES_MAX, "the consumer asked for single records"
+
+
+def test_rows_in_pieces_follow_what_was_gathered_and_keep_their_watermarks_and_no_piece_is_larger_than_a_batch() -> None:
+    one = writer(ShipStrategy.GLOBAL, channels=1, size=8)
+    (subpartition,) = one.partition.subpartitions
+    subpartition.resize(1)
+    subpartition.builder.extend(RecordBatch([-1], [0], None, [7], 7))
+    one.emit(RecordBatch(list(range(200)), list(range(200)), None, list(range(200)), 500))
+    values: list[int] = []
+    marks: list[int] = []
+    told = 0
+    while (polled := subpartition.poll()) is not None:
+        batch = polled[0]
+        assert isinstance(batch, RecordBatch)
+        assert len(batch.values) <= 8
+        values += batch.values
+        marks += [told] * len(batch.values) if batch.watermarks is None else batch.watermarks
+        told = max(told, batch.watermark)
+    assert values == [-1, *range(200)]
+    assert marks == [7, *(max(7, mark) for mark in range(200))]
+    assert max(told, subpartition.builder.watermark) == 500
+
+
+def test_a_starting_exchange_holds_up_its_task_only_while_something_waits_in_it() -> None:
+    one, quiet = writer(ShipStrategy.GLOBAL, channels=1, size=1024), writer(ShipStrategy.GLOBAL, channels=1, size=1024)
+    output, told = task_output(one, quiet), []
+    for each in (one, quiet):
+        each.partition.subpartitions[0].start_small()
+    output.on_slice_records = lambda rows, columns: told.append((rows, columns))
+    output.grow()
+    whole = (1024, 1024 * 32)
+    assert told[-1] == whole, "nobody knows how fast the consumers are, but nothing waits for them"
+    one.emit(RecordBatch([1]))
+    output.grow()
+    assert told[-1] == (16, 16), "gathered"
+    one.flush()
+    output.grow()
+    assert told[-1] == (16, 16), "queued"
+    assert read(one, 0) == [[1]]
+    output.grow()
+    assert told[-1] == whole
+    one.partition.subpartitions[0].create_read_view(lambda _: None, acknowledges=True)
+    one.emit(RecordBatch([2]))
+    one.flush()
+    assert read(one, 0) == [[2]]
+    output.grow()
+    assert told[-1] == (64, 64), "on the way to a consumer elsewhere, which is through with the first one"
+    one.partition.subpartitions[0].taken_over()
+    output.grow()
+    assert told[-1] == whole
