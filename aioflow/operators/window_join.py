@@ -16,6 +16,7 @@ the former subtasks holds, and columns of key groups that had not got so far bec
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -38,11 +39,16 @@ if TYPE_CHECKING:
 
 __all__ = ["WindowJoinOperator"]
 
+logger = logging.getLogger(__name__)
+
 PAIRS_MAX = 65_536
 """Pairs in one piece of the output."""
 
 WINDOWS_MAX = 64
 """Windows in which one side has nothing that may pass before somebody else has a turn, and slices of a batch: there may be thousands."""
+
+FAR = 100
+"""Windows ahead of the watermark from which on a row is probably of a wrong time, and is named in the log."""
 
 _DONE = object()
 
@@ -67,6 +73,7 @@ class WindowJoinOperator(CoGroupOperator):
         self._sides: JoinSides | None = None  # Made for the first batch of columns.
         self._until = MIN_WATERMARK
         self._arrived = 0
+        self._warned = False
 
     def snapshot_state(self, checkpoint_id: int) -> Awaitable[None] | None:
         # Here, where no work is pending, and not in `settle_state`, which may come while a window fires.
@@ -98,8 +105,9 @@ class WindowJoinOperator(CoGroupOperator):
 
     def _run(self, batch: RecordBatch) -> Iterator[None]:
         if self.reads_columns and batch.timestamps:
-            grid = self._grid
-            yield from self._leave_to_rows(grid.last_end(grid.slice_start(highest(batch.timestamps))))
+            grid, latest = self._grid, highest(batch.timestamps)
+            self._warn_of(latest)
+            yield from self._leave_to_rows(grid.last_end(grid.slice_start(latest)))
         yield from super()._run(batch)
 
     def _run_columns(self, index: int, batch: RecordBatch, codes: Any) -> Iterator[None]:
@@ -171,6 +179,18 @@ class WindowJoinOperator(CoGroupOperator):
             rows = yield from self._sides.rows(end, before)
             yield from self._add_rows(rows, self._grid, end)
             self._forget_slices()
+
+    def _warn_of(self, time: int) -> None:
+        """A row at `time` comes: up to its windows nothing is of columns, which is for good if that is in a year."""
+        watermark = self._timers.current_watermark
+        if self._warned or watermark == MIN_WATERMARK or time - watermark <= FAR * self._grid.size:
+            return
+        self._warned = True
+        logger.warning(
+            "join %r: a row at %d ms comes at watermark %d ms, more than %d windows ahead: up to there the join makes rows of all that "
+            "comes, at several times the cost of columns; if that time is wrong, filter such rows out before the join",
+            self.ctx.name, time, watermark, FAR,
+        )  # fmt: skip
 
     # --------------------------------------------------------------------------------------------------------------- fire
 

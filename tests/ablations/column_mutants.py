@@ -424,6 +424,13 @@ COLUMN_MUTANTS: list[Mutant] = [
         (f"{_TURNS}::test_chunks_of_a_hot_key_are_read_by_turns",),
     ),
     Mutant(
+        "nothing is said of a row that ends columns of a join for a year",
+        _WINDOW_JOIN,
+        "            self._warn_of(latest)\n",
+        "",
+        (f"{_TURNS}::test_a_row_far_ahead_is_named_once",),
+    ),
+    Mutant(
         "only lefts say which key of a join came first",
         "aioflow/columns/pairing.py",
         'order = np.minimum(left.first[in_left], right.first[in_right]).argsort(kind="stable")',
@@ -440,8 +447,8 @@ COLUMN_MUTANTS: list[Mutant] = [
     Mutant(
         "columns of a join do not follow a window that goes over to rows",
         _WINDOW_JOIN,
-        "            yield from self._leave_to_rows(grid.last_end(grid.slice_start(highest(batch.timestamps))))\n",
-        "            self._until = max(self._until, grid.last_end(grid.slice_start(highest(batch.timestamps))))\n",
+        "            yield from self._leave_to_rows(grid.last_end(grid.slice_start(latest)))\n",
+        "            self._until = max(self._until, grid.last_end(grid.slice_start(latest)))\n",
         (
             f"{_JOINS}::test_columns_give_the_pairs_of_rows_in_their_order_and_the_same_late_records",
             f"{_JOIN_FLOWS}::test_a_join_gives_the_same_pairs_of_either_and_of_both_kinds",

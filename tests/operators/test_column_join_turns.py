@@ -89,12 +89,12 @@ async def test_keys_are_encoded_once_however_many_are_alive(assigner: Any, monke
 async def test_codes_of_keys_live_as_long_as_what_is_pending(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(join_sides, "KEYS_MIN", 100)
     operator = await opened(WindowJoinOperator(TumblingWindows(10), Pair))
-    keys = list(range(150))
+    keys = [f"k{number}" for number in range(150)]
     drive_inputs(operator, [(0, some(150, 5, keys)), (1, some(150, 5, keys[::-1]))])
 
     pairs = [row[0] for row in drive_inputs(operator, [(0, until(9))])]
 
-    assert [(pair.left["id"], pair.right["id"]) for pair in pairs] == list(zip(keys, keys[::-1], strict=True))
+    assert [(pair.left["id"], pair.right["id"]) for pair in pairs] == [(number, 149 - number) for number in range(150)]
 
 
 async def test_keys_that_are_gone_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,3 +205,15 @@ async def test_chunks_of_a_hot_key_are_read_by_turns() -> None:
 
     # 131,072 records are a turn, so are putting a side of many together and its runs, and there are no pairs.
     assert turns(operator, until(9)) == 8 * 32_768 // 131_072 + 2 + 1 + 1
+
+
+@pytest.mark.parametrize(("time", "warnings"), [(1_900, 0), (500_000, 1)])
+async def test_a_row_far_ahead_is_named_once(time: int, warnings: int, caplog: pytest.LogCaptureFixture) -> None:
+    operator = await opened(WindowJoinOperator(TumblingWindows(10), Pair))
+    drive_inputs(operator, [(0, until(1_000)), (0, some(1, 1_005))])
+
+    drive_inputs(operator, [(1, RecordBatch([{"id": 1}], [time + more], ["k"], [1_000])) for more in (0, 100)])
+
+    found = [record.getMessage() for record in caplog.records if record.name == "aioflow.operators.window_join"]
+    assert len(found) == warnings
+    assert all("join 'window'" in message and "at 500000 ms" in message and "watermark 1000 ms" in message for message in found)
