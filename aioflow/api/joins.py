@@ -131,7 +131,10 @@ class JoinedStreams(_TwoStreams[T, U]):
         return self._apply(Pair, OperatorOptions(name, uid, parallelism), "pairs()")
 
     def select(self, columns: dict[str, Any] | None = None, /, **named: Any) -> DataStream[dict[str, Any]]:
-        """`pairs()`, and `select` of each: `select(name=af.left.name, item=af.right.id)`."""
+        """`pairs()`, and `select` of each: `select(name=af.left.name, item=af.right.id)`.
+
+        All names are columns: the join itself gets a name or uid by `pairs(uid="met").select(...)`.
+        """
         return self._apply(Pair, OperatorOptions(), "select(...)").select(columns, **named)
 
 
