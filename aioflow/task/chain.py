@@ -368,7 +368,8 @@ class OperatorChain:
     def _take(self, stage: _Stage, count: int) -> tuple[RecordBatch, int]:
         batch, start, input_index = stage.waiting[0]
         if stage.reads_columns and type(batch.values) is not list:
-            count = min(stage.column_limit, self._slice_columns_max)
+            # A window keeps what it takes, and emits when it is due: small pieces would make it dear and its results no fewer.
+            count = stage.column_limit if stage.may_pend else min(stage.column_limit, self._slice_columns_max)
         stop = start + count
         if stop >= len(batch.values):
             stage.waiting.popleft()

@@ -116,6 +116,13 @@ WIRE_MUTANTS: list[Mutant] = [
         ("tests/task/test_output.py::test_what_comes_all_at_once_is_queued_in_few_batches_and_says_nothing_of_how_fast_the_consumer_is",),
     ),
     Mutant(
+        "a window takes columns as few at a time as a consumer wants of its results",
+        "aioflow/task/chain.py",
+        "            count = stage.column_limit if stage.may_pend else min(stage.column_limit, self._slice_columns_max)\n",
+        "            count = min(stage.column_limit, self._slice_columns_max)\n",
+        ("tests/task/test_chain.py::test_a_window_takes_columns_in_large_pieces_however_few_of_its_results_are_wanted_at_a_time",),
+    ),
+    Mutant(
         "columns come in whole batches however long the consumer takes for them",
         "aioflow/network/subpartition.py",
         "        self.column_records = max(1, min(records, self.column_records_max))\n",

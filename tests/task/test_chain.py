@@ -488,6 +488,20 @@ def test_columns_are_taken_in_no_larger_pieces_than_readers_of_the_output_want()
     assert step.sizes == [300, 300, 300, 100]
 
 
+def test_a_window_takes_columns_in_large_pieces_however_few_of_its_results_are_wanted_at_a_time() -> None:
+    clock = Clock()
+
+    class Window(Columns):
+        has_pending = False
+
+    step = Window(clock, 100)
+    world = World(step, clock=clock)
+    world.chain.limit_slice(4, 4)
+    world.chain.push(columns(10_000))
+    world.drain()
+    assert step.sizes == [COLUMN_RECORDS_LEAST, 10_000 - COLUMN_RECORDS_LEAST]
+
+
 def test_pieces_of_columns_do_not_shrink_to_nothing_where_each_piece_is_dear() -> None:
     clock = Clock()
     step = Columns(clock, 10, fixed_ns=5_000_000)
