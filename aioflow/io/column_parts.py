@@ -50,6 +50,10 @@ class ColumnPartWriter(PartWriter):
         self._types: dict[str, Any] = {}
         """Of each column that had values so far, in whichever part."""
 
+    async def open(self) -> None:
+        await super().open()
+        await self._ctx.host.blocking(_warm_up, self._open_table)
+
     def write_batch(self, values: Sequence[Any], timestamps: Sequence[int] | None) -> None:
         if not values:
             return
@@ -148,6 +152,16 @@ class _Bytes:
 
     def encode(self, values: Sequence[Any]) -> bytes:
         raise AssertionError("a part of columns is not encoded record by record")
+
+
+def _warm_up(open_table: Callable[[Any, Any], TableWriter]) -> None:
+    """Write a table for nobody. The first one of a process loads hundreds of modules, as pyarrow looks for pandas where that is installed:
+    a second of the loop, at a checkpoint, if it were one of the job.
+    """
+    [table] = _tables([[{"a": 0}]])
+    writer = open_table(_Written(), table.schema)
+    writer.write_table(table)
+    writer.close()
 
 
 def _alike(a: Any, b: Any) -> bool:

@@ -349,4 +349,11 @@ SINK_MUTANTS: list[Mutant] = [
         "            async with asyncio.timeout(None):\n",
         (f"{_REDIS}test_a_server_that_answers_nothing_is_given_up",),
     ),
+    Mutant(
+        "the first table of a process is written before Arrow is loaded",
+        "aioflow/io/column_parts.py",
+        "        await self._ctx.host.blocking(_warm_up, self._open_table)\n",
+        "",
+        ("tests/io/test_columns.py::test_the_loop_does_not_wait_for_arrow_to_be_loaded",),
+    ),
 ]

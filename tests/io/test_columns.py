@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Sequence
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -257,3 +259,34 @@ async def test_a_stopped_job_goes_on_where_it_was_and_writes_each_record_once(tm
     await flow().execute(checkpoints=store, every="20ms")
     found = [row for part in read_parts(tmp_path / "out") for row in part]
     assert sorted(found, key=lambda row: row["i"]) == ROWS
+
+
+LOADING = """
+import asyncio, sys, threading
+import aioflow as af
+
+loop_thread, loaded = threading.get_ident(), []
+
+class Watch:
+    def find_spec(self, name, path=None, target=None):
+        if threading.get_ident() == loop_thread and name.partition(".")[0] in ("numpy", "pandas", "pyarrow"):
+            loaded.append(name)
+
+async def main():
+    flow = af.Flow("loading")
+    rows = [{"i": i, "s": str(i), "x": None if i % 2 else 1.5, "l": [i], "d": {"y": i}} for i in range(10)]
+    flow.source(rows).sink(getattr(af.io, sys.argv[1])(sys.argv[2]))
+    sys.meta_path.insert(0, Watch())
+    await flow.execute()
+
+asyncio.run(main())
+print(loaded)
+"""
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_the_loop_does_not_wait_for_arrow_to_be_loaded(kind: str, tmp_path: Path) -> None:
+    """The first table that is written loads hundreds of modules, pandas among them, which held the loop for a second at a checkpoint."""
+    done = subprocess.run([sys.executable, "-c", LOADING, kind, str(tmp_path)], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+    assert [path.suffix for path in tmp_path.iterdir()] == [f".{kind}"]
