@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from enum import Enum
 from functools import partial
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, NewType, get_type_hints
+from typing import TYPE_CHECKING, Any, Generic, NewType, get_type_hints
 
 import cloudpickle
 import msgspec
@@ -238,6 +238,9 @@ class _JobPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has
             return reduced  # By reference.
         make, args, (attributes, slots), *rest = reduced
         kept = {name: value for name, value in attributes.items() if name != MSGSPEC_CACHE}
+        subscript = kept.get("__class_getitem__")
+        if isinstance(subscript, classmethod) and subscript.__func__ is Generic.__class_getitem__.__func__:  # type: ignore[attr-defined]
+            del kept["__class_getitem__"]  # A generic NamedTuple has a copy of that of Generic, which cannot be pickled.
         if own := kept.get("__annotations__"):
             kept["__annotations__"] = self._meant(cls, own)
         return make, args, (kept, slots), *rest

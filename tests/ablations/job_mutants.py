@@ -345,4 +345,11 @@ JOB_MUTANTS: list[Mutant] = [
         "self._metrics, job.options)",
         ("tests/integration/test_worker_programs.py::test_workers_keep_classes_of_a_script_in_state_and_savepoints",),
     ),
+    Mutant(
+        "a generic NamedTuple of the program cannot travel",
+        "aioflow/cluster/shipping.py",
+        "            del kept[\"__class_getitem__\"]  #",
+        "            pass  #",
+        ("tests/cluster/test_shipping.py::test_a_generic_namedtuple_of_the_program_travels",),
+    ),
 ]

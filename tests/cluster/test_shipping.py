@@ -245,6 +245,23 @@ def test_a_dataclass_of_the_program_keeps_what_it_needs_on_arrival(monkeypatch: 
     assert "ValidationError: Object missing required field `n`" in done.stderr.decode()
 
 
+def test_a_generic_namedtuple_of_the_program_travels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`NamedTuple` copies into the class a method of `Generic` that cannot be pickled; the class has it of `Generic` anyway."""
+    program = ModuleType("__main__")
+    lines = "from typing import Generic, NamedTuple, TypeVar\nT = TypeVar('T')\nclass Row(NamedTuple, Generic[T]): n: T"
+    exec(f"{lines}\nclass Own(NamedTuple):\n    n: int\n    @classmethod\n    def __class_getitem__(cls, item): return item", vars(program))
+    monkeypatch.setitem(sys.modules, "__main__", program)
+    flow = af.Flow("rows")
+    flow.source([1]).map(lambda n, row=program.Row, own=program.Own: own(row(n).n)).sink(print)
+    content = ship_job(graph_of(flow), TaskOptions())
+
+    there = "import gc, sys\nfrom aioflow.cluster.shipping import load_job\njob = load_job(sys.stdin.buffer.read())\n"
+    there += "found = {c.__name__: c for c in gc.get_objects() if isinstance(c, type) and c.__module__ == '__main__'}\n"
+    there += "print(found['Row'](1), found['Row'][int].__origin__ is found['Row'], found['Own'][7])"
+    done = subprocess.run([sys.executable, "-c", there], input=content, capture_output=True, check=True)
+    assert done.stdout.decode().strip() == "Row(n=1) True 7"
+
+
 ANNOTATED = """
 from __future__ import annotations
 from dataclasses import dataclass
