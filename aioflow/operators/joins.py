@@ -26,7 +26,7 @@ from aioflow.operators.stateless import describe_place
 from aioflow.operators.userfunction import UserFunction, describe_record
 from aioflow.operators.window import WindowOperator
 from aioflow.operators.windowing import SessionWindows, TimeWindow, WindowAssigner
-from aioflow.state.backend import require_keyed
+from aioflow.state.backend import INTERNAL_PREFIX, require_keyed
 
 if TYPE_CHECKING:
     from aioflow.columns.join_sides import Row
@@ -38,10 +38,10 @@ if TYPE_CHECKING:
 
 __all__ = ["PROGRESS", "CoGroupOperator", "IntervalJoinContext", "IntervalJoinOperator"]
 
-COLUMNS = "join-columns"
-"""Name of the table of chunks, see `columns.join_sides`."""
+COLUMNS = f"{INTERNAL_PREFIX}join-columns"
+"""Name of the table of chunks, see `columns.join_sides`: bytes under made-up ints, which nobody is to see as keys."""
 
-PROGRESS = "join-progress"
+PROGRESS = f"{INTERNAL_PREFIX}join-progress"
 """Name of the union list state of (first key group, last key group, until, records that have come) of each subtask, see `window_join`."""
 
 ROWS_MAX = 1_024

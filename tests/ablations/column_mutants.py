@@ -431,6 +431,13 @@ COLUMN_MUTANTS: list[Mutant] = [
         (f"{_TURNS}::test_a_row_far_ahead_is_named_once",),
     ),
     Mutant(
+        "a reader of state sees chunks of a join under made-up keys",
+        "aioflow/operators/joins.py",
+        'COLUMNS = f"{INTERNAL_PREFIX}join-columns"',
+        'COLUMNS = "join-columns"',
+        (f"{_JOINS}::test_a_reader_of_state_sees_no_chunks",),
+    ),
+    Mutant(
         "only lefts say which key of a join came first",
         "aioflow/columns/pairing.py",
         'order = np.minimum(left.first[in_left], right.first[in_right]).argsort(kind="stable")',

@@ -14,6 +14,7 @@ from aioflow.columns import join_sides
 from aioflow.core.column_batch import CodedColumn
 from aioflow.core.elements import MIN_WATERMARK, RecordBatch
 from aioflow.core.functions import Pair
+from aioflow.operators.joins import COLUMNS
 from aioflow.operators.window_join import WindowJoinOperator
 from aioflow.operators.windowing import SlidingWindows, TumblingWindows
 
@@ -154,7 +155,7 @@ async def test_a_firing_walks_the_items_of_each_slice_once(monkeypatch: pytest.M
     operator = await opened(WindowJoinOperator(SlidingWindows(20, 10), Pair))
     drive_inputs(operator, [(side, some(10, 5)) for side in (0, 1)])
     operator.snapshot_state(1)
-    table, walks = operator.ctx.keyed_state.table("join-columns"), []
+    table, walks = operator.ctx.keyed_state.table(COLUMNS), []
 
     def peek(namespace: Any) -> Any:
         walks.append(namespace[:2])
@@ -193,7 +194,7 @@ async def test_a_snapshot_settles_many_slices_by_turns() -> None:
     beside.cancel()
 
     assert turns_of_others >= 3_000 // 512 - 2
-    assert len(operator.ctx.keyed_state.table("join-columns").namespaces()) == 3_000
+    assert len(operator.ctx.keyed_state.table(COLUMNS).namespaces()) == 3_000
     assert not operator._sides._pending
 
 

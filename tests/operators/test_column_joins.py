@@ -18,9 +18,10 @@ from aioflow.core.errors import StateError
 from aioflow.core.functions import Pair
 from aioflow.core.keygroups import key_group, range_for_subtask
 from aioflow.core.serializers import Codec
-from aioflow.operators.joins import CoGroupOperator
+from aioflow.operators.joins import COLUMNS, CoGroupOperator
 from aioflow.operators.window_join import WindowJoinOperator
 from aioflow.operators.windowing import SessionWindows, SlidingWindows, TumblingWindows
+from aioflow.state.backend import INTERNAL_PREFIX
 from tests.columns.batches import batch_of_rows
 
 from .context import Context, drive_inputs, opened
@@ -119,7 +120,7 @@ async def test_a_restore_in_the_middle_changes_nothing(
     # The order of arrival goes with the records; the watermark in force before the first of the rest does not.
     assert [row[:2] for row in rows] == [row[:2] for row in expected]
     assert sum(context.dropped() for context in contexts) == dropped
-    assert contexts[-1].keyed_state.table("join-columns").namespaces() == []
+    assert contexts[-1].keyed_state.table(COLUMNS).namespaces() == []
     assert contexts[-1].keyed_state.table("window-contents").namespaces() == []
 
 
@@ -179,7 +180,7 @@ async def test_columns_of_a_savepoint_go_on_as_rows_of_the_windows_that_they_wer
 
     second = await opened(WindowJoinOperator(assigner, function), Context(first.ctx))
     on_columns = function is Pair and assigner == TumblingWindows(10)
-    assert bool(second.ctx.keyed_state.table("join-columns").namespaces()) is on_columns
+    assert bool(second.ctx.keyed_state.table(COLUMNS).namespaces()) is on_columns
     rows = drive_inputs(second, [(0, RecordBatch([], None, None, None, MAX_WATERMARK))])
 
     expected = Pair({"id": 5, "name": "n2"}, {"id": 6, "name": "n0"}) if function is Pair else (5, 6)
@@ -233,7 +234,7 @@ async def test_little_is_left_for_a_snapshot_to_bring_into_the_state() -> None:
         batch = RecordBatch(list(range(5_000)), [1] * 5_000, [number] * 5_000, [MIN_WATERMARK] * 5_000)
         drive_inputs(operator, [(0, as_columns(batch))])
         assert operator._sides._pending_count < 32_768
-    table = operator.ctx.keyed_state.table("join-columns")
+    table = operator.ctx.keyed_state.table(COLUMNS)
     before = {namespace: dict(table.peek(namespace)) for namespace in table.namespaces()}
     assert before
 
@@ -252,14 +253,24 @@ async def test_a_chunk_stands_in_the_key_group_of_its_records() -> None:
     drive_inputs(operator, [(1, as_columns(RecordBatch(list(range(500)), [1] * 500, keys, [MIN_WATERMARK] * 500)))])
     operator.snapshot_state(1)
 
-    (namespace,) = operator.ctx.keyed_state.table("join-columns").namespaces()
-    held = operator.ctx.keyed_state.table("join-columns").peek(namespace)
+    (namespace,) = operator.ctx.keyed_state.table(COLUMNS).namespaces()
+    held = operator.ctx.keyed_state.table(COLUMNS).peek(namespace)
 
     found = {}
     for key, content in held.items():
         for _, _, _, record_key, _, _ in rows_of(content, Codec(), 1, 0, 0):
             found[record_key] = key_group(key, 128)
     assert found == {key: key_group(key, 128) for key in keys}
+
+
+async def test_a_reader_of_state_sees_no_chunks() -> None:
+    operator = await opened(WindowJoinOperator(TumblingWindows(10), Pair))
+    drive_inputs(operator, [(0, as_columns(RecordBatch([1], [3], ["k"], [MIN_WATERMARK])))])
+    operator.snapshot_state(1)
+
+    state = operator.ctx.keyed_state
+    assert any(state.table(name).namespaces() for name in state.names())
+    assert not any(state.table(name).namespaces() for name in state.names() if not name.startswith(INTERNAL_PREFIX))
 
 
 async def test_chunks_of_one_window_over_several_restores_stand_beside_each_other() -> None:
