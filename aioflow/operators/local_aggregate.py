@@ -14,6 +14,7 @@ Invariants: the results are the same, and in the same order.
   each addition rounds.
 * Nothing is left out of which somebody would hear: with allowed lateness each late record would give a result of its own, and late
   elements may be read. `numLateRecordsDropped` counts what was sent.
+* What is best is compared by a type that is ordered from end to end (`_ORDERED`), as far as what is held shows it.
 * The functions of the aggregate only compute (`inlining`). Where one fails, the records go as they are, and the window names the
   one to blame.
 """
@@ -22,6 +23,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import date, timedelta
+from decimal import Decimal
 from typing import Any
 
 from aioflow.core.column_batch import highest, lowest
@@ -47,28 +50,36 @@ class LocalAggregate:
     grid: SliceGrid
 
     def fold(self, batch: RecordBatch, key_of: Callable[[Any], Any]) -> RecordBatch | None:
-        """The records, with keys, that stand for those of `batch`; None if all of them have to go. Errors of functions pass through."""
+        """The records, with keys, that stand for those of `batch`; None if all of them have to go."""
         values, timestamps, watermarks = batch.values, batch.timestamps, batch.watermarks
         if type(values) is not list or len(values) <= SAMPLE or timestamps is None:
             return None
         held: dict[Any, Any] = {}
-        fold = self.aggregate.fold
-        begin = values[:SAMPLE]
-        fold(held, list(map(key_of, begin)), begin)
-        if len(held) > SAMPLE_KEYS_MAX or _sent(self.aggregate, list(held.values())) is None:
+        if not self._add(held, values[:SAMPLE], key_of) or len(held) > SAMPLE_KEYS_MAX:
+            return None
+        if _sent(self.aggregate, list(held.values())) is None:
             return None
         start = self.grid.slice_start(lowest(timestamps))
         end = start + self.grid.width
         if highest(timestamps) >= end or (watermarks is not None and watermarks[-1] >= end - 1):
             return None
-        rest = values[SAMPLE:]
-        fold(held, list(map(key_of, rest)), rest)
+        if not self._add(held, values[SAMPLE:], key_of):
+            return None
         sent = _sent(self.aggregate, list(held.values()))
         if sent is None:
             return None
         count = len(sent)
-        before = None if watermarks is None else watermarks[:1] * count
-        return RecordBatch(sent, timestamps[:1] * count, list(held), before, batch.watermark, type(self.aggregate) not in _OF_ELEMENTS)
+        times = [timestamps[0]] * count  # They may be a column.
+        before = None if watermarks is None else [watermarks[0]] * count
+        return RecordBatch(sent, times, list(held), before, batch.watermark, type(self.aggregate) not in _OF_ELEMENTS)
+
+    def _add(self, held: dict[Any, Any], values: list[Any], key_of: Callable[[Any], Any]) -> bool:
+        """Whether the functions of the application take all of `values`."""
+        try:
+            self.aggregate.fold(held, list(map(key_of, values)), values)
+        except Exception:  # noqa: BLE001  # Of the key it comes again for the record itself; any other is the consumer's.
+            return False
+        return True
 
 
 def local_aggregate(aggregate: object, grid: SliceGrid) -> LocalAggregate | None:
@@ -86,10 +97,18 @@ _OF_ONE = frozenset((First, Last))
 
 _FOLDED = frozenset((*_OF_ELEMENTS, *_OF_ONE, Min, Max))
 
+_ORDERED = frozenset((int, float, bool, str, bytes, Decimal, date, timedelta))
+"""Scores of which the best is the same wherever batches are cut: they have one order, and aggregates know NaN. Tuples that hold NaN, sets,
+and times of day of several zones have none."""
+
 
 def _sent(aggregate: BuiltIn, held: list[Any]) -> list[Any] | None:
     """What to add in the place of all that went into each accumulator; None if there is no such thing."""
     kind = type(aggregate)
+    if kind in _OF_ONE:
+        return [value for (value,) in held]
     if kind in _OF_ELEMENTS:
-        return None if None in held else [element for _, element in held]
-    return [value for (value,) in held] if kind in _OF_ONE else held
+        if None in held or not _ORDERED.issuperset(type(score) for score, _ in held):
+            return None
+        return [element for _, element in held]
+    return held if _ORDERED.issuperset(type(value) for value in held if value is not None) else None

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from aioflow.core.elements import RecordBatch
 from aioflow.core.errors import note_once
 from aioflow.core.expressions import is_expression
-from aioflow.core.keygroups import SubtaskCache, canonical_key
+from aioflow.core.keygroups import KeyNotSupported, SubtaskCache, canonical_key
 from aioflow.graph.stream_graph import Partitioning, ShipStrategy
 from aioflow.operators.inlining import Body, as_getter, body_of, failure_of
 from aioflow.operators.userfunction import UserFunction, describe_record
@@ -297,14 +297,14 @@ class _Hash(_Keyed):
 
     def _fold(self, local: LocalAggregate, batch: RecordBatch) -> list[tuple[int, RecordBatch]] | None:
         """The parts of what stands for the records of `batch`; None where they have to go themselves."""
+        folded = local.fold(batch, self._getter)
+        if folded is None or folded.keys is None:
+            return None
         targets: list[list[int]] = [[] for _ in range(self._consumers)]
         try:
-            folded = local.fold(batch, self._getter)
-            if folded is None or folded.keys is None:
-                return None
             for index, key in enumerate(folded.keys):
                 targets[self._cache[key]].append(index)
-        except Exception:  # noqa: BLE001  # Of the key it comes again, for the record itself; any other is the consumer's.
+        except KeyNotSupported:  # It comes again, for the record itself.
             return None
         return [(i, folded.pick(indices)) for i, indices in enumerate(targets) if indices]
 

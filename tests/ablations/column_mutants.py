@@ -178,6 +178,20 @@ COLUMN_MUTANTS: list[Mutant] = [
         (f"{_LOCAL_TESTS}::test_for_other_aggregates_all_records_go",),
     ),
     Mutant(
+        "what has no order is folded before it is sent",
+        _LOCAL,
+        "if None in held or not _ORDERED.issuperset(type(score) for score, _ in held):",
+        "if None in held:",
+        (f"{_LOCAL_TESTS}::test_these_go_as_they_are",),
+    ),
+    Mutant(
+        "records whose times are a column are never folded",
+        _LOCAL,
+        "if type(values) is not list or",
+        "if type(values) is not list or type(timestamps) is not list or",
+        (f"{_LOCAL_TESTS}::test_records_whose_times_are_a_column_are_folded", f"{_LOCAL_TESTS}::test_a_running_flow_folds"),
+    ),
+    Mutant(
         "what is taken of elements is sent as if it were them",
         _LOCAL,
         "type(self.aggregate) not in _OF_ELEMENTS)",

@@ -115,6 +115,8 @@ UNFOLDED: dict[str, tuple[str, RecordBatch]] = {
     "of two slices": ("max_by", a_batch([("a", 1)] * 50, times=[999] * 49 + [1_000])),
     "within which a window may end": ("max_by", a_batch([("a", 1)] * 50, watermarks=[3] * 49 + [999])),
     "of which none is the best": ("max_by", a_batch([("a", None)] * 50)),
+    "of which none is the greater for certain": ("max_by", a_batch([("a", (float("nan"), 1))] * 50)),
+    "of sets, which are ordered in part": ("max", a_batch([("a", frozenset([1]))] * 50)),
     "that the aggregate fails at": ("max_by", a_batch([("a", 1)] * 49 + [("a", "x")])),
     "without times": ("max_by", RecordBatch([("a", 1)] * 50)),
 }
@@ -126,6 +128,41 @@ def test_these_go_as_they_are(records: str) -> None:
     plain = dealing(AGGREGATES[name], None).split(batch)
     sent = dealing(AGGREGATES[name], GRID).split(batch)
     assert [(i, part.values, part.keys, part.taken) for i, part in sent] == [(i, part.values, part.keys, part.taken) for i, part in plain]
+
+
+def test_records_whose_times_are_a_column_are_folded() -> None:
+    pytest.importorskip("numpy")
+    import numpy as np
+
+    from aioflow.core.column_batch import NumberColumn
+
+    times = NumberColumn(np.arange(50))
+    watermarks = NumberColumn(np.zeros(50, np.int64))
+    ((_, part),) = dealing(AGGREGATES["max_by"], GRID).split(RecordBatch([("a", i) for i in range(50)], times, None, watermarks, 0))  # type: ignore[arg-type]
+    assert (part.values, part.timestamps, part.watermarks) == ([("a", 49)], [0], [0])
+
+
+async def test_a_running_flow_folds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From a list, and from columns of which a function makes rows."""
+    arrow = pytest.importorskip("pyarrow")
+    sent: list[int] = []
+    fold = module.LocalAggregate.fold
+
+    def heard(self: Any, batch: RecordBatch, key_of: Any) -> RecordBatch | None:
+        folded = fold(self, batch, key_of)
+        sent.append(len(batch) if folded is None else len(folded))
+        return folded
+
+    monkeypatch.setattr(module.LocalAggregate, "fold", heard)
+    times = af.WatermarkStrategy.bounded_out_of_orderness("1s", timestamp=af.col.at)
+    rows = [{"user": "a", "price": i, "at": 0} for i in range(5_000)]
+    for source in (rows, af.io.arrow(arrow.Table.from_pylist(rows))):
+        flow = af.Flow("folded", parallelism=2)
+        prices = flow.source(source, watermarks=times).map(lambda row: (row["user"], row["price"]))
+        best = prices.key_by(lambda row: row[0]).window(tumbling("1s")).aggregate(af.max_by(lambda row: row[1]))
+        assert [result.value for result in await best.collect()] == [("a", 4_999)]
+        assert sum(sent) < 5_000
+        sent.clear()
 
 
 def test_a_key_function_that_is_not_known_is_called_once_a_record() -> None:
