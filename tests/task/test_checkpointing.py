@@ -96,10 +96,10 @@ async def test_no_input_is_taken_once_a_checkpoint_is_due_and_the_chain_is_not_e
             return super().process_batch(batch)
 
     async with (running := Checked(factories(log, c=Triggers), batch_records_max=1)):
-        running.bench.feed.give([1, 2, 3])
+        running.bench.feed.give([-1], [-2, -3], [1, 2, 3])  # A source begins with one, and hands over twice as many each time.
         await running.acknowledged(1)
         await until(lambda: 9 in running.reader.poll())
-        assert running.reader.read == [1, 2, 3, barrier(1), 8, 9]
+        assert running.reader.read == [-1, -2, -3, 1, 2, 3, barrier(1), 8, 9]
 
 
 async def test_a_trigger_is_served_at_once_while_the_task_waits_for_input() -> None:
