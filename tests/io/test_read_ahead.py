@@ -111,6 +111,7 @@ async def test_closing_waits_for_the_read_that_has_begun(ahead: ReadAhead) -> No
     await until(begun.is_set)
     closing = asyncio.create_task(ahead.close())
     await until(lambda: not ahead.is_running)
+    await asyncio.wait([closing], timeout=0.1)  # It would be through by now, did it not wait.
     assert not closing.done()
     may_end.set()
     await closing
