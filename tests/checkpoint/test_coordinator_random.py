@@ -20,6 +20,9 @@ from tests.checkpoint.jobs import COUNT, KEYS, Job, state
 
 MIN_PAUSE_MS = 30
 
+ENDINGS = st.sampled_from([None, (True, True), (True, True), (True, False), (False, False)])
+"""Of a write of metadata: still under way, or (durable, known)."""
+
 
 @dataclass
 class Task:
@@ -157,16 +160,30 @@ class World(RuleBasedStateMachine):
         task.written[checkpoint_id] = (*base, new)
         return state(*base, new)
 
-    @rule(compact=st.booleans())
-    def succeed(self, compact: bool) -> None:
-        """What is under way completes everywhere, as most checkpoints do."""
-        for checkpoint_id in self.job.coordinator.pending_ids:
-            for key, task in self.tasks.items():
-                if task.runs and checkpoint_id in task.due:
-                    del task.due[: task.due.index(checkpoint_id) + 1]
-                    self.deliver_one((task.attempt, checkpoint_id, self.content(key, checkpoint_id, compact)))
-        for checkpoint_id in list(self.storing):
-            self.store_one(checkpoint_id, True, True)
+    @rule(missed=st.integers(1, 3))
+    def fall_behind(self, missed: int) -> None:
+        """Tasks hear of one checkpoint and of none behind it, all written anew, and then build on that one: its files may be gone."""
+        self.succeed([False, *[True] * missed, False], told=True, ending=(True, True))
+
+    @rule(compacts=st.lists(st.booleans(), min_size=1, max_size=4), told=st.booleans(), ending=ENDINGS)
+    def succeed(self, compacts: list[bool], told: bool, ending: tuple[bool, bool] | None) -> None:
+        """One after the other completes everywhere, as most checkpoints do; the last one by `ending`. With `told` the first is heard of."""
+        for count, compact in enumerate(compacts, 1):
+            if not self.job.coordinator.pending_ids:
+                self.request(savepoint=False)
+            for checkpoint_id in self.job.coordinator.pending_ids:
+                for key, task in self.tasks.items():
+                    if task.runs and checkpoint_id in task.due:
+                        del task.due[: task.due.index(checkpoint_id) + 1]
+                        self.deliver_one((task.attempt, checkpoint_id, self.content(key, checkpoint_id, compact)))
+            for checkpoint_id in list(self.storing):
+                if count < len(compacts):
+                    self.store_one(checkpoint_id, True, True)
+                elif ending is not None:
+                    self.store_one(checkpoint_id, *ending)
+            if told and count == 1:
+                while self.notices:
+                    self.notice_one(0)
 
     @precondition(lambda self: self.mail)
     @rule(data=st.data(), again=st.booleans())
@@ -184,7 +201,10 @@ class World(RuleBasedStateMachine):
     @rule(data=st.data())
     def notice(self, data: st.DataObject) -> None:
         """A completion is heard of, late and in any order."""
-        key, checkpoint_id = self.notices.pop(data.draw(st.integers(0, len(self.notices) - 1)))
+        self.notice_one(data.draw(st.integers(0, len(self.notices) - 1)))
+
+    def notice_one(self, index: int) -> None:
+        key, checkpoint_id = self.notices.pop(index)
         task = self.tasks[key]
         if checkpoint_id in task.written:
             task.known = max(task.known, checkpoint_id)
