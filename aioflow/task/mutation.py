@@ -89,6 +89,10 @@ class MutationGuard:
     def has_pending(self) -> bool:
         return self._operator.has_pending
 
+    @property
+    def slow_remedy(self) -> str:
+        return self._operator.slow_remedy
+
     def room(self) -> int:
         return self._operator.room()
 

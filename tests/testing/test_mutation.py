@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -195,3 +196,13 @@ def test_values_that_nobody_can_change_have_no_digest() -> None:
     cyclic: list[Any] = []
     cyclic.append(cyclic)
     assert digest(cyclic) is not None
+
+
+async def test_whoever_is_slow_is_named_in_debug_mode_too(caplog: pytest.LogCaptureFixture) -> None:
+    def slow(value: int) -> int:
+        time.sleep(0.15)  # It holds the loop: that is what is told.
+        return value
+
+    flow = af.Flow("slow")
+    await flow.source([1]).key_by(abs).aggregate(af.sum(slow), name="sluggish").collect(debug=True)
+    assert "operator 'sluggish', subtask" in caplog.text
