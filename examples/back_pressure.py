@@ -62,7 +62,7 @@ async def main() -> None:
     async with flow.run():
         for name, rate in [("free", 2 * RATE), ("slowed", SLOW * RATE), ("released", 2 * RATE)]:
             sink_pace.rate = rate
-            await asyncio.sleep(0.7)  # Until what lies in between is full, or empty.
+            await asyncio.sleep(2)  # Until what lies in between is full, or empty.
             given, stored = await observed(1.0)
             print(f"{name:9} source {given:4.0%}   sink {stored:4.0%}")
 
