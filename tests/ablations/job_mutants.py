@@ -18,6 +18,13 @@ JOB_MUTANTS: list[Mutant] = [
         ("tests/network/test_debloat.py::test_the_size_that_is_told_is_one_that_batches_may_have",),
     ),
     Mutant(
+        "what stands before an operator in debug mode does not say what helps where it is slow",
+        "aioflow/task/mutation.py",
+        "    @property\n    def slow_remedy(self) -> str:\n        return self._operator.slow_remedy\n",
+        "",
+        ("tests/testing/test_mutation.py::test_whoever_is_slow_is_named_in_debug_mode_too",),
+    ),
+    Mutant(
         "whoever held the loop is told to be async, an aggregate too",
         "aioflow/task/stream_task.py",
         "            description, remedy = describe_place(culprit.ctx), culprit.slow_remedy\n",
