@@ -213,6 +213,7 @@ class Count(BuiltIn):
 
     name = "count"
     initial = "0"
+    regroups = True
 
     def fold(self, table: MutableMapping[Any, Any], keys: Sequence[Any], values: Sequence[Any]) -> None:
         # A Counter adds up in C, and asks no more of what it adds to than that it is a dict.
@@ -392,6 +393,7 @@ class First(BuiltIn):
 
     name = "first"
     initial = "()"
+    regroups = True
 
     def _write(self, writer: LoopWriter, slot: str) -> None:
         with writer.block(f"if not {slot}:"):
@@ -409,6 +411,7 @@ class Last(BuiltIn):
 
     name = "last"
     initial = "()"
+    regroups = True
 
     def _write(self, writer: LoopWriter, slot: str) -> None:
         writer.line(f"{slot} = ({writer.value(self.fn)},)")
@@ -448,6 +451,7 @@ class Agg(FoldingAggregate):
             raise GraphError("agg: nothing to compute; name at least one aggregate, agg(n=count())")
         self.parts = parts
         self.mergeable = all(part.mergeable for part in parts.values())
+        self.regroups = all(part.regroups for part in parts.values())
 
     def write_initial(self, writer: LoopWriter) -> str:
         return f"[{', '.join(part.write_initial(writer) for part in self.parts.values())}]"

@@ -147,12 +147,14 @@ class _Program:
 class FoldingAggregate(AggregateFunction[Any, Any, Any]):
     """Base of the aggregates that write their own loop. Subclasses say how, as source.
 
-    `initial` is the source of a new accumulator; `in_place` says that it is a container, which is changed, not replaced.
+    `initial` is the source of a new accumulator; `in_place` says that it is a container, which is changed, not replaced; `regroups`
+    that parts in one order merge to the very same in whatever grouping, which rounding forbids to sums.
     """
 
     initial = "None"
     in_place = False
     mergeable = True
+    regroups = False
 
     def write_initial(self, writer: LoopWriter) -> str:
         """Source of a new accumulator."""

@@ -30,7 +30,14 @@ __all__ = ["SliceStore", "by_slice"]
 BYTE = 256
 
 RUNS_FROM = 8
-"""Slices a window from which on runs of them pay: below, covering it by runs saves fewer merges than making them costs."""
+"""Slices a window from which on it is covered by runs of them, whatever the aggregate and wherever its state is."""
+
+RUNS_FROM_IN_MEMORY = 3
+"""Slices from which on runs pay for an aggregate that may be merged in any grouping: five of 5,000 keys each cost 0.64 as much.
+
+A run is in memory, where few slices on disk need not be; and what depends on the grouping, like a sum of floats, is the same on columns,
+which are merged in order of time.
+"""
 
 _ABSENT = object()
 
@@ -142,7 +149,9 @@ class SliceStore:
         """What the window that ends at `end` is merged from, in order of time: its slices, or runs of them if they are many."""
         grid, starts = self._grid, self.starts
         if bisect_left(starts, end) - bisect_left(starts, end - grid.size) < RUNS_FROM:
-            return self.tables_of(end)
+            tables = self.tables_of(end)
+            if not self._aggregate.regroups or len(tables) < RUNS_FROM_IN_MEMORY or type(tables[0]) is not dict:
+                return tables
         self._runs_to = end
         self.settle()
         stop = self._number(end)

@@ -117,6 +117,20 @@ MUTANTS: list[Mutant] = [
         ("tests/operators/test_silent_windows.py::test_work_that_gives_nothing_is_done_in_pieces_too",),
     ),
     Mutant(
+        "windows of few slices are merged in another order than columns are, whatever that does to sums",
+        "aioflow/operators/slice_store.py",
+        "if not self._aggregate.regroups or len(tables)",
+        "if len(tables)",
+        ("tests/operators/test_slice_window.py::test_windows_of_few_slices_share_merges_where_any_grouping_gives_the_same",),
+    ),
+    Mutant(
+        "a late record leaves runs of slices as they are",
+        "aioflow/operators/slice_store.py",
+        "        if start < self._runs_to:\n            self.runs.drop(self._number(start))\n",
+        "",
+        ("tests/operators/test_slice_window.py::test_counts_of_windows_of_few_slices_are_those_of_the_textbook_for_every_cut",),
+    ),
+    Mutant(
         "windows of many slices count as one piece of work each",
         "aioflow/operators/slice_window.py",
         "        out.tried(len(parts))\n",

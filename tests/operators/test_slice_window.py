@@ -247,6 +247,62 @@ async def test_a_window_of_many_slices_merges_each_accumulator_a_few_times() -> 
     assert merges / count <= 2 + 12
 
 
+@given(STEPS, st.integers(0, 15), st.integers(-40, 40), st.sampled_from([(6, 2), (10, 2), (14, 2), (10, 4)]), st.integers(0, 9), SIZES)
+@settings(max_examples=200, deadline=None)
+async def test_counts_of_windows_of_few_slices_are_those_of_the_textbook_for_every_cut(
+    steps: Any, delay: int, origin: int, shape: tuple[int, int], lateness: int, sizes: Any
+) -> None:
+    records, _ = out_of_order(steps, delay, origin)
+    operator = await context.opened(SliceWindowOperator(SlidingWindows(*shape), aggregates.count(), lateness_ms=lateness))
+
+    rows = values_of(drive(operator, cut(records, MAX_WATERMARK, sizes)))
+
+    expected, _ = sliding_windows(records, MAX_WATERMARK, *shape, 0, lateness)
+    assert sorted((row.end, row.key, row.value) for row in rows) == sorted((row.end, row.key, len(row.value)) for row in expected)
+    assert operator._slices.runs._runs == {}
+
+
+class CountingMerges(aggregates.Count):
+    """Says how many accumulators were merged into others."""
+
+    merges = 0
+
+    def __init__(self, *, regroups: bool = True) -> None:
+        super().__init__(None, None)
+        self.regroups = regroups
+
+    @property
+    def merger(self) -> Any:
+        merger = super().merger
+        assert merger is not None
+
+        def counting(merged: Any, items: Any) -> None:
+            items = list(items)
+            self.merges += len(items)
+            merger(merged, items)
+
+        return counting
+
+
+@pytest.mark.parametrize(("regroups", "merges"), [(True, 9 / 4), (False, 4)])
+async def test_windows_of_few_slices_share_merges_where_any_grouping_gives_the_same(*, regroups: bool, merges: float) -> None:
+    count = CountingMerges(regroups=regroups)
+    operator = await context.opened(SliceWindowOperator(SlidingWindows(10, 2), count))
+    slices = 400
+    records = [("k", t, t, t - 1) for t in range(2 * slices)]
+    rows = values_of(drive(operator, cut(records, 2 * slices - 1, [100])))
+    assert [row.value for row in rows] == [2, 4, 6, 8] + [10] * (slices - 4)
+    assert count.merges / slices == pytest.approx(merges, rel=0.05)
+
+
+def test_only_what_does_not_round_says_that_any_grouping_gives_the_same() -> None:
+    parts = {"n": aggregates.count(), "first": aggregates.first(), "last": aggregates.last()}
+    assert aggregates.resolve_aggregate(aggregates.agg(**parts)).regroups
+    assert not aggregates.resolve_aggregate(aggregates.agg(**parts, mean=aggregates.mean())).regroups
+    assert not aggregates.resolve_aggregate(aggregates.sum()).regroups
+    assert not aggregates.resolve_aggregate(Collect()).regroups
+
+
 SHAPES = st.sampled_from([(10, 10), (10, 5), (6, 4)])
 
 
