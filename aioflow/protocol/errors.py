@@ -2,26 +2,37 @@
 
 Nothing is pickled and nothing is imported: a class is rebuilt only if it is loaded here already, is an Exception, and the rebuilt
 error says what the original said. Otherwise a RemoteError carries the same facts. Either way the remote traceback is its cause.
+
+What is long is cut, and the class stays: of a message its beginning, of a text in which something was wrong what is around the place, of
+a group the members that find room. Message and arguments of one error, a group with all its members included, take 64 KiB at most.
 """
 
 from __future__ import annotations
 
 import sys
 import traceback
+from json import JSONDecodeError
 from typing import Any
 
 from aioflow.core.errors import AioflowError, Broken, RemoteError, RemoteProtocolError, TypeNotSupported
 from aioflow.core.serializers import Codec, DecodeError
-from aioflow.protocol.messages import ErrorResponse
+from aioflow.protocol.framing import FrameType
+from aioflow.protocol.messages import ErrorResponse, decode_message, message_body
 
 __all__ = ["BufferReordering", "PartitionNotFound", "RemoteTraceback", "describe_error", "rebuild_error"]
 
 _MESSAGE_CHARS_MAX = 16_384
 _TRACEBACK_CHARS_MAX = 32_768
-_ARGUMENT_BYTES_MAX = 65_536
+_CONTENT_BYTES_MAX = 65_536
 _NOTES_MAX = 16
 _NOTE_CHARS_MAX = 4_096
 _TYPE_NAME_CHARS_MAX = 200
+_SUBJECT_MAX = 8_192
+"""Characters, or bytes, of a text about which an error is: there is room for them, whatever they are."""
+_MEMBER_BYTES = 1_024
+"""What a member of a group takes off the room of those within itself: however deep groups hold groups, there is an end."""
+_MEMBER_HEADER_BYTES = 8
+"""What the codec adds to a member, at most."""
 
 
 class PartitionNotFound(Broken):
@@ -41,40 +52,93 @@ class RemoteTraceback(AioflowError):
 
 def describe_error(error: BaseException, codec: Codec) -> ErrorResponse:
     """Returns `error` as data. Never raises: what cannot travel is left out, what is long is cut."""
+    if isinstance(error, RemoteError):
+        text = error.traceback_text
+    else:
+        try:
+            text = "".join(traceback.format_exception(error))
+        except Exception:  # noqa: BLE001 - the __str__ of a user's error may do anything.
+            text = ""
+    return _described(error, codec, _cut_front(text, _TRACEBACK_CHARS_MAX), _CONTENT_BYTES_MAX)
+
+
+def _described(error: BaseException, codec: Codec, traceback_text: str, room: int) -> ErrorResponse:
+    """`room`: what its message and arguments together may take, in bytes."""
     notes = getattr(error, "__notes__", ())
     if isinstance(error, RemoteError):  # From further away: it stays what it was there.
         return ErrorResponse(
             type_name=_cut(error.type_name, _TYPE_NAME_CHARS_MAX) or "RemoteError",
             message=_cut(_message(error).removeprefix(f"{error.type_name}: "), _MESSAGE_CHARS_MAX),
-            traceback_text=_cut_front(error.traceback_text, _TRACEBACK_CHARS_MAX),
+            traceback_text=traceback_text,
             notes=_notes(notes),
         )
     kind = type(error)
-    try:
-        text = "".join(traceback.format_exception(error))
-    except Exception:  # noqa: BLE001 - the __str__ of a user's error may do anything.
-        text = ""
+    if isinstance(error, BaseExceptionGroup):
+        message = _cut(_message(error), _MESSAGE_CHARS_MAX)
+        arguments, remark = _encoded_group(error, codec, room - len(message.encode()))
+    else:
+        error, remark = _around_the_place(error)
+        message = _cut(_message(error), _MESSAGE_CHARS_MAX)
+        arguments = _encoded_arguments(error, codec, room - len(message.encode()))
     return ErrorResponse(
         type_name=_cut(f"{kind.__module__}:{kind.__qualname__}", _TYPE_NAME_CHARS_MAX),
-        message=_cut(_message(error), _MESSAGE_CHARS_MAX),
-        traceback_text=_cut_front(text, _TRACEBACK_CHARS_MAX),
-        arguments=_encoded_arguments(error, codec),
-        notes=_notes(notes),
+        message=message,
+        traceback_text=traceback_text,
+        arguments=arguments,
+        notes=_notes((*remark, *_notes(notes))),
     )
 
 
-def _encoded_arguments(error: BaseException, codec: Codec) -> bytes | None:
-    """What its class makes it of: what it tells pickle or, where that cannot travel, its `args`. None when neither can.
+def _encoded_group(group: BaseExceptionGroup[Any], codec: Codec, room: int) -> tuple[bytes | None, tuple[str, ...]]:
+    """Its message and its first members, each a message of its own without traceback, which the group's shows; a note if there are more."""
+    message = _cut(group.message, _MESSAGE_CHARS_MAX)
+    left = room - _MEMBER_BYTES - len(message.encode())
+    bodies: list[bytes] = []
+    for member in group.exceptions:
+        body = message_body(_described(member, codec, "", left))
+        left -= len(body) + _MEMBER_HEADER_BYTES
+        if left < 0:
+            break
+        bodies.append(body)
+    encoded = codec.encode_batch([message, *bodies], owner="an error group") if bodies else None
+    missing = len(group.exceptions) - len(bodies)
+    return encoded, (f"{missing} of its {len(group.exceptions)} errors are left out here: they take too much",) if missing else ()
+
+
+def _around_the_place(error: BaseException) -> tuple[BaseException, tuple[str, ...]]:
+    """An error that found something wrong in a long text, as one that found it in the part around, and a note that says so.
+
+    Such errors hold all of the text, which may be a file, and their positions count in it. Any other error is given back as it is.
+    """
+    try:
+        match error:
+            case JSONDecodeError() if len(error.doc) > _SUBJECT_MAX:
+                length, first = len(error.doc), max(0, error.pos - _SUBJECT_MAX // 2)
+                short: BaseException = type(error)(error.msg, error.doc[first : first + _SUBJECT_MAX], error.pos - first)
+            case UnicodeDecodeError() | UnicodeEncodeError() if len(error.object) > _SUBJECT_MAX:
+                length, first = len(error.object), max(0, error.start - _SUBJECT_MAX // 2)
+                part: Any = error.object[first : first + _SUBJECT_MAX]
+                short = type(error)(error.encoding, part, error.start - first, min(error.end - first, len(part)), error.reason)
+            case _:
+                return error, ()
+    except Exception:  # noqa: BLE001 - a class derived from these has a constructor of its own.
+        return error, ()
+    kept = f"{first} to {min(first + _SUBJECT_MAX, length)}"
+    return short, (f"only {kept} of the {length} that it is about came along; about all of them it says: {_message(error)}",)
+
+
+def _encoded_arguments(error: BaseException, codec: Codec, room: int) -> bytes | None:
+    """What its class makes it of: what it tells pickle or, where that cannot travel, its `args`, cut where they are long. Else None.
 
     An OSError of a file and JSONDecodeError have `args` that their class does not make them of; others hold for pickle what is only good
     in their own process, and are themselves without it. Whether the error says the same is seen where it is rebuilt.
     """
-    for arguments in (_told_to_pickle, _args):
+    for arguments in (_told_to_pickle, _args, _short_args):
         try:
             encoded = codec.encode_batch(list(arguments(error)), owner="an error")
         except Exception:  # noqa: BLE001 - __reduce__ and the encode= of a type are the user's; then the message must do.
             continue
-        if len(encoded) <= _ARGUMENT_BYTES_MAX:
+        if len(encoded) <= room:
             return encoded
     return None
 
@@ -86,6 +150,10 @@ def _told_to_pickle(error: BaseException) -> tuple[Any, ...]:
 
 def _args(error: BaseException) -> tuple[Any, ...]:
     return error.args
+
+
+def _short_args(error: BaseException) -> tuple[Any, ...]:
+    return tuple(_cut(value, _MESSAGE_CHARS_MAX) if isinstance(value, str) else value for value in error.args)
 
 
 def rebuild_error(response: ErrorResponse, codec: Codec) -> Exception:
@@ -106,13 +174,24 @@ def _rebuild(response: ErrorResponse, codec: Codec) -> Exception | None:
     if cls is None or response.arguments is None:
         return None
     try:
-        error = cls(*codec.decode_batch(response.arguments))
+        made_of = codec.decode_batch(response.arguments)
+        if issubclass(cls, ExceptionGroup):
+            message, *bodies = made_of
+            group = cls(message, [rebuild_error(_member(body), codec) for body in bodies])
+            return group if type(group) is cls else None
+        error = cls(*made_of)
         # A constructor that makes its message of other things than `args` would say something else than the original.
-        return error if type(error) is cls and str(error) == response.message else None
+        return error if type(error) is cls and _cut(str(error), _MESSAGE_CHARS_MAX) == response.message else None
     except (DecodeError, TypeNotSupported):
         return None
     except Exception:  # noqa: BLE001 - the constructor is the user's; the RemoteError says all that is known.
         return None
+
+
+def _member(body: bytes) -> ErrorResponse:
+    response = decode_message(FrameType.ERROR_RESPONSE, body)
+    assert isinstance(response, ErrorResponse)
+    return response
 
 
 def _loaded_class(type_name: str) -> type[Exception] | None:

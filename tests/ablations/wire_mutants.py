@@ -6,7 +6,44 @@ from tests.ablations.runner import Mutant
 
 __all__ = ["WIRE_MUTANTS"]
 
+ERRORS = "tests/protocol/test_errors.py::"
+
 WIRE_MUTANTS: list[Mutant] = [
+    Mutant(
+        "a group of errors travels without its members",
+        "aioflow/protocol/errors.py",
+        "    if isinstance(error, BaseExceptionGroup):\n",
+        "    if isinstance(error, SystemExit):\n",
+        (ERRORS + "test_a_group_arrives_with_its_members", ERRORS + "test_groups_of_any_depth_and_size_cross"),
+    ),
+    Mutant(
+        "a group of more errors than can travel loses its class",
+        "aioflow/protocol/errors.py",
+        "        if left < 0:\n            break\n",
+        "",
+        (ERRORS + "test_a_group_of_more_than_can_travel_keeps_the_first_and_says_so",),
+    ),
+    Mutant(
+        "an error about a long document loses its class",
+        "aioflow/protocol/errors.py",
+        "            case JSONDecodeError() if len(error.doc) > _SUBJECT_MAX:\n",
+        "            case JSONDecodeError() if len(error.doc) < 0:\n",
+        (ERRORS + "test_an_error_about_a_long_document_keeps_what_is_around_the_place",),
+    ),
+    Mutant(
+        "an error about a long text keeps its beginning, wherever it found something wrong",
+        "aioflow/protocol/errors.py",
+        "len(error.object), max(0, error.start - _SUBJECT_MAX // 2)\n",
+        "len(error.object), 0\n",
+        (ERRORS + "test_an_error_about_one_byte_of_many_keeps_those_around_it",),
+    ),
+    Mutant(
+        "an error of many words loses its class",
+        "aioflow/protocol/errors.py",
+        "_cut(str(error), _MESSAGE_CHARS_MAX) == response.message",
+        "str(error) == response.message",
+        (ERRORS + "test_an_error_of_many_words_stays_of_its_class",),
+    ),
     Mutant(
         "an error of a file travels without the name of the file",
         "aioflow/protocol/errors.py",
@@ -17,7 +54,7 @@ WIRE_MUTANTS: list[Mutant] = [
     Mutant(
         "an error that tells pickle what cannot travel loses its class",
         "aioflow/protocol/errors.py",
-        "    for arguments in (_told_to_pickle, _args):\n",
+        "    for arguments in (_told_to_pickle, _args, _short_args):\n",
         "    for arguments in (_told_to_pickle,):\n",
         ("tests/protocol/test_errors.py::test_an_error_that_tells_pickle_what_cannot_travel_is_rebuilt_of_its_args",),
     ),

@@ -129,6 +129,122 @@ def test_an_error_that_tells_pickle_what_cannot_travel_is_rebuilt_of_its_args(er
     assert rebuilt.args == ("refused",)
 
 
+def noted(error: Exception, note: str) -> Exception:
+    error.add_note(note)
+    return error
+
+
+def test_a_group_arrives_with_its_members() -> None:
+    """What a TaskGroup in a function raises: `except*` finds in it what it looks for."""
+    inner = ExceptionGroup("inner", [FileNotFoundError(2, "not here", "a.txt"), Plain(object())])
+    group = crossed(raised(ExceptionGroup("many", [noted(ValueError("a"), "of the first"), inner])))
+    assert isinstance(group, ExceptionGroup)
+    assert str(group) == "many (2 sub-exceptions)"
+    first, second = group.exceptions
+    assert (repr(first), first.__notes__) == ("ValueError('a')", ["of the first"])
+    assert isinstance(second, ExceptionGroup)
+    missing, strange = second.exceptions
+    assert isinstance(missing, FileNotFoundError) and missing.filename == "a.txt"
+    assert isinstance(strange, RemoteError) and strange.type_name.endswith("Plain")
+    assert "KeyError" not in str(group.__cause__) and "FileNotFoundError" in str(group.__cause__), "the traceback shows the members"
+
+
+def test_a_group_of_more_than_can_travel_keeps_the_first_and_says_so() -> None:
+    group = crossed(ExceptionGroup("many", [ValueError("x" * 1_000, i) for i in range(1_000)]))
+    assert isinstance(group, ExceptionGroup)
+    assert [error.args[1] for error in group.exceptions] == list(range(len(group.exceptions)))
+    assert 10 < len(group.exceptions) < 64
+    assert group.__notes__ == [f"{1_000 - len(group.exceptions)} of its 1000 errors are left out here: they take too much"]
+
+
+def nested(depth: int) -> Exception:
+    error: Exception = ValueError("at the bottom")
+    for _ in range(depth):
+        error = ExceptionGroup("nested", [error])
+    return error
+
+
+@pytest.mark.parametrize(
+    ("group", "arrives"),
+    [
+        (nested(10), True),
+        (nested(400), True),
+        (ExceptionGroup("one", [ValueError("x" * 60_000)]), True),
+        (ExceptionGroup("x" * 60_000, [ValueError("a")]), True),
+        (ExceptionGroup("x" * 60_000, [ValueError("\U0001f600" * 60_000)]), False),
+        (BaseExceptionGroup("ends here", [KeyboardInterrupt()]), False),
+    ],
+)
+def test_groups_of_any_depth_and_size_cross(group: BaseException, arrives: bool) -> None:
+    rebuilt = crossed(group)
+    assert isinstance(rebuilt, ExceptionGroup if arrives else RemoteError)
+
+
+def test_a_group_whose_members_are_no_messages_is_a_remote_error() -> None:
+    for body in (b"", b"\x00", b"\x95\x01\x02\x03\x04\x05", 7):
+        response = ErrorResponse(type_name="builtins:ExceptionGroup", message="m", arguments=CODEC.encode_batch(["m", body], owner=""))
+        assert isinstance(rebuild_error(response, CODEC), RemoteError)
+
+
+def malformed(document: str) -> Exception:
+    with pytest.raises(json.JSONDecodeError) as caught:
+        json.loads(document)
+    return caught.value
+
+
+@pytest.mark.parametrize("behind", [0, 1_000_000])
+def test_an_error_about_a_long_document_keeps_what_is_around_the_place(behind: int) -> None:
+    original = malformed('{"a": ' + " " * 100 + "x" * 100_000 + "y" * behind)
+    rebuilt = crossed(original)
+    assert isinstance(rebuilt, json.JSONDecodeError)
+    assert str(rebuilt) == str(original), "all that is in front of the place came along, so its position is the same"
+    assert rebuilt.doc[rebuilt.pos] == "x" and len(rebuilt.doc) == 8_192
+    assert rebuilt.__notes__ == [
+        f"only 0 to 8192 of the {100_106 + behind} that it is about came along; about all of them it says: {original}"
+    ]
+
+
+def test_an_error_far_within_a_long_document_says_where_it_was() -> None:
+    original = malformed("[" + "1,\n" * 50_000 + "oops" + "1,\n" * 50_000)
+    rebuilt = crossed(original)
+    assert isinstance(rebuilt, json.JSONDecodeError)
+    assert rebuilt.doc[rebuilt.pos : rebuilt.pos + 4] == "oops"
+    assert rebuilt.__notes__[0].endswith("about all of them it says: Expecting value: line 50001 column 1 (char 150001)")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        UnicodeDecodeError("utf-8", b"a" * 90_000 + b"\xff" + b"b" * 90_000, 90_000, 90_001, "bad"),
+        UnicodeEncodeError("ascii", "a" * 90_000 + "\xe9" + "b" * 90_000, 90_000, 90_001, "bad"),
+    ],
+)
+def test_an_error_about_one_byte_of_many_keeps_those_around_it(error: UnicodeDecodeError | UnicodeEncodeError) -> None:
+    rebuilt = crossed(error)
+    assert isinstance(rebuilt, type(error))
+    assert rebuilt.object[rebuilt.start : rebuilt.end] == error.object[error.start : error.end]
+    assert f"about all of them it says: {error}" in rebuilt.__notes__[0]
+
+
+class Placed(json.JSONDecodeError):
+    """With a constructor of its own."""
+
+    def __init__(self, document: str, place: int) -> None:
+        super().__init__("wrong", document, place)
+
+
+def test_an_error_derived_from_one_about_a_document_that_cannot_be_cut_is_a_remote_error() -> None:
+    rebuilt = crossed(Placed("x" * 100_000, 3))
+    assert isinstance(rebuilt, RemoteError) and str(rebuilt).endswith("wrong: line 1 column 4 (char 3)")
+
+
+@pytest.mark.parametrize("error", [ValueError("x" * 20_000), ValueError("x" * 100_000), KeyError("x" * 100_000)])
+def test_an_error_of_many_words_stays_of_its_class(error: Exception) -> None:
+    rebuilt = crossed(error)
+    assert type(rebuilt) is type(error)
+    assert str(rebuilt).startswith(str(error)[:16_000])
+
+
 def test_the_remote_traceback_and_the_notes_come_along() -> None:
     error = raised(ValueError("no"))
     error.add_note("aioflow: in operator count-1")
