@@ -5,9 +5,10 @@ from __future__ import annotations
 import warnings
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
-from typing import Any, Never
+from typing import TYPE_CHECKING, Any, Never
 
 from aioflow.api.job import Job
+from aioflow.api.steps import no_such_method
 
 __all__ = ["Entering"]
 
@@ -44,6 +45,19 @@ class Entering(AbstractAsyncContextManager[Job]):
             f"flow.run() of {self._flow!r} is entered, not awaited: `async with flow.run() as job`; to wait for the end of the flow "
             "`await flow.execute()`"
         )
+
+    if not TYPE_CHECKING:  # A checker knows better which methods there are.
+
+        def __getattr__(self, name: str) -> Any:
+            if name.startswith("_"):  # Copying, pickling and introspection ask for these.
+                raise no_such_method(self, name)
+            self._is_told = True
+            raise AttributeError(
+                f"flow.run() of {self._flow!r} has no attribute {name!r}: it is no job before it is entered; write `async with flow.run() "
+                f"as job:` and job.{name} in its block, or `await flow.execute()`, which runs to the end",
+                name=None,
+                obj=None,
+            )
 
     def __del__(self) -> None:
         if not getattr(self, "_is_told", True):

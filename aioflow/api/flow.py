@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Never, TypeVar, overload
 
 from aioflow.api.build import (
     OperatorOptions,
@@ -25,6 +25,7 @@ from aioflow.api.entering import Entering
 from aioflow.api.gather import Collected, CollectOperator, RowStream
 from aioflow.api.job import Job, JobResult
 from aioflow.api.options import parse_options
+from aioflow.api.steps import nearest_method, no_such_method
 from aioflow.api.streams import DataStream
 from aioflow.core.errors import GraphError
 from aioflow.core.explained_calls import explained_methods
@@ -66,6 +67,30 @@ class Flow:
 
     def __repr__(self) -> str:
         return f"Flow({self.name!r}, {len(self._graph.nodes)} operators)"
+
+    if not TYPE_CHECKING:  # A checker knows better which methods there are.
+
+        def __getattr__(self, name: str) -> Any:
+            from aioflow.api.keyed import KeyedStream
+
+            if name.startswith("_"):  # Copying, pickling and introspection ask for these.
+                remedy = ""
+            elif hasattr(Job, name):
+                remedy = f": it is of a job; `async with flow.run() as job:`, and job.{name} within the block"
+            elif hasattr(KeyedStream, name):
+                remedy = f": it is of a stream; flow.source(...).{name}"
+            else:
+                remedy = nearest_method(Flow, name)
+            raise no_such_method(self, name, remedy)
+
+        def __await__(self) -> Never:
+            raise TypeError(f"flow {self.name!r} is not awaited itself: `await flow.execute()` runs it to its end")
+
+        async def __aenter__(self) -> Never:
+            raise TypeError(f"flow {self.name!r} is not entered itself: `async with flow.run() as job`")
+
+        async def __aexit__(self, *exc_info: object) -> None:
+            """Nothing was entered: it is here so that `async with` comes as far as `__aenter__`."""
 
     @property
     def name(self) -> str:

@@ -101,11 +101,14 @@ class RowStream(Generic[T]):
             self.has_room.set_unavailable()
         self._wake()
 
-    if not TYPE_CHECKING:  # A checker knows that neither is there.
+    if not TYPE_CHECKING:  # A checker knows that none of it is there.
 
         def __iter__(self) -> Never:
             how = "`async for x in stream.execute_and_collect()`; all at once: `await stream.collect()`"
             raise TypeError(f"rows come while the flow runs: {how}")
+
+        def __await__(self) -> Never:
+            raise TypeError("a run is not awaited: `async for x in stream.execute_and_collect()`; all at once: `await stream.collect()`")
 
         def __enter__(self) -> Never:
             raise TypeError("a run is entered by `async with stream.execute_and_collect() as rows`")

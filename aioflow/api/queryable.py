@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Never
 
 from aioflow.core.errors import Closed, JobNotRunning, StateError, did_you_mean
 from aioflow.core.keygroups import key_group, subtask_for_group
@@ -44,6 +44,11 @@ class StateReader:
         # Of a place where no task can be asked: it says so now, instead of a wait for tasks that run elsewhere.
         if (refuse := getattr(cluster, "refuse_state", None)) is not None:
             refuse(self._node.name)
+
+    if not TYPE_CHECKING:  # A checker knows that it is not there.
+
+        def __await__(self) -> Never:
+            raise TypeError("state is read by `await job.state(stream).get(key)`, or `.items()` for all keys")
 
     async def get(self, key: Any, default: Any = DECLARED, name: str | None = None, *, timeout: str | timedelta = "5s") -> Any:
         """The value under `key`; for a key without state `default`, or when that is left out what the descriptor declares, or None.

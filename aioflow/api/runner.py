@@ -27,6 +27,10 @@ def run(flow: Flow, **options: Any) -> JobResult:
     second ends the job at once. Nothing else in this package touches signals. Raises what the job failed with; KeyboardInterrupt when
     the second signal was Ctrl-C.
     """
+    if not hasattr(flow, "run"):
+        if asyncio.iscoroutine(flow):
+            flow.close()  # Nobody else will await it, and Python would say so behind this error.
+        raise TypeError(f"af.run() takes a flow and runs it by itself, as in af.run(flow); got {type(flow).__name__}: {flow!r}")
     if asyncio._get_running_loop() is not None:
         raise RuntimeError(f"af.run({flow.name!r}) makes a loop of its own, and one is running here: use `await flow.execute()` instead")
     with asyncio.Runner(loop_factory=new_event_loop) as runner:

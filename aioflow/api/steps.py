@@ -1,12 +1,13 @@
 """What is no stream yet, and what it says when it is used like one: a window without its function, a join without `apply`.
 
-Whoever writes `window(...).map(fn)` has left out one step, and the error names it.
+Whoever writes `window(...).map(fn)` has left out one step, and the error names it. So does that of whoever awaits or iterates over what
+has no elements, because nothing runs yet.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Never
 
 from aioflow.core.errors import did_you_mean
 
@@ -34,6 +35,17 @@ class HalfStream:
                 remedy = nearest_method(type(self), name)
             raise no_such_method(self, name, remedy)
 
+        def __await__(self) -> Never:
+            self._refuse("awaited")
+
+        def __iter__(self) -> Never:
+            self._refuse("iterated over")
+
+        __aiter__ = __iter__
+
+        def _refuse(self, what: str) -> Never:
+            raise TypeError(f"{type(self).__name__} is {what}: it is no stream yet; end it with {self.completed_by}, and collect() that")
+
 
 def nearest_method(of: type, name: str) -> str:
     """The public method of `of` that `name` was probably meant for, as the end of a message; nothing where nobody wrote `name`."""
@@ -42,7 +54,7 @@ def nearest_method(of: type, name: str) -> str:
     return did_you_mean(name, [one for one in dir(of) if not one.startswith("_")])
 
 
-def no_such_method(of: object, name: str, remedy: str) -> AttributeError:
+def no_such_method(of: object, name: str, remedy: str = "") -> AttributeError:
     """Python's own words, and what to write instead."""
     words = f"{type(of).__name__!r} object has no attribute {name!r}{remedy}"
     # To an error that knows its name and object Python adds the attribute that is spelled most like it: after a remedy once too often. Left

@@ -91,11 +91,16 @@ class DataStream(Generic[T]):
 
     if not TYPE_CHECKING:  # A checker knows better which methods there are.
 
+        def __await__(self) -> Never:
+            raise TypeError("a stream is not awaited: `await stream.collect()` for its elements, `await flow.execute()` to run the flow")
+
         def __getattr__(self, name: str) -> Any:
             from aioflow.api.keyed import KeyedStream
 
             if name == "late":
                 remedy = ": late elements are of a window; take it directly of what its reduce, aggregate or process gave"
+            elif name in ("run", "execute"):
+                remedy = f": it is of the flow, flow.{name}(), which runs all of it; for the elements of a stream `await stream.collect()`"
             elif hasattr(KeyedStream, name) and not name.startswith("_"):
                 remedy = ": it needs keys, put key_by(...) directly before it"
             else:

@@ -60,10 +60,14 @@ class Subscription(Generic[T]):
         """The job whose end ends this subscription, and whose error it raises."""
         self._job = job
 
-    if not TYPE_CHECKING:  # A checker knows that neither is there.
+    if not TYPE_CHECKING:  # A checker knows that none of it is there.
 
         def __iter__(self) -> Never:
             raise TypeError("rows come while the job runs: `async for row in rows`, or one by `await anext(rows)`")
+
+        def __await__(self) -> Never:
+            self.close()
+            raise TypeError("a subscription is not awaited: `async with job.subscribe(stream) as rows`, then `async for row in rows`")
 
         def __enter__(self) -> Never:
             self.close()

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Never, TypeVar
 
 from aioflow.core.aio import DONE
 from aioflow.core.errors import CheckpointError, Closed, GraphError, JobNotRunning
@@ -92,6 +92,11 @@ class PushInlet(Generic[T]):
         self._durable: list[tuple[int, asyncio.Future[None]]] = []
         self._unread: list[tuple[int, asyncio.Future[None]]] = []
         self._loop: asyncio.AbstractEventLoop | None = None
+
+    if not TYPE_CHECKING:  # A checker knows that it is not there.
+
+        def __await__(self) -> Never:
+            raise TypeError("an input is put into: `await job.input(stream).put(value)`, or `.put_many(values)`")
 
     async def put(self, value: T, timestamp: int | None = None, *, durable: bool = False) -> None:
         """Returns when `value` was accepted; with `durable` when a completed checkpoint covers it.

@@ -9,7 +9,30 @@ __all__ = ["JOB_MUTANTS"]
 CHECKPOINTS = "tests/api/test_checkpoints.py::"
 BACK = "tests/api/test_going_back.py::"
 
+REMEDIES = "tests/api/test_remedies.py::"
+
 JOB_MUTANTS: list[Mutant] = [
+    Mutant(
+        "a run that was taken for its job is warned of once more when it is gone",
+        "aioflow/api/entering.py",
+        "            self._is_told = True\n            raise AttributeError(\n",
+        "            raise AttributeError(\n",
+        (REMEDIES + "test_a_run_that_nobody_entered_is_told_from_its_job",),
+    ),
+    Mutant(
+        "a stream that is awaited is Python's business",
+        "aioflow/api/streams.py",
+        "        def __await__(self) -> Never:\n",
+        "        def __awaited__(self) -> Never:\n",
+        (REMEDIES + "test_what_is_not_awaited_says_what_is",),
+    ),
+    Mutant(
+        "what copying asks a flow for is taken for a method of a stream",
+        "aioflow/api/flow.py",
+        '            if name.startswith("_"):  # Copying',
+        "            if not name:  # Copying",
+        (REMEDIES + "test_a_flow_says_whose_method_was_meant",),
+    ),
     Mutant(
         "the size of a debloated buffer is told beyond what rows may have",
         "aioflow/network/gate.py",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import gc
 import logging
 import re
@@ -155,6 +156,92 @@ async def test_a_run_that_is_not_entered_by_async_with_says_how() -> None:
         forget([flow.run()])
     async with flow.run() as job:
         assert (await job.wait()).status == "FINISHED"
+
+
+@pytest.mark.parametrize("name", ["input", "wait", "status", "monitor_url", "inptu"])
+def test_a_run_that_nobody_entered_is_told_from_its_job(name: str) -> None:
+    """Told once: no warning that nothing ran comes behind it."""
+    run: Any = numbers().flow.run()
+    with pytest.raises(
+        AttributeError, match=rf"^flow\.run\(\) of 'remedies' has no attribute '{name}': .*`async with flow\.run\(\) as job"
+    ):
+        getattr(run, name)
+    assert not hasattr(run, "__array__")
+
+
+@pytest.mark.parametrize(
+    ("of", "remedy"),
+    [
+        (numbers, "`await stream.collect()` for its elements, `await flow.execute()` to run the flow"),
+        (lambda: numbers().sink(af.io.blackhole()), "`await flow.execute()` to run the flow"),
+        (keyed, "`await stream.collect()`"),
+        (windowed, "WindowedStream is awaited: it is no stream yet; end it with reduce(fn), aggregate(agg) or process(fn), and collect()"),
+        (joined, f"JoinedStreams is awaited: it is no stream yet; end it with {STEPS}"),
+        (lambda: numbers().flow, "flow 'remedies' is not awaited itself: `await flow.execute()`"),
+        (lambda: numbers().execute_and_collect(), "all at once: `await stream.collect()`"),
+    ],
+)
+async def test_what_is_not_awaited_says_what_is(of: Callable[[], Any], remedy: str) -> None:
+    with pytest.raises(TypeError, match=re.escape(remedy)):
+        await of()
+
+
+async def test_what_a_job_gives_is_not_awaited_itself() -> None:
+    flow = af.Flow("handles")
+    pushed = flow.source(af.io.push())
+    counts = pushed.key_by(lambda x: x).count(uid="counts")
+    async with flow.run() as job:
+        made: list[tuple[Any, str]] = [
+            (job.input(pushed), "await job.input(stream).put(value)"),
+            (job.state(counts), "await job.state(stream).get(key)"),
+            (job.subscribe(pushed), "async with job.subscribe(stream) as rows"),
+        ]
+        for handle, remedy in made:
+            with pytest.raises(TypeError, match=re.escape(remedy)):
+                await handle
+
+
+@pytest.mark.parametrize("half", [windowed, interval, joined, grouped, connected])
+async def test_half_a_stream_is_not_iterated_over(half: Callable[[], Any]) -> None:
+    for use in (lambda: list(half()), lambda: anext(aiter(half()))):
+        with pytest.raises(TypeError, match=r"\w+ is iterated over: it is no stream yet; end it with "):
+            use()
+
+
+@pytest.mark.parametrize(
+    ("method", "remedy"),
+    [
+        ("map", "it is of a stream; flow.source(...).map"),
+        ("window", "it is of a stream; flow.source(...).window"),
+        ("input", "it is of a job; `async with flow.run() as job:`, and job.input within the block"),
+        ("excute", "; did you mean 'execute'?"),
+    ],
+)
+def test_a_flow_says_whose_method_was_meant(method: str, remedy: str) -> None:
+    with pytest.raises(AttributeError, match=re.escape(remedy)):
+        getattr(af.Flow("whose"), method)
+    with pytest.raises(AttributeError, match=r"^'Flow' object has no attribute '_rows'$"):
+        af.Flow("whose")._rows  # type: ignore[attr-defined,unused-ignore]
+    assert copy.copy(af.Flow("whose")).name == "whose"
+
+
+async def test_a_flow_is_entered_by_its_run() -> None:
+    flow: Any = af.Flow("entered")
+    with pytest.raises(TypeError, match=r"flow 'entered' is not entered itself: `async with flow\.run\(\) as job`"):
+        async with flow:
+            raise AssertionError("nothing was entered")
+
+
+@pytest.mark.parametrize("method", ["run", "execute"])
+def test_a_stream_is_run_by_its_flow(method: str) -> None:
+    with pytest.raises(AttributeError, match=rf"it is of the flow, flow\.{method}\(\).*`await stream\.collect\(\)`"):
+        getattr(numbers(), method)
+
+
+@pytest.mark.parametrize("given", [lambda: numbers().flow.execute(), numbers, lambda: None])
+def test_what_is_no_flow_is_not_run(given: Callable[[], Any]) -> None:
+    with pytest.raises(TypeError, match=r"^af\.run\(\) takes a flow and runs it by itself, as in af\.run\(flow\); got "):
+        af.run(given())
 
 
 @pytest.mark.parametrize(
