@@ -3,15 +3,16 @@
 Windows and joins may owe a million results at one instant of event time. They write their work as an iterator that
 yields, between two records or two timers, whenever `full` says so; the chain asks for the next piece once it has moved
 this one on. What may be due in numbers and give nothing, like windows whose function gives no result, says `tried`: it
-counts like a result, or a million of them would hold the loop.
+counts like a result, or a million of them would hold the loop. How many a piece takes follows from what they have cost:
+a function of a window may take a microsecond, or a millisecond.
 
 The watermark in the output never falls, and stands at the last result's while work is left: what follows may still be due.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import repeat
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any
 
 from aioflow.core.elements import MIN_WATERMARK, RecordBatch, empty_batch
@@ -19,10 +20,16 @@ from aioflow.core.elements import MIN_WATERMARK, RecordBatch, empty_batch
 if TYPE_CHECKING:
     from aioflow.core.column_batch import ColumnBatch
 
-__all__ = ["RESULTS_MAX", "ResumableOutput"]
+__all__ = ["RESULTS_FIRST", "RESULTS_MAX", "ResumableOutput"]
 
 RESULTS_MAX = 1_024
-"""Results that the first piece holds about at most: what one of them costs is known only behind it."""
+"""Results that the first piece of some work holds about at most."""
+
+RESULTS_FIRST = 32
+"""Results of the very first piece: what one of them costs is known only behind it."""
+
+PIECE_NS = 2_000_000
+"""How long a piece is to take at most: the chain's slice."""
 
 _DONE = object()
 
@@ -30,14 +37,18 @@ _DONE = object()
 class ResumableOutput:
     """Results of one operator on their way out, and the work that is still to be done for the last batch."""
 
-    __slots__ = ("_final", "_limit", "_timed", "_timestamps", "_tried", "_values", "_watermarks", "_work", "watermark")
+    __slots__ = (
+        "_affordable", "_final", "_limit", "_perf_ns", "_timed", "_timestamps", "_tried", "_values", "_watermarks", "_work", "watermark",
+    )  # fmt: skip
 
-    def __init__(self) -> None:
+    def __init__(self, perf_ns: Callable[[], int]) -> None:
+        self._perf_ns = perf_ns
+        self._affordable = RESULTS_FIRST
         self._values: list[Any] = []
         self._timestamps: list[int | None] = []
         self._timed = True  # Whether all of them are known to be ints.
         self._watermarks: list[int] = []
-        self._limit = RESULTS_MAX
+        self._limit = RESULTS_FIRST
         self._tried = 0
         self._work: Iterator[None] | None = None
         self._final = MIN_WATERMARK
@@ -72,15 +83,32 @@ class ResumableOutput:
         self._final = final
         return self.resume(RESULTS_MAX)
 
+    def go_on(self, work: Iterator[None]) -> None:
+        """More work, behind what there is. It brings no watermark of its own."""
+        if self._work is None:
+            self._work, self._final = work, MIN_WATERMARK
+        else:
+            self._work = chain(self._work, work)
+
     def resume(self, max_records: int) -> RecordBatch:
-        """The next piece, of about `max_records` results."""
-        self._limit = max_records
-        self._tried = 0
+        """The next piece, of `max_records` results at most, or about as many as can be afforded."""
+        self._limit = min(max_records, self._affordable)
         work = self._work
-        if work is not None and next(work, _DONE) is _DONE:
-            self._work = None
-            self.passed(self._final)
+        if work is not None:
+            begun = self._perf_ns()
+            if next(work, _DONE) is _DONE:
+                self._work = None
+                self.passed(self._final)
+            elif self.full:
+                self._measure(self._perf_ns() - begun)
         return self.take()
+
+    def _measure(self, spent_ns: int) -> None:
+        """A full piece took so long."""
+        if spent_ns > 2 * PIECE_NS:
+            self._affordable = max(1, max(len(self._values), self._tried) * PIECE_NS // spent_ns)
+        elif spent_ns < PIECE_NS:
+            self._affordable = max(self._affordable, 2 * self._limit)
 
     def passed(self, watermark: int) -> None:
         """`watermark` was reached, and nothing is owed for it any more."""
@@ -97,7 +125,7 @@ class ResumableOutput:
         self._timestamps.append(timestamp)
         self._watermarks.append(self.watermark)
 
-    def add_all(self, values: Iterator[Any], count: int, timestamp: int, watermark: int) -> None:
+    def add_all(self, values: Iterable[Any], count: int, timestamp: int, watermark: int) -> None:
         """Like `add` for `count` results of the same instant."""
         if watermark > self.watermark:
             self.watermark = watermark
@@ -119,6 +147,7 @@ class ResumableOutput:
     def take(self) -> RecordBatch:
         """What was added since the last time, as a batch."""
         values, timestamps, watermarks = self._values, self._timestamps, self._watermarks
+        self._tried = 0
         if not values:
             return empty_batch(self.watermark)
         # Results of elements without event time have none either.

@@ -19,10 +19,11 @@ Invariants:
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Generator, Iterator, Mapping
-from functools import partial
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from itertools import compress, islice, repeat
 from typing import TYPE_CHECKING, Any
+
+from msgspec import convert
 
 from aioflow.core.column_batch import first_not_below, highest, lowest
 from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK, RecordBatch, empty_batch
@@ -50,7 +51,7 @@ SLICES = "window-slices"
 PROGRESS = "window-progress"
 """Name of the union list state of (first key group, last key group, watermark reached) of each subtask."""
 
-_make_result = partial(tuple.__new__, WindowResult)
+_RESULTS = list[WindowResult[Any, Any]]
 
 
 class SliceWindowOperator(AddingWindowOperator):
@@ -117,41 +118,38 @@ class SliceWindowOperator(AddingWindowOperator):
                 raise self._unfit(batch)
             self._fold_by(batch)
             reached = self._watermark if watermarks is None else watermarks[-1]
-            least = lowest(timestamps)
+            least, latest = lowest(timestamps), highest(timestamps)
             start = least - (least - self._offset) % self._width
-            if (
-                reached < self._deadline
-                and least >= self._live_from
-                and highest(timestamps) < start + self._width
-                and not self._ahead
-            ):
+            if reached < self._deadline and least >= self._live_from and latest < start + self._width and not self._ahead:
                 if type(values) is not list and self.reads_columns:
                     self._slices.fold_columns(values, timestamps, batch.keys, self._fold)
                 else:
                     self._fold(start, batch.keys, values)
             else:
-                return self._out.start(self._run(batch), batch.watermark)
+                return self._out.start(self._run(batch, least, latest), batch.watermark)
         if batch.watermark >= self._deadline:
-            return self._out.start(self._run(batch, len(values)), batch.watermark)
+            return self._out.start(self._advance(batch.watermark), batch.watermark)
         if batch.watermark > self._watermark:
             self._watermark = batch.watermark
         self._out.passed(batch.watermark)
         return empty_batch(self._out.watermark)
 
-    def _run(self, batch: RecordBatch, begin: int = 0) -> Iterator[None]:
-        """The rest of `batch` from record `begin` on, cut at the deadlines. Yields whenever enough was emitted."""
-        values, timestamps, keys, watermarks = batch.values, batch.timestamps, batch.keys, batch.watermarks
-        count = len(values)
+    def _run(self, batch: RecordBatch, least: int, latest: int) -> Iterator[None]:
+        """Records between `least` and `latest`, cut at the deadlines. Yields whenever enough was emitted."""
+        watermarks, begin, count = batch.watermarks, 0, len(batch.values)
         while begin < count:
-            assert timestamps is not None and keys is not None  # Checked in process_batch.
             if watermarks is None:
                 stop = count
             else:
                 if watermarks[begin] >= self._deadline:
                     yield from self._advance(watermarks[begin])
                 stop = first_not_below(watermarks, self._deadline, begin, count)
-            part = batch if stop - begin == count else batch.slice(begin, stop)
-            yield from self._add(part.values, part.timestamps, part.keys, part.watermarks)  # type: ignore[arg-type]  # Checked above.
+            if stop - begin == count:
+                yield from self._add(batch, least, latest)
+            else:
+                part = batch.slice(begin, stop)
+                assert part.timestamps is not None  # Checked in process_batch.
+                yield from self._add(part, lowest(part.timestamps), highest(part.timestamps))
             begin = stop
         if batch.watermark >= self._deadline:
             yield from self._advance(batch.watermark)
@@ -188,12 +186,11 @@ class SliceWindowOperator(AddingWindowOperator):
 
     # --------------------------------------------------------------------------------------------------------------- add
 
-    def _add(
-        self, values: list[Any], timestamps: list[int], keys: list[Any], watermarks: list[int] | None
-    ) -> Iterator[None]:
-        """Add records between which nothing is due."""
+    def _add(self, batch: RecordBatch, least: int, latest: int) -> Iterator[None]:
+        """Add records between `least` and `latest`, in whose midst nothing is due."""
+        values, timestamps, keys, watermarks = batch.values, batch.timestamps, batch.keys, batch.watermarks
+        assert timestamps is not None and keys is not None  # Checked in process_batch.
         live_from = self._live_from
-        least = lowest(timestamps)
         if type(values) is not list and self.reads_columns and not self._ahead:
             if least < live_from:
                 values, timestamps, keys = yield from self._add_late_rows(values, timestamps, keys, watermarks)
@@ -213,19 +210,19 @@ class SliceWindowOperator(AddingWindowOperator):
             timestamps = list(compress(timestamps, live))
             if not timestamps:
                 return
-            least = min(timestamps)
+            least, latest = min(timestamps), max(timestamps)
         width, fold = self._width, self._fold
-        start, last = self._grid.slice_start(least), self._grid.slice_start(highest(timestamps))
+        start, last = self._grid.slice_start(least), self._grid.slice_start(latest)
         if start == last:
             fold(start, keys, values)
             return
         if last - start == width:
-            # Out-of-order records around a boundary are the common case: two slices by two C loops each.
-            later = [t >= last for t in timestamps]
-            earlier = [not flag for flag in later]
-            for slice_start, chosen in ((start, earlier), (last, later)):
-                chosen_keys = list(compress(keys, chosen))
-                fold(slice_start, chosen_keys, chosen_keys if values is keys else list(compress(values, chosen)))
+            # Out-of-order records around a boundary are the common case.
+            parted = _parted(keys, timestamps, last)
+            for slice_start, slice_keys, slice_values in zip(
+                (start, last), parted, parted if values is keys else _parted(values, timestamps, last), strict=True
+            ):
+                fold(slice_start, slice_keys, slice_values)
             return
         groups: dict[int, tuple[list[Any], list[Any]]] = {}
         offset = self._offset
@@ -365,8 +362,21 @@ class SliceWindowOperator(AddingWindowOperator):
             self._out.tried(len(keys))
             self._emit_made(self._window_fn.call, TimeWindow(start, end), watermark, keys, values)
             return
-        results = map(_make_result, zip(keys, repeat(start), repeat(end), values, strict=False))
+        # 0.65 of what `tuple.__new__` takes for each of them. Keys and values are of no type, and stay the objects that they are.
+        results = convert(list(zip(keys, repeat(start), repeat(end), values, strict=False)), _RESULTS)
         self._out.add_all(results, len(keys), end - 1, watermark)
+
+
+def _parted(items: Sequence[Any], timestamps: Sequence[int], instant: int) -> tuple[list[Any], list[Any]]:
+    """Those of `items` before `instant`, and the others. Flags and `itertools.compress` take twice as long."""
+    earlier: list[Any] = []
+    later: list[Any] = []
+    for item, timestamp in zip(items, timestamps, strict=True):
+        if timestamp < instant:
+            earlier.append(item)
+        else:
+            later.append(item)
+    return earlier, later
 
 
 def _not_in(keys: list[Any], tables: list[Mapping[Any, Any]]) -> list[Any]:
