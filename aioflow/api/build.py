@@ -50,9 +50,9 @@ class Upstream:
         """Where its records can be seen from outside."""
         return self.node_id if self.side is None else (self.node_id, self.side.name)
 
-    def partitioned(self, strategy: ShipStrategy, function: Any = None) -> Upstream:
-        """The same stream, dealt out differently."""
-        return Upstream(self.node_id, self.side, Partitioning(strategy, function))
+    def partitioned(self, strategy: ShipStrategy, function: Any = None, **more: Any) -> Upstream:
+        """The same stream, dealt out differently; `more` of the `Partitioning`."""
+        return Upstream(self.node_id, self.side, Partitioning(strategy, function, **more))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from aioflow.api.build import OperatorOptions, Upstream, add_operator, fresh, is_keyed
-from aioflow.api.keyed import KeyedStream
+from aioflow.api.keyed import KeyedStream, keyed_stream
 from aioflow.api.steps import HalfStream
 from aioflow.api.streams import DataStream
 from aioflow.core.errors import GraphError
@@ -70,7 +70,9 @@ class ConnectedStreams(HalfStream, Generic[T, U]):
             raise GraphError("key the element side before connecting: stream.key_by(k).connect(rules.broadcast(descriptor))")
         if right is None:
             raise GraphError("key_by of connected streams takes two keys, one for each side")
-        return ConnectedStreams(self._left.key_by(left), self._right.key_by(right))
+        return ConnectedStreams(
+            keyed_stream(self._left, left, "key_by", " of the left"), keyed_stream(self._right, right, "key_by", " of the right")
+        )
 
     def map(
         self,

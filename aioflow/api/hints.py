@@ -25,15 +25,15 @@ def field_hint(given: Any) -> str:
     return f"; for the field write af.col({given!r})" if written is None else f"; a text is no expression: write {written}"
 
 
-def keys_hint(given: Any) -> str:
-    """What to write if a key of several fields was meant; otherwise as `field_hint`."""
+def keys_hint(given: Any, method: str) -> str:
+    """What to write, as an argument of `method`, if a key of several fields was meant; otherwise as `field_hint`."""
     if not isinstance(given, (tuple, list)) or len(given) < 2:
         return field_hint(given)
     names = [column_names(one)[0] if isinstance(one, Column) else one for one in given]
     if not all(isinstance(name, (str, int)) for name in names):
-        return "; a key of several values is a tuple that a function gives: key_by(lambda e: (e.user, e.item))"
+        return f"; a key of several values is a tuple that a function gives: {method}(lambda e: (e.user, e.item))"
     fields = ", ".join(f"e[{name!r}]" if isinstance(name, int) or not name.isidentifier() else f"e.{name}" for name in names)
-    return f"; a key of several fields is a tuple that a function gives: key_by(lambda e: ({fields})), or e[...] where elements are dicts"
+    return f"; a key of several fields is a tuple that a function gives: {method}(lambda e: ({fields})), or e[...] where elements are dicts"
 
 
 def aggregates_hint(given: Mapping[str, Any]) -> str | None:

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
 from aioflow.api.build import OperatorOptions, Upstream, add_operator, fresh
-from aioflow.api.keyed import KeyedStream
+from aioflow.api.keyed import KeyedStream, keyed_stream
 from aioflow.api.steps import HalfStream
 from aioflow.api.streams import DataStream
 from aioflow.api.windows import require_event_time, without_event_time
@@ -52,20 +52,20 @@ class _TwoStreams(HalfStream, Generic[T, U]):
     def __init__(self, left: DataStream[T], right: DataStream[U]) -> None:
         self._left = left
         self._right = right
-        self._left_key: Any = None
-        self._right_key: Any = None
+        self._left_keyed: KeyedStream[Any, T] | None = None
+        self._right_keyed: KeyedStream[Any, U] | None = None
         self._window: tuple[WindowAssigner, Trigger[Any] | None, Evictor[Any] | None, int] | None = None
 
     def where(self, key: Callable[[T], Any] | Expr[Any]) -> Self:
         """Key of the left elements."""
-        self._left_key = key
+        self._left_keyed = keyed_stream(self._left, key, "where", f" of the {self.kind}")
         return self
 
     def equal_to(self, key: Callable[[U], Any] | Expr[Any]) -> Self:
         """Key of the right elements."""
-        if self._left_key is None:
+        if self._left_keyed is None:
             raise GraphError(f"{self.kind}: where(key of the left) comes before equal_to(key of the right)")
-        self._right_key = key
+        self._right_keyed = keyed_stream(self._right, key, "equal_to", f" of the {self.kind}")
         return self
 
     def window(
@@ -77,24 +77,24 @@ class _TwoStreams(HalfStream, Generic[T, U]):
         lateness: str | timedelta = "0s",
     ) -> Self:
         """Elements meet within one window; in a co-group, a key of only one side makes a group too."""
-        if self._right_key is None:
+        if self._left_keyed is None or self._right_keyed is None:
             raise GraphError(f"{self.kind}: where(...).equal_to(...) come before window(...)")
         lateness_ms = to_ms(lateness, "lateness")
         check_window(assigner, trigger, evictor, lateness_ms)
-        require_event_time(self._left.key_by(self._left_key), assigner, f"the left of the {self.kind}, ")
-        require_event_time(self._right.key_by(self._right_key), assigner, f"the right of the {self.kind}, ")
+        require_event_time(self._left_keyed, assigner, f"the left of the {self.kind}, ")
+        require_event_time(self._right_keyed, assigner, f"the right of the {self.kind}, ")
         self._window = (assigner, trigger, evictor, lateness_ms)
         return self
 
     def _apply(self, fn: Any, options: OperatorOptions, said: str = "apply(...)") -> DataStream[Any]:
         """`said`: what the user wrote, for an error."""
-        if self._window is None:
+        if self._window is None or self._left_keyed is None or self._right_keyed is None:
             raise GraphError(f"{self.kind}: where(...).equal_to(...).window(...) come before {said}")
         check_plain(fn, f"apply of {self.kind}")
         assigner, trigger, evictor, lateness_ms = self._window
         factory = partial(_window_join, self.operator, assigner, fn, trigger, evictor, lateness_ms)
         flow = self._left.flow
-        inputs = [self._left.key_by(self._left_key).upstreams, self._right.key_by(self._right_key).upstreams]
+        inputs = [self._left_keyed.upstreams, self._right_keyed.upstreams]
         remark = f"per window, {assigner}"
         node = add_operator(flow.graph, self.kind, inputs, factory, options, function=fn, stateful=True, remark=remark)
         return DataStream(flow, [Upstream(node.id)])

@@ -11,18 +11,20 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from aioflow.api.build import OperatorOptions, event_time_of, fresh, make_operator
-from aioflow.api.hints import aggregates_hint
+from aioflow.api.hints import aggregates_hint, keys_hint
 from aioflow.api.streams import DataStream, Elements
 from aioflow.core.errors import GraphError
 from aioflow.core.explained_calls import explained_methods, hinted
+from aioflow.core.expressions import is_expression
 from aioflow.core.functions import Function, KeyedProcessFunction, ProcessContext, ProcessFunction
 from aioflow.graph.stream_graph import ShipStrategy
 from aioflow.operators.aggregates import count, resolve_aggregate
 from aioflow.operators.aggregates import max as max_of
 from aioflow.operators.aggregates import min as min_of
 from aioflow.operators.aggregates import sum as sum_of
-from aioflow.operators.plain_functions import check_plain
+from aioflow.operators.plain_functions import check_plain, check_without_resources, check_without_state
 from aioflow.operators.running import RunningAggregateOperator, RunningReduceOperator
+from aioflow.operators.stateless import is_async
 
 if TYPE_CHECKING:
     from aioflow.api.joins import IntervalJoin
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
     from aioflow.operators.triggers import Trigger
     from aioflow.operators.windowing import Evictor, WindowAssigner
 
-__all__ = ["KeyedStream"]
+__all__ = ["KeyedStream", "keyed_stream"]
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -177,6 +179,18 @@ class KeyedStream(DataStream[T], Generic[K, T]):
     def has_event_time(self) -> bool:
         """Whether a watermark strategy stands upstream."""
         return event_time_of(self._graph, self._upstreams)
+
+
+def keyed_stream(stream: DataStream[T], fn: Any, method: str, whose: str = "") -> KeyedStream[Any, T]:
+    """`stream.key_by(fn)`, also where that is written otherwise: `method` and `whose`, as "where" and " of the join", are for errors."""
+    written = method + whose
+    if is_async(fn, "key_by"):
+        raise GraphError(f"{written} needs a plain function: the key is computed for each element at the sender; map(async fn) before it")
+    if not callable(fn) and not is_expression(fn):
+        raise GraphError(f"{written} needs a function or an expression, got {type(fn).__name__}: {fn!r}{keys_hint(fn, method)}")
+    check_without_resources(fn, written)
+    check_without_state(fn, written)
+    return KeyedStream(stream.flow, [upstream.partitioned(ShipStrategy.HASH, fn, written=written) for upstream in stream.upstreams])
 
 
 def _keyed_rows(kind: StatelessKind, function: Any) -> Operator:

@@ -22,7 +22,7 @@ from aioflow.api.build import (
     make_operator,
     warn_of_empty_side,
 )
-from aioflow.api.hints import as_select, field_hint, keys_hint, sink_hint
+from aioflow.api.hints import as_select, field_hint, sink_hint
 from aioflow.api.steps import nearest_method, no_such_method
 from aioflow.core.errors import GraphError
 from aioflow.core.explained_calls import explained_methods
@@ -354,15 +354,9 @@ class DataStream(Generic[T]):
     def key_by(self, fn: Expr[Any]) -> KeyedStream[Any, T]: ...
     def key_by(self, fn: Any) -> KeyedStream[Any, T]:
         """Deal the elements out by key: all of one key meet in one subtask, which keeps its state. Equal in Python means one key."""
-        from aioflow.api.keyed import KeyedStream
+        from aioflow.api.keyed import keyed_stream
 
-        if is_async(fn, "key_by"):
-            raise GraphError("key_by needs a plain function: the key is computed for each element at the sender; map(async fn) before it")
-        if not callable(fn) and not is_expression(fn):
-            raise GraphError(f"key_by needs a function or an expression, got {type(fn).__name__}: {fn!r}{keys_hint(fn)}")
-        check_without_resources(fn, "key_by")
-        check_without_state(fn, "key_by")
-        return KeyedStream(self._flow, [upstream.partitioned(ShipStrategy.HASH, fn) for upstream in self._upstreams])
+        return keyed_stream(self, fn, "key_by")
 
     # How elements are dealt out to the next operator.
 

@@ -73,6 +73,8 @@ class Partitioning:
     what that gives may travel in their place, in batches that say so. None: it reads more."""
     local: LocalAggregate | None = None
     """How a batch of few keys is folded before it is dealt out. None: all records go."""
+    written: str = "key_by"
+    """Where the user gave the function of the key, as an error names it."""
 
 
 @dataclass(frozen=True, slots=True)

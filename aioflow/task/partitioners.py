@@ -44,6 +44,7 @@ def create_partitioner(
     """`consumers` is how many subtasks this producer reaches; `place` names the producing operator in errors."""
     strategy = partitioning.strategy
     if strategy is ShipStrategy.HASH:
+        place = f"{partitioning.written} after {place}"
         key = UserFunction(partitioning.function, "key_by").call
         expression = partitioning.function if is_expression(partitioning.function) else None
         if consumers == 1:
@@ -198,7 +199,7 @@ class _Keyed:
                 canonical_key(self._key(value))
             except Exception as better:  # noqa: BLE001  # It says more than the first one.
                 error = better
-        note_once(error, f"in key_by after {self._place}, at record {describe_record(value)}")
+        note_once(error, f"in {self._place}, at record {describe_record(value)}")
         return error
 
 

@@ -20,6 +20,13 @@ JOB_MUTANTS: list[Mutant] = [
         (REMEDIES + "test_a_run_that_nobody_entered_is_told_from_its_job",),
     ),
     Mutant(
+        "a wrong key of a join does not say of which side it is",
+        "aioflow/api/keyed.py",
+        "partitioned(ShipStrategy.HASH, fn, written=written)",
+        "partitioned(ShipStrategy.HASH, fn)",
+        (REMEDIES + "test_a_wrong_key_of_two_streams_names_its_side",),
+    ),
+    Mutant(
         "a stream that is awaited is Python's business",
         "aioflow/api/streams.py",
         "        def __await__(self) -> Never:\n",

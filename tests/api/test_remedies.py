@@ -327,6 +327,46 @@ def test_a_join_names_the_side_that_lacks_event_time_or_keys(left_is_timed: bool
             getattr(left, joins)(right).where(abs).equal_to(abs).window(af.tumbling("1s"))
 
 
+def meeting(left: Any, right: Any, method: str) -> Any:
+    """Both by the element itself."""
+    match method:
+        case "interval_join":
+            return left.key_by(itself).interval_join(right.key_by(itself), "0s", "1s").process(lambda left, right, ctx: [left])
+        case "connect":
+            return left.connect(right).key_by(itself, itself).map(str, str)
+    keyed_both = getattr(left, method)(right).where(itself).equal_to(itself).window(af.tumbling("1s", time="processing"))
+    return keyed_both.apply(lambda *sides: sides)
+
+
+def itself(value: Any) -> Any:
+    return value
+
+
+@pytest.mark.parametrize(
+    ("method", "where", "equal_to"),
+    [
+        ("join", "where of the join", "equal_to of the join"),
+        ("co_group", "where of the co_group", "equal_to of the co_group"),
+        ("connect", "key_by of the left", "key_by of the right"),
+    ],
+)
+async def test_a_wrong_key_of_two_streams_names_its_side(method: str, where: str, equal_to: str) -> None:
+    for values, said in (([None], [1]), where), (([1], [None]), equal_to):
+        flow = af.Flow("sides")
+        with pytest.raises(af.TypeNotSupported, match=r"^None cannot be a key") as caught:
+            await meeting(*(flow.source(one, name="numbers") for one in values), method).collect()
+        assert caught.value.__notes__ == [f"aioflow: in {said} after operator 'numbers', subtask 1/1, at record None"]
+
+
+def test_a_wrong_key_function_of_two_streams_names_its_side() -> None:
+    with pytest.raises(af.GraphError, match=r"^where of the join needs a function or an expression, got str: 'user'; .*af\.col\('user'\)"):
+        joined().where("user")
+    with pytest.raises(af.GraphError, match=r"^equal_to of the co_group needs a function .*: equal_to\(lambda e: \(e\.user, e\.item\)\)"):
+        grouped().where(itself).equal_to(["user", "item"])
+    with pytest.raises(af.GraphError, match=r"^key_by of the right needs a function or an expression, got int: 5"):
+        connected().key_by(itself, 5)
+
+
 def test_windows_that_leave_gaps_are_warned_of_because_size_comes_first(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         af.sliding("1h", "5m")
