@@ -2,9 +2,10 @@
 
     python benchmarks/bench_windows.py [--records 200000] [--rounds 5]
 
-*merge*: the five slices of a sliding window, ns of CPU time a key of each but the first. *exchange*: results are dealt out to two
-subtasks, those of one of them are written and read, and all are folded by `max_by`, ns a result: as they are, and folded before they
-are dealt out (`operators.local_aggregate`), by the end of their window, of which a batch has one, and by their key, of which it
+*merge*: the five slices of a sliding window, ns of CPU time a key of each but the first. *share*: windows of so many slices, each slice of
+5,000 keys, merged by themselves and from runs of slices that they share (`operators.slice_runs`), ns a result. *exchange*: results are
+dealt out to two subtasks, those of one of them are written and read, and all are folded by `max_by`, ns a result: as they are, and folded
+before they are dealt out (`operators.local_aggregate`), by the end of their window, of which a batch has one, and by their key, of which it
 has many. Ratios are of one round each, and the median of the rounds.
 """
 
@@ -14,7 +15,8 @@ import argparse
 import json
 import random
 import sys
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Generator
 from statistics import median
 from time import process_time_ns
 from typing import Any
@@ -27,7 +29,7 @@ from aioflow.graph.stream_graph import Partitioning, ShipStrategy
 from aioflow.operators.aggregates import agg, count, max_by, mean, resolve_aggregate
 from aioflow.operators.local_aggregate import local_aggregate
 from aioflow.operators.slice_grid import SliceGrid
-from aioflow.operators.slice_runs import merge_tables
+from aioflow.operators.slice_runs import SliceRuns, merge_tables
 from aioflow.task.partitioners import create_partitioner
 from benchmarks.bench_throughput import environment, print_rows
 
@@ -35,6 +37,8 @@ BATCH = 1_000
 WORDS = 10_000
 SLICES = 5
 SLIDE_MS = 2_000
+SHARED = (3, 5, 7, 20)
+"""Slices a window."""
 
 BEST = resolve_aggregate(max_by(lambda row: row.value))
 MERGED = {"count": (count(), 1), "count and mean": (agg(n=count(), mean=mean()), [1, [2, 1]])}
@@ -47,6 +51,27 @@ def merge_ns(aggregate: Any, accumulator: Any, rng: random.Random) -> float:
     for _ in merge_tables(resolve_aggregate(aggregate), False, list(slices)):
         pass
     return (process_time_ns() - begun) / len([key for held in slices[1:] for key in held])
+
+
+def share_ns(slices: list[dict[Any, Any]], size: int, *, runs: bool) -> tuple[float, list[Any]]:
+    """ns a result of the windows of `size` slices, and the results."""
+    count_of = resolve_aggregate(count())
+    shared = SliceRuns(count_of, False, slices.__getitem__, lambda first, stop: True)
+    windows = []
+    begun = process_time_ns()
+    for first in range(len(slices) - size + 1):
+        tables = run(shared.cover(first, first + size)) if runs else slices[first : first + size]
+        windows.append(run(merge_tables(count_of, False, tables)) if len(tables) > 1 else tables[0])
+    return (process_time_ns() - begun) / sum(map(len, windows)), windows
+
+
+def run(work: Generator[None, None, Any]) -> Any:
+    """What `work` returns, without pause."""
+    while True:
+        try:
+            next(work)
+        except StopIteration as done:
+            return done.value
 
 
 def results(records: int, rng: random.Random) -> list[RecordBatch]:
@@ -82,6 +107,23 @@ def merges(rounds: int, rng: random.Random) -> list[dict[str, Any]]:
     return rows
 
 
+def shares(rounds: int, rng: random.Random) -> list[dict[str, Any]]:
+    rows = []
+    slices = [dict(Counter(f"word-{rng.randrange(WORDS // 2)}" for _ in range(WORDS))) for _ in range(40)]
+    for size in SHARED:
+        alone, shared = [], []
+        for _ in range(rounds):
+            (one, expected), (other, windows) = share_ns(slices, size, runs=False), share_ns(slices, size, runs=True)
+            if windows != expected:
+                raise SystemExit(f"windows of {size} slices: what is merged from runs is not the same")
+            alone.append(one)
+            shared.append(other)
+        ratios = sorted(b / a for a, b in zip(alone, shared, strict=True))
+        row = {"share": size, "ns": round(min(alone)), "shared_ns": round(min(shared)), "ratio": round(median(ratios), 2)}
+        rows.append({**row, "spread": [round(ratios[0], 2), round(ratios[-1], 2)]})
+    return rows
+
+
 def exchanges(records: int, rounds: int, rng: random.Random) -> list[dict[str, Any]]:
     batches = results(records, rng)
     rows = []
@@ -106,11 +148,13 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args(arguments)
     rng = random.Random(7)
-    merged, exchanged = merges(options.rounds, rng), exchanges(options.records, options.rounds, rng)
+    merged, shared = merges(options.rounds, rng), shares(options.rounds, rng)
+    exchanged = exchanges(options.records, options.rounds, rng)
     print_rows(merged, ["merge", "ns", "spread"])
+    print_rows(shared, ["share", "ns", "shared_ns", "ratio", "spread"])
     print_rows(exchanged, ["exchange", "ns", "folded_ns", "ratio", "spread"])
-    unit = {"unit": "ns of CPU time a key (merge) or a result (exchange)", "batch_records": BATCH}
-    report = {"benchmark": "windows", **environment(), **unit, "merges": merged, "exchanges": exchanged}
+    unit = {"unit": "ns of CPU time a key (merge) or a result (share, exchange)", "batch_records": BATCH}
+    report = {"benchmark": "windows", **environment(), **unit, "merges": merged, "shares": shared, "exchanges": exchanged}
     print(json.dumps(report))
     return report
 

@@ -124,6 +124,7 @@ def test_what_rocksdb_costs_is_reported(capsys: pytest.CaptureFixture[str]) -> N
 def test_what_results_of_windows_cost_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     report = bench_windows.main(["--records", "2000", "--rounds", "1"])
     assert [row["merge"] for row in report["merges"]] == list(bench_windows.MERGED)
+    assert [row["share"] for row in report["shares"]] == list(bench_windows.SHARED)
     assert [row["exchange"] for row in report["exchanges"]] == list(bench_windows.KEYS)
     assert json.loads(capsys.readouterr().out.splitlines()[-1]) == report
 
