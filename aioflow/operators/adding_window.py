@@ -33,6 +33,7 @@ class AddingWindowOperator(Operator):
     """Owns the aggregate, the window function, the output and what is late; subclasses own the state."""
 
     _state: KeyedStateBackend
+    _out: ResumableOutput
 
     def __init__(
         self,
@@ -43,7 +44,6 @@ class AddingWindowOperator(Operator):
         self._aggregate = resolve_aggregate(aggregate)
         self._window_fn = None if window_fn is None else UserFunction(window_fn, "__call__")
         self._late_tag = late_tag
-        self._out = ResumableOutput()
         self._folding = self._aggregate
         self._of_taken: FoldingAggregate | None = None  # Made for the first batch of what it takes.
 
@@ -56,6 +56,7 @@ class AddingWindowOperator(Operator):
         check_same_aggregate(self.ctx, self._aggregate)
 
     async def open(self) -> None:
+        self._out = ResumableOutput(self.ctx.host.clock.perf_ns)
         self._state = require_keyed(self.ctx.keyed_state, self.ctx.name)
         self._late_dropped = self.ctx.runtime.metrics.counter("numLateRecordsDropped")
         if self._window_fn is not None:

@@ -1,19 +1,21 @@
 """Which session windows of a key are open, and under which namespace each keeps its contents. After Flink's MergingWindowSet.
 
 When windows merge, the contents of the first stay where they are and the others' are moved there: so a window in flight has a
-*state window*, the one it began as, which may differ from what it has grown to. Open windows never overlap or touch.
+*state window*, the one it began as, which may differ from what it has grown to. Open windows never overlap or touch, so they are
+kept in order of time: a look-up is a bisection, as a key may have as many open as there are elements, while the watermark waits.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from bisect import bisect_left, bisect_right
+from typing import Any, NamedTuple
 
 from aioflow.operators.windowing import TimeWindow
 
 __all__ = ["Merge", "MergingWindowSet"]
 
-Entry = tuple[tuple[int, int], tuple[int, int]]
-"""(window, state window), as plain tuples: what is stored."""
+Stored = tuple[list[int], list[int], list[tuple[int, int]]]
+"""Starts, ends and state windows, in order."""
 
 
 class Merge(NamedTuple):
@@ -26,48 +28,61 @@ class Merge(NamedTuple):
 
 
 class MergingWindowSet:
-    """The open windows of one key, read from and written back to `entries`."""
+    """The open windows of one key, made of what is `stored`, which it changes; None: there is none."""
 
-    __slots__ = ("_entries", "changed")
+    __slots__ = ("_ends", "_starts", "_states", "changed")
 
-    def __init__(self, entries: list[Entry]) -> None:
-        self._entries = entries
+    def __init__(self, stored: Any) -> None:
+        windows: Stored = _in_order(stored) if type(stored) is list else stored or ([], [], [])
+        self._starts, self._ends, self._states = windows
         self.changed = False
 
+    def __bool__(self) -> bool:
+        return bool(self._starts)
+
     @property
-    def entries(self) -> list[Entry]:
-        """What is to be stored when `changed`."""
-        return self._entries
+    def stored(self) -> Stored:
+        """What is to be stored when `changed`, if there is any."""
+        return self._starts, self._ends, self._states
 
     def state_window(self, window: tuple[int, int]) -> tuple[int, int] | None:
         """The namespace of the contents of `window`; None when the window is not open (any more)."""
-        for found, state in self._entries:
-            if found == window:
-                return state
-        return None
+        at = self._find(window)
+        return None if at is None else self._states[at]
 
     def add(self, window: TimeWindow) -> tuple[TimeWindow, Merge | None]:
         """The window that `window` becomes part of, and what has to be merged for that, if anything."""
+        starts, ends, states = self._starts, self._ends, self._states
         start, end = window
-        touched: list[Entry] = []
-        kept: list[Entry] = []
-        for entry in self._entries:
-            (left, right), _ = entry
-            (touched if left <= end and start <= right else kept).append(entry)
-        if not touched:
-            self._set([*kept, ((start, end), (start, end))])
+        first, behind = bisect_left(ends, start), bisect_right(starts, end)
+        if first == behind:
+            self._replace(first, behind, start, end, (start, end))
             return window, None
-        grown = TimeWindow(min(start, *(w[0] for w, _ in touched)), max(end, *(w[1] for w, _ in touched)))
-        if len(touched) == 1 and touched[0][0] == grown:
+        grown = TimeWindow(min(start, starts[first]), max(end, ends[behind - 1]))
+        merged = [TimeWindow(*touched) for touched in zip(starts[first:behind], ends[first:behind], strict=True)]
+        if merged == [grown]:
             return grown, None
-        state = touched[0][1]
-        self._set([*kept, ((grown.start, grown.end), state)])
-        return grown, Merge(grown, [TimeWindow(*w) for w, _ in touched], state, [s for _, s in touched[1:]])
+        state, *moved = states[first:behind]
+        self._replace(first, behind, grown.start, grown.end, state)
+        return grown, Merge(grown, merged, state, moved)
 
     def retire(self, window: tuple[int, int]) -> None:
         """`window` is over."""
-        self._set([entry for entry in self._entries if entry[0] != window])
+        at = self._find(window)
+        if at is not None:
+            del self._starts[at], self._ends[at], self._states[at]
+            self.changed = True
 
-    def _set(self, entries: list[Entry]) -> None:
-        self._entries = entries
+    def _find(self, window: tuple[int, int]) -> int | None:
+        at = bisect_left(self._starts, window[0])
+        return at if at < len(self._starts) and (self._starts[at], self._ends[at]) == window else None
+
+    def _replace(self, first: int, behind: int, start: int, end: int, state: tuple[int, int]) -> None:
+        self._starts[first:behind], self._ends[first:behind], self._states[first:behind] = [start], [end], [state]
         self.changed = True
+
+
+def _in_order(stored: list[tuple[tuple[int, int], tuple[int, int]]]) -> Stored:
+    """Of (window, state window) in any order, as state of before has them."""
+    stored = sorted(stored)
+    return [start for (start, _), _ in stored], [end for (_, end), _ in stored], [state for _, state in stored]

@@ -7,7 +7,7 @@ current key is the keyed backend's, so that state, timers and `current_key` cann
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -129,7 +129,7 @@ class KeyedTimers:
         self._ctx = ctx
         self._keyed = keyed
         self._timers = timers
-        self._ending: dict[tuple[int, Any], None] | None = None
+        self._ending: Iterator[tuple[int, Any, Any]] | None = None
         self.next_due = MIN_WATERMARK  # Restored timers are found by the first look.
 
     @property
@@ -168,29 +168,17 @@ class KeyedTimers:
     def delete_processing_time_timer(self, timestamp: int) -> None:
         """One that does not exist is no error."""
         timers, key = self._of_key()
-        if self._ending is None:
-            timers.delete_processing_time_timer(key, None, _checked(timestamp))
-        else:
-            self._ending.pop((_checked(timestamp), key), None)
+        timers.delete_processing_time_timer(key, None, _checked(timestamp))
 
     def begin_end(self) -> None:
-        """The input has ended: take out what is pending in processing time, for `pop_ending`. No new one is accepted."""
-        timers = self._timers
-        self._ending = {}
-        if timers is not None:
-            for timestamp, key, namespace in timers.processing_time_timers():
-                self._ending[timestamp, key] = None
-                timers.delete_processing_time_timer(key, namespace, timestamp)
+        """The input has ended: what is pending in processing time is given by `pop_ending`. No new one is accepted."""
+        self._ending = iter(()) if self._timers is None else self._timers.take_waiting()
 
     def pop_ending(self) -> tuple[int, Any] | None:
         """The next (timestamp, key) that fires because the input has ended; sets the current key."""
-        if not self._ending:
-            return None
-        timestamp, key = next(iter(self._ending))
-        del self._ending[timestamp, key]
-        assert self._keyed is not None, "only keyed operators have timers"
-        self._keyed.current_key = key
-        return timestamp, key
+        assert self._ending is not None, "begin_end() comes first"
+        timer = next(self._ending, None)
+        return None if timer is None else timer[:2]
 
     def _of_key(self) -> tuple[InternalTimerService, Any]:
         if self._timers is None or self._keyed is None:

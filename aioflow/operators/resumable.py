@@ -12,7 +12,7 @@ The watermark in the output never falls, and stands at the last result's while w
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from itertools import chain, repeat
+from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 from aioflow.core.elements import MIN_WATERMARK, RecordBatch, empty_batch
@@ -82,13 +82,6 @@ class ResumableOutput:
         self._work = work
         self._final = final
         return self.resume(RESULTS_MAX)
-
-    def go_on(self, work: Iterator[None]) -> None:
-        """More work, behind what there is. It brings no watermark of its own."""
-        if self._work is None:
-            self._work, self._final = work, MIN_WATERMARK
-        else:
-            self._work = chain(self._work, work)
 
     def resume(self, max_records: int) -> RecordBatch:
         """The next piece, of `max_records` results at most, or about as many as can be afforded."""

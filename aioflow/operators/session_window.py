@@ -2,8 +2,8 @@
 
 For the default trigger, no evictor and no lateness; every other session is `window.WindowOperator`'s, which gives the same.
 
-State: table "sessions", key -> its open sessions `[start, end, accumulator]`, in the order in which they became what they are. There is
-nearly always one.
+State: table "sessions", key -> its open sessions. There is nearly always one: `[[start, end, accumulator]]`. Of several, in order of time,
+(their starts, a list of them): while the watermark waits a key may have as many as there are elements, so they are found by bisection.
 
 Invariants:
 
@@ -16,7 +16,7 @@ Invariants:
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, MutableMapping
 from functools import reduce
 from itertools import repeat
@@ -117,14 +117,12 @@ class SessionWindowOperator(AddingWindowOperator):
         try:
             for value, key, timestamp, watermark in zip(left, keys, batch.timestamps, watermarks or repeat(reached), strict=False):
                 sessions = get(key)
-                if sessions is not None:
-                    session = sessions[-1]
+                if sessions is not None and len(sessions) == 1:
+                    session = sessions[0]
                     start, end, held = session
-                    # One that grows must have no other before it that it could come to touch.
-                    grows = timestamp + gap > end
-                    if start <= timestamp <= end and not (grows and len(sessions) > 1 and max(map(_START, sessions)) > start):
+                    if start <= timestamp <= end:
                         session[2] = add(value, held)
-                        if grows:
+                        if timestamp + gap > end:
                             session[1] = timestamp + gap
                         table[key] = sessions  # A dict holds it already; another mapping writes through.
                         continue
@@ -145,25 +143,23 @@ class SessionWindowOperator(AddingWindowOperator):
     def _place(
         self, table: MutableMapping[Any, Any], key: Any, value: Any, start: int, watermark: int, add: Callable[[Any, Any], Any]
     ) -> None:
-        """An element that the last session of its key does not take as it is: a session of its own, or one that others become."""
-        end = start + self._gap
-        sessions: list[Session] = table.get(key, [])
-        touched = [session for session in sessions if session[0] <= end and start <= session[1]]
+        """An element that no session takes as it is, or one of several: it gets a session of its own, or some become one."""
+        end, reached = start + self._gap, max(watermark, self._timers.current_watermark)
+        starts, sessions = _in_order(table.get(key, []))
+        first, behind = bisect_left(sessions, start, key=_END), bisect_right(starts, end)
+        touched = sessions[first:behind]
         if touched:
             merged = reduce(self._aggregate.merge, map(_ACCUMULATOR, touched))
-            grown = [min(start, *map(_START, touched)), max(end, *map(_END, touched)), add(value, merged)]
-        elif end - 1 <= max(watermark, self._timers.current_watermark):
-            self._drop_late(value, start, max(watermark, self._timers.current_watermark))
+            grown = [min(start, starts[first]), max(end, touched[-1][1]), add(value, merged)]
+        elif end - 1 <= reached:
+            self._drop_late(value, start, reached)
             return
         else:
             grown = [start, end, add(value, self._aggregate.create_accumulator())]
-        if not sessions or grown[1] < min(map(_END, sessions)):
+        if not sessions or grown[1] < sessions[0][1]:
             self._timers.register_event_time_timer(key, None, grown[1] - 1)
-        if len(touched) == 1 and touched[0][:2] == grown[:2]:
-            touched[0][2] = grown[2]
-            table[key] = sessions
-        else:
-            table[key] = [*(session for session in sessions if not (session[0] <= end and start <= session[1])), grown]
+        starts[first:behind], sessions[first:behind] = [grown[0]], [grown]
+        table[key] = sessions if len(sessions) == 1 else (starts, sessions)
 
     # -------------------------------------------------------------------------------------------------------------- fire
 
@@ -181,19 +177,20 @@ class SessionWindowOperator(AddingWindowOperator):
     def _fire(self, time: int, key: Any) -> None:
         """A timer of `key` is due: what is over fires, what goes on gets another timer."""
         table = self._table.of_key(None, key)
-        sessions: list[Session] = table.get(key, [])
-        going_on = [session for session in sessions if session[1] - 1 > time]
-        if going_on:
-            self._timers.register_event_time_timer(key, None, min(map(_END, going_on)) - 1)
-        if len(going_on) == len(sessions):
+        starts, sessions = _in_order(table.get(key, []))
+        over = bisect_right(sessions, time + 1, key=_END)
+        if over < len(sessions):
+            self._timers.register_event_time_timer(key, None, sessions[over][1] - 1)
+        if not over:
             return
-        if going_on:
-            table[key] = going_on
+        ended = sessions[:over]
+        del starts[:over], sessions[:over]
+        if sessions:
+            table[key] = sessions if len(sessions) == 1 else (starts, sessions)
         else:
             del table[key]
-        for start, end, held in sessions:
-            if end - 1 <= time:
-                self._emit(key, start, end, held)
+        for start, end, held in ended:
+            self._emit(key, start, end, held)
 
     def _emit(self, key: Any, start: int, end: int, held: Any) -> None:
         result = self._aggregate.get_result(held)
@@ -202,9 +199,17 @@ class SessionWindowOperator(AddingWindowOperator):
             return
         self._emit_made(self._window_fn.call, TimeWindow(start, end), end - 2, (key,), (result,))
 
-    def _shown(self, sessions: list[Session]) -> list[tuple[int, int, Any]]:
+    def _shown(self, stored: Any) -> list[tuple[int, int, Any]]:
         """What queries show: (start, end, result so far) of each open session."""
-        return [(start, end, self._aggregate.get_result(held)) for start, end, held in sessions]
+        return [(start, end, self._aggregate.get_result(held)) for start, end, held in _in_order(stored)[1]]
 
     def _on_no_callback(self, time: int, key: Any, namespace: Any) -> None:
         raise AssertionError("timers of sessions are popped, not called")
+
+
+def _in_order(stored: Any) -> tuple[list[int], list[Session]]:
+    """Starts and sessions in order of time, of what is stored for a key. State of before has several in another order, as a list."""
+    if type(stored) is tuple:
+        return stored
+    sessions = stored if len(stored) < 2 else sorted(stored, key=_START)
+    return [session[0] for session in sessions], sessions

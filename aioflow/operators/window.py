@@ -9,11 +9,13 @@ not depend on where batches were cut. A window's state goes when the watermark p
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, MutableMapping
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from aioflow.core.elements import MAX_WATERMARK, RecordBatch, empty_batch
+from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK, RecordBatch, empty_batch
 from aioflow.core.errors import StateError, note_once
 from aioflow.core.functions import AggregateFunction, OutputTag, ProcessWindowFunction, TriggerResult, WindowResult
 from aioflow.operators.aggregates import resolve_aggregate
@@ -67,6 +69,7 @@ class WindowOperator(Operator):
     _timers: InternalTimerService
     _trigger_ctx: BoundTriggerContext
     _window_ctx: BoundWindowContext
+    _out: ResumableOutput
 
     def __init__(
         self,
@@ -95,7 +98,8 @@ class WindowOperator(Operator):
             raise TypeError("a window needs an aggregate or a process function")
         self._lateness = lateness_ms
         self._late_tag = late_tag
-        self._out = ResumableOutput()
+        self._rests: deque[Iterator[None]] = deque()
+        """What is left to do of windows that have fired: one may give more than there is room for."""
         self._spelling = KeySpelling()
 
     def initialize_state(self) -> None:
@@ -106,6 +110,7 @@ class WindowOperator(Operator):
 
     async def open(self) -> None:
         ctx, merging = self.ctx, self._assigner.is_merging
+        self._out = ResumableOutput(ctx.host.clock.perf_ns)
         self._state = require_keyed(ctx.keyed_state, ctx.name)
         shown = None if self._holds_elements or self._aggregate is None else self._aggregate.get_result
         self._contents = self._state.table(CONTENTS, result=shown)
@@ -156,20 +161,14 @@ class WindowOperator(Operator):
 
     @property
     def has_pending(self) -> bool:
-        return self._out.pending
+        return self._out.pending or bool(self._rests)
 
     def resume(self, max_records: int) -> RecordBatch:
-        return self._out.resume(max_records)
+        return self._out.resume(max_records) if self._out.pending else self._out.start(self._drain(), MIN_WATERMARK)
 
     def finish(self) -> RecordBatch:
-        """Timers of processing time that no clock will reach any more fire now, in their order, each once."""
-        timers = self._timers
-        for timestamp, key, namespace in timers.processing_time_timers():
-            timers.delete_processing_time_timer(key, namespace, timestamp)
-            self._state.set_current_key(key)
-            self._on_processing_time(timestamp, key, namespace)
-        self._state.clear_current_key()
-        return self._out.take()
+        """Timers of processing time that no clock will reach any more fire now, in their order, each once. The rest is pending."""
+        return self._out.start(self._fire_all(self._timers.take_waiting(), event=False), MIN_WATERMARK)
 
     def _run(self, batch: RecordBatch) -> Iterator[None]:
         timers, state, out, add = self._timers, self._state, self._out, self._element
@@ -188,6 +187,8 @@ class WindowOperator(Operator):
                 place, key = describe_place(self.ctx), describe_record(keys[i])
                 note_once(error, f"in {place}, at record {describe_record(value)} of key {key}")
                 raise
+            if self._rests:
+                yield from self._drain()
             if out.full:
                 state.clear_current_key()
                 yield
@@ -205,16 +206,33 @@ class WindowOperator(Operator):
         if timers.next_event_time > watermark:
             timers.current_watermark = watermark
             return
-        while (timer := timers.pop_due(watermark)) is not None:
-            self._on_event_time(*timer)
-            self._out.tried()
-            if self._out.full:
-                self._state.clear_current_key()
+        yield from self._fire_all(iter(partial(timers.pop_due, watermark), None), event=True)
+
+    def _fire_all(self, due: Iterator[tuple[int, Any, tuple[int, ...]]], *, event: bool) -> Iterator[None]:
+        """Let timers fire. Taking one sets the current key."""
+        out, state = self._out, self._state
+        for time, key, namespace in due:
+            rest = self._on_timer(time, key, namespace, event=event)
+            if rest is not None:
+                yield from rest
+            out.tried()
+            if out.full:
+                state.clear_current_key()
                 yield
+        state.clear_current_key()
+
+    def _fire_later(self, time: int, key: Any, namespace: tuple[int, ...]) -> Iterator[None]:
+        self._state.set_current_key(key)
+        yield from self._fire_all(iter([(time, key, namespace)]), event=False)
+
+    def _drain(self) -> Iterator[None]:
+        """What is left to do of windows that have fired."""
+        while self._rests:
+            yield from self._rests.popleft()
 
     def _emit_between_batches(self) -> None:
         batch = self._out.take()
-        if batch.values:
+        if batch.values or self._rests:
             self.ctx.emit(batch)
 
     # -------------------------------------------------------------------------------------------------------------- elements
@@ -250,13 +268,15 @@ class WindowOperator(Operator):
         trigger_ctx.key, trigger_ctx.window = key, window
         result = self._trigger.on_element(value, timestamp, window, trigger_ctx)
         if result:
-            self._act(result, key, window, namespace, timestamp, self._timers.current_watermark)
+            rest = self._act(result, key, window, namespace, timestamp, self._timers.current_watermark)
+            if rest is not None:
+                self._rests.append(rest)
         self._register_cleanup(key, window)
 
     def _add_to_session(self, key: Any, value: Any, timestamp: int | None, window: Any) -> bool:
         """Whether the element found a session that is not over."""
         table = self._sessions.of_key(None, key)
-        sessions = MergingWindowSet(table.get(key, []))
+        sessions = MergingWindowSet(table.get(key))
         grown, merge = sessions.add(window)
         late = self._is_late(grown)
         if late:
@@ -294,7 +314,8 @@ class WindowOperator(Operator):
                 if kept is _ABSENT:
                     table[key] = held
                 elif self._holds_elements or self._aggregate is None:
-                    table[key] = kept + held
+                    kept.extend(held)
+                    table[key] = kept
                 else:
                     table[key] = self._aggregate.merge(kept, held)
 
@@ -323,18 +344,27 @@ class WindowOperator(Operator):
     # ---------------------------------------------------------------------------------------------------------------- timers
 
     def _on_event_time(self, time: int, key: Any, namespace: tuple[int, ...]) -> None:
-        self._on_timer(time, key, namespace, event=True)
+        raise AssertionError("event-time timers of windows are popped, not called")
 
     def _on_processing_time(self, time: int, key: Any, namespace: tuple[int, ...]) -> None:
-        self._on_timer(time, key, namespace, event=False)
+        """Mail: the timer has fired. What this mail may not do any more is done as what is due in event time is, by pieces."""
+        out = self._out
+        if self._rests or out.pending or out.full:
+            self._rests.append(self._fire_later(time, key, namespace))
+            return
+        rest = self._on_timer(time, key, namespace, event=False)
+        if rest is not None:
+            self._rests.append(rest)
+        out.tried()
 
-    def _on_timer(self, time: int, key: Any, namespace: tuple[int, ...], *, event: bool) -> None:
+    def _on_timer(self, time: int, key: Any, namespace: tuple[int, ...], *, event: bool) -> Iterator[None] | None:
+        """A timer is due. Gives what is left to do, as does `_act`."""
         window: Window = TimeWindow(*namespace) if namespace else GLOBAL
         contents = namespace
         if self._assigner.is_merging:
-            state = MergingWindowSet(self._sessions.peek(None).get(key, [])).state_window(namespace)  # type: ignore[arg-type]
+            state = MergingWindowSet(self._sessions.peek(None).get(key)).state_window(namespace)  # type: ignore[arg-type]
             if state is None:
-                return  # The window has merged into another one since, which has timers of its own.
+                return None  # The window has merged into another one since, which has timers of its own.
             contents = state
         trigger, trigger_ctx = self._trigger, self._trigger_ctx
         trigger_ctx.key, trigger_ctx.window = key, window
@@ -345,10 +375,12 @@ class WindowOperator(Operator):
         else:
             result = trigger.on_processing_time(time, window, trigger_ctx)
             watermark = self._timers.current_watermark
+        over = event is self._assigner.is_event_time and bool(namespace) and time == self._cleanup_time(window)
         if result:
-            self._act(result, key, window, contents, time, watermark)
-        if event is self._assigner.is_event_time and namespace and time == self._cleanup_time(window):
+            return self._act(result, key, window, contents, time, watermark, over=over)
+        if over:
             self._forget(key, window, contents)
+        return None
 
     def _forget(self, key: Any, window: Window, namespace: tuple[int, ...]) -> None:
         """All that is kept for the window goes."""
@@ -361,7 +393,7 @@ class WindowOperator(Operator):
             process.function.clear(self._window_ctx)
         if self._assigner.is_merging:
             table = self._sessions.of_key(None, key)
-            sessions = MergingWindowSet(table.get(key, []))
+            sessions = MergingWindowSet(table.get(key))
             sessions.retire(window)  # type: ignore[arg-type]
             _store(table, key, sessions)
 
@@ -397,47 +429,95 @@ class WindowOperator(Operator):
         namespace: tuple[int, ...],
         time: int | None,
         watermark: int,
-    ) -> None:
-        """Do what the trigger asked for. `time` is that of the element or timer, the time of results of a global window."""
+        *,
+        over: bool = False,
+    ) -> Iterator[None] | None:
+        """Do what the trigger asked for, and forget the window if it is `over`. Gives what is left to do, if there is more than room for.
+
+        `time` is that of the element or timer, the time of results of a global window.
+        """
         if result & TriggerResult.FIRE:
             held = self._contents.peek(namespace).get(key, _ABSENT)
             if held is not _ABSENT:
                 timestamp = window.max_timestamp if window else time
-                ctx = self._window_ctx
-                ctx.window, ctx.timestamp, ctx.watermark = window, timestamp, max(watermark, self._out.watermark)
-                add = self._out.add
                 try:
+                    self._bind(window, timestamp, watermark)
                     evicting = self._evictor is not None
-                    results = self._evicted(key, window, namespace, held) if evicting else self._results(key, window, held)
-                    for value in results:
-                        add(value, timestamp, watermark)
+                    results = iter(self._evicted(key, window, namespace, held) if evicting else self._results(key, window, held))
+                    done = self._emit(results, timestamp, watermark)
                 except Exception as error:
-                    place = describe_place(self.ctx)
-                    note_once(error, f"in {place}, window {tuple(window)} of key {describe_record(key)}")
+                    self._name(error, key, window)
                     raise
-        if result & TriggerResult.PURGE:
+                if not done:
+                    return self._by_turns(results, result, key, window, namespace, timestamp, watermark, over=over)
+        self._acted(result, key, window, namespace, over=over)
+        return None
+
+    def _by_turns(
+        self,
+        results: Iterator[Any],
+        result: TriggerResult,
+        key: Any,
+        window: Window,
+        namespace: tuple[int, ...],
+        timestamp: int | None,
+        watermark: int,
+        *,
+        over: bool,
+    ) -> Iterator[None]:
+        """The rest of `results`, and what is to be done behind them. Others may have been called in between."""
+        state, done = self._state, False
+        while not done:
+            state.clear_current_key()
+            yield
+            state.set_current_key(key)
+            try:
+                self._bind(window, timestamp, watermark)
+                done = self._emit(results, timestamp, watermark)
+            except Exception as error:
+                self._name(error, key, window)
+                raise
+        self._trigger_ctx.key = key
+        self._acted(result, key, window, namespace, over=over)
+
+    def _bind(self, window: Window, timestamp: int | None, watermark: int) -> None:
+        ctx = self._window_ctx
+        ctx.window, ctx.timestamp, ctx.watermark = window, timestamp, max(watermark, self._out.watermark)
+
+    def _emit(self, results: Iterator[Any], timestamp: int | None, watermark: int) -> bool:
+        """Emit as many as there is room for. Whether these were all."""
+        out = self._out
+        add = out.add
+        for value in islice(results, max(0, out.room)):
+            add(value, timestamp, watermark)
+        return out.room > 0
+
+    def _acted(self, result: TriggerResult, key: Any, window: Window, namespace: tuple[int, ...], *, over: bool) -> None:
+        if over:
+            self._forget(key, window, namespace)
+        elif result & TriggerResult.PURGE:
             self._take(key, namespace)
 
-    def _evicted(self, key: Any, window: Window, namespace: tuple[int, ...], held: Any) -> Iterable[Any]:
+    def _name(self, error: Exception, key: Any, window: Window) -> None:
+        note_once(error, f"in {describe_place(self.ctx)}, window {tuple(window)} of key {describe_record(key)}")
+
+    def _evicted(self, key: Any, window: Window, namespace: tuple[int, ...], held: Any) -> Iterator[Any]:
         evictor, ctx, aggregate = self._evictor, self._window_ctx, self._aggregate
         assert evictor is not None
         elements = evictor.evict_before([TimestampedValue(*entry) for entry in held], window, ctx)
         values = [element.value for element in elements]
         if aggregate is None:
-            results = list(self._results(key, window, values))
+            yield from self._results(key, window, values)
         elif values:
             accumulator = aggregate.create_accumulator()
             for value in values:
                 accumulator = aggregate.add(value, accumulator)
-            results = list(self._results(key, window, accumulator))
-        else:
-            results = []
+            yield from self._results(key, window, accumulator)
         kept = [(element.value, element.timestamp) for element in evictor.evict_after(elements, window, ctx)]
         if kept:
             self._contents.of_key(namespace, key)[key] = kept
         else:
             self._take(key, namespace)
-        return results
 
     def _results(self, key: Any, window: Window, held: Any) -> Iterable[Any]:
         aggregate, process, window_fn = self._aggregate, self._process, self._window_fn
@@ -453,7 +533,7 @@ class WindowOperator(Operator):
 
 
 def _store(table: MutableMapping[Any, Any], key: Any, sessions: MergingWindowSet) -> None:
-    if sessions.entries:
-        table[key] = sessions.entries
+    if sessions:
+        table[key] = sessions.stored
     else:
         table.pop(key, None)

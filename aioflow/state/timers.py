@@ -159,6 +159,23 @@ class TimerQueue:
                     return timestamp, timer[0], timer[1]
         return None
 
+    def take_all(self) -> Iterator[tuple[int, Any, Any]]:
+        """Takes the timers that there are now, one by one, in the order in which they would fire. What is added meanwhile stays.
+
+        Each is in the queue until it is its turn, so one that is deleted before does not come.
+        """
+        newest = self.order
+        for timestamp in sorted(self._buckets):
+            bucket = self._buckets.get(timestamp)
+            if bucket is None:
+                continue
+            for timer in [*bucket.entries, *(bucket.late or ())]:
+                order = bucket.entries.get(timer) or (bucket.late or {}).get(timer)
+                if order and order <= newest:
+                    self.delete(timestamp, *timer)
+                    self.popped += 1
+                    yield timestamp, *timer
+
     def items(self) -> Iterator[tuple[int, Any, Any]]:
         """All timers; those of one timestamp in the order in which they will fire."""
         for timestamp, bucket in self._buckets.items():
@@ -302,6 +319,15 @@ class InternalTimerService:
                 self.current_watermark = reached
             self._backend.current_key = timer[1]
         return timer
+
+    def take_waiting(self) -> Iterator[tuple[int, Any, Any]]:
+        """Takes the processing-time timers that there are now, in order, one at a time: no clock will reach them any more.
+
+        The current key is set to the timer's; the callback is not called. What is registered meanwhile is kept and does not come.
+        """
+        for timer in self._processing.take_all():
+            self._backend.current_key = timer[1]
+            yield timer
 
     def advance_watermark(self, watermark: int, max_timers: int = NO_TIMER) -> bool:
         """Fires what is due at `watermark`, at most `max_timers`. Whether all of it has fired; if not, call again to go on."""

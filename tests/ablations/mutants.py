@@ -163,8 +163,8 @@ MUTANTS: list[Mutant] = [
     Mutant(
         "a session that grew is over when it would have been at first",
         "aioflow/operators/session_window.py",
-        "going_on = [session for session in sessions if session[1] - 1 > time]",
-        "going_on = [session for session in sessions if session[0] + self._gap - 1 > time]",
+        "over = bisect_right(sessions, time + 1, key=_END)",
+        "over = bisect_right(sessions, time + 1, key=lambda session: session[0] + self._gap)",
         (
             "tests/operators/test_session_window.py::test_a_session_that_goes_on_has_one_timer_whatever_the_number_of_its_elements",
         ),
@@ -172,8 +172,8 @@ MUTANTS: list[Mutant] = [
     Mutant(
         "a session that grows does not look whom it touches",
         "aioflow/operators/session_window.py",
-        "if start <= timestamp <= end and not (grows and len(sessions) > 1 and max(map(_START, sessions)) > start):",
-        "if start <= timestamp <= end:",
+        "first, behind = bisect_left(sessions, start, key=_END), bisect_right(starts, end)",
+        "first, behind = bisect_left(sessions, start, key=_END), bisect_right(starts, start)",
         (
             "tests/operators/test_session_window.py::test_sessions_give_the_rows_of_the_textbook_for_every_cut",
         ),
@@ -249,8 +249,8 @@ MUTANTS: list[Mutant] = [
     Mutant(
         "a timer sees the key of the record before",
         "aioflow/state/timers.py",
-        "            self._backend.current_key = timer[1]\n",
-        "",
+        "                self.current_watermark = reached\n            self._backend.current_key = timer[1]\n",
+        "                self.current_watermark = reached\n",
         (
             "tests/operators/test_process.py::test_timers_fire_in_order_of_time_each_with_its_key_and_only_what_is_due",
         ),

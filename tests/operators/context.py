@@ -26,6 +26,23 @@ class Physical:
         self.cancelled = True
 
 
+class Clock:
+    """Work takes as long as the test says: `step_ns` for each reading."""
+
+    def __init__(self) -> None:
+        self.step_ns = 0
+        self._now = 0
+
+    def perf_ns(self) -> int:
+        self._now += self.step_ns
+        return self._now
+
+
+class Host:
+    def __init__(self) -> None:
+        self.clock = Clock()
+
+
 class Runtime:
     task_name = "window"
     subtask_index = 0
@@ -50,6 +67,7 @@ class Context:
         self.name = self.uid = "window"
         self.has_event_time = has_event_time
         self.runtime = Runtime()
+        self.host = Host()
         self.now_ms = now_ms
         self.keyed_state = HeapKeyedStateBackend(
             max_parallelism=128, key_group_range=groups, now_ms=self.processing_time

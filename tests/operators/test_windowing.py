@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 from datetime import timedelta
 from typing import Any
@@ -35,6 +34,7 @@ from aioflow.operators.windowing import (
     tumbling,
 )
 
+from .compared import Compared
 from .context import cut, drive, opened, untimed, values_of
 from .reference import windows_of
 
@@ -113,11 +113,11 @@ def test_purging_turns_each_firing_into_fire_and_purge() -> None:
 # ---------------------------------------------------------------------------------------------------------------- sessions
 
 
-@given(st.lists(st.tuples(st.integers(-30, 30), st.integers(1, 6)), min_size=1, max_size=20))
-def test_open_sessions_are_the_connected_pieces_and_never_touch(spans: list[tuple[int, int]]) -> None:
-    windows = MergingWindowSet([])
+@given(st.lists(st.tuples(st.integers(-30, 30), st.integers(1, 6), st.booleans()), min_size=1, max_size=20))
+def test_open_sessions_are_the_connected_pieces_and_never_touch(spans: list[tuple[int, int, bool]]) -> None:
+    windows = MergingWindowSet(None)
     states: dict[tuple[int, int], list[int]] = {}
-    for i, (start, length) in enumerate(spans):
+    for i, (start, length, again) in enumerate(spans):
         grown, merge = windows.add(TimeWindow(start, start + length))
         if merge is not None:
             assert merge.window == grown
@@ -126,19 +126,41 @@ def test_open_sessions_are_the_connected_pieces_and_never_touch(spans: list[tupl
         state = windows.state_window(grown)
         assert state is not None
         states.setdefault(state, []).append(i)
-    held = sorted(window for window, _ in windows.entries)
+        if again:
+            windows = MergingWindowSet(windows.stored)
+    held = list(zip(*windows.stored, strict=True))
     assert all(left[1] < right[0] for left, right in itertools.pairwise(held))
-    for window, state in windows.entries:
+    for start, end, state in held:
         members = [spans[i] for i in states[state]]
-        assert window == (min(s for s, _ in members), max(s + n for s, n in members))
+        assert (start, end) == (min(s for s, _, _ in members), max(s + n for s, n, _ in members))
+        assert windows.state_window((start, end)) == state
+        assert windows.state_window((start, end + 1)) is None
     assert sorted(i for members in states.values() for i in members) == list(range(len(spans)))
+    for start, end, _ in held:
+        windows.retire((start, end + 1))
+        assert windows
+        windows.retire((start, end))
+    assert not windows
 
 
-def test_adding_a_session_leaves_what_is_stored_alone() -> None:
-    stored = [((0, 5), (0, 5)), ((10, 15), (10, 15))]
-    before = copy.deepcopy(stored)
-    MergingWindowSet(stored).add(TimeWindow(5, 10))
-    assert stored == before
+def test_sessions_that_state_of_before_holds_in_any_order_go_on() -> None:
+    windows = MergingWindowSet([((20, 25), (22, 23)), ((0, 5), (0, 5)), ((10, 15), (10, 12))])
+    assert windows.stored == ([0, 10, 20], [5, 15, 25], [(0, 5), (10, 12), (22, 23)])
+    assert windows.add(TimeWindow(14, 20)) == ((10, 25), ((10, 25), [(10, 15), (20, 25)], (10, 12), [(22, 23)]))
+
+
+def test_among_many_sessions_of_a_key_one_is_found_by_few_comparisons() -> None:
+    windows, count = MergingWindowSet(None), 2_000
+    with Compared.counting() as compared:
+        for i in range(count):
+            start = Compared(10 * (i * 7 % count))
+            window = TimeWindow(start, start + 5)
+            windows.add(window)
+            assert windows.state_window(window) == window
+        for i in range(count):
+            windows.retire((Compared(10 * i), Compared(10 * i + 5)))
+    assert not windows
+    assert compared() < 60 * count
 
 
 # ------------------------------------------------------------------------------------------------------------------- plans
