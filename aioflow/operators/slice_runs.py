@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 __all__ = ["SliceRuns", "merge_parts", "merge_tables"]
 
 MERGES_AT_ONCE = 1_024
-"""Keys that are merged before other work gets its turn."""
+"""Keys that are merged before other work gets its turn, where each is a call."""
+
+LOOP_MERGES_AT_ONCE = 4_096
+"""Keys that a generated loop merges before: 0.3 ms of counts, 1.6 of several aggregates together; a turn costs some 15 us more."""
 
 COPIED_AT_ONCE = 16_384
 """Keys that are copied before: 1 to 2 ms."""
@@ -76,16 +79,16 @@ def merge_tables(aggregate: FoldingAggregate, copies: bool, tables: list[Table])
 
 
 def _parts(table: Table) -> Iterator[Iterable[tuple[Any, Any]]]:
-    """The items of `table`, `MERGES_AT_ONCE` at a time; each part is to be read before the next is asked for.
+    """The items of `table`, `LOOP_MERGES_AT_ONCE` at a time; each part is to be read before the next is asked for.
 
     A dict of which no list is made gives the same tuple each time, as long as nobody keeps it: merging then costs 0.6 of the time.
     """
     items = iter(table.items())
     if type(table) is dict:
-        for _ in range(0, len(table), MERGES_AT_ONCE):
-            yield islice(items, MERGES_AT_ONCE)
+        for _ in range(0, len(table), LOOP_MERGES_AT_ONCE):
+            yield islice(items, LOOP_MERGES_AT_ONCE)
     else:  # How many there are may be dear to say.
-        while part := list(islice(items, MERGES_AT_ONCE)):
+        while part := list(islice(items, LOOP_MERGES_AT_ONCE)):
             yield part
 
 

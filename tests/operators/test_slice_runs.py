@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from aioflow.operators import aggregates as af
-from aioflow.operators.slice_runs import COPIED_AT_ONCE, MERGES_AT_ONCE, SliceRuns, merge_tables
+from aioflow.operators.slice_runs import COPIED_AT_ONCE, LOOP_MERGES_AT_ONCE, MERGES_AT_ONCE, SliceRuns, merge_tables
 
 
 @pytest.mark.parametrize("keys", [1, 100, MERGES_AT_ONCE])
@@ -47,7 +47,7 @@ def test_a_slice_of_very_many_keys_is_copied_in_pieces_and_stays_as_it_is() -> N
 
 @pytest.mark.parametrize("kind", [dict, OrderedDict], ids=["a dict", "another mapping"])
 def test_tables_of_many_keys_are_merged_in_pieces(kind: type[dict[int, int]]) -> None:
-    keys = 3 * MERGES_AT_ONCE + 1
+    keys = 3 * LOOP_MERGES_AT_ONCE + 1
     tables = [kind.fromkeys(range(begin, begin + keys), 1) for begin in (0, 1, 2)]
     merging, pauses = merge_tables(af.resolve_aggregate(af.count()), False, tables), 0
     while True:
