@@ -78,7 +78,7 @@ class ClockWindowOperator(SliceWindowOperator):
         # While the windows before still give out their results, the timer after theirs is not registered.
         self._due = timestamp
         batch = self._out.start(self._fire_due(), self._event_time)
-        if batch.values:
+        if batch.values or self.has_pending:  # What gives nothing has to go on, too.
             self.ctx.emit(batch)
 
     def _fire_due(self) -> Iterator[None]:

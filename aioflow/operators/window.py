@@ -52,6 +52,9 @@ TIMERS = "window-timers"
 
 _ABSENT: Any = object()
 
+_COUNTED = frozenset((list, tuple))
+"""Exact types of results of which it is known before how many they are."""
+
 
 class WindowOperator(Operator):
     """Elements into windows, windows into results.
@@ -314,8 +317,7 @@ class WindowOperator(Operator):
                 if kept is _ABSENT:
                     table[key] = held
                 elif self._holds_elements or self._aggregate is None:
-                    kept.extend(held)
-                    table[key] = kept
+                    table[key] = _joined(kept, held)
                 else:
                     table[key] = self._aggregate.merge(kept, held)
 
@@ -443,7 +445,9 @@ class WindowOperator(Operator):
                 try:
                     self._bind(window, timestamp, watermark)
                     evicting = self._evictor is not None
-                    results = iter(self._evicted(key, window, namespace, held) if evicting else self._results(key, window, held))
+                    results = self._evicted(key, window, namespace, held) if evicting else self._results(key, window, held)
+                    if type(results) not in _COUNTED or len(results) > self._out.room:  # type: ignore[arg-type]  # These are known to have one.
+                        results = iter(results)
                     done = self._emit(results, timestamp, watermark)
                 except Exception as error:
                     self._name(error, key, window)
@@ -455,7 +459,7 @@ class WindowOperator(Operator):
 
     def _by_turns(
         self,
-        results: Iterator[Any],
+        results: Iterable[Any],
         result: TriggerResult,
         key: Any,
         window: Window,
@@ -484,10 +488,14 @@ class WindowOperator(Operator):
         ctx = self._window_ctx
         ctx.window, ctx.timestamp, ctx.watermark = window, timestamp, max(watermark, self._out.watermark)
 
-    def _emit(self, results: Iterator[Any], timestamp: int | None, watermark: int) -> bool:
-        """Emit as many as there is room for. Whether these were all."""
+    def _emit(self, results: Iterable[Any], timestamp: int | None, watermark: int) -> bool:
+        """Emit as many as there is room for, of a list or tuple all. Whether these were all."""
         out = self._out
         add = out.add
+        if type(results) in _COUNTED:
+            for value in results:
+                add(value, timestamp, watermark)
+            return True
         for value in islice(results, max(0, out.room)):
             add(value, timestamp, watermark)
         return out.room > 0
@@ -537,3 +545,12 @@ def _store(table: MutableMapping[Any, Any], key: Any, sessions: MergingWindowSet
         table[key] = sessions.stored
     else:
         table.pop(key, None)
+
+
+def _joined(first: list[Any], second: list[Any]) -> list[Any]:
+    """The elements of both, which are no lists of anybody else's. The shorter one is moved: a long session may meet many short ones."""
+    if len(first) < len(second):
+        second[:0] = first
+        return second
+    first += second
+    return first

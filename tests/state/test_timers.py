@@ -427,3 +427,33 @@ def test_timers_deleted_one_by_one_leave_nothing_behind() -> None:
     assert queue.pop(MAX_WATERMARK) == (1_009_999, "a", None)
     assert queue.pop(MAX_WATERMARK) is None
     assert queue.next_time == NO_TIMER
+
+
+def test_what_waits_for_the_clock_is_taken_in_order_without_what_is_set_or_deleted_meanwhile() -> None:
+    bench = Bench()
+    for timestamp, key in ((7, "late"), (5, "a"), (5, "b"), (5, "deleted"), (6, "deleted"), (9, "set anew"), (5, "c")):
+        bench.timers.register_processing_time_timer(key, None, timestamp)
+    taken = []
+    for timestamp, key, namespace in bench.timers.take_waiting():
+        assert bench.backend.current_key == key
+        taken.append((timestamp, key))
+        if key == "a":
+            bench.timers.delete_processing_time_timer("deleted", namespace, 5)
+            bench.timers.delete_processing_time_timer("deleted", namespace, 6)
+            bench.timers.delete_processing_time_timer("set anew", namespace, 9)
+            for new in (5, 8, 9):
+                bench.timers.register_processing_time_timer("set anew", namespace, new)
+    assert taken == [(5, "a"), (5, "b"), (5, "c"), (7, "late")]
+    assert bench.timers.processing_time_timers() == [(5, "set anew", None), (8, "set anew", None), (9, "set anew", None)]
+
+
+def test_what_waits_is_taken_from_where_a_mail_has_left_off() -> None:
+    bench = Bench()
+    count = FIRED_PER_MAIL + 10
+    for key in range(count):
+        bench.timers.register_processing_time_timer(key, None, 5)
+    bench.physical.now = 5
+    bench.physical.run_one()
+    bench.timers.register_processing_time_timer("new", None, 5)
+    assert [key for _, key, _ in bench.timers.take_waiting()] == [*range(FIRED_PER_MAIL, count), "new"]
+    assert bench.timers.processing_time_timers() == []
