@@ -201,13 +201,14 @@ class TimedListView(TimedView, ListView):
         return {written_ms: None for written_ms, _ in stored}
 
     def _append(self, values: list[Any]) -> None:
+        # What has ended stays until it is read or the index finds it: to look for it here would be to look at all of a long list each time.
         now = self._now_ms()
         added = [(now, value) for value in values]
-        stored = self._current()
         key = self._backend.current_key
         if (dirty := self._dirty) is not None:
             dirty[key] = None
-        if stored is MISSING:
+        stored = self._entries.get(key)
+        if stored is None:
             self._store[key] = added
         else:
             stored.extend(added)
@@ -260,7 +261,12 @@ class TimedMapView(TimedView, MapView):
         return [] if stored is MISSING else [(key, value) for key, (_, value) in stored.items()]
 
     def is_empty(self) -> bool:
-        return self._current() is MISSING
+        stored = self._entries.get(self._backend.current_key)
+        if stored is None:
+            return True
+        # One that is alive is enough: to look at all of a large map each time would cost more with every entry.
+        ended = self._now_ms() - self._ttl_ms
+        return not any(written_ms > ended for written_ms, _ in stored.values()) and self._current() is MISSING
 
     def show(self, stored: Any) -> Any:
         left = self.alive(stored, self._now_ms())
