@@ -118,9 +118,7 @@ def shares(rounds: int, rng: random.Random) -> list[dict[str, Any]]:
                 raise SystemExit(f"windows of {size} slices: what is merged from runs is not the same")
             alone.append(one)
             shared.append(other)
-        ratios = sorted(b / a for a, b in zip(alone, shared, strict=True))
-        row = {"share": size, "ns": round(min(alone)), "shared_ns": round(min(shared)), "ratio": round(median(ratios), 2)}
-        rows.append({**row, "spread": [round(ratios[0], 2), round(ratios[-1], 2)]})
+        rows.append({"share": size, "ns": round(min(alone)), "shared_ns": round(min(shared)), **ratio(alone, shared)})
     return rows
 
 
@@ -135,10 +133,14 @@ def exchanges(records: int, rounds: int, rng: random.Random) -> list[dict[str, A
                 raise SystemExit(f"exchange, {name}: what was folded before gives other results")
             plain.append(one)
             folded.append(other)
-        ratios = sorted(b / a for a, b in zip(plain, folded, strict=True))
-        row = {"exchange": name, "ns": round(min(plain)), "folded_ns": round(min(folded)), "ratio": round(median(ratios), 2)}
-        rows.append({**row, "spread": [round(ratios[0], 2), round(ratios[-1], 2)]})
+        rows.append({"exchange": name, "ns": round(min(plain)), "folded_ns": round(min(folded)), **ratio(plain, folded)})
     return rows
+
+
+def ratio(before: list[float], after: list[float]) -> dict[str, Any]:
+    """Of the two times of each round."""
+    ratios = sorted(b / a for a, b in zip(before, after, strict=True))
+    return {"ratio": round(median(ratios), 2), "spread": [round(ratios[0], 2), round(ratios[-1], 2)]}
 
 
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
