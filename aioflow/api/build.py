@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,7 +23,6 @@ __all__ = [
     "OperatorOptions",
     "Upstream",
     "add_operator",
-    "check_takes_two",
     "check_watermarks",
     "event_time_of",
     "fresh",
@@ -192,21 +190,6 @@ def check_watermarks(name: str, strategy: object) -> None:
     if not isinstance(strategy, WatermarkStrategy):
         expected = 'af.WatermarkStrategy.bounded_out_of_orderness("5s", timestamp=fn), or another of its kinds'
         raise GraphError(f"{name}: watermarks is {type(strategy).__name__}: {strategy!r}, expected a strategy, like {expected}")
-
-
-def check_takes_two(function: Any, method: str) -> None:
-    """Raises GraphError for what cannot be called with (value, ctx), as far as its signature tells."""
-    if not callable(function):
-        raise GraphError(f"{method} needs a function of (value, ctx), got {type(function).__name__}: {function!r}")
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):  # Some builtins tell nothing about themselves.
-        return
-    try:
-        signature.bind(None, None)
-    except TypeError:
-        name = getattr(function, "__qualname__", type(function).__name__)
-        raise GraphError(f"{method} needs a function of (value, ctx), got {name}{signature}") from None
 
 
 def make_operator(operator: Callable[..., Operator], function: Any, *args: Any, **options: Any) -> Operator:

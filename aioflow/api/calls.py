@@ -10,6 +10,7 @@ from aioflow.api.build import fresh
 from aioflow.core.errors import GraphError, did_you_mean
 from aioflow.core.functions import OutputTag
 from aioflow.core.retry import Retry
+from aioflow.core.signatures import check_takes
 from aioflow.core.timeunits import to_seconds
 from aioflow.operators.async_wait import AsyncWaitOperator, GuardedRowsOperator
 from aioflow.operators.plain_functions import check_without_state
@@ -60,6 +61,8 @@ def asynchronous_factory(kind: StatelessKind, function: Any, options: dict[str, 
     if on_timeout is not None and timeout_s is None:
         raise GraphError(f"{kind.value}: on_timeout= is given without timeout=, so it could never be called")
     check_without_state(on_timeout, f"{kind.value}: on_timeout=")
+    if callable(on_timeout):
+        check_takes(on_timeout, f"{kind.value}: on_timeout=", "value")
     settings = {
         "concurrency": concurrency,
         "ordered": options.get("ordered", True),

@@ -20,6 +20,7 @@ from aioflow.core.functions import (
 )
 from aioflow.operators.async_process import AsyncBroadcastProcessOperator, AsyncCoProcessOperator, is_async_process
 from aioflow.operators.connected_rows import ConnectedRowsOperator
+from aioflow.operators.function_classes import check_function_class
 from aioflow.operators.plain_functions import check_plain
 from aioflow.operators.process import BroadcastProcessOperator, CoProcessOperator
 from aioflow.operators.stateless import StatelessKind
@@ -114,6 +115,7 @@ class ConnectedStreams(HalfStream, Generic[T, U]):
         given = fn if isinstance(fn, type) else type(fn)
         if not issubclass(given, wanted):
             raise GraphError(f"process() of these connected streams takes a {wanted.__name__}, got {given.__name__}")
+        check_function_class(fn)
         keyed_kinds = (KeyedCoProcessFunction, KeyedBroadcastProcessFunction)
         if issubclass(given, keyed_kinds) and not self._is_keyed:
             one_is = isinstance(self._left, KeyedStream) or isinstance(self._right, KeyedStream)
@@ -137,7 +139,7 @@ class ConnectedStreams(HalfStream, Generic[T, U]):
         if self._broadcast:
             raise GraphError(f"{kind.value}() of a broadcast connection would lose its state: use process(BroadcastProcessFunction)")
         for function in (f1, f2):
-            check_plain(function, f"{kind.value} of connected streams", kind.value)
+            check_plain(function, f"{kind.value} of connected streams", "value", kind.value)
         stateful = [function for function in (f1, f2) if has_operator_state(function)]
         if len(stateful) == 2:
             raise GraphError(

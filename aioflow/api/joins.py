@@ -47,6 +47,7 @@ class _TwoStreams(HalfStream, Generic[T, U]):
     completed_by = f"{STEPS}.apply(fn)"
 
     kind = ""
+    takes = ""
     operator: type[CoGroupOperator]
 
     def __init__(self, left: DataStream[T], right: DataStream[U]) -> None:
@@ -90,7 +91,7 @@ class _TwoStreams(HalfStream, Generic[T, U]):
         """`said`: what the user wrote, for an error."""
         if self._window is None or self._left_keyed is None or self._right_keyed is None:
             raise GraphError(f"{self.kind}: where(...).equal_to(...).window(...) come before {said}")
-        check_plain(fn, f"apply of {self.kind}")
+        check_plain(fn, f"apply of {self.kind}", self.takes)
         assigner, trigger, evictor, lateness_ms = self._window
         factory = partial(_window_join, self.operator, assigner, fn, trigger, evictor, lateness_ms)
         flow = self._left.flow
@@ -117,6 +118,7 @@ class JoinedStreams(_TwoStreams[T, U]):
 
     completed_by = f"{STEPS} and .apply(fn), .pairs() or .select(name=af.left.field)"
     kind = "join"
+    takes = "left, right"
     operator = WindowJoinOperator
     elsewhere: ClassVar[Mapping[str, str]] = {"process": "apply(fn), with fn(left, right), or pairs().process(fn)", "on": KEYS}
 
@@ -143,6 +145,7 @@ class CoGroupedStreams(_TwoStreams[T, U]):
     """`a.co_group(b).where(k).equal_to(k).window(w).apply(fn)`: `fn(key, lefts, rights)` gives any number of rows."""
 
     kind = "co_group"
+    takes = "key, lefts, rights"
     operator = CoGroupOperator
     elsewhere: ClassVar[Mapping[str, str]] = {"process": "apply(fn), with fn(key, lefts, rights)", "on": KEYS}
 
@@ -186,7 +189,7 @@ class IntervalJoin(HalfStream, Generic[K, T, U]):
         parallelism: int | None = None,
     ) -> DataStream[R]:
         """`fn(left, right, ctx)` gives the rows of one pair, stamped with the larger of the two times."""
-        check_plain(fn, "process of interval_join", "process_element")
+        check_plain(fn, "process of interval_join", "left, right, ctx", "process_element")
         factory = partial(_interval_join, fn, *self._bounds)
         flow = self._left.flow
         inputs = [self._left.upstreams, self._right.upstreams]

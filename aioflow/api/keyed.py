@@ -17,6 +17,7 @@ from aioflow.core.errors import GraphError
 from aioflow.core.explained_calls import explained_methods, hinted
 from aioflow.core.expressions import is_expression
 from aioflow.core.functions import Function, KeyedProcessFunction, ProcessContext, ProcessFunction
+from aioflow.core.signatures import check_takes
 from aioflow.graph.stream_graph import ShipStrategy
 from aioflow.operators.aggregates import count, resolve_aggregate
 from aioflow.operators.aggregates import max as max_of
@@ -90,7 +91,7 @@ class KeyedStream(DataStream[T], Generic[K, T]):
         self, fn: Callable[[T, T], T], *, name: str | None = None, uid: str | None = None, parallelism: int | None = None
     ) -> DataStream[T]:
         """Running: the reduced value of the key after each element."""
-        check_plain(fn, "reduce")
+        check_plain(fn, "reduce", "a, b")
         return self._running(partial(make_operator, RunningReduceOperator, fn), "reduce", fn, OperatorOptions(name, uid, parallelism))
 
     def count(self, *, name: str | None = None, uid: str | None = None, parallelism: int | None = None) -> DataStream[tuple[K, int]]:
@@ -188,6 +189,8 @@ def keyed_stream(stream: DataStream[T], fn: Any, method: str, whose: str = "") -
         raise GraphError(f"{written} needs a plain function: the key is computed for each element at the sender; map(async fn) before it")
     if not callable(fn) and not is_expression(fn):
         raise GraphError(f"{written} needs a function or an expression, got {type(fn).__name__}: {fn!r}{keys_hint(fn, method)}")
+    if not is_expression(fn):
+        check_takes(fn, written, "value")
     check_without_resources(fn, written)
     check_without_state(fn, written)
     return KeyedStream(stream.flow, [upstream.partitioned(ShipStrategy.HASH, fn, written=written) for upstream in stream.upstreams])

@@ -16,7 +16,6 @@ from aioflow.api.build import (
     OperatorOptions,
     Upstream,
     add_operator,
-    check_takes_two,
     check_watermarks,
     fresh,
     make_operator,
@@ -39,7 +38,8 @@ from aioflow.core.functions import (
     ProcessFunction,
 )
 from aioflow.graph.stream_graph import Chaining, ShipStrategy
-from aioflow.operators.plain_functions import check_plain, check_without_resources, check_without_state
+from aioflow.operators.function_classes import check_function_class
+from aioflow.operators.plain_functions import check_called, check_plain, check_without_resources, check_without_state
 from aioflow.operators.process import KeyedProcessOperator, ProcessOperator
 from aioflow.operators.sink import SinkOperator
 from aioflow.operators.stateless import StatelessKind, StatelessOperator, StatelessStep, is_async
@@ -395,7 +395,7 @@ class DataStream(Generic[T]):
 
     def partition_custom(self, fn: Callable[[T, int], int]) -> DataStream[T]:
         """`fn(value, n)` gives the index of the subtask, 0 to n - 1."""
-        check_plain(fn, "partition_custom")
+        check_plain(fn, "partition_custom", "value, n")
         check_without_resources(fn, "partition_custom")
         check_without_state(fn, "partition_custom")
         return self._partitioned(ShipStrategy.CUSTOM, fn)
@@ -497,7 +497,7 @@ class DataStream(Generic[T]):
         operator = OperatorOptions(options.pop("name", None), options.pop("uid", None), options.pop("parallelism", None))
         if not callable(fn) and not is_expression(fn) and not isinstance(fn, Function):
             raise GraphError(f"{kind.value} needs a function or an expression, got {type(fn).__name__}: {fn!r}{field_hint(fn)}")
-        _check_method(fn, kind.value, kind.value)
+        _check_function(fn, kind.value, kind.value, "value")
         factory = asynchronous_factory(kind, fn, options)
         if factory is not None:
             on_error = options.get("on_error")
@@ -516,9 +516,7 @@ class DataStream(Generic[T]):
         given = fn if isinstance(fn, type) else type(fn)
         if not keyed and issubclass(given, KeyedProcessFunction):
             raise GraphError(f"{given.__name__} is a KeyedProcessFunction, and {self!r} has no keys: put key_by(...) directly before it")
-        if not issubclass(given, Function):
-            check_takes_two(fn, "process")
-        _check_method(fn, "process", "process_element")
+        _check_function(fn, "process", "process_element", "value, ctx")
         if is_async_process(fn):
             factory = partial(make_operator, AsyncProcessOperator, fn, keyed=keyed)
             return self._add("process", factory, options, function=fn, stateful=keyed, chaining=Chaining.HEAD)
@@ -526,11 +524,15 @@ class DataStream(Generic[T]):
         return self._add("process", factory, options, function=fn, stateful=keyed)
 
 
-def _check_method(fn: Any, kind: str, method: str) -> None:
-    """Raises GraphError for a function class of another kind."""
+def _check_function(fn: Any, kind: str, method: str, parameters: str) -> None:
+    """Raises GraphError for a function class of another kind, or what cannot be called with `parameters`."""
     given = fn if isinstance(fn, type) else type(fn)
-    if issubclass(given, Function) and not hasattr(given, method):
-        raise GraphError(f"{kind} needs a function class with a method {method!r}, and {given.__name__} has none")
+    if issubclass(given, Function):
+        if not hasattr(given, method):
+            raise GraphError(f"{kind} needs a function class with a method {method!r}, and {given.__name__} has none")
+        check_function_class(fn)
+    elif not is_expression(fn):
+        check_called(fn, kind, parameters)
 
 
 def _stateless(kind: StatelessKind, function: Any) -> Operator:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from aioflow.core.errors import GraphError
 from aioflow.core.explained_calls import explained
+from aioflow.core.signatures import check_takes
 from aioflow.operators.source import Split
 
 if TYPE_CHECKING:
@@ -61,6 +62,8 @@ class DatagenSource(Generic[T]):
             _check_fields(fn)
         elif not callable(fn):
             raise GraphError(f"datagen: fn is {fn!r}, expected a function of the index, or expressions of af.col.index by name")
+        else:
+            check_takes(fn, "datagen", "index")
         if rate is not None and not (isinstance(rate, (int, float)) and rate > 0 and math.isfinite(rate)):
             raise GraphError(f"datagen: rate is {rate!r}, expected elements a second, more than 0")
         if count is not None and count < 0:

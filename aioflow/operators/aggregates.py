@@ -23,6 +23,7 @@ from aioflow.core.explained_calls import explained
 from aioflow.core.expressions import is_expression
 from aioflow.core.functions import AggregateFunction, OrNone
 from aioflow.operators.folding import FoldingAggregate, LoopWriter, Selector, UserAggregate, as_selector
+from aioflow.operators.function_classes import check_function_class
 from aioflow.operators.plain_functions import check_without_state
 
 __all__ = [
@@ -159,6 +160,7 @@ def resolve_aggregate(x: Any) -> FoldingAggregate:
         return resolve_aggregate(x)
     if isinstance(x, AggregateFunction):
         check_without_state(x, "an aggregate")
+        check_function_class(x)
         return UserAggregate(x)
     if callable(x):
         ours = getattr(x, "__module__", None) == __name__

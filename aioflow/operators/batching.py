@@ -16,6 +16,7 @@ from aioflow.core.availability import Availability
 from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK, RecordBatch, empty_batch
 from aioflow.core.errors import GraphError, note_once
 from aioflow.core.scope import current_scope, enter_scope
+from aioflow.core.signatures import check_takes
 from aioflow.core.state_descriptors import ListStateDescriptor
 from aioflow.core.timeunits import Duration, to_ms
 from aioflow.operators.operator import CHEAPER_ASYNC_OR_BLOCKING, UNBOUNDED_ROOM, Operator
@@ -75,6 +76,7 @@ class MapBatchesOperator(Operator):
             raise GraphError(f"map_batches: max_wait is {max_wait!r}, expected 0 or more")
         if not callable(function):
             raise GraphError(f"map_batches needs a function of a list, got {type(function).__name__}: {function!r}")
+        check_takes(function, "map_batches", "values")
         self._user = UserFunction(function, "map_batches")
         self._max_size = max_size
         self._blocking = blocking

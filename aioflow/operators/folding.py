@@ -27,6 +27,7 @@ from aioflow.core.expression_rows import (
 from aioflow.core.expression_source import Emitter, RowKind
 from aioflow.core.expressions import Expr, is_expression
 from aioflow.core.functions import AggregateFunction
+from aioflow.core.signatures import check_takes
 from aioflow.operators.inlining import body_of, call_again
 from aioflow.operators.plain_functions import check_without_resources, check_without_state
 
@@ -48,6 +49,7 @@ def as_selector(x: Any, aggregate: str, argument: str) -> Selector:
         raise GraphError(f"{aggregate}: {argument} is {with_article(type(x).__name__)}, expected a function or an expression")
     if inspect.iscoroutinefunction(x):
         raise GraphError(f"{aggregate}: {argument} is an async function; await in a map before, and aggregate what it gives")
+    check_takes(x, f"{aggregate}: {argument}", "value")
     check_without_resources(x, f"{aggregate}: {argument}")
     check_without_state(x, f"{aggregate}: {argument}")
     return x  # type: ignore[no-any-return]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from aioflow.core.errors import GraphError, note_once
 from aioflow.core.functions import Function
+from aioflow.core.signatures import check_takes
 from aioflow.operators.operator import CHEAPER_OR_ASYNC
 from aioflow.operators.plain_functions import check_without_state
 from aioflow.operators.results import FirstResult
@@ -37,6 +38,8 @@ def as_sink(what: Any) -> Sink[Any]:
     if by_class and not called:
         raise GraphError(f"sink() got the class {what.__name__}, which has no method __call__(self, value)")
     if callable(what):
+        if not by_class:
+            check_takes(what, "sink()", "value")
         return FunctionSink(what)
     raise GraphError(f"sink() takes a Sink or a function of one element, got {type(what).__name__}: {what!r}")
 

@@ -1,8 +1,9 @@
 """Functions that nothing awaits: keys, reductions, windows and joins call them in the middle of a batch.
 
-An `async def` there would give coroutines in the place of values, and be noticed far from its line; so it is refused at it. Where no
-resource is passed in either, a parameter that wants one is refused too: the function would get the declaration in its place. And where
-nothing of a function is kept in checkpoints, one that brings operator state is refused: it would be lost at the first restart.
+An `async def` there would give coroutines in the place of values, and be noticed far from its line; so it is refused at it, and so is what
+takes other arguments. Where no resource is passed in either, a parameter that wants one is refused too: the function would get the
+declaration in its place. And where nothing of a function is kept in checkpoints, one that brings operator state is refused: it would be
+lost at the first restart.
 """
 
 from __future__ import annotations
@@ -13,13 +14,18 @@ from typing import Any
 from aioflow.core.errors import GraphError
 from aioflow.core.functions import Function
 from aioflow.core.injection import injected_parameters
+from aioflow.core.signatures import check_takes
+from aioflow.operators.function_classes import check_function_class
 from aioflow.operators.userfunction import has_operator_state
 
-__all__ = ["check_plain", "check_without_resources", "check_without_state"]
+__all__ = ["check_called", "check_plain", "check_without_resources", "check_without_state"]
 
 
-def check_plain(function: Any, what: str, method: str = "__call__") -> None:
-    """Raises GraphError unless `function`, or the `method` of a function class, can be called and gives its result at once."""
+def check_plain(function: Any, what: str, parameters: str, method: str = "__call__") -> None:
+    """Raises GraphError unless `function`, or the `method` of a function class, can be called and gives its result at once.
+
+    `parameters` are those that it is called with, named as in "value, ctx".
+    """
     is_class = isinstance(function, Function) or (isinstance(function, type) and issubclass(function, Function))
     if is_class and not hasattr(function, method):
         name = function.__name__ if isinstance(function, type) else type(function).__name__
@@ -30,6 +36,18 @@ def check_plain(function: Any, what: str, method: str = "__call__") -> None:
     for call in (target, getattr(target, "__call__", None)):  # noqa: B004  # Not whether it can be called, but how.
         if inspect.iscoroutinefunction(call) or inspect.isasyncgenfunction(call):
             raise GraphError(f"{what} needs a plain function, and this one is async, which nobody awaits here; map(async fn) beside it")
+    if is_class:
+        check_function_class(function)
+    else:
+        check_called(function, what, parameters)
+
+
+def check_called(function: Any, what: str, parameters: str) -> None:
+    """Raises GraphError for what is no function of `parameters`, named as in "value, ctx", and no function class either."""
+    if not callable(function):
+        raise GraphError(f"{what} needs a function of ({parameters}), got {type(function).__name__}: {function!r}")
+    if not isinstance(function, type) or not has_operator_state(function):  # Of such a class an instance is called.
+        check_takes(function, what, parameters)
 
 
 def check_without_resources(function: Any, what: str) -> None:

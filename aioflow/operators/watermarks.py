@@ -17,6 +17,7 @@ from aioflow.core.elements import MAX_WATERMARK, RecordBatch
 from aioflow.core.errors import note_once
 from aioflow.core.explained_calls import explained_methods
 from aioflow.core.expressions import is_expression
+from aioflow.core.signatures import wrong_signature
 from aioflow.core.timeunits import Duration, to_ms
 from aioflow.operators.operator import Operator, ProcessingTimeTimer
 from aioflow.operators.plain_functions import check_plain, check_without_resources, check_without_state
@@ -74,13 +75,13 @@ class WatermarkStrategy(Generic[T]):
     def __post_init__(self) -> None:
         timestamp_extractor(self.timestamp)  # What is no function is an error here, where it was written.
         if self.timestamp is not None and not is_expression(self.timestamp):
-            check_plain(self.timestamp, "timestamp= of a watermark strategy")
+            check_plain(self.timestamp, "timestamp= of a watermark strategy", "value")
             check_without_resources(self.timestamp, "timestamp= of a watermark strategy")
             check_without_state(self.timestamp, "timestamp= of a watermark strategy")
         if self.kind is WatermarkKind.PUNCTUATED:
-            check_plain(self.function, "punctuated()")
+            check_plain(self.function, "punctuated()", "value" if wrong_signature(self.function, 2) else "value, timestamp")
         elif self.kind is WatermarkKind.CUSTOM and not hasattr(self.function, "on_event"):
-            check_plain(self.function, "custom()")
+            check_plain(self.function, "custom()", "")
         check_without_state(self.function, "the function of a watermark strategy")
 
     @staticmethod

@@ -18,6 +18,7 @@ from aioflow.core.functions import CheckpointedFunction, Function, OutputTag, Pr
 from aioflow.operators.aggregates import Agg, Collect, First, Last, MaxBy, MinBy, Top, resolve_aggregate
 from aioflow.operators.clock_window import ClockWindowOperator
 from aioflow.operators.folding import FoldingAggregate, UserAggregate
+from aioflow.operators.function_classes import check_function_class
 from aioflow.operators.operator import Operator
 from aioflow.operators.plain_functions import check_plain, check_without_state
 from aioflow.operators.session_window import SessionWindowOperator
@@ -52,7 +53,7 @@ class ReduceAggregate(FoldingAggregate):
     def __init__(self, fn: Callable[[Any, Any], Any]) -> None:
         if not callable(fn):
             raise GraphError(f"reduce: expected a function of two elements, got {fn!r}")
-        check_plain(fn, "reduce")
+        check_plain(fn, "reduce", "a, b")
         check_without_state(fn, "reduce of a window")
         self.fn = fn
 
@@ -135,6 +136,7 @@ def check_window(assigner: Any, trigger: Any, evictor: Any, lateness_ms: int) ->
         raise GraphError(f"window: evictor is {evictor!r}, expected an Evictor object such as keep_last(10)")
     for function, what in ((trigger, "a trigger"), (evictor, "an evictor"), (getattr(assigner, "gap", None), "gap of session()")):
         check_without_state(function, what)
+        check_function_class(function)
     if lateness_ms < 0:
         raise GraphError(f"window: lateness is {lateness_ms} ms, expected 0 or more")
     if trigger is not None and assigner.is_merging and not trigger.can_merge:
@@ -151,9 +153,12 @@ def plan_window(spec: WindowSpec) -> WindowPlan:
     aggregate = None if spec.aggregate is None else resolve_aggregate(spec.aggregate)
     if (aggregate is None) == (spec.process is None):
         raise GraphError("window: expected either an aggregate or a process function")
-    for function, what in ((spec.process, "process of a window"), (spec.window_fn, "window_fn")):
+    for function, what, parameters in (
+        (spec.process, "process of a window", "key, ctx, elements"),
+        (spec.window_fn, "window_fn", "key, window, value"),
+    ):
         if function is not None:
-            check_plain(function, what, "process")
+            check_plain(function, what, parameters, "process")
     if aggregate is not None and assigner.is_merging and spec.evictor is None and not aggregate.mergeable:
         raise GraphError(
             f"window: session windows merge, but the aggregate {aggregate!r} does not define merge(self, a, b); define it, or use "

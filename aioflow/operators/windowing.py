@@ -19,6 +19,7 @@ from aioflow.core.errors import GraphError
 from aioflow.core.explained_calls import explained
 from aioflow.core.expression_rows import compile_row
 from aioflow.core.expressions import Expr
+from aioflow.core.signatures import check_takes
 from aioflow.core.timeunits import Duration, to_ms
 from aioflow.operators.arguments import is_event_time, positive_ms, signed_ms
 from aioflow.operators.triggers import Trigger, default_trigger, global_trigger
@@ -222,7 +223,10 @@ def session(gap: Duration | Callable[[Any], int | Duration] | Expr[Any], *, time
     is_event = is_event_time(time, "session")
     if isinstance(gap, Expr):
         return SessionWindows(compile_row(gap), is_event)
-    return SessionWindows(gap if callable(gap) else positive_ms(gap, "session", "gap"), is_event)
+    if callable(gap):
+        check_takes(gap, "gap of session()", "value")
+        return SessionWindows(gap, is_event)
+    return SessionWindows(positive_ms(gap, "session", "gap"), is_event)
 
 
 @explained

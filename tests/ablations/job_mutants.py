@@ -10,6 +10,7 @@ CHECKPOINTS = "tests/api/test_checkpoints.py::"
 BACK = "tests/api/test_going_back.py::"
 
 REMEDIES = "tests/api/test_remedies.py::"
+SIGNATURES = "tests/api/test_signatures.py::"
 
 JOB_MUTANTS: list[Mutant] = [
     Mutant(
@@ -18,6 +19,68 @@ JOB_MUTANTS: list[Mutant] = [
         "            self._is_told = True\n            raise AttributeError(\n",
         "            raise AttributeError(\n",
         (REMEDIES + "test_a_run_that_nobody_entered_is_told_from_its_job",),
+    ),
+    Mutant(
+        "a function that wraps another one is taken for that",
+        "aioflow/core/signatures.py",
+        "inspect.signature(function, follow_wrapped=False)",
+        "inspect.signature(function)",
+        (
+            SIGNATURES + "test_what_can_be_called_or_nobody_knows_is_not_refused",
+            SIGNATURES + "test_methods_that_fit_in_other_ways_are_not_refused",
+        ),
+    ),
+    Mutant(
+        "what a library says of a function is believed",
+        "aioflow/core/signatures.py",
+        '    if hasattr(called, "__signature__"):',
+        "    if called is None:",
+        (SIGNATURES + "test_what_can_be_called_or_nobody_knows_is_not_refused",),
+    ),
+    Mutant(
+        "the class of a function with state is taken for the function",
+        "aioflow/operators/plain_functions.py",
+        "    if not isinstance(function, type) or not has_operator_state(function):",
+        "    if True:",
+        (SIGNATURES + "test_what_can_be_called_or_nobody_knows_is_not_refused",),
+    ),
+    Mutant(
+        "a method that takes too little is found at its first call",
+        "aioflow/operators/function_classes.py",
+        "            raise GraphError(f\"{cls.__name__} has {name}{wrong}, expected {_head(called)}\")\n",
+        "            pass\n",
+        (SIGNATURES + "test_a_method_of_other_arguments_is_refused_where_its_class_is_given",),
+    ),
+    Mutant(
+        "a timer spelled as Flink does goes by in silence",
+        "aioflow/operators/function_classes.py",
+        '    return name.replace("_", "").casefold()\n',
+        "    return name\n",
+        (
+            SIGNATURES + "test_a_method_that_is_nearly_one_that_would_be_called_is_warned_of",
+            SIGNATURES + "test_a_method_that_must_be_there_and_is_spelled_otherwise_is_refused",
+        ),
+    ),
+    Mutant(
+        "a helper that is called a little like a method is taken for it",
+        "aioflow/operators/function_classes.py",
+        "NEARLY = 0.92\n",
+        "NEARLY = 0.8\n",
+        (SIGNATURES + "test_helpers_are_not_taken_for_methods_that_nobody_calls",),
+    ),
+    Mutant(
+        "half of what state needs goes by in silence",
+        "aioflow/operators/function_classes.py",
+        "    if len(half) == 1:\n",
+        "    if len(half) == 3:\n",
+        (SIGNATURES + "test_a_method_that_is_nearly_one_that_would_be_called_is_warned_of",),
+    ),
+    Mutant(
+        "a class whose constructor may bring the method is refused",
+        "aioflow/operators/function_classes.py",
+        '    certain = not isinstance(function, type) or "__init__" not in own\n',
+        "    certain = True\n",
+        (SIGNATURES + "test_a_method_that_the_constructor_brings_is_not_missed",),
     ),
     Mutant(
         "a wrong key of a join does not say of which side it is",
