@@ -19,8 +19,7 @@ from aioflow.core.errors import StateError
 from aioflow.core.keygroups import KeyGroupRange
 from aioflow.core.serializers import Codec
 from aioflow.core.state_descriptors import StateDescriptor
-from aioflow.core.timeunits import to_ms
-from aioflow.state import ttl, views
+from aioflow.state import views
 from aioflow.state.backend import INTERNAL_PREFIX, NO_KEY
 from aioflow.state.changes import ChangeLog, Generation, Space
 from aioflow.state.format import TIMERS, FileHeader
@@ -29,7 +28,8 @@ from aioflow.state.heap_archive import Archive, Sections
 from aioflow.state.heap_keys import KEYS_A_SLICE
 from aioflow.state.heap_restore import ReadState, read_handle, restored_archive
 from aioflow.state.heap_snapshot import HEAP_FORMAT, HeapSnapshot, SnapshotPlan
-from aioflow.state.heap_table import RAW, HeapStateTable
+from aioflow.state.heap_table import HeapStateTable
+from aioflow.state.named import RAW, NamedStates
 from aioflow.state.retired import Retired
 from aioflow.state.snapshot import TableMeta, check_max_parallelism
 from aioflow.state.timers import InternalTimerService, TimerQueue
@@ -73,17 +73,15 @@ class HeapKeyedStateBackend:
         self.key_group_range = key_group_range
         self.is_restored = False
         self.now_ms = now_ms
-        self._tables: dict[str, HeapStateTable] = {}
-        self._states: dict[str, views.View] = {}
+        self._named: NamedStates[HeapStateTable] = NamedStates(self, self._make_table)
         self._raw: dict[str, bool] = {}
         self._timers: dict[str, _Timers] = {}
         self.codec = Codec() if codec is None else codec
         self._operator = operator
         self._log = ChangeLog()
-        self._log.on_change = self._bind
+        self._log.on_change = self._named.bind
         self._generations: list[Generation] = []
         self._archive = Archive()
-        self._must_be_full = False
         self._snapshots: dict[int, HeapSnapshot] = {}
         self._retired = Retired()
 
@@ -95,6 +93,10 @@ class HeapKeyedStateBackend:
             max_parallelism=max_parallelism, key_group_range=key_group_range, now_ms=now_ms, codec=codec, operator=operator
         )
 
+    @property
+    def _tables(self) -> dict[str, HeapStateTable]:
+        return self._named.tables
+
     def set_current_key(self, key: Any) -> None:
         self.current_key = key
 
@@ -103,50 +105,28 @@ class HeapKeyedStateBackend:
 
     def get_state(self, descriptor: StateDescriptor, namespace: Any = None) -> Any:
         """The state that `descriptor` declares, see `KeyedStateBackend`."""
-        state = self._states.get(descriptor.name)
-        if state is None:
-            state = self._states[descriptor.name] = self._declare(descriptor)
-        elif state.descriptor is not descriptor:
-            self._check_same(state.descriptor, descriptor)
-        return state if namespace is None else state.in_namespace(namespace)
+        return self._named.get_state(descriptor, namespace)
 
     def table(self, name: str, *, result: Callable[[Any], Any] | None = None) -> HeapStateTable:
         """Raw table `name`, see `KeyedStateBackend`."""
         self._raw.setdefault(name, name in self._tables)
-        table = self._open_table(name, TableMeta(RAW))
+        table = self._named.open_table(name, TableMeta(RAW))
         if result is not None:
             table.result = result
         return table
 
     def query(self, name: str, key: Any, namespace: Any = None, default: Any = views.MISSING) -> Any:
-        table = self._known(name)
-        state = self._states.get(name)
-        stored = table.peek(namespace).get(key, views.MISSING)
-        shown = stored if stored is views.MISSING else self._show(table, state, stored)
-        if shown is views.MISSING:
-            shown = default
-        if shown is views.MISSING and state is not None:
-            shown = state.show_missing()
-        return None if shown is views.MISSING else shown
+        return self._named.query(name, key, namespace, default)
 
     def items(self, name: str, limit: int | None = None, namespace: Any = None) -> list[tuple[Any, Any]]:
-        table = self._known(name)
-        state = self._states.get(name)
-        shown: list[tuple[Any, Any]] = []
-        for key, stored in table.peek(namespace).items():
-            if limit is not None and len(shown) >= limit:
-                break
-            value = self._show(table, state, stored)
-            if value is not views.MISSING:
-                shown.append((key, value))
-        return shown
+        return self._named.items(name, limit, namespace)
 
     def names(self) -> list[str]:
         return list(self._tables)
 
     def unclaimed(self) -> Mapping[str, Table]:
         """Restored state of an operator of another kind, once this one is open."""
-        return find_unclaimed(self._tables, self._states, self._raw)
+        return find_unclaimed(self._tables, self._named.states, self._raw)
 
     def attach_timers(self, service: InternalTimerService) -> None:
         """Makes the timers of `service` part of every snapshot, and gives it those that were restored."""
@@ -165,16 +145,15 @@ class HeapKeyedStateBackend:
             name: timers.watermark if timers.service is None else timers.service.current_watermark
             for name, timers in self._timers.items()
         }
-        filters = {name: alive for name, state in self._states.items() if (alive := state.still_alive()) is not None}
         ended = self._log.begin(self._spaces)
         self._generations.append(ended)
         plan = SnapshotPlan(
             FileHeader(self.max_parallelism, self.key_group_range, tables, watermarks),
-            filters,
+            self._named.filters(),
             ended,
             tuple(self._generations),
             self._archive,
-            full or canonical or self._must_be_full,
+            full or canonical or self._named.has_converted,
             CANONICAL if canonical else HEAP_FORMAT,
             self.codec,
             self._operator,
@@ -196,7 +175,7 @@ class HeapKeyedStateBackend:
         self._archive = snapshot.plan.result
         self._generations = [generation for generation in self._generations if generation.number > plan.ended.number]
         if plan.full:
-            self._must_be_full = False
+            self._named.has_converted = False
 
     def checkpoint_aborted(self, checkpoint_id: int) -> None:
         """What the checkpoint was to hold is left to the next one."""
@@ -228,7 +207,7 @@ class HeapKeyedStateBackend:
                         found = timers.setdefault(name, {}).setdefault(timestamp, [])
                         found.extend((order, origin, timer) for timer, order in entries.items())
                 else:
-                    await self._fill(self._open_table(name, meta), read.tables.get(name, {}))
+                    await self._fill(self._named.open_table(name, meta), read.tables.get(name, {}))
         for name, reached in watermarks.items():
             # What one former subtask had not reached is not late for its keys.
             self._timers_of(name).watermark = min(reached)
@@ -237,74 +216,22 @@ class HeapKeyedStateBackend:
         if read is not None and sections is not None:
             self._archive = await restored_archive(mine[0], read, sections, self._space)
             self._log.build_upon_restored()
-        for name, state in self._states.items():
+        for name, state in self._named.states.items():
             self._tables[name].index = None
             state.prepare()
-        self._bind()
+        self._named.bind()
 
     def close(self) -> None:
         self.current_key = NO_KEY
         for snapshot in self._snapshots.values():
             snapshot.cancel()
         self._snapshots.clear()
-        self._states.clear()
-        self._tables.clear()
+        self._named.states.clear()
+        self._named.tables.clear()
         self._timers.clear()
 
-    def _declare(self, descriptor: StateDescriptor) -> views.View:
-        timed = descriptor.ttl is not None
-        view = (ttl.VIEWS if timed else views.VIEWS).get(descriptor.kind)
-        if view is None:
-            raise StateError(
-                f"state {descriptor.name!r} is declared by a {type(descriptor).__name__}, expected a Value-, List-, Map-, "
-                "Reducing- or AggregatingStateDescriptor"
-            )
-        if timed and to_ms(descriptor.ttl, "ttl") <= 0:  # type: ignore[arg-type]  # `timed` says that it is not None.
-            raise StateError(f"ttl of state {descriptor.name!r} is {descriptor.ttl!r}, expected a positive duration")
-        restored = self._tables.get(descriptor.name)
-        if restored is not None and restored.meta == TableMeta(descriptor.kind, not timed):
-            # A time to live was given to state that had none, or taken from it: the data stays, its time starts now.
-            self._must_be_full = True  # Files of both kinds cannot apply to one table.
-            restored.meta = TableMeta(descriptor.kind, timed)
-            ttl.convert(restored, descriptor.kind, self.now_ms() if timed else None)
-        table = self._open_table(descriptor.name, TableMeta(descriptor.kind, timed))
-        return view(self, table, descriptor)
-
-    def _open_table(self, name: str, meta: TableMeta) -> HeapStateTable:
-        if not name:
-            raise StateError("state needs a name that is not empty")
-        table = self._tables.get(name)
-        if table is None:
-            table = self._tables[name] = HeapStateTable(self._log, name, meta)
-        elif table.meta != meta:
-            raise StateError(
-                f"state {name!r} is declared as {_spell(meta)}, but it exists as {_spell(table.meta)}; use another "
-                "name, or restore without it"
-            )
-        return table
-
-    def _check_same(self, old: StateDescriptor, new: StateDescriptor) -> None:
-        if old.kind != new.kind:
-            raise StateError(
-                f"state {new.name!r} is declared as {new.kind}, but it was declared as {old.kind} before; use another name"
-            )
-        ttl_before = None if old.ttl is None else to_ms(old.ttl)
-        ttl_now = None if new.ttl is None else to_ms(new.ttl)
-        if ttl_before != ttl_now:
-            raise StateError(
-                f"state {new.name!r} is declared with ttl {new.ttl!r}, but it was declared with ttl {old.ttl!r} before"
-            )
-
-    def _known(self, name: str) -> HeapStateTable:
-        table = self._tables.get(name)
-        if table is None:
-            known = ", ".join(map(repr, self._tables)) or "none at all"
-            raise StateError(f"there is no state {name!r}, expected one of {known}")
-        return table
-
-    def _bind(self) -> None:
-        for state in self._states.values():
-            state.bind()
+    def _make_table(self, name: str, meta: TableMeta) -> HeapStateTable:
+        return HeapStateTable(self._log, name, meta)
 
     def _merge(self, covered: tuple[Generation, ...], merged: Generation) -> None:
         count = len(covered)
@@ -359,15 +286,6 @@ class HeapKeyedStateBackend:
     def _space(self, name: str, namespace: Any) -> Space | None:
         table = self._tables.get(name)
         return self._queue(name).find(namespace) if table is None else table.find(namespace)
-
-    def _show(self, table: HeapStateTable, state: views.View | None, stored: Any) -> Any:
-        if state is not None:
-            return state.show(stored)
-        return stored if table.result is None else table.result(stored)
-
-
-def _spell(meta: TableMeta) -> str:
-    return f"{meta.kind} with a time to live" if meta.timed else meta.kind
 
 
 def _place(timer: tuple[int, int, Any]) -> tuple[int, int]:

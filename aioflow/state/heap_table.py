@@ -7,12 +7,10 @@ from types import MappingProxyType
 from typing import Any
 
 from aioflow.state.changes import MISSING, ChangeLog, Guard, OrderedSpace, Space
+from aioflow.state.named import RAW
 from aioflow.state.snapshot import ATOMS, TableMeta
 
-__all__ = ["RAW", "HeapStateTable"]
-
-RAW = "table"
-"""Kind of a table that a built-in operator uses directly, a batch at a time."""
+__all__ = ["HeapStateTable"]
 
 _NOTHING: Any = MappingProxyType({})
 

@@ -14,7 +14,7 @@ from aioflow.state.snapshot import TableMeta
 __all__ = ["RAW", "NamedStates", "NamedTable"]
 
 RAW = "table"
-"""Kind of a table that a built-in operator uses directly."""
+"""Kind of a table that a built-in operator uses directly, a batch at a time."""
 
 
 class NamedTable(views.Table, Protocol):
@@ -34,6 +34,8 @@ class NamedStates(Generic[T]):
     def __init__(self, owner: views.Owner, make: Callable[[str, TableMeta], T]) -> None:
         self.tables: dict[str, T] = {}
         self.states: dict[str, views.View] = {}
+        self.has_converted = False
+        """Whether restored values were given a time to live, or lost it: files of both kinds cannot apply to one table."""
         self._owner = owner
         self._make = make
 
@@ -104,6 +106,7 @@ class NamedStates(Generic[T]):
         restored = self.tables.get(descriptor.name)
         if restored is not None and restored.meta == TableMeta(descriptor.kind, not timed):
             # A time to live was given to state that had none, or taken from it: the data stays, its time starts now.
+            self.has_converted = True
             restored.meta = TableMeta(descriptor.kind, timed)
             ttl.convert(restored, descriptor.kind, self._owner.now_ms() if timed else None)
         return view(self._owner, self.open_table(descriptor.name, TableMeta(descriptor.kind, timed)), descriptor)

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, Protocol
 
 from aioflow.state.backend import INTERNAL_PREFIX
-from aioflow.state.heap_table import RAW
+from aioflow.state.named import RAW
 from aioflow.state.snapshot import TableMeta
 
 __all__ = ["Table", "find_unclaimed"]
