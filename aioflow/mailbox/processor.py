@@ -6,7 +6,7 @@
         call default_action(controller)        one slice of input, a plain call
 
 Everything runs in one asyncio task, the owner, so nothing an action touches needs a lock. The event loop gets a turn
-when the time since the last real await passes the slice, or after many short runs: one hot task may not starve
+when the time since its last one passes the slice, or after many short runs, awaited or not: one hot task may not starve
 heartbeats and sockets, also where virtual time stands still while it is busy. An action that returns an awaitable is
 awaited in the owner; until it ends, all mail but control mail waits (`interrupt.py`). After Flink's MailboxProcessor.
 
@@ -35,7 +35,7 @@ SLOW_S = 0.1
 """An action, or a slice of the default action, that takes longer holds up everything else on its loop."""
 
 RUNS_MAX = 256
-"""How many runs of the default action, or mails, may pass without an await, however short they are."""
+"""How many runs of the default action, or mails, may pass without a turn of the loop, however short they are."""
 
 URGENT_MAX = 256
 """How many mails a batch may run beyond those it began with: urgent mail that begets more must not starve input."""
@@ -218,6 +218,9 @@ class MailboxProcessor:
         except Exception as error:
             note_once(error, f"raised by mail {mail.description!r} of {self.name}")
             raise
+        self._runs_left -= 1
+        if self._runs_left <= 0 or self.now() >= self._turn_ends:
+            await self._give_turn()
 
     async def _give_turn(self) -> None:
         """Lets everything else on the event loop run once."""
@@ -251,11 +254,11 @@ class MailboxProcessor:
         self._on_slow(description, seconds)
 
     async def run_awaitable(self, awaitable: Awaitable[T]) -> T:
-        """Awaits what an action returned, serving control mail meanwhile, and returns its result."""
-        try:
-            return await self._watch.run(awaitable)
-        finally:
-            self._begin_turn()
+        """Awaits what an action returned, serving control mail meanwhile, and returns its result.
+
+        It is no turn of the loop: a coroutine that finds what it asks for, in a cache say, ends without ever waiting.
+        """
+        return await self._watch.run(awaitable)
 
     # Control: from the owner, from callbacks of the loop, and from other threads.
 

@@ -57,7 +57,8 @@ class AsyncProcessOperator(ProcessOperator):
     def __init__(self, function: Any, *, keyed: bool = False) -> None:
         super().__init__(function)
         self._is_keyed = keyed
-        self._due: list[tuple[int, Any]] = []  # Processing-time timers whose mail is on its way.
+        self._due: deque[tuple[int, Any]] = deque()  # Processing-time timers that wait for a mail of their own.
+        self._is_firing = False  # It is on its way.
         self._backlog: deque[tuple[int, RecordBatch]] = deque()  # Restored elements.
         self.availability = Availability(available=True)
 
@@ -216,26 +217,34 @@ class AsyncProcessOperator(ProcessOperator):
         self._due.append((timestamp, key))
 
     def _emit_fired(self) -> None:
-        if self._due:
+        if self._due and not self._is_firing:
+            self._is_firing = True
             self.availability.set_unavailable()
             self.ctx.execute(self._fire_processing, "async timers")
 
     async def _fire_processing(self) -> None:
+        """Mail: fire those that the clock has passed. What is more than a slice goes on in the next one."""
         rows, before, keyed = Rows(), self._mark, self._keyed
         assert keyed is not None
+        deadline = self._perf_ns() + DRAIN_NS
         try:
             while self._due:
-                timestamp, key = self._due.pop(0)
+                timestamp, key = self._due.popleft()
                 keyed.current_key = key
                 await self._await_on_timer(timestamp, key, rows)
                 if self._batch is None:  # Else what it registered fires on the way of the element that waits.
                     await self._fire_until(self._context.watermark, rows, 1 << 63)
+                if self._perf_ns() >= deadline or len(rows.values) >= DRAIN_RECORDS_MAX:
+                    break
         finally:
             keyed.current_key = NO_KEY
             self._context.timestamp = None
         if rows.values:
             self.ctx.emit(rows.batch(before, MIN_WATERMARK))
-        if not self.busy:
+        self._is_firing = bool(self._due)
+        if self._is_firing:
+            self.ctx.execute(self._fire_processing, "async timers")
+        elif not self.busy:
             self.availability.set_available()
 
     async def _end(self, rows: Rows, deadline: int) -> bool:

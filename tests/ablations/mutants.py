@@ -618,6 +618,27 @@ MUTANTS: list[Mutant] = [
         ),
     ),
     Mutant(
+        "a mail that is awaited counts as a turn of the loop",
+        "aioflow/mailbox/processor.py",
+        "        if self._runs_left <= 0 or self.now() >= self._turn_ends:\n            await self._give_turn()\n",
+        "        self._begin_turn()\n",
+        ("tests/mailbox/test_processor.py::test_event_loop_gets_its_turn_also_where_the_clock_stands_still",),
+    ),
+    Mutant(
+        "an action that is awaited counts as a turn of the loop",
+        "aioflow/mailbox/processor.py",
+        "        return await self._watch.run(awaitable)\n",
+        "        try:\n            return await self._watch.run(awaitable)\n        finally:\n            self._begin_turn()\n",
+        ("tests/mailbox/test_processor.py::test_event_loop_gets_its_turn_also_where_the_clock_stands_still",),
+    ),
+    Mutant(
+        "the timers of an async function that are due fire in one mail",
+        "aioflow/operators/async_process.py",
+        "                if self._perf_ns() >= deadline or len(rows.values) >= DRAIN_RECORDS_MAX:\n                    break\n",
+        "",
+        ("tests/operators/test_async_process.py::test_timers_of_the_clock_that_are_due_at_once_fire_in_several_mails",),
+    ),
+    Mutant(
         "the loop never gets its turn",
         "aioflow/mailbox/processor.py",
         "            if begun >= self._turn_ends or self._runs_left <= 0:\n                await self._give_turn()\n",

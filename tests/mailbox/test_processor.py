@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Awaitable, Callable
 from queue import SimpleQueue
+from typing import Any
 
 import pytest
 
@@ -544,24 +545,29 @@ class TestFairness:
         await others
         assert turns[:5] == [10, 20, 30, 40, 50]
 
-    @pytest.mark.parametrize("work", ["default action", "mail"])
+    @pytest.mark.parametrize("work", ["default action", "mail", "awaited default action", "awaited mail"])
     async def test_event_loop_gets_its_turn_also_where_the_clock_stands_still(self, work: str) -> None:
         runs, seen = 0, []
         limit = 4 * RUNS_MAX
 
-        def step(controller: MailboxProcessor) -> None:
+        async def without_waiting() -> None:
+            """As user code that finds everything in its cache."""
+
+        def step(controller: MailboxProcessor) -> Any:
             nonlocal runs
-            if work == "mail" and runs == 0:
+            if work.endswith("mail") and runs == 0:
                 controller.suspend_default_action()
                 controller.executor(0).execute(mail, "mail")
             runs += 1
             if runs == limit:
                 controller.all_actions_completed()
+            return without_waiting() if work.startswith("awaited") else None
 
-        def mail() -> None:
-            step(processor)
+        def mail() -> Any:
+            awaited = step(processor)
             if runs < limit:
                 processor.executor(0).execute(mail, "mail")
+            return awaited
 
         processor = MailboxProcessor(step, now=lambda: 0.0)
         asyncio.get_running_loop().call_soon(lambda: seen.append(runs))

@@ -28,6 +28,7 @@ from aioflow.operators.async_process import (
     AsyncProcessOperator,
     is_async_process,
 )
+from aioflow.operators.process import DRAIN_NS, DRAIN_RECORDS_MAX
 from tests.state.snapshots import restore, taken
 
 from .process_context import Context, keyed_batch, opened, rows
@@ -213,6 +214,31 @@ async def test_a_processing_time_timer_whose_mail_waits_is_in_the_checkpoint() -
     context.advance(8)
     await context.work()
     assert context.emitted_values == [("a", 5), ("b", 6)]
+
+
+async def test_timers_of_the_clock_that_are_due_at_once_fire_in_several_mails() -> None:
+    class Arms(KeyedProcessFunction[str, int, Any]):
+        async def process_element(self, value: int, ctx: ProcessContext) -> None:
+            ctx.timer_service.register_processing_time_timer(value)
+
+        async def on_timer(self, timestamp: int, ctx: ProcessContext) -> list[Any]:
+            return [timestamp]
+
+    context, count = Context(), 3 * DRAIN_RECORDS_MAX
+    operator = await opened(AsyncProcessOperator(Arms(), keyed=True), context)
+    await feed(operator, context, [keyed_batch("a", [value]) for value in range(count)])
+    context.advance(count)
+    await context.work()
+    assert not operator.busy
+    assert operator.room() == 1
+    assert context.emitted_values == list(range(count))
+    assert max(len(batch.values) for batch in context.emitted) <= DRAIN_RECORDS_MAX
+    context.emitted.clear()
+    await feed(operator, context, [keyed_batch("a", [value]) for value in range(count)])
+    context.clock.perf_step_ns = DRAIN_NS
+    context.advance(2 * count)
+    await context.work()
+    assert [len(batch.values) for batch in context.emitted if batch.values] == [1] * count
 
 
 async def test_at_the_end_waiting_timers_fire_and_finish_is_awaited() -> None:
