@@ -60,7 +60,7 @@ def share_ns(slices: list[dict[Any, Any]], size: int, *, runs: bool) -> tuple[fl
     windows = []
     begun = process_time_ns()
     for first in range(len(slices) - size + 1):
-        tables = run(shared.cover(first, first + size)) if runs else slices[first : first + size]
+        tables: list[Any] = run(shared.cover(first, first + size)) if runs else list(slices[first : first + size])
         windows.append(run(merge_tables(count_of, False, tables)) if len(tables) > 1 else tables[0])
     return (process_time_ns() - begun) / sum(map(len, windows)), windows
 
