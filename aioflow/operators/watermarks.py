@@ -22,6 +22,7 @@ from aioflow.core.timeunits import Duration, to_ms
 from aioflow.operators.operator import Operator, ProcessingTimeTimer
 from aioflow.operators.plain_functions import check_plain, check_without_resources, check_without_state
 from aioflow.operators.stateless import describe_place
+from aioflow.operators.time_unit import warn_of_unit
 from aioflow.operators.userfunction import describe_record
 from aioflow.operators.watermark_generators import (
     BoundedGenerator,
@@ -221,6 +222,8 @@ class TimestampsAndWatermarksOperator(Operator):
         self._strategy = strategy
         self._idleness = None if strategy.idle_after_ms is None else IdlenessTimer(strategy.idle_after_ms)
         self._timer: ProcessingTimeTimer | None = None
+        self._is_unseen = True
+        """Whether no timestamp has been looked at yet."""
 
     @property
     def strategy(self) -> WatermarkStrategy[Any]:
@@ -248,6 +251,9 @@ class TimestampsAndWatermarksOperator(Operator):
             if (at := self._generator.failed_at) is not None:
                 note_once(error, f"in {describe_place(self.ctx)}, at record {describe_record(batch.values[at])}")
             raise
+        if self._is_unseen and timestamps:
+            self._is_unseen = False
+            warn_of_unit(int(timestamps[0]))
         if self._idleness is not None and batch.values:
             if self._idleness.records():
                 self.ctx.emit_status(False)

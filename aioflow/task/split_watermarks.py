@@ -14,6 +14,7 @@ from heapq import heappop, heappush, heapreplace
 from typing import TYPE_CHECKING, Any
 
 from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK, RecordBatch
+from aioflow.operators.time_unit import warn_of_unit
 from aioflow.operators.userfunction import describe_record
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ class SplitWatermarks:
         """Were idle when they were met in `_order`."""
         self._forgotten = 0
         """So many splits that were read to their end have no generator any more."""
+        self._is_unseen = strategy is not None
+        """Whether no timestamp has been looked at yet."""
         self.current = MIN_WATERMARK
 
     def open(self, splits: Sequence[Split], finished: Sequence[Split]) -> None:
@@ -73,7 +76,14 @@ class SplitWatermarks:
         return MAX_WATERMARK if self._is_finished(split_id) else self.of(split_id)
 
     def stamp(self, values: Any, idle: Collection[str]) -> RecordBatch:
-        """The batch that the reader has just given, a list or columns. Splits in `idle` hold nothing back."""
+        """The batch that the reader has just given, a list or columns, not empty. Splits in `idle` hold nothing back."""
+        batch = self._stamped(values, idle)
+        if self._is_unseen and batch.timestamps is not None:
+            self._is_unseen = False
+            warn_of_unit(int(batch.timestamps[0]))
+        return batch
+
+    def _stamped(self, values: Any, idle: Collection[str]) -> RecordBatch:
         timestamps: list[int] | None = getattr(self._reader, "timestamps", None)
         if self._strategy is None:
             return RecordBatch(values, timestamps)

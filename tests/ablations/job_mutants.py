@@ -10,6 +10,7 @@ CHECKPOINTS = "tests/api/test_checkpoints.py::"
 BACK = "tests/api/test_going_back.py::"
 
 REMEDIES = "tests/api/test_remedies.py::"
+UNITS = "tests/operators/test_time_unit.py::"
 SIGNATURES = "tests/api/test_signatures.py::"
 
 JOB_MUTANTS: list[Mutant] = [
@@ -19,6 +20,20 @@ JOB_MUTANTS: list[Mutant] = [
         "            self._is_told = True\n            raise AttributeError(\n",
         "            raise AttributeError(\n",
         (REMEDIES + "test_a_run_that_nobody_entered_is_told_from_its_job",),
+    ),
+    Mutant(
+        "seconds pass for milliseconds in silence",
+        "aioflow/operators/time_unit.py",
+        '    ("seconds", 1, "* 1000"),\n',
+        "",
+        (UNITS + "test_times_of_another_unit_are_warned_of_once", UNITS + "test_a_function_is_told_as_an_expression_is"),
+    ),
+    Mutant(
+        "every batch of a source that counts seconds is warned of",
+        "aioflow/task/split_watermarks.py",
+        "            self._is_unseen = False\n",
+        "",
+        (UNITS + "test_times_of_another_unit_are_warned_of_once",),
     ),
     Mutant(
         "a function that wraps another one is taken for that",
