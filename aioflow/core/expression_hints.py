@@ -125,7 +125,7 @@ def note_text(error: BaseException, row: Any, *expressions: Expr[Any]) -> None:
         write = f"{str(other._value)!r} for {other._value}" if isinstance(other, Literal) else f"{other!r}.cast(str) for {other!r}"
         error.add_note(f"{plain!r} is text, and + joins texts: write {write}")
     elif (text := next(_texts(row, expressions), None)) is not None:
-        remedy = f"{text!r}.cast(int) or .cast(float) makes a number of it; with type= the source does so for all fields"
+        remedy = f"{text!r}.cast(int) or .cast(float) makes a number of it; of CSV files type= does so for all fields"
         error.add_note(f"{text!r} is text: {remedy}")
 
 

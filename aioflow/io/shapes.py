@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import types
 import typing
 from collections.abc import Callable, Iterable, Sequence
@@ -128,12 +129,17 @@ def namedtuple_from(type_: Any) -> Callable[[Any], Any]:
     names, defaults = list(type_._fields), type_._field_defaults
 
     def make(value: Any) -> Any:
-        if isinstance(value, dict):
-            missing = [name for name in names if name not in value and name not in defaults]
-            if missing:
-                raise msgspec.ValidationError(f"Object missing required field `{missing[0]}`")
-            value = [value[name] if name in value else defaults[name] for name in names]
-        return msgspec.convert(value, type_)
+        if not isinstance(value, dict):
+            return msgspec.convert(value, type_)
+        missing = [name for name in names if name not in value and name not in defaults]
+        if missing:
+            raise msgspec.ValidationError(f"Object missing required field `{missing[0]}`")
+        try:
+            return msgspec.convert([value[name] if name in value else defaults[name] for name in names], type_)
+        except msgspec.ValidationError as error:
+            # It was given the values by place, and tells the place of one; whoever wrote the object knows its name.
+            told = re.sub(r"`\$\[(\d+)\]", lambda found: f"`$.{names[int(found[1])]}", str(error), count=1)
+            raise msgspec.ValidationError(told) from error
 
     return make
 

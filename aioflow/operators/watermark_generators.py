@@ -231,7 +231,7 @@ def _refuse(timestamp: object, expression: Any) -> NoReturn:
     elif hasattr(timestamp, "timestamp"):
         remedy = "use int(t.timestamp() * 1000)"
     elif isinstance(timestamp, str):
-        remedy = "parse it first"
+        remedy = "parse it first" if expression is None else f"use {expression.cast(int)!r} if it is a number, or parse it first"
     else:
         remedy = "use int(...), and milliseconds"
     raise TypeError(f"timestamp is {_spell(timestamp)}, expected int milliseconds since the epoch; {remedy}")

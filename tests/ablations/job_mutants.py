@@ -22,6 +22,13 @@ JOB_MUTANTS: list[Mutant] = [
         (REMEDIES + "test_a_run_that_nobody_entered_is_told_from_its_job",),
     ),
     Mutant(
+        "a field of another type is told by a place that objects do not have",
+        "aioflow/io/shapes.py",
+        "            raise msgspec.ValidationError(told) from error\n",
+        "            raise\n",
+        ("tests/io/test_json_namedtuples.py::test_a_field_of_another_type_is_told_by_its_name",),
+    ),
+    Mutant(
         "seconds pass for milliseconds in silence",
         "aioflow/operators/time_unit.py",
         '    ("seconds", 1, "* 1000"),\n',

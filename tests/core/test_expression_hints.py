@@ -101,7 +101,7 @@ async def test_a_number_that_is_text_says_so_beside_the_error(row: Any, e: Any) 
     with pytest.raises(TypeError) as caught:
         await af.Flow("texts").source([row]).filter(e).collect()
     hint, place = caught.value.__notes__
-    assert hint.startswith("col.cents is text: col.cents.cast(int) or .cast(float) makes a number of it; with type= the source does so")
+    assert hint.startswith("col.cents is text: col.cents.cast(int) or .cast(float) makes a number of it; of CSV files type= does so")
     assert place.startswith("aioflow: in operator 'filter'")
 
 

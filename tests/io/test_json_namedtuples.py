@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from decimal import Decimal
 from operator import attrgetter
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+import aioflow as af
 from aioflow.core.errors import TypeNotSupported
 from aioflow.core.serializers import Codec
 from aioflow.core.type_registry import TypeRegistry
@@ -136,3 +138,24 @@ def test_whether_a_line_is_taken_does_not_depend_on_those_beside_it(line: str, b
         decoded = JsonDecoder(Plain).decode("\n".join(lines).encode(), True)
         assert Plain(1) in decoded.records, lines
         assert all(bad.value == beside.encode() for bad in decoded.bad)
+
+
+class Nested(NamedTuple):
+    user: str
+    items: list[int]
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ('{"user": "bob", "items": "x"}', r"Expected `array`, got `str` - at `\$\.items`"),
+        ('{"items": [1, 2, "x"], "user": "bob"}', r"Expected `int`, got `str` - at `\$\.items\[2\]`"),
+        ('{"user": "bob"}', "Object missing required field `items`"),
+        ('["bob", "x"]', r"Expected `array`, got `str` - at `\$\[1\]`"),
+    ],
+)
+async def test_a_field_of_another_type_is_told_by_its_name(line: str, told: str, tmp_path: Path) -> None:
+    """An object has no places: the name is what is looked for in the file. An array has nothing else."""
+    (tmp_path / "a.jsonl").write_text('{"user": "ann", "items": []}\n' + line + "\n")
+    with pytest.raises(af.MalformedInput, match=rf"a\.jsonl, line 2: {told}\."):
+        await af.Flow("named").source(af.io.jsonl(tmp_path / "a.jsonl", type=Nested)).collect()

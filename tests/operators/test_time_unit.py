@@ -76,3 +76,14 @@ async def test_milliseconds_of_any_time_that_anybody_uses_are_no_news(
 ) -> None:
     """Also where a later record looks like seconds: only the first is looked at."""
     assert await warnings(place, [first, S], af.col.t, caplog) == []
+
+
+@pytest.mark.parametrize(
+    ("timestamp", "told"),
+    [(af.col.t, "use col.t.cast(int) if it is a number, or parse it first"), (by_function, "parse it first")],
+)
+async def test_a_time_that_is_text_is_told_how_it_becomes_a_number(timestamp: Any, told: str, caplog: pytest.LogCaptureFixture) -> None:
+    texts: list[Any] = ["5"]
+    with pytest.raises(TypeError) as caught:
+        await warnings(at_source, texts, timestamp, caplog)
+    assert str(caught.value) == f"timestamp is '5' of type str, expected int milliseconds since the epoch; {told}"
