@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 from aioflow.api.build import OperatorOptions, Upstream, add_operator, fresh
 from aioflow.api.keyed import KeyedStream, keyed_stream
 from aioflow.api.steps import HalfStream
-from aioflow.api.streams import DataStream
+from aioflow.api.streams import DataStream, operator_options
 from aioflow.api.windows import require_event_time, without_event_time
 from aioflow.core.errors import GraphError
 from aioflow.core.explained_calls import explained_methods
@@ -135,9 +135,11 @@ class JoinedStreams(_TwoStreams[T, U]):
     def select(self, columns: dict[str, Any] | None = None, /, **named: Any) -> DataStream[dict[str, Any]]:
         """`pairs()`, and `select` of each: `select(name=af.left.name, item=af.right.id)`.
 
-        All names are columns: the join itself gets a name or uid by `pairs(uid="met").select(...)`.
+        `name=`, `uid=` and `parallelism=` that are no expressions are those of the join, which has the state; `on_error=tag` is of the
+        columns. `pairs(uid="met").select(uid=...)` names either.
         """
-        return self._apply(Pair, OperatorOptions(), "select(...)").select(columns, **named)
+        own = operator_options(named)
+        return self._apply(Pair, own, "select(...)").select(columns, **{"parallelism": own.parallelism, **named})
 
 
 @explained_methods

@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from aioflow.operators.sink import Sink
     from aioflow.operators.watermarks import WatermarkStrategy
 
-__all__ = ["DataStream"]
+__all__ = ["DataStream", "operator_options"]
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -67,8 +67,6 @@ K = TypeVar("K")
 
 Elements: TypeAlias = Iterable[U] | AsyncIterable[U] | Awaitable[Iterable[U] | None] | None
 """What a process function may give back: also as a generator, and of either kind by `async def`."""
-
-OPERATOR_OPTIONS = ("name", "uid", "parallelism")
 
 
 @explained_methods
@@ -247,8 +245,7 @@ class DataStream(Generic[T]):
         if more or (columns is not None and not isinstance(columns, Mapping)):
             given = (columns, *more)
             raise GraphError(f"select() needs a name for each column, got {', '.join(map(repr, given))}; write {as_select(given)}")
-        own = {option: named.pop(option) for option in OPERATOR_OPTIONS if option in named and not is_expression(named[option])}
-        options = OperatorOptions(**own)
+        options = operator_options(named)
         on_error = named.pop("on_error") if isinstance(named.get("on_error"), OutputTag) else None
         wanted = {**(columns or {}), **named}
         if not wanted:
@@ -533,6 +530,12 @@ def _check_function(fn: Any, kind: str, method: str, parameters: str) -> None:
         check_function_class(fn)
     elif not is_expression(fn):
         check_called(fn, kind, parameters)
+
+
+def operator_options(named: dict[str, Any]) -> OperatorOptions:
+    """What among the columns of a select is of the operator, and taken out of them: options that are no expressions."""
+    options = [option for option in ("name", "uid", "parallelism") if option in named and not is_expression(named[option])]
+    return OperatorOptions(**{option: named.pop(option) for option in options})
 
 
 def _stateless(kind: StatelessKind, function: Any) -> Operator:

@@ -29,6 +29,13 @@ JOB_MUTANTS: list[Mutant] = [
         ("tests/io/test_json_namedtuples.py::test_a_field_of_another_type_is_told_by_its_name",),
     ),
     Mutant(
+        "the uid of a select behind a join is not that of the join",
+        "aioflow/api/joins.py",
+        "        return self._apply(Pair, own, ",
+        "        return self._apply(Pair, OperatorOptions(), ",
+        ("tests/columns/test_join_flows.py::test_a_select_of_a_join_names_the_join",),
+    ),
+    Mutant(
         "seconds pass for milliseconds in silence",
         "aioflow/operators/time_unit.py",
         '    ("seconds", 1, "* 1000"),\n',

@@ -130,6 +130,30 @@ async def test_a_select_of_the_join_is_that_of_its_pairs() -> None:
     assert pair == af.Pair({"ts": 2, "k": "b"}, {"ts": 2, "k": "b"})
 
 
+async def test_a_select_of_a_join_names_the_join() -> None:
+    """It has the state; an expression of that name is a column all the same."""
+    tag = af.OutputTag[af.Failed[Any]]("bad")
+
+    def window() -> Any:
+        stream = af.Flow("named", parallelism=2).source([1], watermarks=af.WatermarkStrategy.monotonous_timestamps(timestamp=abs))
+        return stream.join(stream).where(abs).equal_to(abs).window(af.tumbling("1s"))
+
+    made = window().select(a=af.left.v, uid="met", name="meeting", parallelism=1, on_error=tag)
+    met, chosen = list(made.flow.graph.nodes.values())[-2:]
+    assert [(node.kind, node.uid, node.name, node.parallelism) for node in (met, chosen)] == [
+        ("join", "met", "meeting", 1),
+        ("map", None, "select", 1),
+    ]
+    made = window().select(uid=af.left.v, name=af.right.v, parallelism=af.right.w)
+    met, chosen = list(made.flow.graph.nodes.values())[-2:]
+    assert [(node.kind, node.uid, node.name, node.parallelism) for node in (met, chosen)] == [
+        ("join", None, "join(Pair)", None),
+        ("select", None, "select", None),
+    ]
+    twice = window().pairs(uid="met").select(a=af.left.v, uid="chosen")
+    assert [node.uid for node in list(twice.flow.graph.nodes.values())[-2:]] == ["met", "chosen"]
+
+
 @pytest.mark.parametrize(
     ("join", "reason"),
     [
