@@ -37,6 +37,7 @@ class Cells:
         self._seen = np.zeros(0, np.bool_)
         self._dirty = np.zeros(0, np.bool_)
         self._arrived: list[np.ndarray] = []
+        self._count = 0
         self._written = 0
         """How many of `_arrived` are in the table."""
 
@@ -88,6 +89,7 @@ class Cells:
         if new is not None:
             self._seen[new] = True
             self._arrived.append(new)
+            self._count += len(new)
         if seeds is not None:
             for leaf, (totals, counts, at) in zip(self._leaves, seeds, strict=True):
                 leaf.counts[at] = counts
@@ -133,6 +135,11 @@ class Cells:
         parts = [leaf.accumulators(codes) for leaf in self._leaves]
         accumulators = parts[0] if self.plan.names is None else map(list, zip(*parts, strict=True))
         table_of(keys).update(zip(keys, accumulators, strict=True))
+
+    @property
+    def count(self) -> int:
+        """How many keys there are."""
+        return self._count
 
     @property
     def arrival(self) -> np.ndarray:

@@ -30,6 +30,7 @@ LISTS_MAX = 64
 
 _TEXT = frozenset((str, bytes))
 _NONE: tuple[list[Any], np.ndarray] = ([], np.empty(0, np.int64))
+"""Nothing is known of a list of entries."""
 
 
 class KeyEncoder:
@@ -43,7 +44,7 @@ class KeyEncoder:
         self._table = np.empty(0, np.int64)  # Code of the int `_low + i`, -1: none yet.
         self._low = 0
         self._known: dict[int, tuple[list[Any], np.ndarray]] = {}
-        """Lists of entries by their identity, and the code of each entry."""
+        """Lists of entries by their identity, and the code of each entry; -1 where no record has used it yet."""
 
     def __len__(self) -> int:
         return len(self.entries)
@@ -54,16 +55,21 @@ class KeyEncoder:
             return self.encode(keys) if keys.values.dtype.kind == "i" and keys.valid is None else None
         if not isinstance(keys, CodedColumn):
             return None
-        entries = keys.entries
-        new = entries[len(self._known.get(id(entries), _NONE)[1]) :]
-        if not _TEXT.issuperset(map(type, new)) or int(keys.codes.min(initial=0)) < 0:
+        if int(keys.codes.min(initial=0)) < 0:
             return None
-        return self.encode(keys)
+        codes, new = self._look_up(keys)
+        if len(new):
+            found = list(map(keys.entries.__getitem__, new.tolist()))
+            if not _TEXT.issuperset(map(type, found)):
+                return None
+            codes = self._learn(keys, new, found)
+        return codes
 
     def encode(self, keys: Any) -> np.ndarray:
         """The code of each of `keys`, a column or list without None. Raises TypeError for one that is not hashable."""
         if isinstance(keys, CodedColumn):
-            return self.of_entries(keys.entries)[keys.codes.astype(np.int64)]
+            codes, new = self._look_up(keys)
+            return self._learn(keys, new, list(map(keys.entries.__getitem__, new.tolist()))) if len(new) else codes
         if isinstance(keys, NumberColumn) and keys.values.dtype.kind == "i" and len(keys):
             return self._of_ints(keys.values)
         return self._of_list(keys)
@@ -91,15 +97,30 @@ class KeyEncoder:
             return NumberColumn(self._ints[codes])
         return CodedColumn(codes.astype(np.int32), self.entries)
 
-    def of_entries(self, entries: list[Any]) -> np.ndarray:
-        """Code of each entry of a coded column. Batches cut from one share the list, which may have grown at its end."""
-        codes = self._known.get(id(entries), _NONE)[1]
-        if len(codes) < len(entries):
-            codes = np.concatenate([codes, self._of_list(entries[len(codes) :])])
-            self._known[id(entries)] = entries, codes
+    def _look_up(self, keys: CodedColumn) -> tuple[np.ndarray, np.ndarray]:
+        """What is known of the codes of `keys`, and which of its entries have none yet, each once.
+
+        Batches cut from one share the list, which may have grown at its end. Entries are looked up when records use them: a list of a
+        million would hold the loop, and come back whole in an encoder that begins anew because it had too many.
+        """
+        entries = keys.entries
+        known = self._known.get(id(entries), _NONE)[1]
+        if len(known) < len(entries):
+            # The first time just so long, as most lists do not grow.
+            grown = np.full(max(len(entries), 2 * len(known)), -1, np.int64)
+            grown[: len(known)] = known
+            self._known[id(entries)] = entries, grown
             if len(self._known) > LISTS_MAX:
                 del self._known[next(iter(self._known))]
-        return codes
+            known = grown
+        codes = known[keys.codes.astype(np.int64)]
+        return codes, np.unique(keys.codes[codes < 0]) if int(codes.min(initial=0)) < 0 else _NONE[1]
+
+    def _learn(self, keys: CodedColumn, new: np.ndarray, found: list[Any]) -> np.ndarray:
+        """The codes of `keys`, whose entries at `new` are `found`."""
+        known = self._known[id(keys.entries)][1]
+        known[new] = self._of_list(found)
+        return known[keys.codes.astype(np.int64)]
 
     def _of_ints(self, values: np.ndarray) -> np.ndarray:
         if values[0] == values[-1] and (values == values[0]).all():  # Results of one window by its end, for example.
@@ -195,9 +216,12 @@ class KeyRouter:
             self._begin()
         try:
             if isinstance(keys, CodedColumn):
+                if len(keys.entries) > len(keys):
+                    codes = self._encoder.encode(keys)  # Which looks up those that this piece of a large batch uses, and no others.
+                    return self._known().take(codes)
                 entries, known = self._of_entries
                 if entries is not keys.entries or len(known) < len(keys.entries):
-                    codes = self._encoder.of_entries(keys.entries)
+                    codes = self._encoder.encode(CodedColumn(np.arange(len(keys.entries)), keys.entries))
                     known = self._known().take(codes)
                     self._of_entries = keys.entries, known
                 return known if self._consumers == 1 else known.take(keys.codes)

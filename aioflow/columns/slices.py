@@ -35,13 +35,15 @@ class SliceColumns:
         self._peek = peek
         self._encoder = KeyEncoder()
         self._cells: dict[int, Cells] = {}
+        self._count_before = 0
+        """Keys of the slice that went last: the next one, which has few yet, will have about as many."""
 
     def prepare(self, keys: Any, values: Any) -> tuple[np.ndarray, list[Inputs]]:
         """The codes of `keys`, and what the aggregates take of `values`. Raises NotOnColumns."""
         if not isinstance(values, ColumnBatch):
             raise NotOnColumns("the values are no records of columns")
         inputs = self._plan.inputs(values)
-        if len(self._encoder) > KEYS_MIN and len(self._encoder) > 4 * max((len(c.arrival) for c in self._cells.values()), default=0):
+        if len(self._encoder) > KEYS_MIN and len(self._encoder) > 4 * max(self._count_before, *(c.count for c in self._cells.values()), 0):
             for start in list(self._cells):
                 self.release(start)
             self._encoder = KeyEncoder()
@@ -71,7 +73,9 @@ class SliceColumns:
 
     def drop(self, start: int) -> None:
         """No window needs the slice any more."""
-        self._cells.pop(start, None)
+        cells = self._cells.pop(start, None)
+        if cells is not None:
+            self._count_before = cells.count
 
     def results(self, starts: Sequence[int], begin: int, end: int) -> ColumnBatch | None:
         """The results of the window [begin, end) made of these slices; None if the table has something of them that is not here."""

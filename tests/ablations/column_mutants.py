@@ -11,6 +11,7 @@ _AGGREGATES = "tests/columns/test_aggregates.py"
 _JOINS = "tests/operators/test_column_joins.py"
 _JOIN_FLOWS = "tests/columns/test_join_flows.py"
 _TURNS = "tests/operators/test_column_join_turns.py"
+_WINDOW_TURNS = "tests/operators/test_column_window_turns.py"
 _SIDES = "aioflow/columns/join_sides.py"
 _WINDOW_JOIN = "aioflow/operators/window_join.py"
 _LOCAL = "aioflow/operators/local_aggregate.py"
@@ -373,6 +374,34 @@ COLUMN_MUTANTS: list[Mutant] = [
         "            self._keys_max, self._keys_counted = 2 * len(self._encoder), False\n",
         "",
         (f"{_TURNS}::test_keys_are_encoded_once_however_many_are_alive",),
+    ),
+    Mutant(
+        "all keys that a channel lists are encoded at once",
+        "aioflow/columns/keys.py",
+        "np.unique(keys.codes[codes < 0]) if",
+        "np.flatnonzero(known < 0) if",
+        (f"{_WINDOW_TURNS}::test_keys_are_encoded_once_however_many_a_channel_lists",),
+    ),
+    Mutant(
+        "all keys that a channel lists are routed at once",
+        "aioflow/columns/keys.py",
+        "                if len(keys.entries) > len(keys):\n",
+        "                if False:\n",
+        (f"{_WINDOW_TURNS}::test_a_router_looks_up_the_keys_of_a_piece_alone",),
+    ),
+    Mutant(
+        "many keys of a window are encoded anew with each slice",
+        "aioflow/columns/slices.py",
+        "            self._count_before = cells.count\n",
+        "            pass\n",
+        (f"{_WINDOW_TURNS}::test_the_first_keys_of_a_slice_keep_the_codes_that_the_slice_before_gave",),
+    ),
+    Mutant(
+        "a window keeps the codes of all keys that ever came",
+        "aioflow/columns/slices.py",
+        "            self._encoder = KeyEncoder()\n        codes",
+        "        codes",
+        (f"{_WINDOW_TURNS}::test_codes_of_keys_that_are_gone_are_given_up",),
     ),
     Mutant(
         "a join allows for ever more keys",
