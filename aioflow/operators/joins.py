@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from aioflow.core.elements import MAX_WATERMARK, RecordBatch, empty_batch
 from aioflow.core.errors import GraphError, StateError, note_once
 from aioflow.core.keygroups import KeyGroupRange, key_group
+from aioflow.operators.keys_met import KeysMet
 from aioflow.operators.operator import Operator
 from aioflow.operators.process_context import OperatorProcessContext
 from aioflow.operators.results import elements_of
@@ -71,6 +72,7 @@ class CoGroupOperator(WindowOperator):
         if isinstance(assigner, SessionWindows) and callable(assigner.gap):
             assigner = SessionWindows(_UntaggedGap(assigner.gap), assigner.is_event_time)
         super().__init__(assigner, process=self._join_elements, trigger=trigger, evictor=evictor, lateness_ms=lateness_ms)
+        self._met = KeysMet()
         self._function = UserFunction(function, "apply")
         self._functions.append(self._function)
 
@@ -88,6 +90,8 @@ class CoGroupOperator(WindowOperator):
         return super().snapshot_state(checkpoint_id)
 
     def process_input(self, index: int, batch: RecordBatch) -> RecordBatch:
+        if self._met.is_open:
+            self._met.see(index, batch.keys, self.ctx.name)
         tagged = [(index, value) for value in batch.values]
         return self.process_batch(RecordBatch(tagged, batch.timestamps, batch.keys, batch.watermarks, batch.watermark))
 
@@ -200,6 +204,7 @@ class IntervalJoinOperator(Operator):
     def __init__(self, function: Any, lower_ms: int, upper_ms: int) -> None:
         if lower_ms > upper_ms:
             raise GraphError(f"interval_join: lower is {lower_ms} ms, expected at most upper, {upper_ms} ms")
+        self._met = KeysMet()
         self._function = UserFunction(function, "process_element")
         # Relative to the element that comes: where its partners on the other side are, and how long it may still meet one.
         self._bounds = ((lower_ms, upper_ms), (-upper_ms, -lower_ms))
@@ -234,6 +239,8 @@ class IntervalJoinOperator(Operator):
                 f"interval_join {self.ctx.name!r}: a batch without {'timestamps' if batch.keys else 'keys'}; both inputs need "
                 "key_by directly before it and a watermark strategy upstream"
             )
+        if self._met.is_open:
+            self._met.see(index, batch.keys, self.ctx.name)
         if not batch.values and batch.watermark < self._timers.next_event_time:
             if batch.watermark > self._timers.current_watermark:
                 self._timers.current_watermark = batch.watermark

@@ -93,6 +93,8 @@ class WindowJoinOperator(CoGroupOperator):
     # ------------------------------------------------------------------------------------------------------------- input
 
     def process_input(self, index: int, batch: RecordBatch) -> RecordBatch:
+        if self._met.is_open:
+            self._met.see(index, batch.keys, self.ctx.name)
         values = batch.values
         if self.reads_columns and len(values) and batch.timestamps is not None and isinstance(values, ColumnBatch):
             sides = self._sides or self._new_sides()

@@ -36,6 +36,20 @@ JOB_MUTANTS: list[Mutant] = [
         ("tests/columns/test_join_flows.py::test_a_select_of_a_join_names_the_join",),
     ),
     Mutant(
+        "keys of a join that are never equal meet nothing in silence",
+        "aioflow/operators/keys_met.py",
+        "        if found is not None:\n",
+        "        if found is keys:\n",
+        (REMEDIES + "test_keys_of_a_join_that_can_never_be_equal_are_warned_of_once",),
+    ),
+    Mutant(
+        "the keys of a join on columns are not looked at",
+        "aioflow/operators/window_join.py",
+        "        if self._met.is_open:\n",
+        "        if False:\n",
+        (REMEDIES + "test_keys_of_a_join_that_can_never_be_equal_are_warned_of_once",),
+    ),
+    Mutant(
         "seconds pass for milliseconds in silence",
         "aioflow/operators/time_unit.py",
         '    ("seconds", 1, "* 1000"),\n',

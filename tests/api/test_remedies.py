@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import enum
 import gc
 import logging
 import re
 from collections.abc import Callable, Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -356,6 +358,85 @@ async def test_a_wrong_key_of_two_streams_names_its_side(method: str, where: str
         with pytest.raises(af.TypeNotSupported, match=r"^None cannot be a key") as caught:
             await meeting(*(flow.source(one, name="numbers") for one in values), method).collect()
         assert caught.value.__notes__ == [f"aioflow: in {said} after operator 'numbers', subtask 1/1, at record None"]
+
+
+def of_rows(flow: af.Flow, keys: list[Any]) -> Any:
+    return flow.source([{"k": key, "at": at} for at, key in enumerate(keys)], watermarks=at_column())
+
+
+def of_columns(flow: af.Flow, keys: list[Any]) -> Any:
+    import pyarrow as pa
+
+    return flow.source(af.io.arrow(pa.table({"k": keys, "at": list(range(len(keys)))})), watermarks=at_column())
+
+
+def at_column() -> Any:
+    return af.WatermarkStrategy.monotonous_timestamps(timestamp=af.col.at)
+
+
+def joins(left: Any, right: Any, method: str) -> Any:
+    if method == "interval_join":
+        return left.key_by(af.col.k).interval_join(right.key_by(af.col.k), "0s", "1s").process(lambda left, right, ctx: [left])
+    window = getattr(left, method)(right).where(af.col.k).equal_to(af.col.k).window(af.tumbling("1s"))
+    return window.pairs() if method == "join" else window.apply(lambda key, lefts, rights: [key])
+
+
+async def unmet(keyed_both: Any, caplog: pytest.LogCaptureFixture) -> list[str]:
+    with caplog.at_level(logging.WARNING, "aioflow.operators.keys_met"):
+        await keyed_both.collect()
+    return caplog.messages
+
+
+UNLIKE: list[tuple[list[Any], list[Any], str]] = [
+    (["1", "2"], [1, 2], "the first key of the left, '1', is text, and that of the right, 1, is a number; make them alike, "),
+    ([2.5], [b"2"], "of the left, 2.5, is a number, and that of the right, b'2', is bytes"),
+]
+
+
+@pytest.mark.parametrize("method", ["join", "co_group", "interval_join"])
+@pytest.mark.parametrize("kind", [of_rows, of_columns])
+@pytest.mark.parametrize(("lefts", "rights", "told"), UNLIKE)
+async def test_keys_of_a_join_that_can_never_be_equal_are_warned_of_once(
+    lefts: list[Any], rights: list[Any], told: str, kind: Callable[..., Any], method: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    flow = af.Flow("unlike")
+    (warned,) = await unmet(joins(kind(flow, lefts), kind(flow, rights), method), caplog)
+    assert warned.startswith("operator '") and told in warned
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "told"),
+    [
+        ((1, "a"), ("1", "a"), "is a number, and that of the right, ('1', 'a'), is text"),
+        ((1, "a"), (1, "a", 0), "is a tuple of 2, and that of the right, (1, 'a', 0), is one of 3"),
+        (("a",), "a", "is a tuple, and that of the right, 'a', is text"),
+    ],
+)
+async def test_keys_of_several_values_are_compared_one_by_one(left: Any, right: Any, told: str, caplog: pytest.LogCaptureFixture) -> None:
+    flow = af.Flow("unlike")
+    (warned,) = await unmet(joins(of_rows(flow, [left]), of_rows(flow, [right]), "join"), caplog)
+    assert told in warned
+
+
+class Size(enum.IntEnum):
+    SMALL = 1
+
+
+@pytest.mark.parametrize(
+    ("lefts", "rights"),
+    [
+        ([1], [2.0]),
+        ([True, 5], [Decimal("1.5")]),
+        (["a", 1], ["b"]),
+        ([Size.SMALL], ["a"]),
+        ([(1, Size.SMALL)], [(2, "a")]),
+        ([af.Pair(1, 2)], [(3, 4)]),
+        (["a"], []),
+    ],
+)
+async def test_keys_that_may_be_equal_are_no_news(lefts: list[Any], rights: list[Any], caplog: pytest.LogCaptureFixture) -> None:
+    flow = af.Flow("alike")
+    assert await unmet(joins(of_rows(flow, lefts), of_rows(flow, rights), "join"), caplog) == []
 
 
 def test_a_wrong_key_function_of_two_streams_names_its_side() -> None:

@@ -1,0 +1,72 @@
+"""Whether the keys of the two sides of a join can be equal at all.
+
+Numbers that are text on one side meet nothing, and a join of which nothing comes looks like one that has nothing to join. So the first key
+of each side is looked at, and no other. It is a warning and no error: the next keys may be of other types.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from datetime import date, datetime, timedelta
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+
+from aioflow.operators.userfunction import describe_record
+
+__all__ = ["KeysMet"]
+
+logger = logging.getLogger(__name__)
+
+KINDS: dict[type, str] = {
+    str: "text",
+    bytes: "bytes",
+    **dict.fromkeys((bool, int, float, Decimal), "a number"),
+    datetime: "a datetime",
+    date: "a date",
+    timedelta: "a timedelta",
+    UUID: "a UUID",
+}
+"""Types of which no key equals one of another kind. Of others, as those of a program, nobody knows."""
+
+
+class KeysMet:
+    """The first key of each side of one subtask. `is_open` until both are known: ask before each batch."""
+
+    __slots__ = ("_first", "is_open")
+
+    def __init__(self) -> None:
+        self.is_open = True
+        self._first: list[tuple[Any, ...]] = [(), ()]
+
+    def see(self, side: int, keys: Sequence[Any] | None, operator: str) -> None:
+        """These keys have come on one side."""
+        if keys is None or not len(keys) or self._first[side]:
+            return
+        self._first[side] = (keys[0],)
+        if not all(self._first):
+            return
+        self.is_open = False
+        ((left,), (right,)) = self._first
+        found = _difference(left, right)
+        if found is not None:
+            logger.warning(
+                "operator %r: nothing may ever meet: the first key of the left, %s, is %s, and that of the right, %s, is %s; make them "
+                "alike, as with af.col.user.cast(str) or str(row.user)",
+                operator,
+                describe_record(left),
+                found[0],
+                describe_record(right),
+                found[1],
+            )
+
+
+def _difference(left: Any, right: Any) -> tuple[str, str] | None:
+    """What either is called where they differ in kind; None where they do not, or nobody knows."""
+    if isinstance(left, tuple) and isinstance(right, tuple):
+        if len(left) != len(right):
+            return f"a tuple of {len(left)}", f"one of {len(right)}"
+        return next((found for pair in zip(left, right, strict=True) if (found := _difference(*pair)) is not None), None)
+    kinds = ["a tuple" if isinstance(one, tuple) else KINDS.get(type(one)) for one in (left, right)]
+    return (kinds[0], kinds[1]) if kinds[0] and kinds[1] and kinds[0] != kinds[1] else None
