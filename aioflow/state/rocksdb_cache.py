@@ -66,7 +66,7 @@ class Entries(dict[Any, Any]):
     space: Space
 
     def __bool__(self) -> bool:
-        return len(self) > 0 or (not self.space.complete and next(self.space.rows(), None) is not None)
+        return len(self) > 0 or (not self.space.complete and self.space.holds_more())
 
     def __iter__(self) -> Iterator[Any]:
         return (key for key, _ in self.space.rows())
@@ -79,7 +79,8 @@ class Space:
     """One namespace of one table."""
 
     __slots__ = (
-        "cache", "complete", "dirty", "dropped", "entries", "groups", "namespace", "number", "spelled", "stored", "table", "token",
+        "cache", "complete", "dirty", "dropped", "entries", "groups", "namespace", "number", "passed", "spelled", "stored", "table",
+        "token",
     )  # fmt: skip
 
     is_timers: ClassVar[bool] = False
@@ -96,6 +97,8 @@ class Space:
         """Whether there may be rows of it."""
         self.groups: int | None = 0
         """Bit set of the key groups in which there may be rows; None: nobody knows."""
+        self.passed = b""
+        """Rows below it, if there are any, are of keys that are gone: whoever asks whether any is left need not look at them again."""
         self.dropped = False
         self.dirty: dict[Any, int] = {}
         """Key -> when it was named last, if `token` is the cache's; otherwise it counts as empty."""
@@ -172,6 +175,14 @@ class Space:
         for key, value in self.cache.stored_rows(self):
             if key not in known:
                 yield key, value
+
+    def holds_more(self) -> bool:
+        """Whether a key is left of which memory, where there is none, does not know."""
+        for row, content in self.cache.stored_from(self, self.passed):
+            self.passed = row
+            if not self.is_known(self.cache.codec.key(self, row, content)):
+                return True
+        return False
 
     def first_spelling(self, key: Any) -> Any:
         return self.spelled.get(key, key) if self.spelled else key
@@ -258,7 +269,7 @@ class Cache:
             other.number = self._next_space
             self.spaces[other.number] = other
             self._next_space += 1
-        space.number, space.stored, space.complete, space.groups = number, True, False, None
+        space.number, space.stored, space.complete, space.groups, space.passed = number, True, False, None, b""
         self.spaces[number] = space
 
     def drop(self, space: Space) -> None:
@@ -350,15 +361,22 @@ class Cache:
             space.stored = True
         if space.groups is not None:
             space.groups |= 1 << group_in(row)
+        space.passed = min(space.passed, row)
         batch.put(row, content)
 
     def stored_rows(self, space: Space) -> Iterator[tuple[Any, Any]]:
         """Keys and values of `space` in the database."""
+        for row, content in self.stored_from(space, b""):
+            yield self.codec.entry(space, row, content)
+
+    def stored_from(self, space: Space, first: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Rows of `space` in the database that are not below `first`."""
         if self.database is None or not space.stored:
             return
         for group in self.groups:
-            for row, content in self.database.rows(prefix(group, space.number), prefix(group, space.number + 1)):
-                yield self.codec.entry(space, row, content)
+            end = prefix(group, space.number + 1)
+            if end > first and (space.groups is None or space.groups >> group & 1):
+                yield from self.database.rows(max(first, prefix(group, space.number)), end)
 
     def _groups_of(self, space: Space) -> list[int]:
         groups = space.groups

@@ -41,6 +41,9 @@ SPELLED, CODED = 1, 2
 _PLAIN_KEYS = frozenset((str, int, bytes))
 _PLAIN_VALUES = frozenset((str, int, float, bool, bytes))
 
+_DAMAGE = (ProtocolError, msgspec.MsgspecError, ValueError, LookupError, TypeError)
+"""What comes of a row that was not written here."""
+
 
 class Spaced(Protocol):
     """What a row needs to know of its space."""
@@ -113,19 +116,27 @@ class RowCodec:
     def entry(self, space: Spaced, row: bytes, content: bytes) -> tuple[Any, Any]:
         """Key and value of a row. Raises StateError: it is damaged."""
         try:
-            flags, at = content[0], 1
-            key: Any
-            if flags & SPELLED:
-                at = 5 + int.from_bytes(content[1:5], "big")
-                key = self._codec.decode(content[5:at])
-            else:
-                key = plain_key(row[PREFIX_BYTES:])
+            key, at = self._key(row, content)
             if space.is_timers:
                 key = (int.from_bytes(row[PREFIX_BYTES : PREFIX_BYTES + TIME_BYTES], "big") - TIME_BIAS, *key)
-            value = self._codec.decode(content[at:]) if flags & CODED else _unpack(content[at:])
-        except (ProtocolError, msgspec.MsgspecError, ValueError, LookupError, TypeError) as error:
-            raise StateError(f"{space.owner}: a row of its RocksDB cannot be read: {error}; restore from a checkpoint") from error
+            value = self._codec.decode(content[at:]) if content[0] & CODED else _unpack(content[at:])
+        except _DAMAGE as error:
+            raise _unreadable(space, error) from error
         return key, value
+
+    def key(self, space: Spaced, row: bytes, content: bytes) -> Any:
+        """Key of a row that is of no timer. Raises StateError: it is damaged."""
+        try:
+            return self._key(row, content)[0]
+        except _DAMAGE as error:
+            raise _unreadable(space, error) from error
+
+    def _key(self, row: bytes, content: bytes) -> tuple[Any, int]:
+        """A key, of a timer without its time, and where the value begins."""
+        if content[0] & SPELLED:
+            at = 5 + int.from_bytes(content[1:5], "big")
+            return self._codec.decode(content[5:at]), at
+        return plain_key(row[PREFIX_BYTES:]), 1
 
     def space_row(self, number: int) -> bytes:
         """The row that says what space `number` is."""
@@ -153,6 +164,10 @@ class RowCodec:
             return b"c" + canonical_key(namespace)
         except KeyNotSupported:
             return b"e" + self._codec.encode(namespace, owner=f"{owner}, namespaces")
+
+
+def _unreadable(space: Spaced, error: Exception) -> StateError:
+    return StateError(f"{space.owner}: a row of its RocksDB cannot be read: {error}; restore from a checkpoint")
 
 
 def prefix(group: int, space: int = 0) -> bytes:

@@ -18,6 +18,20 @@ ROCKSDB_MUTANTS: list[Mutant] = [
         (f"{SNAPSHOTS}test_what_is_gone_stays_gone_after_a_restore", f"{ROCKSDB}test_a_file_of_the_database_is_uploaded_once"),
     ),
     Mutant(
+        "whether a window on disk is empty is asked of all of its rows each time",
+        "aioflow/state/rocksdb_cache.py",
+        "self.cache.stored_from(self, self.passed)",
+        'self.cache.stored_from(self, b"")',
+        (f"{ROCKSDB}test_whether_a_window_on_disk_is_empty_is_not_asked_of_each_of_its_rows_again",),
+    ),
+    Mutant(
+        "what comes back to a window on disk below a row that was passed is forgotten",
+        "aioflow/state/rocksdb_cache.py",
+        "        space.passed = min(space.passed, row)\n",
+        "",
+        (f"{ROCKSDB}test_whether_a_window_on_disk_is_empty_is_not_asked_of_each_of_its_rows_again",),
+    ),
+    Mutant(
         "a frozen value is changed before it is written",
         "aioflow/state/rocksdb_cache.py",
         "                        capture.save(self, key, self.lookup(key))\n                        del frozen[key]\n",

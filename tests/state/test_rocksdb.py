@@ -167,6 +167,49 @@ async def test_a_window_that_is_mostly_on_disk_is_not_taken_for_empty() -> None:
     assert handle is None
 
 
+@pytest.mark.parametrize("restore", [False, True])
+@pytest.mark.parametrize("in_order_of_rows", [False, True])
+async def test_whether_a_window_on_disk_is_empty_is_not_asked_of_each_of_its_rows_again(
+    restore: bool, in_order_of_rows: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A window asks after each key that it lets go of."""
+    looked_at, count, window = 0, 4_000, (0, 10)
+    plain = RowCodec.key
+
+    def key(*args: Any) -> Any:
+        nonlocal looked_at
+        looked_at += 1
+        return plain(*args)
+
+    monkeypatch.setattr(RowCodec, "key", key)
+    small = backend(RocksDB(cache_entries=1))
+    table = small.table("t")
+    for number in range(count):
+        table.of(window, [number])[number] = number
+    if restore:
+        handle = await checkpoint(small, 1)
+        small = await restored(RocksDB(cache_entries=1), [handle])
+        table = small.table("t")
+    numbers = list(table.peek(window)) if in_order_of_rows else list(range(count))
+    for gone, number in enumerate(numbers, 1):
+        held = table.of_key(window, number)
+        assert held.pop(number) == number
+        assert bool(held) is (gone < count)
+    assert looked_at < 5 * count
+    # What comes back, and is put on disk by others, is found there although rows behind it were looked at.
+    again, others = numbers[0], range(-4_000, 0)
+    for number in (again, *others):
+        table.of_key(window, number)[number] = number
+    held = table.of_key(window, count)
+    assert again not in list(held.keys_in_memory())  # type: ignore[attr-defined]
+    for number in others:
+        table.of_key(window, number).pop(number)
+    assert held
+    table.of_key(window, again).pop(again)
+    assert not held
+    assert table.namespaces() == []
+
+
 async def checkpoint_or_none(of: KeyedStateBackend) -> KeyedStateHandle | None:
     return await of.begin_snapshot(9).write(InlineState())
 
