@@ -1,25 +1,32 @@
-"""Which operator runs a function of one element when it is not simply inline: awaited, in a thread, or guarded."""
+"""Which operator runs a function of one element: inline among its neighbours, awaited, in a thread, guarded, or with full access."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from aioflow.api.build import fresh
+from aioflow.api.build import fresh, make_operator
+from aioflow.api.hints import field_hint
 from aioflow.core.errors import GraphError, did_you_mean
-from aioflow.core.functions import OutputTag
+from aioflow.core.expressions import is_expression
+from aioflow.core.functions import Function, OutputTag
 from aioflow.core.retry import Retry
 from aioflow.core.signatures import check_takes
 from aioflow.core.timeunits import to_seconds
+from aioflow.graph.stream_graph import Chaining
 from aioflow.operators.async_wait import AsyncWaitOperator, GuardedRowsOperator
-from aioflow.operators.plain_functions import check_without_state
-from aioflow.operators.stateless import StatelessKind, is_async
+from aioflow.operators.function_classes import check_function_class
+from aioflow.operators.plain_functions import check_called, check_without_state
+from aioflow.operators.process import KeyedProcessOperator, ProcessOperator
+from aioflow.operators.stateless import StatelessKind, StatelessOperator, StatelessStep, is_async
+from aioflow.operators.userfunction import has_operator_state
 
 if TYPE_CHECKING:
     from aioflow.operators.operator import Operator
 
-__all__ = ["asynchronous_factory"]
+__all__ = ["Call", "inline_call", "process_call", "row_call"]
 
 CONCURRENCY = 8
 """Calls at a time when the user says nothing: enough to hide latency, few enough for any server."""
@@ -27,7 +34,64 @@ CONCURRENCY = 8
 OPTIONS = ("blocking", "concurrency", "ordered", "timeout", "retry", "on_error", "on_timeout")
 
 
-def asynchronous_factory(kind: StatelessKind, function: Any, options: dict[str, Any]) -> Callable[[], Operator] | None:
+@dataclass(frozen=True, slots=True)
+class Call:
+    """The operator that calls a function, and what the graph has to know of it."""
+
+    factory: Callable[[], Operator]
+    more: dict[str, Any]
+    """Arguments of `add_operator`."""
+
+
+def row_call(kind: StatelessKind, fn: Any, options: dict[str, Any], *, keyed: bool) -> Call:
+    """For `map`, `filter` and `flat_map`, with their own options. `keyed`: directly behind a `key_by`, where a class has keyed state."""
+    if not callable(fn) and not is_expression(fn) and not isinstance(fn, Function):
+        raise GraphError(f"{kind.value} needs a function or an expression, got {type(fn).__name__}: {fn!r}{field_hint(fn)}")
+    _check_function(fn, kind.value, kind.value, "value")
+    factory = _asynchronous_factory(kind, fn, options)
+    if factory is not None:
+        on_error = options.get("on_error")
+        side_tags = () if on_error is None else (on_error,)
+        chaining = Chaining.HEAD if is_async(fn, kind.value) else Chaining.ALWAYS
+        return Call(factory, {"chaining": chaining, "side_tags": side_tags, "stateful": has_operator_state(fn)})
+    if keyed and _is_function_class(fn):
+        return Call(partial(_keyed_rows, kind, fn), {"stateful": True})
+    return inline_call(kind, fn)
+
+
+def inline_call(kind: StatelessKind, fn: Any) -> Call:
+    """What nothing awaits."""
+    return Call(partial(_stateless, kind, fn), {"side_tags": (), "stateful": has_operator_state(fn)})
+
+
+def process_call(fn: Any, *, keyed: bool) -> Call:
+    """For `process`."""
+    from aioflow.operators.async_process import AsyncProcessOperator, is_async_process
+
+    _check_function(fn, "process", "process_element", "value, ctx")
+    if is_async_process(fn):
+        factory = partial(make_operator, AsyncProcessOperator, fn, keyed=keyed)
+        return Call(factory, {"stateful": keyed, "chaining": Chaining.HEAD})
+    return Call(partial(make_operator, KeyedProcessOperator if keyed else ProcessOperator, fn), {"stateful": keyed})
+
+
+def _check_function(fn: Any, kind: str, method: str, parameters: str) -> None:
+    """Raises GraphError for a function class of another kind, or what cannot be called with `parameters`."""
+    if _is_function_class(fn):
+        given = fn if isinstance(fn, type) else type(fn)
+        if not hasattr(given, method):
+            raise GraphError(f"{kind} needs a function class with a method {method!r}, and {given.__name__} has none")
+        check_function_class(fn)
+    elif not is_expression(fn):
+        check_called(fn, kind, parameters)
+
+
+def _is_function_class(fn: Any) -> bool:
+    """Or an object of one."""
+    return issubclass(fn if isinstance(fn, type) else type(fn), Function)
+
+
+def _asynchronous_factory(kind: StatelessKind, function: Any, options: dict[str, Any]) -> Callable[[], Operator] | None:
     """The factory of the operator that `options` ask for; None when the function runs inline, fused with its neighbours."""
     for name in options:
         if name not in OPTIONS:
@@ -73,6 +137,16 @@ def asynchronous_factory(kind: StatelessKind, function: Any, options: dict[str, 
         "blocking": blocking,
     }
     return partial(_waiting, kind, function, settings)
+
+
+def _stateless(kind: StatelessKind, function: Any) -> Operator:
+    return StatelessOperator([StatelessStep(kind, fresh(function))])
+
+
+def _keyed_rows(kind: StatelessKind, function: Any) -> Operator:
+    from aioflow.operators.keyed_rows import KeyedRowsOperator
+
+    return KeyedRowsOperator(kind, fresh(function))
 
 
 def _waiting(kind: StatelessKind, function: Any, settings: dict[str, Any]) -> Operator:

@@ -16,7 +16,7 @@ from aioflow.api.streams import DataStream, Elements
 from aioflow.core.errors import GraphError
 from aioflow.core.explained_calls import explained_methods, hinted
 from aioflow.core.expressions import is_expression
-from aioflow.core.functions import Function, KeyedProcessFunction, ProcessContext, ProcessFunction
+from aioflow.core.functions import KeyedProcessFunction, ProcessContext, ProcessFunction
 from aioflow.core.signatures import check_takes
 from aioflow.graph.stream_graph import ShipStrategy
 from aioflow.operators.aggregates import count, resolve_aggregate
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from aioflow.core.expressions import Expr
     from aioflow.core.functions import AggregateFunction
     from aioflow.operators.operator import Operator
-    from aioflow.operators.stateless import StatelessKind
     from aioflow.operators.triggers import Trigger
     from aioflow.operators.windowing import Evictor, WindowAssigner
 
@@ -54,16 +53,13 @@ METHODS = {ShipStrategy.GLOBAL: "global_", ShipStrategy.CUSTOM: "partition_custo
 class KeyedStream(DataStream[T], Generic[K, T]):
     """A stream dealt out by key. What follows directly has keyed state; after `map` or `filter` it is keyed no more."""
 
+    _has_keys = True
+
     def _partitioned(self, strategy: ShipStrategy, function: Any = None) -> DataStream[T]:
         method = METHODS.get(strategy, strategy.value.lower())
         raise GraphError(
             f"key_by(...).{method}() of {self!r} would undo the key_by: apply what needs the keys first, then {method}()"
         )
-
-    def _apply(self, kind: str, step: StatelessKind, fn: Any, options: OperatorOptions) -> DataStream[Any]:
-        if isinstance(fn, Function) or (isinstance(fn, type) and issubclass(fn, Function)):
-            return self._add(kind, partial(_keyed_rows, step, fn), options, function=fn, stateful=True)
-        return super()._apply(kind, step, fn, options)
 
     @overload
     def process(
@@ -85,7 +81,7 @@ class KeyedStream(DataStream[T], Generic[K, T]):
     ) -> DataStream[U]: ...
     def process(self, fn: Any, *, name: str | None = None, uid: str | None = None, parallelism: int | None = None) -> DataStream[Any]:
         """Keyed state and timers for each element: a KeyedProcessFunction, or a generator function of (value, ctx)."""
-        return self._process(fn, OperatorOptions(name, uid, parallelism), keyed=True)
+        return self._process(fn, OperatorOptions(name, uid, parallelism))
 
     def reduce(
         self, fn: Callable[[T, T], T], *, name: str | None = None, uid: str | None = None, parallelism: int | None = None
@@ -194,12 +190,6 @@ def keyed_stream(stream: DataStream[T], fn: Any, method: str, whose: str = "") -
     check_without_resources(fn, written)
     check_without_state(fn, written)
     return KeyedStream(stream.flow, [upstream.partitioned(ShipStrategy.HASH, fn, written=written) for upstream in stream.upstreams])
-
-
-def _keyed_rows(kind: StatelessKind, function: Any) -> Operator:
-    from aioflow.operators.keyed_rows import KeyedRowsOperator
-
-    return KeyedRowsOperator(kind, fresh(function))
 
 
 def _aggregating(agg: Any) -> Operator:

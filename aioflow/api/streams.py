@@ -10,18 +10,17 @@ from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Mappin
 from dataclasses import asdict, replace
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, Never, TypeAlias, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Never, TypeAlias, TypeVar, overload
 
 from aioflow.api.build import (
     OperatorOptions,
     Upstream,
     add_operator,
     check_watermarks,
-    fresh,
     make_operator,
     warn_of_empty_side,
 )
-from aioflow.api.hints import as_select, field_hint, sink_hint
+from aioflow.api.hints import as_select
 from aioflow.api.steps import nearest_method, no_such_method
 from aioflow.core.errors import GraphError
 from aioflow.core.explained_calls import explained_methods
@@ -30,7 +29,6 @@ from aioflow.core.expressions import Expr, is_expression
 from aioflow.core.functions import (
     FilterFunction,
     FlatMapFunction,
-    Function,
     KeyedProcessFunction,
     MapFunction,
     OutputTag,
@@ -38,11 +36,8 @@ from aioflow.core.functions import (
     ProcessFunction,
 )
 from aioflow.graph.stream_graph import Chaining, ShipStrategy
-from aioflow.operators.function_classes import check_function_class
-from aioflow.operators.plain_functions import check_called, check_plain, check_without_resources, check_without_state
-from aioflow.operators.process import KeyedProcessOperator, ProcessOperator
-from aioflow.operators.sink import SinkOperator
-from aioflow.operators.stateless import StatelessKind, StatelessOperator, StatelessStep, is_async
+from aioflow.operators.plain_functions import check_plain, check_without_resources, check_without_state
+from aioflow.operators.stateless import StatelessKind
 from aioflow.operators.userfunction import has_operator_state
 from aioflow.operators.watermarks import TimestampsAndWatermarksOperator
 
@@ -72,6 +67,8 @@ Elements: TypeAlias = Iterable[U] | AsyncIterable[U] | Awaitable[Iterable[U] | N
 @explained_methods
 class DataStream(Generic[T]):
     """A stream of elements of type T."""
+
+    _has_keys: ClassVar[bool] = False
 
     def __init__(self, flow: Flow, upstreams: list[Upstream]) -> None:
         self._flow = flow
@@ -242,6 +239,8 @@ class DataStream(Generic[T]):
         Of the operator are `name=`, `uid=` and `parallelism=` where they are no expressions: `select(name=e.name)` is a column. So is
         `on_error=tag` as for `map`.
         """
+        from aioflow.api.calls import inline_call
+
         if more or (columns is not None and not isinstance(columns, Mapping)):
             given = (columns, *more)
             raise GraphError(f"select() needs a name for each column, got {', '.join(map(repr, given))}; write {as_select(given)}")
@@ -253,7 +252,8 @@ class DataStream(Generic[T]):
         function, options = columns_to_function(wanted), replace(options, name=options.name or "select")
         if on_error is not None:
             return self._rows(StatelessKind.MAP, function, {**asdict(options), "on_error": on_error})
-        return self._apply("select", StatelessKind.MAP, function, options)
+        call = inline_call(StatelessKind.MAP, function)
+        return self._add("select", call.factory, options, function=function, **call.more)
 
     def map_batches(
         self,
@@ -283,7 +283,10 @@ class DataStream(Generic[T]):
         parallelism: int | None = None,
     ) -> DataStream[U]:
         """Full access to each element: its time, side outputs. `fn` is a ProcessFunction, or a generator function of (value, ctx)."""
-        return self._process(fn, OperatorOptions(name, uid, parallelism), keyed=False)
+        given = fn if isinstance(fn, type) else type(fn)
+        if issubclass(given, KeyedProcessFunction):
+            raise GraphError(f"{given.__name__} is a KeyedProcessFunction, and {self!r} has no keys: put key_by(...) directly before it")
+        return self._process(fn, OperatorOptions(name, uid, parallelism))
 
     def throttle(
         self, n: int, per: str | timedelta = "1s", *, name: str | None = None, uid: str | None = None, parallelism: int | None = None
@@ -422,27 +425,9 @@ class DataStream(Generic[T]):
         parallelism: int | None = None,
     ) -> DataStream[T]:
         """Write the elements to `sink`: a Sink, or a function or `async def` of one element (at-least-once). Gives this stream back."""
-        from aioflow.operators.function_sink import FunctionSink, as_sink, calling
+        from aioflow.api.sinks import add_sink
 
-        if not callable(sink) and (remedy := sink_hint(sink)):
-            raise GraphError(f"sink() takes a Sink or a function of one element, got {type(sink).__name__}: {sink!r}{remedy}")
-        target = as_sink(sink)
-        calls = isinstance(target, FunctionSink)
-        if (check := getattr(target, "check_sink", None)) is not None:
-            check()
-        for node_id in sorted(self._graph.upstream_of(upstream.node_id for upstream in self._upstreams)):
-            refuse = getattr(self._graph.nodes[node_id].source, "refuse_sink", None)
-            if refuse is not None:
-                refuse(target)
-        self._add(
-            "sink",
-            partial(make_operator, calling, sink) if calls else partial(make_operator, SinkOperator, target),
-            OperatorOptions(name or getattr(target, "name", None) or type(target).__name__, uid, parallelism),
-            sink=True,
-            stateful=calls and has_operator_state(sink),
-            stays_here=bool(getattr(target, "stays_here", False)),
-            parallelism_max=getattr(target, "parallelism_max", None),
-        )
+        add_sink(self._graph, self._upstreams, sink, OperatorOptions(name, uid, parallelism))
         return self
 
     def print(
@@ -489,47 +474,17 @@ class DataStream(Generic[T]):
             raise GraphError(f"{what}() of streams of two flows, {self._flow.name!r} and {other._flow.name!r}: build both in one flow")
 
     def _rows(self, kind: StatelessKind, fn: Any, options: dict[str, Any]) -> DataStream[Any]:
-        from aioflow.api.calls import asynchronous_factory
+        from aioflow.api.calls import row_call
 
-        operator = OperatorOptions(options.pop("name", None), options.pop("uid", None), options.pop("parallelism", None))
-        if not callable(fn) and not is_expression(fn) and not isinstance(fn, Function):
-            raise GraphError(f"{kind.value} needs a function or an expression, got {type(fn).__name__}: {fn!r}{field_hint(fn)}")
-        _check_function(fn, kind.value, kind.value, "value")
-        factory = asynchronous_factory(kind, fn, options)
-        if factory is not None:
-            on_error = options.get("on_error")
-            chaining = Chaining.HEAD if is_async(fn, kind.value) else Chaining.ALWAYS
-            side_tags = () if on_error is None else (on_error,)
-            stateful = has_operator_state(fn)
-            return self._add(kind.value, factory, operator, function=fn, chaining=chaining, side_tags=side_tags, stateful=stateful)
-        return self._apply(kind.value, kind, fn, operator)
+        own = OperatorOptions(options.pop("name", None), options.pop("uid", None), options.pop("parallelism", None))
+        call = row_call(kind, fn, options, keyed=self._has_keys)
+        return self._add(kind.value, call.factory, own, function=fn, **call.more)
 
-    def _apply(self, kind: str, step: StatelessKind, fn: Any, options: OperatorOptions) -> DataStream[Any]:
-        return self._add(kind, partial(_stateless, step, fn), options, function=fn, side_tags=(), stateful=has_operator_state(fn))
+    def _process(self, fn: Any, options: OperatorOptions) -> DataStream[Any]:
+        from aioflow.api.calls import process_call
 
-    def _process(self, fn: Any, options: OperatorOptions, *, keyed: bool) -> DataStream[Any]:
-        from aioflow.operators.async_process import AsyncProcessOperator, is_async_process
-
-        given = fn if isinstance(fn, type) else type(fn)
-        if not keyed and issubclass(given, KeyedProcessFunction):
-            raise GraphError(f"{given.__name__} is a KeyedProcessFunction, and {self!r} has no keys: put key_by(...) directly before it")
-        _check_function(fn, "process", "process_element", "value, ctx")
-        if is_async_process(fn):
-            factory = partial(make_operator, AsyncProcessOperator, fn, keyed=keyed)
-            return self._add("process", factory, options, function=fn, stateful=keyed, chaining=Chaining.HEAD)
-        factory = partial(make_operator, KeyedProcessOperator if keyed else ProcessOperator, fn)
-        return self._add("process", factory, options, function=fn, stateful=keyed)
-
-
-def _check_function(fn: Any, kind: str, method: str, parameters: str) -> None:
-    """Raises GraphError for a function class of another kind, or what cannot be called with `parameters`."""
-    given = fn if isinstance(fn, type) else type(fn)
-    if issubclass(given, Function):
-        if not hasattr(given, method):
-            raise GraphError(f"{kind} needs a function class with a method {method!r}, and {given.__name__} has none")
-        check_function_class(fn)
-    elif not is_expression(fn):
-        check_called(fn, kind, parameters)
+        call = process_call(fn, keyed=self._has_keys)
+        return self._add("process", call.factory, options, function=fn, **call.more)
 
 
 def operator_options(named: dict[str, Any]) -> OperatorOptions:
@@ -537,6 +492,3 @@ def operator_options(named: dict[str, Any]) -> OperatorOptions:
     options = [option for option in ("name", "uid", "parallelism") if option in named and not is_expression(named[option])]
     return OperatorOptions(**{option: named.pop(option) for option in options})
 
-
-def _stateless(kind: StatelessKind, function: Any) -> Operator:
-    return StatelessOperator([StatelessStep(kind, fresh(function))])

@@ -1,0 +1,43 @@
+"""What `stream.sink(...)` adds: the operator that writes to a Sink, or calls a function, and the checks of whether that may stand here."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from aioflow.api.build import OperatorOptions, Upstream, add_operator, make_operator
+from aioflow.api.hints import sink_hint
+from aioflow.core.errors import GraphError
+from aioflow.operators.function_sink import FunctionSink, as_sink, calling
+from aioflow.operators.sink import SinkOperator
+from aioflow.operators.userfunction import has_operator_state
+
+if TYPE_CHECKING:
+    from aioflow.graph.stream_graph import StreamGraph
+
+__all__ = ["add_sink"]
+
+
+def add_sink(graph: StreamGraph, streams: list[Upstream], sink: Any, options: OperatorOptions) -> None:
+    """Write what comes of `streams` to `sink`. Raises GraphError for what is none, or must not be written to from there."""
+    if not callable(sink) and (remedy := sink_hint(sink)):
+        raise GraphError(f"sink() takes a Sink or a function of one element, got {type(sink).__name__}: {sink!r}{remedy}")
+    target = as_sink(sink)
+    calls = isinstance(target, FunctionSink)
+    if (check := getattr(target, "check_sink", None)) is not None:
+        check()
+    for node_id in sorted(graph.upstream_of(stream.node_id for stream in streams)):
+        refuse = getattr(graph.nodes[node_id].source, "refuse_sink", None)
+        if refuse is not None:
+            refuse(target)
+    add_operator(
+        graph,
+        "sink",
+        [streams],
+        partial(make_operator, calling, sink) if calls else partial(make_operator, SinkOperator, target),
+        OperatorOptions(options.name or getattr(target, "name", None) or type(target).__name__, options.uid, options.parallelism),
+        sink=True,
+        stateful=calls and has_operator_state(sink),
+        stays_here=bool(getattr(target, "stays_here", False)),
+        parallelism_max=getattr(target, "parallelism_max", None),
+    )
