@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Generic, TypeVar
 
+from aioflow.core.signatures import check_takes
+
 __all__ = [
     "AggregatingStateDescriptor",
     "ListStateDescriptor",
@@ -63,6 +65,9 @@ class ReducingStateDescriptor(StateDescriptor, Generic[T]):
     """One value a key: `fn(old, added)` merges each added element."""
 
     fn: Callable[[T, T], T]
+
+    def __post_init__(self) -> None:
+        check_takes(self.fn, f"ReducingStateDescriptor({self.name!r})", "old, added")
 
 
 @dataclass(frozen=True)

@@ -50,6 +50,13 @@ JOB_MUTANTS: list[Mutant] = [
         (REMEDIES + "test_keys_of_a_join_that_can_never_be_equal_are_warned_of_once",),
     ),
     Mutant(
+        "a reducing state takes a function of one",
+        "aioflow/core/state_descriptors.py",
+        "        check_takes(self.fn, f\"ReducingStateDescriptor({self.name!r})\", \"old, added\")\n",
+        "        pass\n",
+        ("tests/core/test_state_descriptors.py::test_a_reducing_state_takes_a_function_of_two",),
+    ),
+    Mutant(
         "seconds pass for milliseconds in silence",
         "aioflow/operators/time_unit.py",
         '    ("seconds", 1, "* 1000"),\n',

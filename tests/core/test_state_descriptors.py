@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from aioflow.core.errors import GraphError
 from aioflow.core.state_descriptors import ListStateDescriptor, MapStateDescriptor, ReducingStateDescriptor, ValueStateDescriptor
 
 
@@ -18,3 +19,9 @@ from aioflow.core.state_descriptors import ListStateDescriptor, MapStateDescript
 )
 def test_a_descriptor_with_its_types_spelled_out_equals_the_plain_one(spelled_out, plain) -> None:
     assert spelled_out() == plain
+
+
+@pytest.mark.parametrize("wrong", [lambda: 0, lambda old: old, lambda old, added, more: old])
+def test_a_reducing_state_takes_a_function_of_two(wrong) -> None:
+    with pytest.raises(GraphError, match=r"^ReducingStateDescriptor\('n'\) needs a function of \(old, added\), got .*<lambda>\("):
+        ReducingStateDescriptor("n", wrong)
