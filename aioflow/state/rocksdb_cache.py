@@ -29,6 +29,9 @@ EVICTED_MAX = 1_024
 NAMED_LATELY = 1_024
 """So many keys may be named between the moment when an operator names one and when it is done with it."""
 
+ROWS_FEW = 64
+"""So many rows of a space are known by themselves."""
+
 ENTRY_BYTES = 200
 VALUE_FACTOR = 4
 """What an entry takes in memory, roughly: this, and some times its encoded size."""
@@ -79,8 +82,8 @@ class Space:
     """One namespace of one table."""
 
     __slots__ = (
-        "cache", "complete", "dirty", "dropped", "entries", "groups", "namespace", "number", "passed", "spelled", "stored", "table",
-        "token",
+        "cache", "complete", "dirty", "dropped", "entries", "few", "groups", "namespace", "number", "passed", "spelled", "stored",
+        "table", "token",
     )  # fmt: skip
 
     is_timers: ClassVar[bool] = False
@@ -97,6 +100,8 @@ class Space:
         """Whether there may be rows of it."""
         self.groups: int | None = 0
         """Bit set of the key groups in which there may be rows; None: nobody knows."""
+        self.few: dict[bytes, None] | None = {}
+        """All rows that there may be; None: more than a few, or nobody knows."""
         self.passed = b""
         """Rows below it, if there are any, are of keys that are gone: whoever asks whether any is left need not look at them again."""
         self.dropped = False
@@ -269,7 +274,7 @@ class Cache:
             other.number = self._next_space
             self.spaces[other.number] = other
             self._next_space += 1
-        space.number, space.stored, space.complete, space.groups, space.passed = number, True, False, None, b""
+        space.number, space.stored, space.complete, space.groups, space.few, space.passed = number, True, False, None, None, b""
         self.spaces[number] = space
 
     def drop(self, space: Space) -> None:
@@ -298,12 +303,19 @@ class Cache:
         return doomed
 
     def remove(self, doomed: Iterable[Space]) -> None:
-        """Removes the rows of `doomed`: one deletion of a range for each key group in which there are any."""
+        """Removes the rows of `doomed`: if they are few one by one, else a range for each key group in which there are any.
+
+        A range that was deleted makes all reads dearer until RocksDB has written its memory out, and each session would leave one.
+        """
         batch = WriteBatch(raw_mode=True)
         for space in doomed:
             if space.stored:
-                for group in self._groups_of(space):
-                    batch.delete_range(prefix(group, space.number), prefix(group, space.number + 1))
+                if space.few is None:
+                    for group in self._groups_of(space):
+                        batch.delete_range(prefix(group, space.number), prefix(group, space.number + 1))
+                else:
+                    for row in space.few:
+                        batch.delete(row)
                 batch.delete(self.codec.space_row(space.number))
         if len(batch):
             self.opened().write(batch)
@@ -361,6 +373,10 @@ class Cache:
             space.stored = True
         if space.groups is not None:
             space.groups |= 1 << group_in(row)
+        if space.few is not None:
+            space.few[row] = None
+            if len(space.few) > ROWS_FEW:
+                space.few = None
         space.passed = min(space.passed, row)
         batch.put(row, content)
 

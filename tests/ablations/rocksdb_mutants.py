@@ -32,6 +32,20 @@ ROCKSDB_MUTANTS: list[Mutant] = [
         (f"{ROCKSDB}test_whether_a_window_on_disk_is_empty_is_not_asked_of_each_of_its_rows_again",),
     ),
     Mutant(
+        "each window on disk leaves deleted ranges, however few its keys are",
+        "aioflow/state/rocksdb_cache.py",
+        "            if len(space.few) > ROWS_FEW:\n",
+        "            if space.few:\n",
+        (f"{ROCKSDB}test_a_window_of_few_keys_leaves_no_deleted_range_that_reads_would_have_to_heed",),
+    ),
+    Mutant(
+        "of a window that is dropped only the first row goes",
+        "aioflow/state/rocksdb_cache.py",
+        "                    for row in space.few:\n                        batch.delete(row)\n",
+        "                    for row in list(space.few)[:1]:\n                        batch.delete(row)\n",
+        (f"{ROCKSDB}test_a_window_of_few_keys_leaves_no_deleted_range_that_reads_would_have_to_heed",),
+    ),
+    Mutant(
         "a frozen value is changed before it is written",
         "aioflow/state/rocksdb_cache.py",
         "                        capture.save(self, key, self.lookup(key))\n                        del frozen[key]\n",

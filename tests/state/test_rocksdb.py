@@ -28,6 +28,7 @@ from aioflow.state.backend import KeyedStateBackend, create_keyed_backend
 from aioflow.state.handles import CANONICAL, KeyedStateHandle, StateFile
 from aioflow.state.inline import InlineState
 from aioflow.state.rocksdb import RocksDB
+from aioflow.state.rocksdb_cache import ROWS_FEW
 from aioflow.state.rocksdb_rows import RowCodec, StoredSpace, group_in, plain_key
 from aioflow.state.timers import InternalTimerService
 from tests.state.snapshots import closing_backends, made
@@ -208,6 +209,47 @@ async def test_whether_a_window_on_disk_is_empty_is_not_asked_of_each_of_its_row
     table.of_key(window, again).pop(again)
     assert not held
     assert table.namespaces() == []
+
+
+class Deletions:
+    """Stands in for a batch, and counts what it would delete."""
+
+    rows: int = 0
+    ranges: int = 0
+
+    def __init__(self, raw_mode: bool) -> None:
+        assert raw_mode
+
+    def __len__(self) -> int:
+        return 0
+
+    def delete(self, row: bytes) -> None:
+        Deletions.rows += 1
+
+    def delete_range(self, first: bytes, behind: bytes) -> None:
+        Deletions.ranges += 1
+
+
+@pytest.mark.parametrize(("keys", "ranges"), [(1, 0), (ROWS_FEW, 0), (ROWS_FEW + 1, GROUPS)])
+async def test_a_window_of_few_keys_leaves_no_deleted_range_that_reads_would_have_to_heed(
+    keys: int, ranges: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = backend()
+    table = there.table("t")
+    for number in range(ROWS_FEW + 1):
+        table.of((0, 10), [number])[number] = number
+        if number < keys:
+            table.of((5, 15), [number])[number] = number
+    await checkpoint(there, 1)
+    for number in range(keys):
+        table.of((5, 15), [number])[number] = -number  # Written twice, it is still one row.
+    await checkpoint(there, 2)
+    monkeypatch.setattr("aioflow.state.rocksdb_cache.WriteBatch", Deletions)
+    monkeypatch.setattr(Deletions, "rows", 0)
+    monkeypatch.setattr(Deletions, "ranges", 0)
+    table.drop((5, 15))
+    # The row that tells of the space goes, too.
+    assert (Deletions.rows, Deletions.ranges) == (1 if ranges else keys + 1, ranges)
 
 
 async def checkpoint_or_none(of: KeyedStateBackend) -> KeyedStateHandle | None:
