@@ -339,16 +339,19 @@ class Cache:
         return max(1, min(self._limits.entries, self._limits.bytes // entry))
 
     def make_room(self) -> None:
-        """Lets go of some entries if there are too many, of all spaces in proportion."""
+        """Lets go of some entries if there are too many, of all spaces in proportion; where these are very many, of the oldest first."""
         sizes = [(space, max(len(space.entries), len(space.dirty))) for space in self.spaces.values() if not space.is_timers]
         held, limit = sum(size for _, size in sizes), self.limit
         spare = min(limit // 16, EVICTED_MAX) + 1
         excess = min(held - limit + spare, EVICTED_MAX)
         if excess > 0:
-            batch, total = WriteBatch(raw_mode=True), held
+            batch, total, gone = WriteBatch(raw_mode=True), held, 0
             for space, size in sizes:
+                if gone >= excess:
+                    break
                 if size:
-                    held -= self._evict(space, -(-size * excess // total), batch)
+                    gone += self._evict(space, -(-size * excess // total), batch)
+            held -= gone
             if len(batch):
                 self.opened().write(batch)
         self.held = held

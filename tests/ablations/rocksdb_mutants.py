@@ -46,6 +46,13 @@ ROCKSDB_MUTANTS: list[Mutant] = [
         (f"{ROCKSDB}test_a_window_of_few_keys_leaves_no_deleted_range_that_reads_would_have_to_heed",),
     ),
     Mutant(
+        "of each window something is written out at once, however many there are",
+        "aioflow/state/rocksdb_cache.py",
+        "                if gone >= excess:\n                    break\n",
+        "",
+        (f"{ROCKSDB}test_however_many_windows_there_are_few_entries_are_written_out_at_once",),
+    ),
+    Mutant(
         "a frozen value is changed before it is written",
         "aioflow/state/rocksdb_cache.py",
         "                        capture.save(self, key, self.lookup(key))\n                        del frozen[key]\n",

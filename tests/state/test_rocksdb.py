@@ -28,7 +28,7 @@ from aioflow.state.backend import KeyedStateBackend, create_keyed_backend
 from aioflow.state.handles import CANONICAL, KeyedStateHandle, StateFile
 from aioflow.state.inline import InlineState
 from aioflow.state.rocksdb import RocksDB
-from aioflow.state.rocksdb_cache import ROWS_FEW
+from aioflow.state.rocksdb_cache import EVICTED_MAX, ROWS_FEW, Cache
 from aioflow.state.rocksdb_rows import RowCodec, StoredSpace, group_in, plain_key
 from aioflow.state.timers import InternalTimerService
 from tests.state.snapshots import closing_backends, made
@@ -209,6 +209,31 @@ async def test_whether_a_window_on_disk_is_empty_is_not_asked_of_each_of_its_row
     table.of_key(window, again).pop(again)
     assert not held
     assert table.namespaces() == []
+
+
+async def test_however_many_windows_there_are_few_entries_are_written_out_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one key each, as sessions have it."""
+    small, windows = backend(RocksDB(cache_entries=6_000)), 12_000
+    table = small.table("t")
+    written: list[int] = []
+    make_room, put = Cache.make_room, Cache.put
+
+    def counted(cache: Cache) -> None:
+        written.append(0)
+        make_room(cache)
+
+    def noted(cache: Cache, *args: Any) -> None:
+        written[-1] += 1
+        put(cache, *args)
+
+    monkeypatch.setattr(Cache, "make_room", counted)
+    monkeypatch.setattr(Cache, "put", noted)
+    for number in range(windows):
+        table.of((number, number + 10), ["k"])["k"] = number
+    assert max(written) <= EVICTED_MAX
+    assert sum(written) >= windows - 6_000 - EVICTED_MAX
+    in_memory = [number for number in range(windows) if len(table.find((number, number + 10)).entries)]  # type: ignore[attr-defined]
+    assert in_memory == list(range(sum(written), windows)), "the oldest go first, and none of them twice"
 
 
 class Deletions:
