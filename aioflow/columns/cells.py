@@ -11,18 +11,21 @@ arrays cannot hold so (ints beyond 64 bits, ints and floats in turns, zeros of b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from aioflow.columns.expressions import NotOnColumns
 from aioflow.columns.keys import arrivals
-from aioflow.columns.leaves import Groups, Leaf, Tally, copied, grown, tally_of
+from aioflow.columns.leaves import Groups, Leaf, Tally, check_merge, copied, grown, tally_of
 from aioflow.columns.plans import Inputs, LeafKind, Plan
 from aioflow.core.column_batch import Column, ColumnBatch
 
-__all__ = ["Cells"]
+__all__ = ["WRITTEN_MAX", "Cells", "Merged"]
+
+WRITTEN_MAX = 16_384
+"""Keys that are written at a time, in some 10 ms."""
 
 _LIMIT = 2**63
 
@@ -120,21 +123,29 @@ class Cells:
                 raise NotOnColumns("a sum could leave 64 bits")
         return found
 
-    def write(self, table_of: Callable[[list[Any]], MutableMapping[Any, Any]], entries: list[Any]) -> None:
-        """Bring what has changed into the table, keys in the order in which they came first."""
+    def write(self, table_of: Callable[[list[Any]], MutableMapping[Any, Any]], entries: list[Any]) -> Iterator[int]:
+        """Bring what has changed into the table, keys in the order in which they came first. Yields how many after each part of them.
+
+        Nothing may be added until it is over. It may be left before, and begun anew: what is not written yet is then still to be written.
+        """
         dirty = self._dirty
         if not dirty.any():
             return
         new = self._arrived[self._written :]
-        self._written = len(self._arrived)
         first = np.concatenate(new) if new else np.zeros(0, np.int64)
-        dirty[first] = False
-        codes = np.concatenate([first, np.flatnonzero(dirty)])
-        dirty[:] = False
-        keys = list(map(entries.__getitem__, codes.tolist()))
-        parts = [leaf.accumulators(codes) for leaf in self._leaves]
-        accumulators = parts[0] if self.plan.names is None else map(list, zip(*parts, strict=True))
-        table_of(keys).update(zip(keys, accumulators, strict=True))
+        others = dirty.copy()
+        others[first] = False
+        codes = np.concatenate([first, np.flatnonzero(others)])
+        for begin in range(0, len(codes), WRITTEN_MAX):
+            part = codes[begin : begin + WRITTEN_MAX]
+            keys = list(map(entries.__getitem__, part.tolist()))
+            columns = [leaf.accumulators(part) for leaf in self._leaves]
+            accumulators = columns[0] if self.plan.names is None else map(list, zip(*columns, strict=True))
+            table_of(keys).update(zip(keys, accumulators, strict=True))
+            dirty[part] = False
+            if begin + len(part) == len(codes):
+                self._written = len(self._arrived)
+            yield len(part)
 
     @property
     def count(self) -> int:
@@ -150,25 +161,46 @@ class Cells:
 
     def results(self, codes: np.ndarray) -> Column:
         """What the aggregate gives for each of `codes`."""
-        parts = [leaf.results(codes) for leaf in self._leaves]
+        return self._results(self._leaves, codes)
+
+    def _results(self, leaves: Sequence[Leaf], codes: np.ndarray) -> Column:
+        parts = [leaf.results(codes) for leaf in leaves]
         return parts[0] if self.plan.names is None else ColumnBatch(dict(zip(self.plan.names, parts, strict=True)), len(codes))
 
-    def merged(self, later: Sequence[Cells], size: int) -> tuple[Cells, np.ndarray]:
-        """This slice and `later` ones together, and the codes of all: earlier slices first, in order of arrival."""
-        whole = Cells(self.plan, complete=True)
-        for mine, leaf in zip(whole._leaves, self._leaves, strict=True):
-            mine.counts = copied(leaf.counts, size)
-            mine.values = None if leaf.values is None else copied(leaf.values, size)
-            mine.bound = leaf.bound
-        seen = copied(self._seen, size)
-        order = [self.arrival]
+
+class Merged:
+    """Some slices, at least one and in order of time, as one. Results of some keys can be made without those of the others."""
+
+    def __init__(self, slices: Sequence[Cells]) -> None:
+        """Raises NotOnColumns if they do not add up on columns."""
+        self._slices = slices
+        if len(slices) > 1:
+            for leaves in zip(*(cells._leaves for cells in slices), strict=True):
+                check_merge(leaves)
+
+    def codes(self) -> np.ndarray:
+        """Those of all keys: earlier slices first, in order of arrival."""
+        first, *later = self._slices
+        if not later:
+            return first.arrival
+        seen = copied(first._seen, max(len(cells._seen) for cells in later))
+        order = [first.arrival]
         for cells in later:
             codes = cells.arrival
-            for mine, leaf in zip(whole._leaves, cells._leaves, strict=True):
-                mine.merge(leaf, codes)
             order.append(codes[~seen[codes]])
             seen[codes] = True
-        return whole, np.concatenate(order)
+        return np.concatenate(order)
+
+    def results(self, codes: np.ndarray) -> Column:
+        """What the aggregate gives for each of `codes` over all slices."""
+        first, *later = self._slices
+        if not later:
+            return first.results(codes)
+        leaves = [leaf.taken(codes) for leaf in first._leaves]
+        for cells in later:
+            for mine, leaf in zip(leaves, cells._leaves, strict=True):
+                mine.merge(leaf.taken(codes))
+        return first._results(leaves, np.arange(len(codes)))
 
 
 _ABSENT: Any = object()

@@ -6,6 +6,7 @@ Each operation does with the arrays what the loop of rows does with one accumula
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from itertools import repeat
 from typing import Any
 
@@ -16,7 +17,7 @@ from aioflow.columns.making import column_of
 from aioflow.columns.plans import Inputs, LeafKind
 from aioflow.core.column_batch import Column, NumberColumn, ObjectColumn
 
-__all__ = ["Groups", "Leaf", "Tally", "copied", "grown", "tally_of"]
+__all__ = ["Groups", "Leaf", "Tally", "check_merge", "copied", "grown", "tally_of"]
 
 _LIMIT = 2**63
 
@@ -205,26 +206,26 @@ class Leaf:
             out.append(0 if old is None else old)
         return np.array(out, values.dtype)
 
-    def merge(self, other: Leaf, codes: np.ndarray) -> None:
-        """Add what a later slice holds of `codes`, as `merge` of the aggregate does with one accumulator after the other."""
-        theirs = other.counts[codes]
+    def taken(self, codes: np.ndarray) -> Leaf:
+        """A copy of what it has of `codes`, in their order. It has nothing of codes beyond its end."""
+        copy = Leaf(self.kind)
+        copy.counts = _taken(self.counts, codes)
+        copy.values = None if self.values is None else _taken(self.values, codes)
+        return copy
+
+    def merge(self, other: Leaf) -> None:
+        """Add what a later slice holds of the same codes, as `merge` of the aggregate does with one accumulator after the other."""
         if other.values is not None:
             if self.values is None:
                 self.values = np.zeros(len(self.counts), other.values.dtype)
-            elif self.values.dtype != other.values.dtype:
-                raise NotOnColumns("ints and floats come in turns")
-            if self.values.dtype.kind == "i" and self.kind in (LeafKind.SUM, LeafKind.MEAN):
-                self.bound += other.bound
-                if self.bound >= _LIMIT:
-                    raise NotOnColumns("a sum could leave 64 bits")
-            mine, new = self.values[codes], other.values[codes]
+            mine, new = self.values, other.values
             with np.errstate(all="ignore"):
                 if self.kind in (LeafKind.SUM, LeafKind.MEAN):
                     both = mine + new
                 else:
                     both = (np.fmin if self.kind is LeafKind.MIN else np.maximum)(mine, new)
-            self.values[codes] = np.where(theirs == 0, mine, np.where(self.counts[codes] == 0, new, both))
-        self.counts[codes] += theirs
+            self.values = np.where(other.counts == 0, mine, np.where(self.counts == 0, new, both))
+        self.counts += other.counts
 
     def accumulators(self, codes: np.ndarray) -> list[Any]:
         """In the form that rows keep."""
@@ -248,6 +249,26 @@ class Leaf:
         if self.kind is LeafKind.MEAN:
             return ObjectColumn([total / count if count else None for total, count in self.accumulators(codes)])
         return ObjectColumn(self.accumulators(codes))
+
+
+def check_merge(leaves: Sequence[Leaf]) -> None:
+    """Raises NotOnColumns if the numbers of these slices cannot be merged as arrays."""
+    filled = [leaf for leaf in leaves if leaf.values is not None]
+    dtypes = {leaf.values.dtype for leaf in filled if leaf.values is not None}
+    if len(dtypes) > 1:
+        raise NotOnColumns("ints and floats come in turns")
+    summed = leaves[0].kind in (LeafKind.SUM, LeafKind.MEAN)
+    if summed and any(dtype.kind == "i" for dtype in dtypes) and sum(leaf.bound for leaf in filled) >= _LIMIT:
+        raise NotOnColumns("a sum could leave 64 bits")
+
+
+def _taken(array: np.ndarray, codes: np.ndarray) -> np.ndarray:
+    if len(codes) and int(codes.max()) >= len(array):
+        there = codes < len(array)
+        found = np.zeros(len(codes), array.dtype)
+        found[there] = array[codes[there]]
+        return found
+    return array[codes]  # type: ignore[no-any-return]
 
 
 def grown(array: np.ndarray, size: int) -> np.ndarray:

@@ -64,7 +64,8 @@ class RunningColumns:
     def settle(self) -> None:
         """Bring what was added into the table."""
         if self._cells is not None:
-            self._cells.write(self._table_of, self._encoder.entries)
+            for _ in self._cells.write(self._table_of, self._encoder.entries):
+                pass
 
     def release(self) -> None:
         """Rows are about to write to the table."""

@@ -1,26 +1,31 @@
 """The slices of windows as cells: one `Cells` for each slice that batches of columns have added to.
 
-What is here and not yet in the table goes there with `settle`. Whoever is about to write to a slice by rows calls `release` before.
+What is here and not yet in the table goes there with `settle`. Whoever is about to write to a slice by rows calls `release` before. Both,
+and the results of a window, go by turns. Between two of them somebody may look at the state, which settles what is left; nothing is added.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from aioflow.columns.cells import Cells
+from aioflow.columns.cells import WRITTEN_MAX, Cells, Merged
 from aioflow.columns.expressions import NotOnColumns
 from aioflow.columns.keys import KeyEncoder
+from aioflow.columns.making import repeat
 from aioflow.columns.plans import Inputs, Plan
-from aioflow.core.column_batch import Column, ColumnBatch, NumberColumn
+from aioflow.core.column_batch import COLUMN_RECORDS_MAX, Column, ColumnBatch
 from aioflow.core.functions import WindowResult
 
 __all__ = ["SliceColumns"]
 
 KEYS_MIN = 100_000
 """Codes of keys that are gone are given up when there are so many, and four times as many as a slice has keys."""
+
+SLICE_KEYS = 64
+"""Keys that cost about as much to write as a slice by itself."""
 
 TableOf = Callable[[int, list[Any]], MutableMapping[Any, Any]]
 """What the slice that starts there holds, to change these keys of it."""
@@ -38,15 +43,23 @@ class SliceColumns:
         self._count_before = 0
         """Keys of the slice that went last: the next one, which has few yet, will have about as many."""
 
+    @property
+    def starts(self) -> list[int]:
+        """Where the slices begin of which something is here."""
+        return list(self._cells)
+
+    def make_room(self) -> Iterator[None]:
+        """To be called before `prepare`: gives up the codes of keys that are gone, if there are many. Yields like `settle`."""
+        count = len(self._encoder)
+        if count > KEYS_MIN and count > 4 * max(self._count_before, *(cells.count for cells in self._cells.values()), 0):
+            yield from self.release(self.starts)
+            self._encoder = KeyEncoder()
+
     def prepare(self, keys: Any, values: Any) -> tuple[np.ndarray, list[Inputs]]:
         """The codes of `keys`, and what the aggregates take of `values`. Raises NotOnColumns."""
         if not isinstance(values, ColumnBatch):
             raise NotOnColumns("the values are no records of columns")
         inputs = self._plan.inputs(values)
-        if len(self._encoder) > KEYS_MIN and len(self._encoder) > 4 * max(self._count_before, *(c.count for c in self._cells.values()), 0):
-            for start in list(self._cells):
-                self.release(start)
-            self._encoder = KeyEncoder()
         codes = self._encoder.encode_plain(keys)
         if codes is None:
             raise NotOnColumns("keys that are neither ints nor texts")
@@ -60,16 +73,25 @@ class SliceColumns:
         cells.fold(codes, inputs, which, self._encoder.entries, None if cells.complete else self._peek(start))
         self._cells[start] = cells
 
-    def settle(self, start: int | None = None) -> None:
-        """Bring a slice, or all, into the table."""
-        for at, cells in self._cells.items() if start is None else ((start, self._cells.get(start)),):
-            if cells is not None:
-                cells.write(lambda keys, at=at: self._table_of(at, keys), self._encoder.entries)  # type: ignore[misc]
+    def settle(self) -> Iterator[None]:
+        """Everything is in the table at the end of this, which yields while there is much to write. Nothing may be added in between."""
+        return self._settle(self.starts)
 
-    def release(self, start: int) -> None:
-        """Rows are about to be added to this slice."""
-        self.settle(start)
-        self._cells.pop(start, None)
+    def _settle(self, starts: Iterable[int]) -> Iterator[None]:
+        written = 0
+        for start in starts:
+            cells = self._cells[start]
+            for count in cells.write(lambda keys, at=start: self._table_of(at, keys), self._encoder.entries):  # type: ignore[misc]
+                written += count + SLICE_KEYS
+                if written >= WRITTEN_MAX:
+                    yield
+                    written = 0
+
+    def release(self, starts: Sequence[int]) -> Iterator[None]:
+        """Rows are about to be added to these slices, which have something here. Yields like `settle`."""
+        yield from self._settle(starts)
+        for start in starts:
+            del self._cells[start]
 
     def drop(self, start: int) -> None:
         """No window needs the slice any more."""
@@ -77,23 +99,27 @@ class SliceColumns:
         if cells is not None:
             self._count_before = cells.count
 
-    def results(self, starts: Sequence[int], begin: int, end: int) -> ColumnBatch | None:
-        """The results of the window [begin, end) made of these slices; None if the table has something of them that is not here."""
-        found = [self._cells.get(start) for start in starts]
-        cells = [one for one in found if one is not None and one.complete]
-        if len(cells) < len(found):
+    def results(self, starts: Sequence[int], begin: int, end: int) -> Iterator[ColumnBatch] | None:
+        """The results of the window [begin, end) made of these slices, in pieces; None if the table has something that is not here.
+
+        Until all of them are made nothing may be added.
+        """
+        cells = [one for one in map(self._cells.get, starts) if one is not None and one.complete]
+        if len(cells) < len(starts):
             return None
-        whole, codes = cells[0], cells[0].arrival
-        if len(cells) > 1:
-            try:
-                whole, codes = cells[0].merged(cells[1:], len(self._encoder))
-            except NotOnColumns:
-                return None
-        count = len(codes)
-        columns: dict[str, Column] = {
-            "key": self._encoder.decode(codes),
-            "start": NumberColumn(np.full(count, begin, np.int64)),
-            "end": NumberColumn(np.full(count, end, np.int64)),
-            "value": whole.results(codes),
-        }
-        return ColumnBatch(columns, count, WindowResult)
+        try:
+            return self._pieces(Merged(cells), begin, end)
+        except NotOnColumns:
+            return None
+
+    def _pieces(self, merged: Merged, begin: int, end: int) -> Iterator[ColumnBatch]:
+        codes = merged.codes()
+        for first in range(0, len(codes), COLUMN_RECORDS_MAX):
+            part = codes[first : first + COLUMN_RECORDS_MAX]
+            columns: dict[str, Column] = {
+                "key": self._encoder.decode(part),
+                "start": repeat(begin, len(part)),
+                "end": repeat(end, len(part)),
+                "value": merged.results(part),
+            }
+            yield ColumnBatch(columns, len(part), WindowResult)

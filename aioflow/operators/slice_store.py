@@ -58,23 +58,33 @@ class SliceStore:
         self.runs = SliceRuns(aggregate, self._merge_copies, self._numbered, self._any_in)
         self._runs_to = MIN_WATERMARK  # Slices from here on are in no run.
 
-    def settle(self) -> None:
-        """Everything is in the table."""
+    @property
+    def on_columns(self) -> bool:
+        """Whether columns hold something."""
+        return self._columns is not None and bool(self._columns.starts)
+
+    def settle(self) -> Iterator[None]:
+        """Everything is in the table at the end of this, which yields while there is much to write."""
         if self._columns is not None:
-            self._columns.settle()
+            yield from self._columns.settle()
+
+    def release(self, first: int, last: int) -> Iterator[None]:
+        """Columns give up the slices that begin from `first` to `last`, to which rows are about to be added. Yields like `settle`."""
+        if self._columns is not None:
+            yield from self._columns.release([start for start in self._columns.starts if first <= start <= last])
 
     # --------------------------------------------------------------------------------------------------------------- add
 
     def slice(self, start: int, keys: list[Any]) -> MutableMapping[Any, Any]:
-        """What slice `start` holds, to change `keys` in it."""
+        """What slice `start` holds, which columns have given up, to change `keys` in it."""
         self._note(start)
-        if self._columns is not None:
-            self._columns.release(start)
         # Asked anew for each batch, as the backend may put another mapping in its place.
         return self._table.of(start, keys)
 
-    def fold_columns(self, values: Any, timestamps: Any, keys: Any, fold: Callable[[int, list[Any], list[Any]], None]) -> None:
-        """Add a batch of columns, slice by slice; what has to be added as rows goes to `fold(start, keys, values)`."""
+    def fold_columns(
+        self, values: Any, timestamps: Any, keys: Any, fold: Callable[[int, list[Any], list[Any]], None]
+    ) -> Iterator[None]:
+        """Add a batch of columns, slice by slice; what must be added as rows goes to `fold(start, keys, values)`. Yields like `settle`."""
         import numpy as np
 
         from aioflow.columns.event_time import taken
@@ -85,6 +95,7 @@ class SliceStore:
             from aioflow.columns.slices import SliceColumns
 
             columns = self._columns = SliceColumns(plan_columns(self._aggregate), self._table.of, self._table.peek)
+        yield from columns.make_room()
         try:
             codes, inputs = columns.prepare(keys, values)
         except NotOnColumns:
@@ -98,6 +109,7 @@ class SliceStore:
                     continue
                 except NotOnColumns:
                     pass
+            yield from self.release(start, start)
             if which is None:
                 fold(start, list(keys), list(values))
             else:
@@ -130,8 +142,8 @@ class SliceStore:
 
     # -------------------------------------------------------------------------------------------------------------- read
 
-    def column_results(self, end: int) -> ColumnBatch | None:
-        """The results of the window that ends at `end`, if columns have all of it. Runs of slices are merged in another order."""
+    def column_results(self, end: int) -> Iterator[ColumnBatch] | None:
+        """The results of the window that ends at `end`, in pieces, if columns have all of it. Runs of slices merge in another order."""
         if self._columns is None:
             return None
         begin = end - self._grid.size
@@ -139,21 +151,20 @@ class SliceStore:
         return None if len(starts) >= RUNS_FROM else self._columns.results(starts, begin, end)
 
     def tables_of(self, end: int) -> list[Mapping[Any, Any]]:
-        """The slices of the window that ends at `end`, in order."""
+        """The slices of the window that ends at `end`, in order, once they are settled."""
         starts, peek = self.starts, self._table.peek
-        self.settle()
         begin, stop = bisect_left(starts, end - self._grid.size), bisect_left(starts, end)
         return [peek(start) for start in starts[begin:stop]]
 
     def cover(self, end: int) -> Generator[None, None, list[Mapping[Any, Any]]]:
         """What the window that ends at `end` is merged from, in order of time: its slices, or runs of them if they are many."""
         grid, starts = self._grid, self.starts
+        yield from self.settle()
         if bisect_left(starts, end) - bisect_left(starts, end - grid.size) < RUNS_FROM:
             tables = self.tables_of(end)
             if not self._aggregate.regroups or len(tables) < RUNS_FROM_IN_MEMORY or type(tables[0]) is not dict:
                 return tables
         self._runs_to = end
-        self.settle()
         stop = self._number(end)
         return (yield from self.runs.cover(stop - grid.size // grid.width, stop))
 

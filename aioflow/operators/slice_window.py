@@ -19,7 +19,7 @@ Invariants:
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping, Sequence
 from itertools import compress, islice, repeat
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +33,7 @@ from aioflow.core.keygroups import KeyGroupRange, key_group
 from aioflow.operators.adding_window import AddingWindowOperator
 from aioflow.operators.aggregates import explain_failure
 from aioflow.operators.column_aggregates import why_rows
+from aioflow.operators.settling import settled_by_turns
 from aioflow.operators.slice_grid import SliceGrid
 from aioflow.operators.slice_store import SliceStore
 from aioflow.operators.stateless import describe_place
@@ -95,12 +96,13 @@ class SliceWindowOperator(AddingWindowOperator):
         return max(self._deadline, self._grid.first_end(starts[0]) - 1) if starts else MAX_WATERMARK
 
     def settle_state(self) -> None:
-        self._slices.settle()
+        for _ in self._slices.settle():
+            pass
 
-    def snapshot_state(self, checkpoint_id: int) -> None:
-        self.settle_state()
+    def snapshot_state(self, checkpoint_id: int) -> Awaitable[None] | None:
         groups = self._state.key_group_range
         self._progress.update([(groups.start, groups.end, self._watermark)])
+        return settled_by_turns(self._slices.settle())
 
     async def open(self) -> None:
         await super().open()
@@ -120,11 +122,9 @@ class SliceWindowOperator(AddingWindowOperator):
             reached = self._watermark if watermarks is None else watermarks[-1]
             least, latest = lowest(timestamps), highest(timestamps)
             start = least - (least - self._offset) % self._width
-            if reached < self._deadline and least >= self._live_from and latest < start + self._width and not self._ahead:
-                if type(values) is not list and self.reads_columns:
-                    self._slices.fold_columns(values, timestamps, batch.keys, self._fold)
-                else:
-                    self._fold(start, batch.keys, values)
+            is_plain = (type(values) is list or not self.reads_columns) and not self._slices.on_columns
+            if is_plain and reached < self._deadline and least >= self._live_from and latest < start + self._width and not self._ahead:
+                self._fold(start, batch.keys, values)
             else:
                 return self._out.start(self._run(batch, least, latest), batch.watermark)
         if batch.watermark >= self._deadline:
@@ -195,7 +195,7 @@ class SliceWindowOperator(AddingWindowOperator):
             if least < live_from:
                 values, timestamps, keys = yield from self._add_late_rows(values, timestamps, keys, watermarks)
             if len(values):
-                self._slices.fold_columns(values, timestamps, keys, self._fold)
+                yield from self._slices.fold_columns(values, timestamps, keys, self._fold)
             return
         if least < live_from or self._ahead:
             live = [timestamp >= live_from for timestamp in timestamps]
@@ -213,6 +213,7 @@ class SliceWindowOperator(AddingWindowOperator):
             least, latest = min(timestamps), max(timestamps)
         width, fold = self._width, self._fold
         start, last = self._grid.slice_start(least), self._grid.slice_start(latest)
+        yield from self._slices.release(start, last)
         if start == last:
             fold(start, keys, values)
             return
@@ -262,12 +263,14 @@ class SliceWindowOperator(AddingWindowOperator):
             self._drop_late(value, timestamp, watermark)
             return
         start = self._grid.slice_start(timestamp)
+        yield from self._slices.release(start, start)
         self._fold(start, [key], [value])
         yield from self._refire(key, start, reached, watermark)
 
     def _refire(self, key: Any, start: int, reached: int, watermark: int) -> Iterator[None]:
         """Emit again the windows of `key` with slice `start` that had fired at `reached`, but may still change."""
         grid = self._grid
+        yield from self._slices.settle()
         end = max(grid.first_end(start), grid.next_end(reached - grid.lateness))
         while end <= grid.last_end(start) and end - 1 <= reached:
             self._emit(end, watermark, [key], self._slices.results([key], self._slices.tables_of(end)))
@@ -322,12 +325,13 @@ class SliceWindowOperator(AddingWindowOperator):
         """All results of the window that ends at `end`."""
         slices, aggregate, out = self._slices, self._aggregate, self._out
         # A window function and keys that are ahead look at each result.
-        results = slices.column_results(end) if self._window_fn is None and not self._ahead else None
-        if results is not None:
-            if not out.empty:
+        pieces = slices.column_results(end) if self._window_fn is None and not self._ahead else None
+        if pieces is not None:
+            for piece in pieces:
+                if not out.empty:
+                    yield
+                out.add_columns(piece, end - 1, end - 2)
                 yield
-            out.add_columns(results, end - 1, end - 2)
-            yield
             return
         parts = tables = yield from slices.cover(end)
         if len(tables) > 1 and not self._ahead and type(tables[0]) is dict:  # A window on disk need not fit into memory.

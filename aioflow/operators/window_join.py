@@ -15,7 +15,6 @@ the former subtasks holds, and columns of key groups that had not got so far bec
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -24,6 +23,7 @@ from aioflow.core.column_batch import ColumnBatch, first_not_below, highest
 from aioflow.core.elements import MIN_WATERMARK, RecordBatch
 from aioflow.core.functions import Pair
 from aioflow.operators.joins import CoGroupOperator
+from aioflow.operators.settling import settled_by_turns
 from aioflow.operators.slice_grid import SliceGrid
 from aioflow.operators.slice_store import by_slice
 from aioflow.operators.window import CONTENTS
@@ -49,8 +49,6 @@ WINDOWS_MAX = 64
 
 FAR = 100
 """Windows ahead of the watermark from which on a row is probably of a wrong time, and is named in the log."""
-
-_DONE = object()
 
 
 class WindowJoinOperator(CoGroupOperator):
@@ -81,9 +79,8 @@ class WindowJoinOperator(CoGroupOperator):
         if self.reads_columns:
             groups = self._state.key_group_range
             self._progress.update([(groups.start, groups.end, self._until, self._arrived)])
-            settling = iter(()) if self._sides is None else self._sides.settle()
-            if next(settling, _DONE) is not _DONE:
-                return _by_turns(settling, written)
+            if self._sides is not None:
+                return settled_by_turns(self._sides.settle(), written)
         return written
 
     def _apply(self, key: Any, lefts: list[Any], rights: list[Any]) -> Iterable[Any]:
@@ -267,13 +264,6 @@ class WindowJoinOperator(CoGroupOperator):
             self._take_as_rows(own if behind else [], behind, self._until)
             self._new_sides()
             self._forget_slices()
-
-
-async def _by_turns(settling: Iterator[None], written: Awaitable[None] | None) -> None:
-    for _ in settling:
-        await asyncio.sleep(0)
-    if written is not None:
-        await written
 
 
 def _grid_of(assigner: WindowAssigner) -> SliceGrid:

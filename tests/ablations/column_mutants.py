@@ -49,8 +49,8 @@ COLUMN_MUTANTS: list[Mutant] = [
     Mutant(
         "what columns have added is not in the snapshot of a window",
         "aioflow/operators/slice_window.py",
-        "        self.settle_state()\n        groups =",
-        "        groups =",
+        "        return settled_by_turns(self._slices.settle())\n",
+        "        return None\n",
         (f"{_AGGREGATES}::test_a_savepoint_of_either_goes_on_as_the_other",),
     ),
     Mutant(
@@ -354,8 +354,8 @@ COLUMN_MUTANTS: list[Mutant] = [
     Mutant(
         "what is pending in a join is not in its snapshot",
         _WINDOW_JOIN,
-        "            settling = iter(()) if self._sides is None else self._sides.settle()\n",
-        "            settling: Iterator[None] = iter(())\n",
+        "                return settled_by_turns(self._sides.settle(), written)\n",
+        "                return written\n",
         (
             f"{_JOINS}::test_a_restore_in_the_middle_changes_nothing",
             f"{_JOIN_FLOWS}::test_a_join_goes_on_over_savepoints_and_rescaling",
@@ -399,9 +399,64 @@ COLUMN_MUTANTS: list[Mutant] = [
     Mutant(
         "a window keeps the codes of all keys that ever came",
         "aioflow/columns/slices.py",
-        "            self._encoder = KeyEncoder()\n        codes",
-        "        codes",
+        "            self._encoder = KeyEncoder()\n\n    def prepare",
+        "\n    def prepare",
         (f"{_WINDOW_TURNS}::test_codes_of_keys_that_are_gone_are_given_up",),
+    ),
+    Mutant(
+        "a firing on columns is one batch",
+        "aioflow/columns/slices.py",
+        "        for first in range(0, len(codes), COLUMN_RECORDS_MAX):\n            part = codes[first : first + COLUMN_RECORDS_MAX]\n",
+        "        for part in [codes]:\n",
+        (f"{_WINDOW_TURNS}::test_a_firing_leaves_in_pieces_between_which_state_may_be_looked_at",),
+    ),
+    Mutant(
+        "the pieces of a firing on columns begin with the first",
+        "aioflow/columns/slices.py",
+        "part = codes[first : first + COLUMN_RECORDS_MAX]",
+        "part = codes[:COLUMN_RECORDS_MAX]",
+        (
+            f"{_WINDOW_TURNS}::test_a_firing_leaves_in_pieces_between_which_state_may_be_looked_at",
+            f"{_WINDOW_TURNS}::test_a_job_stopped_in_the_midst_of_a_firing_goes_on_where_it_was",
+        ),
+    ),
+    Mutant(
+        "a slice of columns is written in one turn",
+        "aioflow/columns/slices.py",
+        "                if written >= WRITTEN_MAX:\n",
+        "                if False:\n",
+        (
+            f"{_WINDOW_TURNS}::test_a_snapshot_writes_a_large_slice_by_turns",
+            f"{_WINDOW_TURNS}::test_columns_of_a_slice_become_rows_by_turns",
+        ),
+    ),
+    Mutant(
+        "what a snapshot that was given up has not written counts as written",
+        "aioflow/columns/cells.py",
+        "            dirty[part] = False\n            if begin + len(part) == len(codes):\n",
+        "            dirty[:] = False\n            if True:\n",
+        (f"{_WINDOW_TURNS}::test_a_snapshot_that_was_given_up_in_its_midst_leaves_nothing_out_of_the_next",),
+    ),
+    Mutant(
+        "rows are added behind what columns hold of their slice",
+        "aioflow/operators/slice_window.py",
+        "        yield from self._slices.release(start, last)\n",
+        "",
+        (f"{_WINDOW_TURNS}::test_columns_of_a_slice_become_rows_by_turns",),
+    ),
+    Mutant(
+        "what columns hold is written in one turn for a window of many slices",
+        "aioflow/operators/slice_store.py",
+        "        yield from self.settle()\n        if bisect",
+        "        list(self.settle())\n        if bisect",
+        (f"{_WINDOW_TURNS}::test_what_is_in_windows_of_many_slices_is_written_by_turns",),
+    ),
+    Mutant(
+        "codes of keys are given up in one turn",
+        "aioflow/columns/slices.py",
+        "            yield from self.release(self.starts)\n",
+        "            list(self.release(self.starts))\n",
+        (f"{_WINDOW_TURNS}::test_keys_that_are_many_are_given_up_by_turns",),
     ),
     Mutant(
         "a join allows for ever more keys",

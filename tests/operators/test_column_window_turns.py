@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import aioflow as af
-from aioflow.columns import slices
+from aioflow.columns import cells, slices
 from aioflow.columns.keys import KeyEncoder, KeyRouter
 from aioflow.core.column_batch import CodedColumn, ColumnBatch, NumberColumn
 from aioflow.core.elements import RecordBatch
 from aioflow.core.entry_tables import GrowingList
+from aioflow.core.keygroups import KeyGroupRange, key_group
 from aioflow.operators.slice_window import SliceWindowOperator
 from aioflow.operators.windowing import SlidingWindows, TumblingWindows
+from tests.columns.test_aggregates import ROWS, TIMES, Held
 
-from .context import drive, opened
+from .context import Context, drive, opened
 
 
 def some(keys: Any, time: int) -> RecordBatch:
@@ -88,3 +93,156 @@ def test_a_router_looks_up_the_keys_of_a_piece_alone(looked_up: list[Any]) -> No
         assert sum(len(part.values) for _, part in parts) == 10
 
     assert looked_up == texts[:20]
+
+
+@pytest.fixture
+def in_small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Columns come out 100 results at a time, and are written 100 keys at a time."""
+    monkeypatch.setattr(slices, "COLUMN_RECORDS_MAX", 100)
+    monkeypatch.setattr(slices, "WRITTEN_MAX", 100)
+    monkeypatch.setattr(cells, "WRITTEN_MAX", 100)
+
+
+def pieces(operator: Any, batch: RecordBatch) -> Iterator[RecordBatch]:
+    """Takes `batch`, and gives what comes out of it in each turn."""
+    yield operator.process_batch(batch)
+    while operator.has_pending:
+        yield operator.resume(1_000_000)
+
+
+def as_rows(batch: RecordBatch) -> RecordBatch:
+    assert batch.keys is not None and batch.timestamps is not None
+    return RecordBatch(list(batch.values), list(batch.timestamps), list(batch.keys))
+
+
+SOME = [some(range(700), 1), some(range(400, 1_000), 6), some(range(0, 1_000, 3), 7)]
+
+
+@pytest.mark.usefixtures("in_small_parts")
+@pytest.mark.parametrize("assigner", [TumblingWindows(10), SlidingWindows(10, 5)])
+async def test_a_firing_leaves_in_pieces_between_which_state_may_be_looked_at(assigner: Any) -> None:
+    operator, rows = await opened(counting(assigner)), await opened(counting(assigner))
+    drive(operator, SOME)
+    expected = drive(rows, [*map(as_rows, SOME), until(14)])
+
+    found, watermark = [], 0
+    for out in pieces(operator, until(14)):
+        operator.settle_state()
+        assert len(out.values) <= 100
+        assert out.watermark >= watermark
+        watermark = out.watermark
+        found += list(zip(out.values, out.timestamps or (), out.watermarks or (), strict=True))
+
+    assert found == expected
+    assert watermark == 14
+
+
+async def turns_of_others(ongoing: Any) -> int:
+    """How often others had a turn until `ongoing` was over."""
+    turns = 0
+
+    async def other() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    beside = asyncio.create_task(other(), name="other")
+    await ongoing
+    beside.cancel()
+    return turns
+
+
+@pytest.mark.usefixtures("in_small_parts")
+async def test_a_snapshot_writes_a_large_slice_by_turns() -> None:
+    operator = await opened(counting(TumblingWindows(10)))
+    drive(operator, SOME)
+
+    assert await turns_of_others(operator.snapshot_state(1)) >= 1_000 // 100 - 1
+    assert operator.snapshot_state(2) is None  # Nothing has changed.
+
+
+@pytest.mark.usefixtures("in_small_parts")
+async def test_a_snapshot_that_was_given_up_in_its_midst_leaves_nothing_out_of_the_next() -> None:
+    """Which two subtasks go on with, in the order in which keys came."""
+    operator, rows = await opened(counting(TumblingWindows(10))), await opened(counting(TumblingWindows(10)))
+    drive(operator, SOME[:1])
+    given_up = asyncio.create_task(operator.snapshot_state(1), name="snapshot")
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    given_up.cancel()
+    drive(operator, SOME[1:])
+    await operator.snapshot_state(2)
+    expected = [row[0] for row in drive(rows, [*map(as_rows, SOME), until(9)])]
+
+    for groups in (KeyGroupRange(0, 63), KeyGroupRange(64, 127)):
+        restored = await opened(counting(TumblingWindows(10)), Context(operator.ctx, groups=groups))
+        found = [row[0] for row in drive(restored, [until(9)])]
+        assert sorted(found) == sorted(row for row in expected if key_group(row.key, 128) in groups)
+
+
+@pytest.mark.usefixtures("in_small_parts")
+async def test_columns_of_a_slice_become_rows_by_turns() -> None:
+    operator, rows = await opened(counting(TumblingWindows(10))), await opened(counting(TumblingWindows(10)))
+    drive(operator, SOME)
+    late = as_rows(some([3, 2_000], 8))
+
+    assert len(list(pieces(operator, late))) >= 10
+    assert drive(operator, [until(9)]) == drive(rows, [*map(as_rows, SOME), late, until(9)])
+
+
+@pytest.mark.usefixtures("in_small_parts")
+async def test_what_is_in_windows_of_many_slices_is_written_by_turns() -> None:
+    operator = await opened(counting(SlidingWindows(10, 1)))
+    for time in range(10):
+        drive(operator, [some(range(500), time)])
+
+    # All windows before it have seven slices or fewer.
+    drive(operator, [until(6)])
+    first = operator.process_batch(until(7))
+
+    assert operator.has_pending and not len(first.values)
+    table = operator.ctx.keyed_state.table("window-slices")
+    assert sum(len(table.peek(start)) for start in table.namespaces()) < 500
+
+
+@pytest.mark.usefixtures("in_small_parts")
+async def test_keys_that_are_many_are_given_up_by_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slices, "KEYS_MIN", 100)
+    operator = await opened(counting(TumblingWindows(10)))
+    for number in range(5):
+        drive(operator, [some(range(500 * number, 500 * number + 500), 10 * number)])
+
+    assert len(list(pieces(operator, some([1], 40)))) >= 5 * 500 // 100
+
+
+@pytest.mark.parametrize("state", ["heap", "rocksdb"])
+@pytest.mark.parametrize(("before", "after"), [(1, 3), (2, 1)])
+async def test_a_job_stopped_in_the_midst_of_a_firing_goes_on_where_it_was(
+    before: int, after: int, state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module, name in ((slices, "COLUMN_RECORDS_MAX"), (slices, "WRITTEN_MAX"), (cells, "WRITTEN_MAX")):
+        monkeypatch.setattr(module, name, 2)
+    store, fired, given = f"file://{tmp_path}", asyncio.Event(), asyncio.Event()
+    found: list[Any] = []
+
+    def counted(stream: Any) -> Any:
+        return stream.key_by(af.col.k).window(af.sliding("400ms", "200ms")).aggregate(af.agg(n=af.count(), x=af.sum(af.col.x)))
+
+    def put(result: Any) -> None:
+        found.append(result)
+        fired.set()
+
+    def flow(until: int, parallelism: int) -> af.Flow:
+        flow = af.Flow("pieces", parallelism=parallelism)
+        counted(flow.source(Held("columns", until, given), uid="in", watermarks=TIMES)).sink(put, uid="out")
+        return flow
+
+    async with flow(3_300, before).run(checkpoints=store, every="1h", state=state) as job:
+        await asyncio.wait_for(fired.wait(), 60)
+        await job.stop()
+    assert found
+    await flow(len(ROWS), after).execute(checkpoints=store, every="1h", state=state)
+
+    whole = await counted(af.Flow("whole").source(ROWS, watermarks=TIMES)).collect()
+    assert sorted(map(repr, found)) == sorted(map(repr, whole))

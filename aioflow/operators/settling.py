@@ -1,0 +1,23 @@
+"""What is held in front of the state backends goes into them by turns: a snapshot of much lets the rest of the loop go on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Iterator
+
+__all__ = ["settled_by_turns"]
+
+_DONE = object()
+
+
+def settled_by_turns(settling: Iterator[None], written: Awaitable[None] | None = None) -> Awaitable[None] | None:
+    """Begin `settling`, which yields while there is much to do; gives what is left of it, and `written` behind that, to await."""
+    return written if next(settling, _DONE) is _DONE else _rest(settling, written)
+
+
+async def _rest(settling: Iterator[None], written: Awaitable[None] | None) -> None:
+    await asyncio.sleep(0)
+    for _ in settling:
+        await asyncio.sleep(0)
+    if written is not None:
+        await written
