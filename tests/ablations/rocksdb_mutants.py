@@ -79,7 +79,7 @@ ROCKSDB_MUTANTS: list[Mutant] = [
     Mutant(
         "a window with nothing in memory is taken for empty",
         "aioflow/state/rocksdb_cache.py",
-        "        return len(self) > 0 or (not self.space.complete and next(self.space.rows(), None) is not None)\n",
+        "        return len(self) > 0 or (not self.space.complete and self.space.holds_more())\n",
         "        return len(self) > 0\n",
         (f"{ROCKSDB}test_a_window_that_is_mostly_on_disk_is_not_taken_for_empty",),
     ),
