@@ -229,7 +229,7 @@ def test_a_dataclass_of_the_program_keeps_what_it_needs_on_arrival(monkeypatch: 
     exec(f"from dataclasses import dataclass, field\n@dataclass\nclass Row: {fields}", vars(program))
     monkeypatch.setitem(sys.modules, "__main__", program)
     flow = af.Flow("rows")
-    flow.source([1]).map(program.Row).sink(print)
+    flow.source([1]).map(lambda a, row=program.Row: row(a, 1)).sink(print)
     content = ship_job(graph_of(flow), TaskOptions())
 
     load_job(content)  # In a process that sends jobs to itself it is the class itself that gets its attributes once more.
