@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -248,8 +248,9 @@ class OperatorChain:
         position = next(at for at, stage in enumerate(self._stages) if stage.first <= index <= stage.last)
         self._emit(position, batch)
 
-    def finish_pending(self) -> None:
-        """Work off what operators have begun and put aside, like many timers of one watermark, whatever room there is."""
+    def finish_pending(self) -> Iterator[None]:
+        """Work off what operators have begun and put aside, whatever room there is. Yields after each slice."""
+        deadline = self._perf_ns() + self._slice_ns
         for position in range(len(self._stages) - 1, -1, -1):
             stage = self._stages[position]
             operator = stage.operator
@@ -263,6 +264,9 @@ class OperatorChain:
                     if named is error:
                         raise
                     raise named  # noqa: B904  # Its cause is set.
+                if self._perf_ns() >= deadline:
+                    yield
+                    deadline = self._perf_ns() + self._slice_ns
 
     def waiting(self) -> list[tuple[int, list[tuple[RecordBatch, int]]]]:
         """What waits in front of each stage, by its first operator: (the rest of a batch, its input), oldest first."""

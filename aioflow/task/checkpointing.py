@@ -202,16 +202,20 @@ class SubtaskCheckpoints:
                 return False
         return True
 
-    def _prepare_at_once(self) -> None:
-        """Step 1 of an unaligned one: what it makes operators emit waits behind the rest, and is kept like that."""
-        self._chain.finish_pending()
+    async def _prepare_at_once(self) -> None:
+        """Step 1 of an unaligned one: what it makes operators emit waits behind the rest, and is kept like that.
+
+        An operator that is half-way in a firing has no state that could be kept. It waits for no room, but the loop gets its turns.
+        """
+        for _ in self._chain.finish_pending():
+            await asyncio.sleep(0)
         while not self.prepare():
             pass
 
     async def take(self) -> None:
         """Steps 0 and 2 to 4 of the first one that is due. Raises what an operator raised; then it is declined, and the task must fail."""
         if self._takes[0].unaligned:
-            self._prepare_at_once()
+            await self._prepare_at_once()
         take = self._takes.popleft()
         self._prepared = 0
         self.is_urgent = False

@@ -16,6 +16,23 @@ HELD_UP = f"{HERE}test_a_task_held_up_by_one_checkpoint_keeps_what_was_in_flight
 
 UNALIGNED_MUTANTS: list[Mutant] = [
     Mutant(
+        "an unaligned checkpoint has the rest of a firing done in one turn",
+        "aioflow/task/chain.py",
+        "                if self._perf_ns() >= deadline:\n                    yield\n",
+        "                if self._perf_ns() < 0:\n                    yield\n",
+        (
+            "tests/task/test_chain.py::test_a_firing_that_cannot_wait_is_worked_off_by_slices_whatever_room_there_is",
+            "tests/task/test_unaligned.py::test_a_checkpoint_in_the_midst_of_a_firing_finishes_it_without_room_and_lets_the_loop_have_its_turns",
+        ),
+    ),
+    Mutant(
+        "an unaligned checkpoint keeps the state of a window that has half fired",
+        "aioflow/task/checkpointing.py",
+        "        for _ in self._chain.finish_pending():\n",
+        "        if next(self._chain.finish_pending(), self) is not self:\n",
+        ("tests/task/test_unaligned.py::test_a_checkpoint_in_the_midst_of_a_firing_finishes_it_without_room_and_lets_the_loop_have_its_turns",),
+    ),
+    Mutant(
         "the first of several barriers that wait in a channel takes what all have overtaken",
         "aioflow/network/remote_channel.py",
         "        event, self._overtaken = self._priority.popleft()\n",

@@ -276,6 +276,28 @@ def test_a_long_firing_goes_on_before_new_input() -> None:
     assert world.out == ["begin a", *fired, "begin b", *fired]
 
 
+def test_a_firing_that_cannot_wait_is_worked_off_by_slices_whatever_room_there_is() -> None:
+    clock = Clock()
+
+    class Fires(Step):
+        left = 5
+
+        @property
+        def has_pending(self) -> bool:
+            return self.left > 0
+
+        def resume(self, max_records: int) -> RecordBatch:
+            clock.now += 1_000_000
+            self.left -= 1
+            return RecordBatch([f"fired {self.left}"])
+
+    world = World(Fires("fires", clock), clock=clock, slice_ns=2_000_000)
+    world.available.set_unavailable()
+    slices = [list(world.out) for _ in world.chain.finish_pending()]
+    assert slices == [["fired 4", "fired 3"], ["fired 4", "fired 3", "fired 2", "fired 1"]]
+    assert world.out == ["fired 4", "fired 3", "fired 2", "fired 1", "fired 0"]
+
+
 def test_what_an_operator_emits_by_mail_goes_to_the_one_after_it() -> None:
     clock = Clock()
     world = World(Step("a", clock), Step("b", clock, 0, lambda vs: [v + 1 for v in vs]), clock=clock)

@@ -607,3 +607,51 @@ async def test_a_task_that_may_end_serves_a_later_checkpoint_until_its_data_in_f
         async with asyncio.timeout(40):
             await run.finished()
     assert len(ledger.rows) == sum(map(len, WORDS))
+
+
+KEYS = 5_000
+"""Of one window: more than leave in one piece, and more than the channels take."""
+
+
+def firing(feed: Feed, ledger: Ledger, gate: Gate) -> af.Flow:
+    flow = af.Flow("firing", parallelism=1)
+    counted = flow.source(feed, watermarks=strategy()).key_by(lambda e: e[0]).window(af.tumbling("1s")).aggregate(af.count(), uid="counts")
+    counted.rebalance().map(gate, concurrency=2).sink(ledger)
+    return flow
+
+
+async def test_a_checkpoint_in_the_midst_of_a_firing_finishes_it_without_room_and_lets_the_loop_have_its_turns() -> None:
+    """F6: nothing of it is lost or done twice; and however much it is, others live beside it."""
+    feed, ledger, gate = Feed([(f"k{i}", 0) for i in range(KEYS)] + [("z", 10**6)], bounded=False), Ledger(), Gate()
+    turn, ended_in = 0, list[int]()
+
+    async def tick() -> None:
+        nonlocal turn
+        while True:
+            turn += 1
+            await asyncio.sleep(0)
+
+    async with Execution(firing(feed, ledger, gate)) as run:
+        feed.allow_all()
+        await run.stuck()
+        (chain,) = [task._chain for task in run.tasks.values() if task._chain.operators and task._chain.operators[0].has_pending]
+        finish = chain.finish_pending
+
+        def counted() -> Iterator[None]:
+            for _ in finish():
+                ended_in.append(turn)
+                yield
+
+        chain.finish_pending = counted  # type: ignore[method-assign]
+        chain._slice_ns = 0  # One piece a slice, however fast the machine is.
+        ticking = asyncio.create_task(tick())
+        cut = await run.cut_here(unaligned=True)
+        ticking.cancel()
+    assert len(ended_in) > 2
+    assert len(set(ended_in)) == len(ended_in), "there was a turn of the loop between any two slices"
+    feed.bounded = True
+    gate.is_open.set()
+    async with Execution(firing(feed, ledger, gate), cut) as run:
+        feed.allow_all()
+        await run.finished()
+    assert Counter(row.key for row in ledger.rows) == Counter([*(f"k{i}" for i in range(KEYS)), "z"])
