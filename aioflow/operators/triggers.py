@@ -23,6 +23,7 @@ __all__ = [
     "continuous",
     "default_trigger",
     "early",
+    "fires_by_clock_alone",
     "global_trigger",
     "on_count",
     "on_processing_time",
@@ -380,6 +381,13 @@ def _with_purge(result: TriggerResult) -> TriggerResult:
 
 
 _ON_WATERMARK = _OnWatermark()
+
+
+def fires_by_clock_alone(trigger: Trigger[Any]) -> bool:
+    """Whether `trigger` is one of those here that no watermark makes fire."""
+    while isinstance(trigger, _Purging):
+        trigger = trigger.inner
+    return isinstance(trigger, (_AtProcessingTime, _ProcessingTimeout, _ContinuousProcessingTime))
 
 
 def default_trigger(is_event_time: bool) -> Trigger[Any]:

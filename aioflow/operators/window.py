@@ -26,6 +26,7 @@ from aioflow.operators.results import elements_of
 from aioflow.operators.resumable import ResumableOutput
 from aioflow.operators.same_aggregate import check_same_aggregate
 from aioflow.operators.stateless import describe_place
+from aioflow.operators.triggers import Trigger, fires_by_clock_alone
 from aioflow.operators.userfunction import UserFunction, all_of, describe_record
 from aioflow.operators.window_context import BoundTriggerContext, BoundWindowContext
 from aioflow.operators.windowing import (
@@ -40,7 +41,6 @@ from aioflow.operators.windowing import (
 from aioflow.state.backend import require_keyed
 
 if TYPE_CHECKING:
-    from aioflow.operators.triggers import Trigger
     from aioflow.state.backend import KeyedStateBackend, StateTable
     from aioflow.state.timers import InternalTimerService
 
@@ -195,6 +195,9 @@ class WindowOperator(Operator):
             if out.full:
                 state.clear_current_key()
                 yield
+        if batch.watermark == MAX_WATERMARK and fires_by_clock_alone(self._trigger):
+            # Windows of event time are forgotten at its end: what the clock would have made of them is given now.
+            yield from self._fire_all(timers.take_waiting(), event=False)
         if batch.watermark > timers.current_watermark:
             yield from self._advance(batch.watermark)
         state.clear_current_key()

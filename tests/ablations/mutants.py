@@ -257,6 +257,20 @@ MUTANTS: list[Mutant] = [
         ("tests/state/test_ttl_work.py::test_whether_a_map_is_empty_costs_the_same_however_large_it_is",),
     ),
     Mutant(
+        "windows of event time are forgotten at its end with what the clock would have made of them",
+        "aioflow/operators/window.py",
+        "if batch.watermark == MAX_WATERMARK and fires_by_clock_alone(self._trigger):",
+        "if batch.watermark > MAX_WATERMARK:",
+        ("tests/operators/test_window.py::test_what_the_clock_would_make_of_windows_of_event_time_is_given_at_the_end",),
+    ),
+    Mutant(
+        "at the end the clock fires windows that the watermark fires, too",
+        "aioflow/operators/window.py",
+        "if batch.watermark == MAX_WATERMARK and fires_by_clock_alone(self._trigger):",
+        "if batch.watermark == MAX_WATERMARK:",
+        ("tests/operators/test_window.py::test_what_the_clock_would_make_of_windows_of_event_time_is_given_at_the_end",),
+    ),
+    Mutant(
         "windows of few slices are merged in another order than columns are, whatever that does to sums",
         "aioflow/operators/slice_store.py",
         "if not self._aggregate.regroups or len(tables)",

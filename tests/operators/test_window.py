@@ -426,6 +426,26 @@ async def test_windows_of_processing_time_that_are_open_at_the_end_fire_then() -
     assert context.keyed_state.table("window-contents").namespaces() == []
 
 
+@pytest.mark.parametrize("assigner", [tumbling("10ms"), session("10ms")], ids=["tumbling", "session"])
+@pytest.mark.parametrize(
+    ("trigger", "results"),
+    [
+        (on_processing_time("1s"), [2]),
+        (purging(on_processing_time("1s")), [2]),
+        (continuous("1s", time="processing"), [2]),
+        (on_processing_time(), [2]),
+        (early("1s"), [2]),
+        (on_count(3), []),
+    ],
+    ids=repr,
+)
+async def test_what_the_clock_would_make_of_windows_of_event_time_is_given_at_the_end(assigner: Any, trigger: Any, results: Any) -> None:
+    operator = await window(assigner, aggregate=Total(), trigger=trigger)
+    rows = drive(operator, cut([("k", 1, 0, MIN_WATERMARK), ("k", 1, 1, MIN_WATERMARK)], MAX_WATERMARK, [1024]))
+    assert [row.value for row in values_of(rows)] + [row.value for row in operator.finish().values] == results
+    assert operator.ctx.keyed_state.table("window-contents").namespaces() == []
+
+
 async def test_an_error_of_user_code_names_the_record_or_the_window() -> None:
     operator = await window(tumbling("10ms"), aggregate=Total(), window_fn=lambda key, w, total: 1 // total)
     with pytest.raises(TypeError) as adding:
