@@ -12,6 +12,7 @@ from aioflow.core.errors import GraphError, did_you_mean
 from aioflow.core.expressions import is_expression
 from aioflow.core.functions import AggregateFunction, CheckpointedFunction, Function
 from aioflow.graph.stream_graph import Chaining, Partitioning, ShipStrategy, StreamEdge, StreamGraph, StreamNode
+from aioflow.io.pushing import PushSource
 from aioflow.operators.watermarks import WatermarkStrategy
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ __all__ = [
     "fresh",
     "make_operator",
     "name_of",
+    "refuse_pushed",
     "warn_of_empty_side",
     "warn_of_loose_ends",
 ]
@@ -152,6 +154,16 @@ def warn_of_empty_side(graph: StreamGraph, nodes: list[StreamNode], tag: OutputT
     else:
         remedy = f"it has {', '.join(map(repr, own)) or 'no side output'}{did_you_mean(tag.name, own)}"
     logger.warning("side(%r) of %s will stay empty: %s", tag, " and ".join(repr(node.name) for node in nodes), remedy)
+
+
+def refuse_pushed(graph: StreamGraph, call: str) -> None:
+    """What runs to its end without a handle cannot read from `af.io.push()`: nobody could push, and it would never end."""
+    for node in graph.nodes.values():
+        if isinstance(node.source, PushSource):
+            raise GraphError(
+                f"{call} of flow {graph.name!r} would never end: its source {node.name!r} is af.io.push(), and nobody could push; use "
+                "`async with flow.run() as job`, job.input(stream) to push and job.subscribe(stream) to read"
+            )
 
 
 def warn_of_loose_ends(graph: StreamGraph) -> None:

@@ -19,6 +19,7 @@ from aioflow.api.build import (
     check_parallelism,
     check_place,
     check_watermarks,
+    refuse_pushed,
     warn_of_loose_ends,
 )
 from aioflow.api.entering import Entering
@@ -200,7 +201,7 @@ class Flow:
 
         A stream that no sink takes is warned of: nobody can subscribe to it.
         """
-        _refuse_pushed(self._graph, "execute()")
+        refuse_pushed(self._graph, "execute()")
         warn_of_loose_ends(self._graph)
         async with self._run(self._graph, options) as job:
             return await job.wait()
@@ -220,7 +221,7 @@ class Flow:
         if not streams:
             raise TypeError("collect() needs at least one stream")
         graph = self._part(streams)
-        _refuse_pushed(graph, "collect()")
+        refuse_pushed(graph, "collect()")
         results = [Collected() for _ in streams]
         for stream, collected in zip(streams, results, strict=True):
             _add_collector(graph, stream, partial(CollectOperator, collected))
@@ -231,7 +232,7 @@ class Flow:
     def rows(self, stream: DataStream[T], options: dict[str, Any]) -> RowStream[T]:
         """The elements of `stream` as they come, with back pressure: what `stream.execute_and_collect()` gives."""
         graph = self._part([stream])
-        _refuse_pushed(graph, "execute_and_collect()")
+        refuse_pushed(graph, "execute_and_collect()")
         rows: RowStream[T] = RowStream(lambda: self._run(graph, options))
         _add_collector(graph, stream, rows.operator)
         return rows
@@ -261,16 +262,6 @@ class Flow:
                 raise
             else:
                 await job.leave()
-
-
-def _refuse_pushed(graph: StreamGraph, call: str) -> None:
-    """What runs to its end without a handle cannot read from `af.io.push()`: nobody could push, and it would never end."""
-    for node in graph.nodes.values():
-        if isinstance(node.source, PushSource):
-            raise GraphError(
-                f"{call} of flow {graph.name!r} would never end: its source {node.name!r} is af.io.push(), and nobody could push; use "
-                "`async with flow.run() as job`, job.input(stream) to push and job.subscribe(stream) to read"
-            )
 
 
 def _with_own_sources(graph: StreamGraph) -> StreamGraph:

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-from aioflow.api.build import warn_of_loose_ends
+from aioflow.api.build import refuse_pushed, warn_of_loose_ends
 from aioflow.core.errors import JobCanceled
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ def run(flow: Flow, **options: Any) -> JobResult:
         raise TypeError(f"af.run() takes a flow and runs it by itself, as in af.run(flow); got {type(flow).__name__}: {flow!r}")
     if asyncio._get_running_loop() is not None:
         raise RuntimeError(f"af.run({flow.name!r}) makes a loop of its own, and one is running here: use `await flow.execute()` instead")
+    refuse_pushed(flow.graph, "af.run()")
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         return runner.run(_run(flow, options))
 

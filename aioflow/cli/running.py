@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
-from aioflow.api.build import warn_of_loose_ends
+from aioflow.api.build import refuse_pushed, warn_of_loose_ends
 from aioflow.api.runner import new_event_loop, stopping_on_signals
 from aioflow.cli.progress import one_line, table, task_rows
 from aioflow.cli.terminal import LiveBlock, is_live, uses_color
@@ -94,6 +94,7 @@ def run_flow(flow: Flow, watcher: Watcher, **options: Any) -> JobResult:
 async def _run(flow: Flow, watcher: Watcher, options: dict[str, Any]) -> JobResult:
     loop = asyncio.get_running_loop()
     begin = loop.time()
+    refuse_pushed(flow.graph, "aioflow run")
     warn_of_loose_ends(flow.graph)
     async with flow.run(**options) as job, stopping_on_signals(job, _say_stopping) as was_forced:
         if job.monitor_url is not None:

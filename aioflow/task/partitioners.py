@@ -194,7 +194,7 @@ class _Keyed:
         """The error to raise for `value`: names the operator; of an unhashable key it says what keys may be."""
         if self._body is not None:
             error = failure_of(self._key, value, error)
-        if isinstance(error, TypeError) and "unhashable" in str(error):
+        if isinstance(error, TypeError) and ("unhashable" in str(error) or "Cannot hash" in str(error)):  # The second of a Decimal.
             try:
                 canonical_key(self._key(value))
             except Exception as better:  # noqa: BLE001  # It says more than the first one.

@@ -8,6 +8,7 @@ import functools
 import inspect
 import re
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,20 @@ async def test_what_is_pushed_into_is_not_run_without_a_handle_to_push_by(run: C
     with pytest.raises(af.GraphError, match=r"would never end: its source 'hits' is af\.io\.push\(\).* flow\.run\(\).*job\.input"):
         await asyncio.wait_for(run(flow, pushed, other), 60)
     assert await other.collect() == [1, 2], "a part without it runs"
+
+
+def test_a_flow_that_is_pushed_into_is_not_run_alone() -> None:
+    flow = af.Flow("pushed")
+    flow.source(af.io.push(), name="hits").sink(af.io.blackhole())
+    with pytest.raises(af.GraphError, match=r"^af\.run\(\) of flow 'pushed' would never end: its source 'hits' is af\.io\.push\(\)"):
+        af.run(flow)
+
+
+async def test_a_signaling_nan_as_key_is_refused_like_any_nan() -> None:
+    flow = af.Flow("keys", parallelism=2)
+    counts = flow.source([Decimal("sNaN")], name="prices").key_by(lambda x: x).count()
+    with pytest.raises(af.AioflowError, match=r"decimal\.Decimal cannot be a key: it is NaN.*filter it out or replace it"):
+        await counts.collect()
 
 
 async def test_a_coroutine_is_no_result_of_a_plain_function() -> None:
