@@ -21,6 +21,7 @@ from aioflow.api.build import (
     warn_of_empty_side,
 )
 from aioflow.api.hints import as_select
+from aioflow.api.sinks import add_sink
 from aioflow.api.steps import nearest_method, no_such_method
 from aioflow.core.errors import GraphError
 from aioflow.core.explained_calls import explained_methods
@@ -425,8 +426,6 @@ class DataStream(Generic[T]):
         parallelism: int | None = None,
     ) -> DataStream[T]:
         """Write the elements to `sink`: a Sink, or a function or `async def` of one element (at-least-once). Gives this stream back."""
-        from aioflow.api.sinks import add_sink
-
         add_sink(self._graph, self._upstreams, sink, OperatorOptions(name, uid, parallelism))
         return self
 
