@@ -175,8 +175,6 @@ def _start(arguments: argparse.Namespace) -> int:
             process.kill()
         for process in started:
             process.wait()
-        for pid in processes_of(data):  # One that was just being started is not among them yet.
-            _signal(pid, signal.SIGKILL)
         (data / "pids").unlink(missing_ok=True)
         (data / "address").unlink(missing_ok=True)
         raise
@@ -186,8 +184,9 @@ def _bring_up(arguments: argparse.Namespace, started: list[subprocess.Popen[byte
     """Start all processes, which go into `started`, and wait until the JobManager knows them."""
     data = arguments.data
     options = ["--port", str(arguments.port), "--request-timeout", arguments.request_timeout]
-    jobmanager = _spawn(data, "jobmanager", ["jobmanager", "--data", str(data), *options, *tls, *monitoring])
-    started.append(jobmanager)
+    with _uninterrupted():
+        jobmanager = _spawn(data, "jobmanager", ["jobmanager", "--data", str(data), *options, *tls, *monitoring])
+        started.append(jobmanager)
     listens = _wait_until(lambda: (data / "address").exists() or jobmanager.poll() is not None, START_TIMEOUT_S)
     if not listens or jobmanager.poll() is not None:
         jobmanager.kill()
@@ -196,9 +195,26 @@ def _bring_up(arguments: argparse.Namespace, started: list[subprocess.Popen[byte
     address = (data / "address").read_text(encoding="utf-8").strip()
     for number in range(1, arguments.workers + 1):
         options = ["--jobmanager", address, "--data", str(data), "--slots", str(arguments.slots), "--secret-file", str(data / "secret")]
-        started.append(_spawn(data, f"taskmanager-{number}", ["taskmanager", *options, *tls]))
+        with _uninterrupted():
+            started.append(_spawn(data, f"taskmanager-{number}", ["taskmanager", *options, *tls]))
     arguments.at, arguments.secret_file = whereabouts_of(data), data / "secret"
     return asking(arguments, partial(_all_registered, arguments=arguments, taskmanagers=started[1:], address=address))
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Ctrl-C comes behind it: in the midst of starting a process it would leave one that nobody knows, and nobody can tell for ours yet."""
+    if (before := signal.getsignal(signal.SIGINT)) is not signal.default_int_handler:  # Whoever passes over Ctrl-C goes on to do so.
+        yield
+        return
+    came: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if came:
+        raise KeyboardInterrupt
 
 
 async def _all_registered(

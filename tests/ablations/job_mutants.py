@@ -15,6 +15,13 @@ SIGNATURES = "tests/api/test_signatures.py::"
 
 JOB_MUTANTS: list[Mutant] = [
     Mutant(
+        "Ctrl-C in the midst of starting a process of a cluster leaves one that nobody knows",
+        "aioflow/cli/cluster.py",
+        "    signal.signal(signal.SIGINT, lambda number, frame: came.append(number))\n",
+        "",
+        ("tests/cli/test_processes.py::test_ctrl_c_in_the_midst_of_starting_a_process_of_a_cluster_leaves_none",),
+    ),
+    Mutant(
         "a run that was taken for its job is warned of once more when it is gone",
         "aioflow/api/entering.py",
         "            self._is_told = True\n            raise AttributeError(\n",

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from aioflow.cli import processes
+from aioflow.cli import cluster, processes
+from aioflow.cli.command import main
 from aioflow.cli.processes import jobmanagers_of, processes_of
 
 
@@ -61,3 +67,26 @@ def test_a_system_that_does_not_tell_has_none(machine: Path, monkeypatch: pytest
     monkeypatch.setattr(processes, "PROC", machine / "nowhere")
 
     assert processes_of(machine) == []
+
+
+def test_ctrl_c_in_the_midst_of_starting_a_process_of_a_cluster_leaves_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that was forked, but whose program has not begun, has the command line of its parent: nobody would find it."""
+    forked: list[subprocess.Popen[bytes]] = []
+    start = subprocess.Popen
+
+    def interrupted(command: Any, **options: Any) -> Any:
+        forked.append(start([sys.executable, "-c", "import time; time.sleep(60)"]))
+        os.kill(os.getpid(), signal.SIGINT)
+        return forked[-1]
+
+    monkeypatch.setattr(cluster.subprocess, "Popen", interrupted)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        assert main(["cluster", "start", "--data", str(tmp_path / "cluster"), "--port", "0"]) == 130
+    finally:
+        signal.signal(signal.SIGINT, before)
+        ended = [process.poll() for process in forked]
+        for process in forked:
+            process.kill()
+    assert ended == [-signal.SIGKILL]
+    assert not (tmp_path / "cluster" / "pids").exists()
