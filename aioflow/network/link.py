@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Protocol
 from aioflow.core.batch_codec import encode_batch
 from aioflow.core.entry_tables import EntryTables
 from aioflow.core.errors import AioflowError, Broken, ProtocolError, RemoteProtocolError
+from aioflow.network.subpartition import BATCH_BYTES
 from aioflow.protocol.exchange import Exchange
 from aioflow.protocol.framing import Frame, FrameType
 from aioflow.protocol.messages import PartitionRequest
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from aioflow.network.connection import AuthenticatedConnection
     from aioflow.network.partition import ResultPartition
     from aioflow.network.remote_channel import RemoteInputChannel
+    from aioflow.network.subpartition import PipelinedSubpartition
     from aioflow.protocol.consumer import ConsumerExchange
 
 __all__ = ["Link", "LinkOwner", "PartitionLookup"]
@@ -233,12 +235,14 @@ class Link:
             producer.refuse(channel, RemoteProtocolError(f"{request.partition_id} has no subpartition {request.subpartition_index}"))
             return
         view = partition.subpartitions[request.subpartition_index]
-        encode = partial(self._encode, partition, EntryTables())
+        encode = partial(self._encode, partition, view, EntryTables())
         producer.on_partition_request(channel, request, view, encode, partition.pool)
 
-    def _encode(self, partition: ResultPartition, tables: EntryTables, batch: RecordBatch) -> bytes:
+    def _encode(self, partition: ResultPartition, subpartition: PipelinedSubpartition, tables: EntryTables, batch: RecordBatch) -> bytes:
         content = encode_batch(batch, self._codec, partition.owner, tables)
         partition.bytes_encoded += len(content)
+        if len(content) > BATCH_BYTES or (batch.values and subpartition.is_bounded_by_bytes):
+            subpartition.fit(batch, len(content))
         return content
 
     def _schedule(self) -> None:

@@ -48,6 +48,10 @@ START_QUEUED = 6
 
 START_GROWTH = 4
 
+BATCH_BYTES = 4 << 20
+"""Of a batch on its way to another process, about at most: as many records as are in one otherwise may be gigabytes, and a consumer takes
+no batch of more than 64 MiB."""
+
 
 class PipelinedSubpartition:
     """Subpartition `index`, whose batches take their permits from `permits`."""
@@ -59,6 +63,7 @@ class PipelinedSubpartition:
         "_error",
         "_flush_when_drained",
         "_grows_at",
+        "_made_for",
         "_notify",
         "_on_all_processed",
         "_on_passed",
@@ -71,6 +76,7 @@ class PipelinedSubpartition:
         "_take_permit",
         "_unread",
         "_unsent",
+        "_wanted",
         "batch_records_max",
         "batches_added",
         "builder",
@@ -96,6 +102,8 @@ class PipelinedSubpartition:
         self.batch_records_max = batch_records_max
         """Of any batch of rows: `builder.batch_records_max` is what the consumer wants of it, or how it starts."""
         self.column_records_max = batch_records_max * COLUMN_RECORDS_PER_ROW
+        self._made_for = batch_records_max
+        self._wanted = self.column_records_max
         """Of any batch of columns."""
         self.column_records = self.column_records_max
         """Of a batch of columns, where `builder.batch_records_max` is that of one of rows."""
@@ -326,6 +334,7 @@ class PipelinedSubpartition:
         """Begin with small batches: all that is sealed before the consumer is known to be slow stands before the next barrier."""
         self.is_starting = True
         self._grows_at = 2
+        self._wanted = START_RECORDS
         self.builder.batch_records_max = self.column_records = min(START_RECORDS, self.batch_records_max)
 
     def grow(self) -> None:
@@ -343,7 +352,27 @@ class PipelinedSubpartition:
         self.is_starting = False
         self._limit(records)
 
+    def fit(self, batch: RecordBatch, size: int) -> None:
+        """`batch` took `size` bytes: later ones are to take about `BATCH_BYTES` at most, as far as their records are alike."""
+        made_for = self._made_for * (1 if type(batch.values) is list else COLUMN_RECORDS_PER_ROW)
+        before = self.batch_records_max if type(batch.values) is list else self.column_records_max
+        # Down at once, and up by and by: there may be large ones among many small ones.
+        fitting = max(1, min(made_for, 2 * before, len(batch.values) * BATCH_BYTES // size))
+        if fitting == before or (size <= BATCH_BYTES and fitting < before):
+            return
+        if type(batch.values) is list:
+            self.batch_records_max = fitting
+        else:
+            self.column_records_max = fitting
+        self._limit(self._wanted)
+
+    @property
+    def is_bounded_by_bytes(self) -> bool:
+        """Whether its batches have fewer records than they might, for their size."""
+        return self.batch_records_max < self._made_for or self.column_records_max < self._made_for * COLUMN_RECORDS_PER_ROW
+
     def _limit(self, records: int) -> None:
+        self._wanted = records
         # What is a second of work for the consumer is so whether it comes as rows or as columns.
         self.builder.batch_records_max = max(1, min(records, self.batch_records_max))
         self.column_records = max(1, min(records, self.column_records_max))

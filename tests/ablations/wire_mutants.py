@@ -10,6 +10,13 @@ ERRORS = "tests/protocol/test_errors.py::"
 
 WIRE_MUTANTS: list[Mutant] = [
     Mutant(
+        "what gathers for a consumer elsewhere is bounded in records alone",
+        "aioflow/network/link.py",
+        "            subpartition.fit(batch, len(content))\n",
+        "            pass\n",
+        ("tests/task/test_unaligned.py::test_what_gathers_behind_a_closed_gate_is_bounded_in_bytes_too",),
+    ),
+    Mutant(
         "a group of errors travels without its members",
         "aioflow/protocol/errors.py",
         "    if isinstance(error, BaseExceptionGroup):\n",

@@ -14,7 +14,7 @@ from aioflow.core.elements import (
 )
 from aioflow.core.errors import Closed, ProducerFailed
 from aioflow.network.buffers import LocalBufferPool, NetworkBufferPool
-from aioflow.network.subpartition import PipelinedSubpartition
+from aioflow.network.subpartition import BATCH_BYTES, PipelinedSubpartition
 
 MARKER = LatencyMarker(0, "source", 0)
 BARRIER = CheckpointBarrier(1, 0)
@@ -395,3 +395,40 @@ def test_the_first_batches_are_small_and_grow_when_the_consumer_is_through_with_
     for _ in range(20):
         write()
     assert subpartition.builder.batch_records_max == 5, "the consumer has said what it wants"
+
+
+def test_batches_of_large_records_have_fewer_and_grow_again_when_records_are_small(pool: LocalBufferPool) -> None:
+    subpartition = PipelinedSubpartition(0, pool, batch_records_max=64)
+    subpartition.fit(RecordBatch([0] * 64), BATCH_BYTES)
+    assert not subpartition.is_bounded_by_bytes
+    subpartition.fit(RecordBatch([0] * 64), 8 * BATCH_BYTES)
+    assert (subpartition.is_bounded_by_bytes, subpartition.builder.batch_records_max, subpartition.batch_records_max) == (True, 8, 8)
+    subpartition.fit(RecordBatch([0]), 1 + BATCH_BYTES)
+    assert subpartition.builder.batch_records_max == 1, "one record is never too much"
+    sizes = []
+    while subpartition.is_bounded_by_bytes:
+        subpartition.fit(RecordBatch([0]), 100)
+        sizes.append(subpartition.builder.batch_records_max)
+    assert sizes == [2, 4, 8, 16, 32, 64]
+
+
+def test_what_the_consumer_wants_holds_beside_what_fits(pool: LocalBufferPool) -> None:
+    subpartition = PipelinedSubpartition(0, pool, batch_records_max=64)
+    subpartition.resize(10)
+    subpartition.fit(RecordBatch([0] * 10), 5 * BATCH_BYTES)
+    assert subpartition.builder.batch_records_max == 2
+    subpartition.resize(50)
+    assert subpartition.builder.batch_records_max == 2
+    while subpartition.is_bounded_by_bytes:
+        subpartition.fit(RecordBatch([0] * 2), 100)
+    assert subpartition.builder.batch_records_max == 50
+
+
+def test_the_first_batches_of_large_records_are_no_larger_than_any_first_ones(pool: LocalBufferPool) -> None:
+    subpartition = PipelinedSubpartition(0, pool, batch_records_max=64)
+    subpartition.start_small()
+    subpartition.fit(RecordBatch([0] * 16), 2 * BATCH_BYTES)
+    assert subpartition.builder.batch_records_max == 8
+    while subpartition.is_bounded_by_bytes:
+        subpartition.fit(RecordBatch([0] * 8), 100)
+    assert subpartition.builder.batch_records_max == 16, "nobody has said yet that more are wanted"

@@ -21,6 +21,7 @@ from aioflow.cluster.checkpoint_shape import checkpointed_vertices
 from aioflow.core.host import Host
 from aioflow.core.serializers import Codec
 from aioflow.graph.deployment import InputChannelDescriptor, TaskDeploymentDescriptor
+from aioflow.network import link, subpartition
 from aioflow.network.links import DataPlane
 from aioflow.network.partition import ResultPartition
 from aioflow.network.remote_channel import RemoteInputChannel
@@ -655,3 +656,28 @@ async def test_a_checkpoint_in_the_midst_of_a_firing_finishes_it_without_room_an
         feed.allow_all()
         await run.finished()
     assert Counter(row.key for row in ledger.rows) == Counter([*(f"k{i}" for i in range(KEYS)), "z"])
+
+
+async def test_what_gathers_behind_a_closed_gate_is_bounded_in_bytes_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many records as a batch may hold were more than a consumer takes at once, if each is a megabyte: the job failed."""
+    count, sizes, encode = 600, list[int](), link.encode_batch
+
+    def measured(batch: Any, *args: Any) -> bytes:
+        sizes.append(len(batch.values))
+        return encode(batch, *args)
+
+    monkeypatch.setattr(link, "encode_batch", measured)
+    monkeypatch.setattr(link, "BATCH_BYTES", 10_000)
+    monkeypatch.setattr(subpartition, "BATCH_BYTES", 10_000)
+    feed, ledger, gate = Feed([(f"k{i}", i) for i in range(count)]), Ledger(), Gate()
+    flow = af.Flow("large", parallelism=1)
+    large = flow.source(feed, watermarks=strategy()).map(lambda e: (e[0], "x" * 1_000), uid="large")
+    large.rebalance().map(gate, concurrency=2, uid="gate").map(lambda row: row[0], uid="name").sink(ledger)
+    async with Execution(flow, remote=True) as run:
+        feed.allow_all()
+        await run.stuck()
+        gate.is_open.set()
+        await run.finished()
+    assert Counter(ledger.rows) == Counter(f"k{i}" for i in range(count))
+    assert max(sizes) <= subpartition.START_RECORDS, "before the first was encoded nobody knew"
+    assert max(sizes[-20:]) <= 9
