@@ -13,6 +13,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
@@ -521,7 +522,11 @@ async def test_a_run_that_is_cancelled_while_workers_start_leaves_no_process() -
 
 
 def children() -> set[int]:
-    return {int(pid) for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()}
+    found: set[int] = set()
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(FileNotFoundError, ProcessLookupError):  # A thread that has ended meanwhile.
+            found.update(map(int, (task / "children").read_text().split()))
+    return found
 
 
 async def test_a_restart_delay_is_cut_short_by_a_cancel() -> None:
