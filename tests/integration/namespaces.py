@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import itertools
 import os
-import shutil
 import subprocess
 from types import TracebackType
 from typing import Self
+
+from tests import needs
 
 __all__ = ["FAR", "NEAR", "TwoMachines"]
 
@@ -23,7 +24,7 @@ _numbers = itertools.count(1)
 def ip(*arguments: str) -> str:
     done = subprocess.run(["ip", *arguments], capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise RuntimeError(f"ip {' '.join(arguments)}: {done.stderr.strip()}; network namespaces need root and iproute2, see .ci/run")
+        raise RuntimeError(f"ip {' '.join(arguments)}: {done.stderr.strip()}")
     return done.stdout
 
 
@@ -31,8 +32,7 @@ class TwoMachines:
     """Use as `with`. `near` and `far` are the names of the namespaces; `near_link` and `far_link` are their ends of the wire."""
 
     def __init__(self) -> None:
-        if shutil.which("ip") is None:
-            raise RuntimeError("there is no `ip`: install iproute2, which .ci/run does, to run the tests over network namespaces")
+        needs.program("ip")
         number = f"{os.getpid() % 100_000}{next(_numbers)}"
         self.near, self.far = f"afn{number}", f"aff{number}"
         self.near_link, self.far_link = f"an{number}", f"af{number}"
@@ -40,7 +40,10 @@ class TwoMachines:
     def __enter__(self) -> Self:
         try:
             for namespace in (self.near, self.far):
-                ip("netns", "add", namespace)
+                try:
+                    ip("netns", "add", namespace)
+                except RuntimeError as error:
+                    needs.missing("network namespaces", f"run it as root, with the right to make them ({error})")
                 ip("-n", namespace, "link", "set", "lo", "up")
             ip("link", "add", self.near_link, "netns", self.near, "type", "veth", "peer", "name", self.far_link, "netns", self.far)
             for namespace, link, address in ((self.near, self.near_link, NEAR), (self.far, self.far_link, FAR)):

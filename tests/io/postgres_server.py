@@ -14,15 +14,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import quote
 
+from tests import needs
+
 USER = "aioflow"
 
 
 def program(name: str) -> str:
-    """Where a program of the server is: Debian keeps them out of the path."""
-    places = [shutil.which(name), *map(str, sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{name}"), reverse=True))]
-    found = next((place for place in places if place is not None), None)
-    assert found is not None, f"these tests need PostgreSQL's {name}: apt-get install postgresql"
-    return found
+    """Returns the path of a program of the server. Debian keeps them out of the PATH."""
+    return needs.program(name, f"usr/lib/postgresql/*/bin/{name}")
 
 
 class PostgresServer:
@@ -57,6 +56,7 @@ class PostgresServer:
 @contextmanager
 def postgres_server() -> Iterator[PostgresServer]:
     """Yields a server that answers."""
+    initdb = program("initdb")
     directory = Path(tempfile.mkdtemp(prefix="aioflow-pg-"))
     as_user: dict[str, object] = {}
     if os.geteuid() == 0:
@@ -65,7 +65,7 @@ def postgres_server() -> Iterator[PostgresServer]:
     try:
         data = directory / "data"
         subprocess.run(
-            [program("initdb"), "-D", str(data), "-U", USER, "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync"],
+            [initdb, "-D", str(data), "-U", USER, "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync"],
             check=True,
             stdout=subprocess.DEVNULL,
             cwd=directory,

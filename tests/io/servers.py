@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import signal
 import socket
 import subprocess
@@ -13,14 +12,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.needs import program
+
 PATIENCE_S = 60.0
-
-
-def program(name: str, package: str) -> str:
-    """Where a program is."""
-    found = shutil.which(name) or shutil.which(name, path="/usr/sbin:/usr/local/sbin:/sbin")
-    assert found is not None, f"these tests need {name}: apt-get install {package}"
-    return found
 
 
 def free_port() -> int:
@@ -104,7 +98,7 @@ def redis_server(*options: str) -> Iterator[Server]:
     """A Redis that keeps what it said it has, also when it is killed."""
     with tempfile.TemporaryDirectory(prefix="aioflow-redis-") as directory:
         port = free_port()
-        command = [program("redis-server", "redis-server"), "--bind", "127.0.0.1", "--port", str(port), "--dir", directory, "--save", ""]
+        command = [program("redis-server"), "--bind", "127.0.0.1", "--port", str(port), "--dir", directory, "--save", ""]
         command += ["--appendonly", "yes", "--appendfsync", "always", *options]
         server = Server(Path(directory), port, command, says(b"PING\r\n", b"-NOAUTH" if "--requirepass" in options else b"+PONG"))
         server.start()
@@ -119,7 +113,7 @@ def nats_server(*options: str) -> Iterator[Server]:
     """A NATS with JetStream, which keeps what it acknowledged when it is killed."""
     with tempfile.TemporaryDirectory(prefix="aioflow-nats-") as directory:
         port = free_port()
-        command = [program("nats-server", "nats-server"), "-a", "127.0.0.1", "-p", str(port), "-js", "-sd", directory, *options]
+        command = [program("nats-server"), "-a", "127.0.0.1", "-p", str(port), "-js", "-sd", directory, *options]
         server = Server(Path(directory), port, command, says(b"", b"INFO"))
         server.start()
         try:

@@ -10,9 +10,10 @@ from typing import Any
 from aiohttp import web
 from playwright.async_api import Browser, Page, async_playwright
 
+from tests.needs import program
+
 __all__ = ["PATIENCE_MS", "Window", "chromium", "served", "serious_findings"]
 
-EXECUTABLE = "/usr/bin/chromium"
 FLAGS = (
     "--no-sandbox",
     "--disable-gpu",
@@ -31,8 +32,9 @@ IMPACTS = ("serious", "critical")
 @asynccontextmanager
 async def chromium() -> AsyncIterator[Browser]:
     """A browser that is gone when the block is left."""
+    executable = program("chromium")
     async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path=EXECUTABLE, headless=True, args=list(FLAGS))
+        browser = await playwright.chromium.launch(executable_path=executable, headless=True, args=list(FLAGS))
         try:
             yield browser
         finally:

@@ -15,6 +15,7 @@ import pytest
 from aioflow.spark.failures import SparkError
 from aioflow.spark.java import find_java
 from aioflow.spark.session import SparkBridge
+from tests import needs
 from tests.conftest import AsyncioErrors, left_threads, new_descriptors, open_descriptors
 from tests.spark.brief import BRIEF
 
@@ -31,14 +32,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def java() -> str:
-    """JAVA_HOME of a runtime that will do. Who works on aioflow without Java is told so by skipped tests; a build that lacks it fails."""
+    """Returns JAVA_HOME of a runtime that is new enough."""
     with tempfile.TemporaryDirectory() as scratch:
         try:
             return find_java(os.environ, scratch).home
         except SparkError as error:
-            if os.environ.get("CI"):
-                pytest.fail(f"CI runs the tests of Spark: {error}", pytrace=False)
-            pytest.skip(str(error))
+            needs.missing("Java", f"{needs.SETUP} ({error})")
 
 
 @pytest.fixture(scope="session")

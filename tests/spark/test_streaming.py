@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,17 @@ from aioflow.spark.failures import SparkError
 from aioflow.spark.session import SparkBridge
 
 ROWS = 500
+FIRST_FILE_S = 1_700_000_000
+"""Modification time of the first file. Spark reads files by their times, those of one time in no order."""
 
 
 def files(directory: Path, first: int, count: int) -> None:
-    """Each becomes a batch of its own."""
+    """Writes files of `ROWS` rows. Each becomes a batch of its own, in the order of their modification times."""
     directory.mkdir(exist_ok=True)
     for number in range(first, first + count):
         aside = directory / f".{number}"
         aside.write_text("".join(json.dumps({"id": i}) + "\n" for i in range(number * ROWS, (number + 1) * ROWS)))
+        os.utime(aside, (FIRST_FILE_S + number, FIRST_FILE_S + number))
         aside.rename(directory / f"{number:05}.json")
 
 
