@@ -1,7 +1,8 @@
 """What happened to the tasks of a job and why, for those who watch it: attempts with the times of their states, and failures.
 
 Plain data, changed by the JobMaster alone, read between two of its stimuli. Bounded: of each subtask the latest attempts are kept, of the
-job the latest failures. Errors are kept as text, because an error that is held holds the frames of user code. Times are wall-clock ms.
+job the latest failures. Errors are kept as text, because an error that is held holds the frames of user code. Secrets are
+taken out once, when a failure is recorded. Times are wall-clock ms.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass, field
 
 from aioflow.core.errors import RemoteError
 from aioflow.graph.deployment import ExecutionAttemptId, ExecutionState
+from aioflow.inspection.redaction import redacted
 
 __all__ = ["AttemptRecord", "FailureRecord", "JobHistory"]
 
@@ -24,7 +26,8 @@ FAILURES_MAX = 16
 CONCURRENT_MAX = 100
 """Kept of those that came with a failure: every task of a large job may fail for one reason."""
 
-STACK_CHARACTERS_MAX = 32_768
+TEXT_CHARACTERS_MAX = 32_768
+"""Kept of each message, note and stack."""
 
 LOST = "the task is gone, and nobody said why"
 
@@ -101,9 +104,11 @@ class JobHistory:
         """A task, or the job (`attempt` None), failed. `is_root`: not while the job was ending for another failure."""
         record = FailureRecord(
             name="" if error is None else _name(error),
-            message=LOST if error is None else str(error),
+            message=LOST if error is None else redacted(str(error), TEXT_CHARACTERS_MAX),
             stack=LOST if error is None else _stack(error),
-            notes=tuple(note.removeprefix("aioflow: ") for note in getattr(error, "__notes__", ())),
+            notes=tuple(
+                redacted(note.removeprefix("aioflow: "), TEXT_CHARACTERS_MAX) for note in getattr(error, "__notes__", ())
+            ),
             timestamp_ms=now_ms,
             attempt=attempt,
             location=location,
@@ -130,5 +135,4 @@ def _name(error: BaseException) -> str:
 def _stack(error: BaseException) -> str:
     """As Python prints it; of an error of another process, as it was printed there."""
     told = error.traceback_text if isinstance(error, RemoteError) else ""
-    text = told or "".join(traceback.format_exception(error))
-    return text if len(text) <= STACK_CHARACTERS_MAX else f"{text[:STACK_CHARACTERS_MAX]}\n... (cut)"
+    return redacted(told or "".join(traceback.format_exception(error)), TEXT_CHARACTERS_MAX)

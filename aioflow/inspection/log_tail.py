@@ -48,8 +48,8 @@ class LogTail(logging.Handler):
                 "time": int(record.created * 1000),
                 "level": record.levelname,
                 "logger": record.name,
-                "message": redacted(message[:MESSAGE_CHARACTERS_MAX]),
-                "stack": redacted(stack[:MESSAGE_CHARACTERS_MAX]),
+                "message": redacted(message, MESSAGE_CHARACTERS_MAX),
+                "stack": redacted(stack, MESSAGE_CHARACTERS_MAX),
             }
         )
         self._next += 1

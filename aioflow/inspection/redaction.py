@@ -1,30 +1,130 @@
-"""Takes secrets out of text that leaves the process: what users put into URLs, headers and error messages."""
+"""Takes secrets out of text that leaves the process: passwords, tokens and keys in URLs, settings, headers and arguments.
+
+Errors and log records hold text of any length from any hand, and they are shown by the loop that runs the jobs. So the time is
+linear in the length: each pattern is anchored at a literal, takes what it has read with possessive quantifiers, and never
+reads the same stretch a second time after a failure. Text beyond `CHARACTERS_MAX` is cut off.
+"""
 
 from __future__ import annotations
 
 import re
 
-__all__ = ["HIDDEN", "is_secret_name", "redacted"]
+__all__ = ["CHARACTERS_MAX", "HIDDEN", "is_secret_name", "redacted"]
 
 HIDDEN = "***"
 
-_SECRET_WORD = r"(?:password|passwd|secret|token|api[_-]?key|access[_-]?key|credential|private[_-]?key|authorization)"
+CHARACTERS_MAX = 65_536
+"""Longest text that is looked through. A longer one ends with a remark that says how much is missing."""
 
-_NAMED = re.compile(rf"(?i)([\w.-]*{_SECRET_WORD}[\w.-]*[\"']?\s*[:=]\s*)(?:bearer\s+|basic\s+)?(\"[^\"]*\"|'[^']*'|[^\s,;&}})\]]+)")
-"""`password=...`, `"api_key": "..."`, `Authorization: Bearer ...`: the name stays, so that the text can be understood."""
+_WORD = (
+    r"(?:passw(?:or)?d|passphrase|pwd|(?<![a-z])pass(?![a-z])|secret|token|credential|authorization|cookie|signature|(?<![a-z])sig(?![a-z])"
+    r"|(?:api|access|account|private|encryption|checkpoint)[_-]?key)"
+)
+"""Part of a name that says that its value is a secret."""
 
-_BEARER = re.compile(r"(?i)\b(bearer|basic)\s+[\w.~+/=-]{8,}")
+_LITERALS = (
+    "pass",
+    "pwd",
+    "secret",
+    "token",
+    "credential",
+    "authorization",
+    "cookie",
+    "sig",
+    "key",
+)
+"""One of these is in each `_WORD`. Most texts have none, and looking for them is fast."""
 
-_IN_URL = re.compile(r"([a-zA-Z][\w+.-]*://)([^\s/@:]*):([^\s/@]+)@")
+_SECRET_WORD = re.compile(_WORD, re.IGNORECASE)
+
+_QUOTED = (
+    r"(?:[bru]{0,2}(?:"
+    r"\"(?:[^\"\\]|\\.)*+\"|'(?:[^'\\]|\\.)*+'"  # "..." and '...' with escapes.
+    r"|\\++\"[^\"]*+\"|\\++'[^']*+'"  # \"...\", as text within text has it.
+    r"|\\*+[\"'][^\n]*+))"  # One that is not closed, as at a cut: to the end of the line.
+)
+
+_VALUE = rf"(?:(?:(?:bearer|basic|token|apikey|negotiate)\s++)?(?:{_QUOTED}|[\[{{(][^\]}})]*+[\]}})]?|[^\s,;&}})\]]++))"
+"""A quoted text, a list in brackets, or a word."""
+
+_SCHEMES = r"(?:digest|aws4-[\w-]++)\s[^\n]*+"
+"""Ways to authorize that are followed by several settings: they end with the line."""
+
+_NAMED = re.compile(
+    rf"(?is)({_WORD})([\w.-]*+)(?:(\\*+[\"']?\s*+[:=]++>?\s*+)(?:{_SCHEMES}|{_VALUE}(?:\s*+=\s*+{_VALUE})?))?"
+)
+"""`password=...`, `"api_key": "..."`, `Authorization: Bearer ...`, `password: str = "..."`.
+
+The value is optional, so that a name without one is passed over as a whole and its letters are not tried one after the other.
+"""
+
+_COOKIES = re.compile(rf"(?is)(cookie\d?+\\*+[\"']?\s*+[:=]\s*+)(?:{_QUOTED}|[^\n]*+)")
+"""`Cookie: a=1; b=2`: all of the line."""
+
+_ARGUMENT = re.compile(rf"(?is)(?<![\w-])(--[\w.-]++)([\"']?(?:\s*+,\s*+|\s++))({_VALUE})")
+"""`--password x`, and `'--password', 'x'` of a list of arguments."""
+
+_QUERY_KEY = re.compile(r"(?i)([?&](?:key|auth|code|access)=)[^\s&\"'#]++")
+"""Names that are ordinary words elsewhere, and secrets in the query of a URL."""
+
+_SCHEME = re.compile(r"(?i)\b(bearer|basic)(\s++)[\w.~+/=-]{8,}+")
+
+_PRIVATE_KEY = re.compile(r"(?s)(-----BEGIN [A-Z0-9 ]*+-----).*?(-----END|\Z)")
+
+_URL = re.compile(r"://((?:(?!://)[^\s\"<>])++)")
 
 
-def redacted(text: str) -> str:
-    """`text` without what looks like a secret."""
-    text = _IN_URL.sub(rf"\1\2:{HIDDEN}@", text)
-    text = _NAMED.sub(rf"\1{HIDDEN}", text)
-    return _BEARER.sub(rf"\1 {HIDDEN}", text)
+def redacted(text: str, characters_max: int = CHARACTERS_MAX) -> str:
+    """The first `characters_max` of `text` without what looks like a secret; names and places stay readable."""
+    missing = len(text) - characters_max
+    if missing > 0:
+        text = text[:characters_max]
+    folded = text.lower()
+    if "://" in folded:
+        text = _QUERY_KEY.sub(rf"\1{HIDDEN}", _URL.sub(_without_user, text))
+    if "--" in folded:
+        text = _ARGUMENT.sub(_without_argument, _PRIVATE_KEY.sub(rf"\1{HIDDEN}\2", text))
+    if any(literal in folded for literal in _LITERALS):
+        text = _COOKIES.sub(rf"\1{HIDDEN}", text)
+        text = _NAMED.sub(_without_value, text)
+    if "bearer" in folded or "basic" in folded:
+        text = _SCHEME.sub(rf"\1\2{HIDDEN}", text)
+    return text if missing <= 0 else f"{text} ... ({missing} more characters)"
+
+
+def _without_value(found: re.Match[str]) -> str:
+    return found[0] if found[3] is None else f"{found[1]}{found[2]}{found[3]}{HIDDEN}"
+
+
+def _without_argument(found: re.Match[str]) -> str:
+    return f"{found[1]}{found[2]}{HIDDEN}" if is_secret_name(found[1]) else found[0]
+
+
+def _without_user(found: re.Match[str]) -> str:
+    """Hides what stands before the host, up to the last `@`: passwords hold `@`, `/` and `:` that should have been escaped."""
+    rest = found[1]
+    authority = re.split(r"[/?#]", rest, maxsplit=1)[0]
+    end = authority.rfind("@")
+    if end < 0:
+        port = (
+            authority.rpartition(":")[2]
+            if ":" in authority and not authority.startswith("[")
+            else ""
+        )
+        if not port or port.isdecimal():
+            return found[0]
+        # Not a port: the password goes on behind a slash, or the text was cut within it.
+        end = rest.rfind("@")
+        if end < 0:
+            return (
+                found[0]
+                if found.end() < len(found.string)
+                else f"://{authority.partition(':')[0]}:{HIDDEN}"
+            )
+    user, colon, _ = rest[:end].partition(":")
+    return f"://{user}:{HIDDEN}{rest[end:]}" if colon else f"://{HIDDEN}{rest[end:]}"
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether a setting of this name must not be shown."""
-    return re.search(_SECRET_WORD, name, re.IGNORECASE) is not None
+    """Whether the value of a setting of this name must not be shown."""
+    return _SECRET_WORD.search(name) is not None

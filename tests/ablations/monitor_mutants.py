@@ -8,6 +8,7 @@ __all__ = ["MONITOR_MUTANTS"]
 
 GUARD = "tests/monitoring/test_guard.py::"
 INSIDE = "tests/monitoring/test_inside.py::"
+REDACTION = "tests/inspection/test_redaction.py::"
 REST = "tests/monitoring/test_rest.py::"
 EVENTS = "tests/monitoring/test_events.py::"
 PROCESSES = "tests/integration/test_monitor.py::"
@@ -78,17 +79,31 @@ MONITOR_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "secrets in errors are shown",
-        "aioflow/monitoring/rest_jobs.py",
-        '        "stacktrace": redacted(failure.stack),\n',
-        '        "stacktrace": failure.stack,\n',
+        "aioflow/cluster/job_history.py",
+        '    return redacted(told or "".join(traceback.format_exception(error)), TEXT_CHARACTERS_MAX)\n',
+        '    return (told or "".join(traceback.format_exception(error)))[:TEXT_CHARACTERS_MAX]\n',
         (f"{INSIDE}test_no_secret_leaves_by_any_reading_path", f"{REST}test_a_failure_is_shown_with_its_operator_record_and_traceback"),
     ),
     Mutant(
         "secrets in log records are shown",
         "aioflow/inspection/log_tail.py",
-        '                "message": redacted(message[:MESSAGE_CHARACTERS_MAX]),\n',
+        '                "message": redacted(message, MESSAGE_CHARACTERS_MAX),\n',
         '                "message": message[:MESSAGE_CHARACTERS_MAX],\n',
         (f"{INSIDE}test_no_secret_leaves_by_any_reading_path",),
+    ),
+    Mutant(
+        "redaction reads a long word again from each of its letters",
+        "aioflow/inspection/redaction.py",
+        '    rf"(?is)({_WORD})([\\w.-]*+)(?:(',
+        '    rf"(?is)([\\w.-]*{_WORD})([\\w.-]*+)(?:(',
+        (f"{REDACTION}test_redaction_takes_time_in_proportion_to_the_text",),
+    ),
+    Mutant(
+        "a password ends at its first @",
+        "aioflow/inspection/redaction.py",
+        '    end = authority.rfind("@")\n',
+        '    end = authority.find("@")\n',
+        (f"{REDACTION}test_secrets_are_hidden_and_the_rest_stays",),
     ),
     Mutant(
         "a request that is repeated is done again",
