@@ -6,6 +6,9 @@ else. Reports of an attempt that is not the current one are ignored.
 
     region: RUNNING --failure, may retry--> CANCELING --all ended--> WAITING --delay over--> RUNNING (attempt + 1)
     job:    CREATED -> RUNNING <-> RESTARTING; RUNNING -> FINISHED | FAILING -> FAILED | CANCELLING -> CANCELED
+
+An attempt that ends CANCELED without a request is a failure too. As a rule its producer failed and reports the root cause itself; that
+report may come later, and then takes the place of the first one (`_is_consequence`).
 """
 
 from __future__ import annotations
@@ -139,6 +142,8 @@ class ExecutionGraph:
     _restores: Mapping[tuple[int, int], TaskRestore] = field(default_factory=dict)
     _restored_splits: Mapping[tuple[int, int], Sequence[Split]] = field(default_factory=dict)
     _regions: list[_Region] = field(default_factory=list)
+    _is_consequence: bool = False
+    """Whether `failure` came from a task that was canceled unasked: the next failure of a task says more."""
     _strategy: RestartStrategy = field(init=False)
 
     def __post_init__(self) -> None:
@@ -177,6 +182,7 @@ class ExecutionGraph:
             return []
         if execution.state is ExecutionState.CANCELING and not state.is_terminal:
             return []  # Sent before the cancel arrived there.
+        unasked = state is ExecutionState.CANCELED and execution.state is not ExecutionState.CANCELING
         execution.state = state
         execution.error = error
         self.has_run = self.has_run or self.all_have_run
@@ -184,9 +190,11 @@ class ExecutionGraph:
             return []
         region = self._region_of(attempt.vertex_id)
         instructions: list[Instruction] = []
-        if state is ExecutionState.FAILED and error is not None:
-            instructions += self._on_failure(region, error, now, jitter)
-        # CANCELED without a request: its producer failed. Whoever failed reports it, or has; until then, wait.
+        if unasked:
+            cause = error or Broken(f"task {attempt} ended CANCELED, although the job had not cancelled it")
+            instructions += self._on_failure(region, cause, now, jitter, is_consequence=True)
+        elif state is ExecutionState.FAILED:
+            instructions += self._on_failure(region, error or Broken(f"task {attempt} failed and did not say why"), now, jitter)
         return instructions + self._after_end(region)
 
     def restart_due(self, region_index: int, epoch: int) -> list[Instruction]:
@@ -220,7 +228,7 @@ class ExecutionGraph:
         """End the job as failed, without a retry."""
         if self.status.is_terminal or self.status in (JobStatus.CANCELLING, JobStatus.FAILING):
             return []
-        self.failure = error
+        self.failure, self._is_consequence = error, False
         self.status = JobStatus.FAILING
         return self._cancel_all() + self._ended_if_all_ended()
 
@@ -266,24 +274,40 @@ class ExecutionGraph:
         """Of one region, by vertex and index."""
         return [(v.id, i) for v in self._regions[region_index].vertices for i in range(v.parallelism)]
 
-    def _on_failure(self, region: _Region, error: BaseException, now: float, jitter: float) -> list[Instruction]:
+    def _on_failure(
+        self, region: _Region, error: BaseException, now: float, jitter: float, *, is_consequence: bool = False
+    ) -> list[Instruction]:
         if self.status is JobStatus.CANCELLING:
             return []
         if self.status is JobStatus.FAILING or region.state is not _RegionState.RUNNING:
-            self._attach(error)
-            return []
-        self.failure = error
-        # What is no Exception (SystemExit, KeyboardInterrupt) asks for the end, not for another try.
-        final = isinstance(error, self.restart.fatal) or not isinstance(error, Exception)
-        if self.restart.from_running and not self.has_run:
-            final = final or not isinstance(error, Broken)  # A process that is lost is no fault of the program.
-        delay = None if final else self._strategy.on_failure(now, jitter)
+            return [] if is_consequence else self._on_further_failure(error)
+        self.failure, self._is_consequence = error, is_consequence
+        delay = None if self._is_final(error) else self._strategy.on_failure(now, jitter)
         if delay is None:
             self.status = JobStatus.FAILING
             return self._cancel_all()
         self.restarts += 1
         self.status = JobStatus.RESTARTING
         return self._restart(region, delay)
+
+    def _on_further_failure(self, error: BaseException) -> list[Instruction]:
+        """A task failed while the region of the first one ends: the root cause, or another one."""
+        if not self._is_consequence:
+            self._attach(error)
+            return []
+        self.failure, self._is_consequence = error, False
+        if self.status is JobStatus.FAILING or not self._is_final(error):
+            return []
+        self.status = JobStatus.FAILING
+        return self._cancel_all()
+
+    def _is_final(self, error: BaseException) -> bool:
+        """Whether no restart can help, whatever the strategy says."""
+        # What is no Exception (SystemExit, KeyboardInterrupt) asks for the end, not for another try.
+        final = isinstance(error, self.restart.fatal) or not isinstance(error, Exception)
+        if self.restart.from_running and not self.has_run:
+            final = final or not isinstance(error, Broken)  # A process that is lost is no fault of the program.
+        return final
 
     def _restart(self, region: _Region, delay_s: float) -> list[Instruction]:
         region.state = _RegionState.CANCELING

@@ -58,6 +58,8 @@ class FailureRecord:
     """None: the job as a whole."""
     location: str
     concurrent: list[FailureRecord] = field(default_factory=list)
+    is_consequence: bool = False
+    """Of a task that ended CANCELED unasked. The failure that caused it takes its place."""
 
 
 class JobHistory:
@@ -100,7 +102,16 @@ class JobHistory:
         known.location = location or known.location
         known.times_ms.setdefault(state, now_ms)
 
-    def failed(self, error: BaseException | None, now_ms: int, attempt: ExecutionAttemptId | None, location: str, *, is_root: bool) -> None:
+    def failed(
+        self,
+        error: BaseException | None,
+        now_ms: int,
+        attempt: ExecutionAttemptId | None,
+        location: str,
+        *,
+        is_root: bool,
+        is_consequence: bool = False,
+    ) -> None:
         """A task, or the job (`attempt` None), failed. `is_root`: not while the job was ending for another failure."""
         record = FailureRecord(
             name="" if error is None else _name(error),
@@ -112,8 +123,11 @@ class JobHistory:
             timestamp_ms=now_ms,
             attempt=attempt,
             location=location,
+            is_consequence=is_consequence,
         )
-        if is_root or not self.failures:
+        if is_root and self.failures and self.failures[-1].is_consequence:
+            self.failures[-1] = record
+        elif is_root or not self.failures:
             self.failures_total += 1
             self.failures.append(record)
         elif len(self.failures[-1].concurrent) < CONCURRENT_MAX:

@@ -221,17 +221,23 @@ class JobMaster:
 
     def update_task_state(self, attempt: ExecutionAttemptId, state: ExecutionState, error: BaseException | None) -> None:
         self._note_task(attempt, state)
+        failure = self.error
         instructions = self.executions.update(attempt, state, error, self._host.clock.monotonic(), self._host.rng.random())
         if self._checkpoints is not None:
             self._checkpoints.task_state(attempt, state)
+        # Canceled unasked: that is a failure, unless a task that failed has said why already.
+        is_consequence = state is ExecutionState.CANCELED and self.error is not failure
+        if state is ExecutionState.CANCELED:
+            error = self.error if is_consequence else None
         if error is not None:
             # A failure that ends the job is raised to whoever runs it; one that the job outlives is told nowhere else.
             level = logging.WARNING if self.status in (JobStatus.RUNNING, JobStatus.RESTARTING) else logging.INFO
             told = "; ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())])
             logger.log(level, "job %s: task %s is %s: %s", self.executions.job_id, attempt, state.value, told)
-            if state is ExecutionState.FAILED:
-                where = self.executions.locations.get((attempt.vertex_id, attempt.subtask_index), "")
-                self.history.failed(error, self._host.clock.wall_ms(), attempt, where, is_root=self.error is error)
+            where = self.executions.locations.get((attempt.vertex_id, attempt.subtask_index), "")
+            self.history.failed(
+                error, self._host.clock.wall_ms(), attempt, where, is_root=self.error is error, is_consequence=is_consequence
+            )
         self._carry_out(instructions)
 
     def _carry_out(self, instructions: list[Instruction]) -> None:

@@ -4,8 +4,9 @@
     any of them -> CANCELING -> CANCELED, or -> FAILED
 
 Cancelled before it ran, a task never calls user code. An error that arises because of a cancel is logged, not reported. Consumers of a
-task that failed or was cancelled see their producer fail; they end CANCELED, not FAILED. A task that somebody else cancels (a stranger
-to the engine, a loop that is shut down) has failed, so that the job hears of it. After Flink's Task.
+task that failed or was cancelled see their producer fail; they end CANCELED, not FAILED, and report what they saw. Only the input of
+the task says that a producer failed: a ProducerFailed of user code is an error like any other. A task that somebody else cancels (a
+stranger to the engine, a loop that is shut down) has failed, so that the job hears of it. After Flink's Task.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ class TaskExecution:
         if self.transition(ExecutionState.CREATED, ExecutionState.CANCELED):
             return
         for state in (ExecutionState.DEPLOYING, ExecutionState.INITIALIZING, ExecutionState.RUNNING):
-            if self.state is state and (self.task.failure is None or isinstance(self.task.failure, ProducerFailed)):
+            if self.state is state and (self.task.failure is None or self.task.failure is self.task.failed_producer):
                 self.state = ExecutionState.CANCELING
                 if self.runner is not None:
                     self.runner.cancel()
@@ -92,11 +93,12 @@ class TaskExecution:
         self.transition(ExecutionState.INITIALIZING, ExecutionState.RUNNING)
 
     def _end(self, error: BaseException | None) -> None:
-        if self.state is ExecutionState.CANCELING or isinstance(error, ProducerFailed):
-            if error is not None and not isinstance(error, ProducerFailed):
+        producer = self.task.failed_producer
+        if self.state is ExecutionState.CANCELING or (error is not None and error is producer):
+            if error is not None and error is not producer:
                 logger.info("%s: error while cancelling: %r", self.task.name, error)
             self.task.fail_partitions(error or ProducerFailed(f"task {self.task.name} was cancelled"))
-            end, cause = ExecutionState.CANCELED, None
+            end, cause = ExecutionState.CANCELED, None if self.state is ExecutionState.CANCELING else error
         elif error is not None:
             self.task.fail_partitions(error)
             end, cause = ExecutionState.FAILED, error

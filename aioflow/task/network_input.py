@@ -27,6 +27,7 @@ from aioflow.core.elements import (
     WatermarkStatus,
     empty_batch,
 )
+from aioflow.core.errors import ProducerFailed
 from aioflow.network.gate import EndOfDataStatus, InputGate, SharedAvailability
 from aioflow.operators.valve import StatusWatermarkValve
 from aioflow.task.barriers import InputBarriers
@@ -133,6 +134,8 @@ class NetworkInput:
         task was held up meanwhile: the first begins when barriers of the others have come.
         """
         self.records_in = 0
+        self.failed_producer: ProducerFailed | None = None
+        """What polling raised: a producer has failed."""
 
     def align(
         self,
@@ -200,7 +203,7 @@ class NetworkInput:
             part = inputs[(self._turn + step) % len(inputs)]
             if wanted is not None and part.input_index != wanted:
                 continue
-            polled = part.gate.poll() if not part.gate.is_finished else None
+            polled = self._poll(part) if not part.gate.is_finished else None
             if polled is None:
                 continue
             self._turn = (self._turn + step + 1) % len(inputs)
@@ -213,6 +216,13 @@ class NetworkInput:
             self._on_event(part, part.first_channel + channel, element)
             return self._status() if isinstance(element, EndOfData) else InputStatus.MORE_AVAILABLE
         return InputStatus.NOTHING_AVAILABLE
+
+    def _poll(self, part: GateInput) -> tuple[int, RecordBatch | Event] | None:
+        try:
+            return part.gate.poll()
+        except ProducerFailed as error:
+            self.failed_producer = error
+            raise
 
     def close(self) -> None:
         for part in self._inputs:
@@ -328,7 +338,7 @@ class NetworkInput:
         self._priority_due = False
         for part in self._inputs:
             while part.gate.has_priority_event:
-                polled = part.gate.poll()
+                polled = self._poll(part)
                 if polled is None:
                     break
                 self._on_event(part, part.first_channel + polled[0], polled[1])

@@ -439,6 +439,11 @@ class StreamTask:
         """This task is over before its streams ended: whoever reads them is told."""
         self._output.fail(error)
 
+    @property
+    def failed_producer(self) -> ProducerFailed | None:
+        """What the input raised when a producer of it had failed. User code may raise the same class; that is not meant."""
+        return self._input.failed_producer if hasattr(self, "_input") and isinstance(self._input, NetworkInput) else None
+
     def abandon(self) -> None:
         """Cancelled before it ran: give back what the constructor took."""
         self.fail_partitions(ProducerFailed(f"task {self.name} was cancelled before it ran"))

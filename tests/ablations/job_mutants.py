@@ -13,7 +13,33 @@ REMEDIES = "tests/api/test_remedies.py::"
 UNITS = "tests/operators/test_time_unit.py::"
 SIGNATURES = "tests/api/test_signatures.py::"
 
+GRAPH = "tests/cluster/test_execution_graph.py::"
+
 JOB_MUTANTS: list[Mutant] = [
+    Mutant(
+        "a task that ends CANCELED unasked is no failure",
+        "aioflow/cluster/execution_graph.py",
+        "        unasked = state is ExecutionState.CANCELED and",
+        "        unasked = False and",
+        (
+            GRAPH + "test_a_task_canceled_unasked_fails_the_job_by_name",
+            GRAPH + "test_a_task_canceled_unasked_restarts_its_region",
+        ),
+    ),
+    Mutant(
+        "the failure of a producer is hidden by what its consumer reported first",
+        "aioflow/cluster/execution_graph.py",
+        "        if not self._is_consequence:\n",
+        "        if True:\n",
+        (GRAPH + "test_the_failure_of_a_producer_takes_the_place_of_what_its_consumer_reported_first",),
+    ),
+    Mutant(
+        "a ProducerFailed of user code is taken for the engine's",
+        "aioflow/task/execution.py",
+        "(error is not None and error is producer)",
+        "isinstance(error, ProducerFailed)",
+        ("tests/task/test_execution.py::test_an_error_fails_the_task_as_it_is_and_its_readers_see_it",),
+    ),
     Mutant(
         "Ctrl-C in the midst of starting a process of a cluster leaves one that nobody knows",
         "aioflow/cli/cluster.py",

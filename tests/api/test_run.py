@@ -29,6 +29,19 @@ def notes(error: BaseException) -> list[str]:
     return [note for note in getattr(error, "__notes__", ()) if note.startswith("aioflow: ")]
 
 
+@pytest.mark.parametrize("error", [af.ProducerFailed("mine"), af.MailboxClosed("mine"), af.Broken("mine")], ids=repr)
+async def test_user_code_that_raises_an_error_of_the_engine_fails_the_job_by_name(error: Exception) -> None:
+    def fails(value: int) -> int:
+        raise error
+
+    flow = af.Flow("f")
+    flow.source([1, 2, 3]).rebalance().map(fails).sink(print)
+    with pytest.raises(type(error), match="mine") as caught:
+        async with flow.run():
+            pass
+    assert "aioflow: in operator 'map(fails)'" in str(notes(caught.value))
+
+
 class Unbounded:
     """A source that never ends: elements of `values`, then nothing for ever. Counts what it opened and closed."""
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from aioflow.checkpoint.assignment import TaskRestore
 from aioflow.cluster.execution_graph import CancelTask, Deploy, ExecutionGraph, Instruction, JobEnded, JobStatus, ScheduleRestart
 from aioflow.cluster.restart import RestartPolicy, fixed_delay, no_restart, once_running
-from aioflow.core.errors import Broken
+from aioflow.core.errors import Broken, ProducerFailed
 from aioflow.graph.deployment import ExecutionAttemptId, ExecutionState
 from aioflow.graph.job_graph import build_job_graph
 from aioflow.graph.stream_graph import Partitioning, ShipStrategy, StreamEdge, StreamGraph, StreamNode
@@ -252,13 +252,61 @@ def test_what_asks_for_the_end_of_the_program_is_not_retried(error: BaseExceptio
     assert job.graph.status is JobStatus.FAILING
 
 
-def test_a_consumer_cancelled_by_its_producers_failure_is_no_failure() -> None:
-    """B1.6."""
-    job, error = Job(graph(no_restart())), ValueError()
+def test_a_task_canceled_unasked_fails_the_job_by_name() -> None:
+    job = Job(graph(no_restart()))
     job.run_all()
-    assert job.report(1, CANCELED) == []
-    assert job.graph.status is JobStatus.RUNNING
-    assert job.report(0, FAILED, error) == [JobEnded(JobStatus.FAILED, error)]
+    assert canceled(job.report(1, CANCELED)) == [(0, 0)]
+    (ended,) = job.report(0, CANCELED)
+    assert isinstance(ended, JobEnded)
+    assert ended.status is JobStatus.FAILED
+    assert "ended CANCELED, although the job had not cancelled it" in str(ended.error)
+
+
+def test_a_task_canceled_unasked_restarts_its_region() -> None:
+    job, error = Job(graph(fixed_delay(1, "0ms"))), ProducerFailed("the link is gone")
+    job.run_all()
+    assert canceled(job.report(1, CANCELED, error)) == [(0, 0)]
+    assert (job.graph.status, job.graph.failure) == (JobStatus.RESTARTING, error)
+    job.report(0, CANCELED)
+    assert deployed(job.graph.restart_due(0, 1)) == [(0, 0, 1), (1, 0, 1)]
+
+
+@pytest.mark.parametrize("restart", [no_restart(), fixed_delay(1, "1h")], ids=str)
+def test_the_failure_of_a_producer_takes_the_place_of_what_its_consumer_reported_first(restart: RestartPolicy) -> None:
+    """B1.6: over two connections the report of the consumer may arrive first."""
+    job, cause = Job(graph(restart)), ValueError("cause")
+    job.run_all()
+    job.report(1, CANCELED, ProducerFailed("consequence"))
+    job.report(0, FAILED, cause)
+    assert job.graph.failure is cause
+    assert job.graph.restarts == (1 if restart.retries else 0)
+    assert not hasattr(cause, "__notes__")
+
+
+def test_a_producer_that_failed_for_good_ends_the_restart_that_its_consumer_began() -> None:
+    job, cause = Job(graph(fixed_delay(5, "1h", fatal=(ValueError,)))), ValueError("cause")
+    job.run_all()
+    job.report(1, CANCELED, ProducerFailed("consequence"))
+    assert job.graph.status is JobStatus.RESTARTING
+    assert job.report(0, FAILED, cause) == [JobEnded(JobStatus.FAILED, cause)]
+    assert job.graph.restart_due(0, 1) == []
+
+
+def test_a_consumer_that_ends_after_its_producer_failed_adds_nothing() -> None:
+    job, cause = Job(graph(fixed_delay(1, "0ms"))), ValueError("cause")
+    job.run_all()
+    job.report(0, FAILED, cause)
+    job.report(1, CANCELED, ProducerFailed("consequence"))
+    assert (job.graph.failure, job.graph.restarts) == (cause, 1)
+    assert not hasattr(cause, "__notes__")
+
+
+def test_a_task_that_failed_without_an_error_fails_the_job() -> None:
+    job = Job(graph(no_restart()))
+    job.run_all()
+    job.report(0, FAILED)
+    assert job.graph.status is JobStatus.FAILING
+    assert "did not say why" in str(job.graph.failure)
 
 
 def test_cancel_ends_every_task_that_has_not_ended() -> None:

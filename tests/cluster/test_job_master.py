@@ -17,7 +17,7 @@ from aioflow.cluster.restart import RestartPolicy, fixed_delay, no_restart
 from aioflow.cluster.task_executor import TaskExecutor
 from aioflow.core.aio import OrderedTaskGroup
 from aioflow.core.elements import CheckpointBarrier
-from aioflow.core.errors import CheckpointError
+from aioflow.core.errors import CheckpointError, ProducerFailed
 from aioflow.core.host import SystemHost
 from aioflow.core.metrics import MetricGroup
 from aioflow.graph.deployment import ExecutionAttemptId, ExecutionState, TaskDeploymentDescriptor
@@ -294,3 +294,15 @@ async def test_who_waits_for_a_checkpoint_hears_that_the_leader_goes_away(group:
         with pytest.raises(StaleLeader, match="ask the next one"):
             await asking
     await host.close()
+
+
+async def test_a_task_canceled_unasked_is_in_the_history_until_the_failure_behind_it_is_known(group: OrderedTaskGroup) -> None:
+    job = master(group, line(2))
+    await job.start(Workers())
+    report(job, 1, ExecutionState.CANCELED, ProducerFailed("consequence"))
+    assert [failure.message for failure in job.history.failures] == ["consequence"]
+    report(job, 0, ExecutionState.FAILED, ValueError("cause"))
+    assert [failure.message for failure in job.history.failures] == ["cause"]
+    assert job.history.failures_total == 1
+    assert await job.terminated is JobStatus.FAILED
+    assert isinstance(job.error, ValueError)

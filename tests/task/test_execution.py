@@ -103,7 +103,9 @@ async def test_an_error_because_of_the_cancel_is_no_failure() -> None:
     assert (reports.states[-1], reports.errors) == (S.CANCELED, [])
 
 
-@pytest.mark.parametrize("error", [ValueError("user"), SystemExit(3), KeyboardInterrupt(), GeneratorExit()], ids=repr)
+@pytest.mark.parametrize(
+    "error", [ValueError("user"), SystemExit(3), KeyboardInterrupt(), GeneratorExit(), ProducerFailed("mine")], ids=repr
+)
 async def test_an_error_fails_the_task_as_it_is_and_its_readers_see_it(error: BaseException) -> None:
     """B1.6."""
     bench = Bench([lambda: Logged("a", [])], [lambda: Logged("b", [])])
@@ -127,7 +129,9 @@ async def test_a_task_whose_producer_failed_is_canceled_not_failed() -> None:
     await until(lambda: consumer.state is S.RUNNING)
     bench.tasks[0].fail_partitions(ValueError("producer"))
     await consumer.runner
-    assert reports[-1] == (S.CANCELED, None)
+    state, error = reports[-1]
+    assert state is S.CANCELED
+    assert isinstance(error, ProducerFailed), "the job learns why it ended unasked"
     bench.tasks[0].abandon()
 
 
