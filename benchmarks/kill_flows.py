@@ -1,18 +1,25 @@
 """The flow of the kill run, and what is wrong with its output when it has ended.
 
-Numbers are counted by key. Each number ends in part files, each count in part files and in a table of SQLite: what is lost or comes twice
-anywhere on the way is missing or twice there.
+Numbers are counted by key. Each number ends in part files, each count in part files and in a table
+of SQLite or PostgreSQL. A record that is lost or comes twice is missing there, or there twice.
+
+    python -m benchmarks.kill_flows FOLDER --workers 2 --parallelism 3 --store FOLDER/store --every 500ms
+
+runs the flow with unaligned checkpoints and a slow function, so that much is in flight.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import sqlite3
+import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import aioflow as af
 from tests.integration.exactly_once_flows import KEYS, key, numbers, same
@@ -30,16 +37,33 @@ def prepare(folder: Path) -> None:
     connection.close()
 
 
-def counted(folder: str | os.PathLike[str], *, parallelism: int = 2) -> af.Flow:
-    """It ends when there is a file `folder`/stop."""
+def slow(n: int) -> int:
+    """Back pressure: the source is faster."""
+    time.sleep(0.0002)  # It holds the loop, as a function of a user may.
+    return n
+
+
+def counted(
+    folder: str | os.PathLike[str],
+    *,
+    parallelism: int = 2,
+    dsn: str | None = None,
+    function: Callable[[int], int] = same,
+) -> af.Flow:
+    """It ends when there is a file `folder`/stop. With `dsn` the table is in PostgreSQL."""
     where = Path(folder)
     flow = af.Flow(NAME, parallelism=parallelism)
     source: af.DataStream[int] = flow.source(partial(numbers, stop=str(where / "stop")), uid="numbers")
-    records = source.rebalance().map(same)
+    records = source.rebalance().map(function, uid="same")
     records.sink(af.io.jsonl(where / "records"), uid="records")
     counts = records.key_by(key).count(uid="count")
     counts.sink(af.io.jsonl(where / "counts"), uid="counts")
-    counts.sink(af.io.sqlite(where / "counts.db", "counts", columns=["k", "n"]), uid="table", parallelism=1)
+    columns = ["k", "n"]
+    if dsn is None:
+        table: Any = af.io.sqlite(where / "counts.db", "counts", columns=columns)
+    else:
+        table = af.io.postgres(dsn, "counts", columns=columns)
+    counts.sink(table, uid="table", parallelism=1)
     return flow
 
 
@@ -49,22 +73,32 @@ def from_environment() -> af.Flow:
 
 
 def rows_written(folder: Path) -> int:
-    """Numbers that anybody may read."""
+    """Returns how many numbers are committed."""
     return sum(path.read_bytes().count(b"\n") for path in (folder / "records").glob("part-*"))
 
 
-def mistakes(folder: Path) -> list[str]:
-    """Nothing, if every number is in every output exactly once."""
+def mistakes(folder: Path, rows: Callable[[str], Iterable[tuple[Any, ...]]] | None = None) -> list[str]:
+    """Returns what is wrong: an empty list if every number is in every output exactly once.
+
+    `rows` reads the rows of a SELECT from the database; by default that is SQLite in `folder`.
+    """
     total = int((folder / "stop").read_text())
     wrong = _compare("records", (n for (n,) in _parts(folder / "records")), range(total))
     expected = [(k, n) for k in range(KEYS) for n in range(1, total // KEYS + 1)]
     wrong += _compare("counts in files", (tuple(row) for row in _parts(folder / "counts")), expected)
-    connection = sqlite3.connect(folder / "counts.db")
-    wrong += _compare("counts in SQLite", connection.execute("SELECT k, n FROM counts"), expected)
-    (staged,) = connection.execute("SELECT count(*) FROM aioflow_staged").fetchone()
-    connection.close()
-    wrong += [f"left behind in SQLite: {staged} rows"] if staged else []
+    rows = rows or partial(_sqlite_rows, folder)
+    wrong += _compare("counts in the database", rows("SELECT k, n FROM counts"), expected)
+    ((staged,),) = rows("SELECT count(*) FROM aioflow_staged")
+    wrong += [f"left behind in the database: {staged} rows"] if staged else []
     return wrong + [f"left behind: {path}" for path in sorted(folder.glob("*/.*"))]
+
+
+def _sqlite_rows(folder: Path, sql: str) -> list[tuple[Any, ...]]:
+    connection = sqlite3.connect(folder / "counts.db")
+    try:
+        return connection.execute(sql).fetchall()
+    finally:
+        connection.close()
 
 
 def _parts(folder: Path) -> Iterable[list[int]]:
@@ -80,3 +114,19 @@ def _compare(what: str, found: Iterable[object], expected: Iterable[object]) -> 
     if not missing and not more:
         return []
     return [f"{what}: {missing.total()} missing {sorted(missing)[:5]}, {more.total()} too many {sorted(more)[:5]}"]  # type: ignore[type-var]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder")
+    parser.add_argument("--workers", type=int)
+    parser.add_argument("--parallelism", type=int)
+    parser.add_argument("--store")
+    parser.add_argument("--every")
+    args = parser.parse_args()
+    flow = counted(args.folder, parallelism=args.parallelism, function=slow)
+    af.run(flow, workers=args.workers, checkpoints=args.store, every=args.every, retain=3, unaligned=True)
+
+
+if __name__ == "__main__":
+    main()

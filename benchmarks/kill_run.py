@@ -1,17 +1,22 @@
-"""Processes of every kind that are killed again and again under load: is the output exact, and how long until the next checkpoint?
+"""Kill processes of every kind under load: is the output exact, and how long until the next checkpoint?
 
-    python -m benchmarks.kill_run [--kind all|workers|service|taskmanager|jobmanager] [--kills 100] [--every 500ms]
+    python -m benchmarks.kill_run [--kind all|KIND] [--kills 100] [--every 500ms]
 
     workers       worker processes of a flow that runs with workers=2
-    service       the process that runs the flow itself; it is started again and goes on with restore="latest"
-    taskmanager   of a standalone cluster with three of them, of which the job needs two; another one is started
+    service       the process that runs the flow itself; it is started again with restore="latest"
+    rescaled      the same, unaligned and under back pressure; each start draws its parallelism and workers
+    taskmanager   one of three of a standalone cluster, of which the job needs two; another is started
     jobmanager    the leader, whose standby takes over; another standby is started
-    all           each kind a quarter of the kills
+    store         an S3 store behind a proxy that refuses, or stops to answer, for up to two seconds
+    database      the PostgreSQL server of a sink; it recovers and is started again
+    all           each kind an equal part of the kills
 
-A process is killed with -9 at a random moment behind a completed checkpoint. The time to recovery goes from the kill to the completion of
-the first checkpoint that was triggered after it, as the store shows it: it holds detection, restart delay (10 ms), the start of new
-processes, the restore, and one checkpoint with its interval. In the end every number must be in every output exactly once (`kill_flows`).
-Absolute times, so the machine should be idle; its load is printed.
+A process is killed with -9 at a random moment after a completed checkpoint. The time to recovery goes from
+the kill (of a store or a database: from its return) to the completion of the first checkpoint that was
+triggered after it. It holds detection, restart delay (10 ms; that of `restart=`'s default for `rescaled` and
+`service`), the start of new processes, the restore, and one checkpoint with its interval. In the end every
+number must be in every output exactly once (`kill_flows`). Absolute times, so the machine should be idle; its
+load is printed.
 """
 
 from __future__ import annotations
@@ -28,6 +33,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
 from time import perf_counter, time
 from typing import Any, Protocol, Self
@@ -43,12 +49,15 @@ from aioflow.cluster.submission import ClusterClient, submission_of
 from aioflow.cluster.whereabouts import LEASE_DIRECTORY, Whereabouts
 from aioflow.core.host import SystemHost
 from aioflow.graph.job_graph import build_job_graph
+from aioflow.testing.fault_proxy import FaultProxy
 from benchmarks.bench_throughput import environment
 from benchmarks.kill_flows import FOLDER, NAME, counted, mistakes, prepare, rows_written
+from tests.io.postgres_server import postgres_server
+from tests.io.servers import BUCKET, s3_environment, s3_server
 
 ROOT = Path(__file__).parents[1]
 FLOW = f"{ROOT / 'benchmarks' / 'kill_flows.py'}:from_environment"
-KINDS = ("workers", "service", "taskmanager", "jobmanager")
+KINDS = ("workers", "service", "rescaled", "taskmanager", "jobmanager", "store", "database")
 PAUSE_S = 0.5
 """The largest time between a checkpoint and the next kill."""
 
@@ -69,8 +78,14 @@ class System(Protocol):
     async def ready(self) -> None:
         """Wait until everything runs again that is to run, so that the next kill meets a whole system."""
 
+    async def next_checkpoint(self) -> None:
+        """Wait until a checkpoint is complete that was triggered from now on."""
+
     async def end(self) -> None:
         """The numbers end: wait for the job. Raises if it does not finish."""
+
+    def mistakes(self) -> list[str]:
+        """What is wrong with the output."""
 
 
 async def until(condition: Callable[[], bool], what: str) -> None:
@@ -81,10 +96,28 @@ async def until(condition: Callable[[], bool], what: str) -> None:
     assert condition(), what
 
 
-class Workers:
+class InFolder:
+    """Its checkpoints and its table are in `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    async def next_checkpoint(self) -> None:
+        host = SystemHost()
+        try:
+            await triggered_from_now(self.folder, host)
+        finally:
+            await host.close()
+
+    def mistakes(self) -> list[str]:
+        return mistakes(self.folder)
+
+
+class Workers(InFolder):
     """A flow with worker processes."""
 
     def __init__(self, folder: Path, every: str) -> None:
+        super().__init__(folder)
         options = {"checkpoints": folder / "store", "every": every, "retain": 3, "restart": af.fixed_delay(1_000_000, "10ms")}
         self._running = counted(folder).run(workers=2, **options)
 
@@ -117,13 +150,13 @@ class Processes:
         self.all: dict[str, subprocess.Popen[bytes]] = {}
         self._count = 0
 
-    def start(self, *argv: str) -> str:
+    def start(self, *argv: str, module: str = "aioflow") -> str:
         """Returns its name."""
         self._count += 1
-        name = f"{argv[0]}-{self._count}"
+        name = f"{argv[0]}-{self._count}" if module == "aioflow" else f"{module}-{self._count}"
         with (self.folder / f"{name}.log").open("ab") as log:
             settings = {**os.environ, FOLDER: str(self.folder)}
-            command = [sys.executable, "-m", "aioflow", *argv]
+            command = [sys.executable, "-m", module, *argv]
             self.all[name] = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=ROOT, env=settings)
         return name
 
@@ -140,15 +173,20 @@ class Processes:
             self.kill(name)
 
 
-class Service:
+class Service(InFolder):
     """A program that runs the flow, and is started again when it dies, as a supervisor would."""
 
     def __init__(self, folder: Path, every: str) -> None:
+        super().__init__(folder)
         self._processes = Processes(folder)
-        self._argv = ["run", FLOW, "--checkpoints", str(folder / "store"), "--every", every, "-q"]
+        self._every = every
+
+    def _start(self) -> None:
+        store = str(self.folder / "store")
+        self._name = self._processes.start("run", FLOW, "--checkpoints", store, "--every", self._every, "-q")
 
     async def __aenter__(self) -> Self:
-        self._name = self._processes.start(*self._argv)
+        self._start()
         return self
 
     async def __aexit__(self, *exc_info: Any) -> None:
@@ -156,7 +194,7 @@ class Service:
 
     async def kill(self, kind: str, chance: random.Random) -> None:
         self._processes.kill(self._name)
-        self._name = self._processes.start(*self._argv)
+        self._start()
 
     async def ready(self) -> None:
         process = self._processes.all[self._name]
@@ -168,11 +206,118 @@ class Service:
         assert code == 0, self._processes.log(self._name)
 
 
-class Cluster:
+class Rescaled(Service):
+    """A program with unaligned checkpoints and back pressure. Each start has another parallelism."""
+
+    def __init__(self, folder: Path, every: str) -> None:
+        super().__init__(folder, every)
+        self._chance = random.Random(11)
+
+    def _start(self) -> None:
+        parallelism, workers = self._chance.randint(1, 4), self._chance.choice((0, 0, 2))
+        self._name = self._processes.start(
+            *(str(self.folder), "--store", str(self.folder / "store"), "--every", self._every),
+            *("--parallelism", str(parallelism), "--workers", str(workers)),
+            module="benchmarks.kill_flows",
+        )
+
+
+class Outside:
+    """A flow in this process. What is killed is a server that it depends on."""
+
+    def __init__(self, flow: af.Flow, **options: Any) -> None:
+        self._running = flow.run(retain=3, restart=af.fixed_delay(1_000_000, "10ms"), **options)
+
+    async def __aenter__(self) -> Self:
+        self._job = await self._running.__aenter__()
+        return self
+
+    async def __aexit__(self, *exc_info: Any) -> None:
+        await self._running.__aexit__(*exc_info)
+
+    async def ready(self) -> None:
+        await until(lambda: self._job.status == "RUNNING", "the job runs")
+
+    async def next_checkpoint(self) -> None:
+        async with asyncio.timeout(GIVE_UP_S):
+            while True:
+                try:
+                    await self._job.checkpoint()
+                    return
+                except (af.CheckpointError, af.JobNotRunning):
+                    await asyncio.sleep(0.01)
+
+    async def end(self) -> None:
+        await self._job.wait()
+
+
+class Store(Outside):
+    """Checkpoints in an object store behind a proxy."""
+
+    def __init__(self, folder: Path, every: str) -> None:
+        self._folder = folder
+        self._opened = AsyncExitStack()
+        self._host = SystemHost()
+        self._every = every
+
+    async def __aenter__(self) -> Self:
+        server = self._opened.enter_context(s3_server())
+        self._proxy = await self._opened.enter_async_context(FaultProxy(self._host, "127.0.0.1", server.port))
+        os.environ.update(s3_environment(self._proxy.port))
+        super().__init__(counted(self._folder), checkpoints=f"s3://{BUCKET}/kills", every=self._every)
+        return await super().__aenter__()
+
+    async def __aexit__(self, *exc_info: Any) -> None:
+        await super().__aexit__(*exc_info)
+        await self._opened.aclose()
+        await self._host.close()
+
+    async def kill(self, kind: str, chance: random.Random) -> None:
+        chance.choice((self._proxy.cut, self._proxy.stall))()
+        await asyncio.sleep(chance.uniform(0, 2))
+        self._proxy.heal()
+
+    def mistakes(self) -> list[str]:
+        return mistakes(self._folder)
+
+
+class Database(Outside):
+    """Counts in a table of PostgreSQL."""
+
+    def __init__(self, folder: Path, every: str) -> None:
+        self._folder = folder
+        self._every = every
+        self._opened = ExitStack()
+
+    async def __aenter__(self) -> Self:
+        self._server = self._opened.enter_context(postgres_server())
+        dsn = self._server.create("kills")
+        self._server.query("kills", "CREATE TABLE counts (k bigint, n bigint)")
+        super().__init__(counted(self._folder, dsn=dsn), checkpoints=self._folder / "store", every=self._every)
+        return await super().__aenter__()
+
+    async def __aexit__(self, *exc_info: Any) -> None:
+        await super().__aexit__(*exc_info)
+        self._opened.close()
+
+    async def kill(self, kind: str, chance: random.Random) -> None:
+        await asyncio.to_thread(self._server.crash)
+        await asyncio.sleep(chance.uniform(0, 2))
+        await asyncio.to_thread(self._server.start)
+
+    def mistakes(self) -> list[str]:
+        return mistakes(self._folder, self._rows)
+
+    def _rows(self, sql: str) -> list[tuple[int, ...]]:
+        return [tuple(map(int, line.split("|"))) for line in self._server.query("kills", sql)]
+
+
+class Cluster(InFolder):
     """Two JobManagers, one of them a standby, and three TaskManagers with a slot each, of which the job needs two."""
 
     def __init__(self, folder: Path, every: str) -> None:
-        self._folder, self._every = folder, every
+        super().__init__(folder)
+        self._every = every
         self._data = folder / "cluster"
         self._data.mkdir()
         self._processes = Processes(folder)
@@ -187,8 +332,8 @@ class Cluster:
             for _ in range(3):
                 self._start_taskmanager()
             await self.ready()
-            flow = counted(self._folder)
-            options = parse_options({"checkpoints": self._folder / "store", "every": self._every, "retain": 3})
+            flow = counted(self.folder)
+            options = parse_options({"checkpoints": self.folder / "store", "every": self._every, "retain": 3})
             graph = build_job_graph(flow.graph, apart=True)
             restart = af.fixed_delay(1_000_000, "10ms")
             job = submission_of(graph, restart, options.task_options(flow.name), options.checkpoint_settings())
@@ -264,46 +409,57 @@ class Cluster:
 SYSTEMS: dict[str, Callable[[Path, str], System]] = {
     "workers": Workers,
     "service": Service,
+    "rescaled": Rescaled,
     "taskmanager": Cluster,
     "jobmanager": Cluster,
+    "store": Store,
+    "database": Database,
 }
 
 
-async def next_checkpoint(folder: Path, host: SystemHost) -> float:
-    """Seconds until a checkpoint is complete that was triggered from now on."""
+async def triggered_from_now(folder: Path, host: SystemHost) -> None:
+    """Return once the store in `folder` has a checkpoint that was triggered from now on."""
     store = open_store(flow_url(f"file://{folder}/store", NAME), host)
-    begun, begun_ms, known = perf_counter(), int(time() * 1000), 0
+    begun_ms, known = int(time() * 1000), 0
     async with asyncio.timeout(GIVE_UP_S):
         while True:
             for number in await store.checkpoints():
                 if number > known:
                     try:
                         if (await store.checkpoint(number)).triggered_ms > begun_ms:
-                            return perf_counter() - begun
+                            return
                     except af.RestoreError:
                         pass  # It went while it was read: a newer one is there.
                     known = number
             await asyncio.sleep(0.005)
 
 
-async def kill_run(folder: Path, kind: str, *, kills: int, every: str, chance: random.Random) -> tuple[list[float], int, list[str]]:
-    """Seconds from each kill to the next completed checkpoint, how many numbers were written, and what is wrong with the output."""
+async def kill_run(
+    folder: Path, kind: str, *, kills: int, every: str, chance: random.Random
+) -> tuple[list[float], int, list[str]]:
+    """Returns seconds from each kill to the next checkpoint, the numbers written, and what is wrong."""
     prepare(folder)
-    host = SystemHost()
     times = []
     async with SYSTEMS[kind](folder, every) as system:
         for _ in range(kills):
             await system.ready()
-            await next_checkpoint(folder, host)
+            await system.next_checkpoint()
             await asyncio.sleep(chance.uniform(0, PAUSE_S))
-            recovery = asyncio.create_task(next_checkpoint(folder, host))
-            await asyncio.sleep(0)
-            await system.kill(kind, chance)
-            times.append(await recovery)
+            begun = perf_counter()
+            if kind in ("store", "database"):
+                await system.kill(kind, chance)
+                begun = perf_counter()
+                await system.next_checkpoint()
+            else:
+                recovery = asyncio.create_task(system.next_checkpoint())
+                await asyncio.sleep(0)
+                await system.kill(kind, chance)
+                await recovery
+            times.append(perf_counter() - begun)
         (folder / "stop").touch()
         await system.end()
-    await host.close()
-    return times, rows_written(folder), mistakes(folder)
+        wrong = system.mistakes()
+    return times, rows_written(folder), wrong
 
 
 def summary(times: list[float]) -> dict[str, float]:

@@ -7,8 +7,6 @@ import os
 import socket
 import subprocess
 import sys
-import urllib.error
-import urllib.request
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -25,59 +23,19 @@ from aioflow.core.host import Host, SystemHost
 from aioflow.state.handles import whole
 from aioflow.testing import simulate
 from aioflow.testing.simulation import SimulatedHost
+from tests.io.servers import BUCKET, s3_environment, s3_server
 
 Contract = Callable[[Host, ObjectStore], Awaitable[None]]
 Runner = Callable[[Contract], None]
-
-BUCKET = "checkpoints"
-
-SERVER = """
-import sys
-from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
-from werkzeug.serving import run_simple
-# One request at a time: this one looks whether a name is free and takes it in two steps.
-run_simple("127.0.0.1", int(sys.argv[1]), DomainDispatcherApplication(create_backend_app), threaded=False)
-"""
 
 obstore.put(MemoryStore(), "first", b"")  # Its threads begin with its first call and are kept by the process.
 
 
 @pytest.fixture(scope="module")
-def s3_server() -> Iterator[str]:
-    """URL of a server that speaks the S3 protocol, with an empty bucket."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    endpoint = f"http://127.0.0.1:{port}"
-    server = subprocess.Popen(
-        [sys.executable, "-c", SERVER, str(port)],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        waits = iter(range(1200))
-        while True:
-            try:
-                request = urllib.request.Request(f"{endpoint}/{BUCKET}", method="PUT")
-                urllib.request.urlopen(request, timeout=60).close()
-                break
-            except (urllib.error.URLError, ConnectionError):
-                assert server.poll() is None, "the server ended"
-                next(waits)
-                server_wait(server)
-        yield endpoint
-    finally:
-        server.terminate()
-        server.wait()
-
-
-def server_wait(server: subprocess.Popen[bytes]) -> None:
-    """Give the server time to begin to listen."""
-    try:
-        server.wait(0.05)
-    except subprocess.TimeoutExpired:
-        pass
+def s3_settings() -> Iterator[dict[str, str]]:
+    """Environment that leads to a server that speaks the S3 protocol, with an empty bucket."""
+    with s3_server() as server:
+        yield s3_environment(server.port)
 
 
 @pytest.fixture(params=["directory", "simulated disk", "memory", "obstore memory", "obstore directory", "s3"])
@@ -85,13 +43,7 @@ def on_store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest
     """Runs a check with a host and an empty store."""
     kind = request.param
     if kind == "s3":
-        for name, value in {
-            "AWS_ENDPOINT_URL": request.getfixturevalue("s3_server"),
-            "AWS_ACCESS_KEY_ID": "key",
-            "AWS_SECRET_ACCESS_KEY": "secret",
-            "AWS_REGION": "us-east-1",
-            "AWS_ALLOW_HTTP": "true",
-        }.items():
+        for name, value in request.getfixturevalue("s3_settings").items():
             monkeypatch.setenv(name, value)
 
     def make(host: Host) -> ObjectStore:

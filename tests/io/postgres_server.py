@@ -30,10 +30,36 @@ class PostgresServer:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.log = directory / "log"
+        self._data = directory / "data"
+        self._as_user: dict[str, object] = {}
+        if os.geteuid() == 0:
+            shutil.chown(directory, "nobody", "nogroup")
+            self._as_user = {"user": "nobody", "group": "nogroup", "extra_groups": []}
 
     @property
     def dsn(self) -> str:
         return f"postgresql://{USER}@/postgres?host={quote(str(self.directory), safe='')}"
+
+    def initialize(self) -> None:
+        """Make the directory of the data."""
+        options = ["-U", USER, "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync"]
+        self._run("initdb", "-D", str(self._data), *options)
+
+    def start(self, **settings: str) -> None:
+        """Returns once the server answers. `settings` are those of postgresql.conf."""
+        settings = {
+            "listen_addresses": "",
+            "unix_socket_directories": str(self.directory),
+            "fsync": "off",
+            "max_connections": "50",
+            **settings,
+        }
+        options = " ".join(f"-c {name}='{value}'" for name, value in settings.items())
+        self._run("pg_ctl", "-D", str(self._data), "-w", "-t", "90", "-l", str(self.log), "-o", options, "start")
+
+    def crash(self) -> None:
+        """End all of its processes at once; the next start recovers from the log."""
+        self._run("pg_ctl", "-D", str(self._data), "-m", "immediate", "-w", "stop")
 
     def create(self, name: str) -> str:
         self.query("public", f'CREATE SCHEMA "{name}"')
@@ -52,50 +78,30 @@ class PostgresServer:
         assert done.returncode == 0, done.stderr
         return done.stdout.splitlines()
 
+    def _run(self, name: str, *options: str) -> None:
+        subprocess.run(
+            [program(name), *options],
+            check=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            cwd=self.directory,
+            timeout=100,
+            **self._as_user,  # type: ignore[call-overload]
+        )
+
 
 @contextmanager
 def postgres_server() -> Iterator[PostgresServer]:
     """Yields a server that answers."""
-    initdb = program("initdb")
+    program("initdb")  # A test without it is skipped before there is a directory.
     directory = Path(tempfile.mkdtemp(prefix="aioflow-pg-"))
-    as_user: dict[str, object] = {}
-    if os.geteuid() == 0:
-        shutil.chown(directory, "nobody", "nogroup")
-        as_user = {"user": "nobody", "group": "nogroup", "extra_groups": []}
     try:
-        data = directory / "data"
-        subprocess.run(
-            [initdb, "-D", str(data), "-U", USER, "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync"],
-            check=True,
-            stdout=subprocess.DEVNULL,
-            cwd=directory,
-            timeout=100,
-            **as_user,  # type: ignore[call-overload]
-        )
         server = PostgresServer(directory)
-        settings = {"listen_addresses": "", "unix_socket_directories": str(directory), "fsync": "off", "max_connections": "50"}
-        start = [program("pg_ctl"), "-D", str(data), "-w", "-t", "90", "-l", str(server.log)]
-        options = " ".join(f"-c {name}='{value}'" for name, value in settings.items())
-        # pg_ctl returns once the server answers; it ends with it, by the same tool.
-        subprocess.run(
-            [*start, "-o", options, "start"],
-            check=True,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            cwd=directory,
-            timeout=100,
-            **as_user,  # type: ignore[call-overload]
-        )
+        server.initialize()
+        server.start()
         try:
             yield server
         finally:
-            subprocess.run(
-                [program("pg_ctl"), "-D", str(data), "-m", "immediate", "-w", "stop"],
-                check=True,
-                stdout=subprocess.DEVNULL,
-                cwd=directory,
-                timeout=100,
-                **as_user,  # type: ignore[call-overload]
-            )
+            server.crash()
     finally:
         shutil.rmtree(directory)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -120,6 +121,47 @@ def nats_server(*options: str) -> Iterator[Server]:
             yield server
         finally:
             server.stop()
+
+
+BUCKET = "checkpoints"
+
+S3_SERVER = """
+import sys
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+from werkzeug.serving import run_simple
+# One request at a time: this one looks whether a name is free and takes it in two steps.
+run_simple("127.0.0.1", int(sys.argv[1]), DomainDispatcherApplication(create_backend_app), threaded=False)
+"""
+
+
+@contextmanager
+def s3_server() -> Iterator[Server]:
+    """A server that speaks the S3 protocol, with an empty bucket `BUCKET`. It keeps objects in memory."""
+    with tempfile.TemporaryDirectory(prefix="aioflow-s3-") as directory:
+        port = free_port()
+        server = Server(Path(directory), port, [sys.executable, "-c", S3_SERVER, str(port)], _makes_bucket)
+        server.start()
+        try:
+            yield server
+        finally:
+            server.stop()
+
+
+def _makes_bucket(port: int) -> bool:
+    request = urllib.request.Request(f"http://127.0.0.1:{port}/{BUCKET}", method="PUT")
+    urllib.request.urlopen(request, timeout=PATIENCE_S).close()
+    return True
+
+
+def s3_environment(port: int) -> dict[str, str]:
+    """Environment variables with which `s3://` URLs lead to a server on a port of this machine."""
+    return {
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
+        "AWS_ACCESS_KEY_ID": "key",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+        "AWS_REGION": "us-east-1",
+        "AWS_ALLOW_HTTP": "true",
+    }
 
 
 MOCK_CLUSTER = """
