@@ -31,6 +31,8 @@ class Collected:
     rows: list[Any] = field(default_factory=list)
     lengths: dict[int, int] = field(default_factory=dict)
     """By number of the checkpoint: how many rows came before its barrier."""
+    complete: int = 0
+    """Number of rows when the input of an attempt ended. Checkpoints after that know of no barrier here, and cover all of them."""
 
 
 class CollectOperator(Operator):
@@ -43,13 +45,17 @@ class CollectOperator(Operator):
         self._collected = collected
 
     async def open(self) -> None:
-        restored = self.ctx.restored_checkpoint
-        length = 0 if restored is None else self._collected.lengths.get(restored, 0)
-        del self._collected.rows[length:]
+        restored, collected = self.ctx.restored_checkpoint, self._collected
+        length = 0 if restored is None else collected.lengths.setdefault(restored, collected.complete)
+        del collected.rows[length:]
 
     def process_batch(self, batch: RecordBatch) -> RecordBatch:
         self._collected.rows.extend(batch.values)
         return RecordBatch([], None, None, None, batch.watermark)
+
+    def finish(self) -> RecordBatch:
+        self._collected.complete = len(self._collected.rows)
+        return super().finish()
 
     def snapshot_state(self, checkpoint_id: int) -> None:
         self._collected.lengths[checkpoint_id] = len(self._collected.rows)

@@ -535,4 +535,11 @@ JOB_MUTANTS: list[Mutant] = [
         "            pass  #",
         ("tests/cluster/test_shipping.py::test_a_generic_namedtuple_of_the_program_travels",),
     ),
+    Mutant(
+        "collect forgets the rows of a part that had ended when the job restarts",
+        "aioflow/api/gather.py",
+        "collected.lengths.setdefault(restored, collected.complete)",
+        "collected.lengths.setdefault(restored, 0)",
+        ("tests/api/test_checkpoints.py::test_collect_keeps_the_rows_of_a_part_that_had_ended_when_another_failed",),
+    ),
 ]

@@ -17,6 +17,7 @@ from aioflow.checkpoint.store import open_store
 from aioflow.checkpoint.urls import flow_url
 from aioflow.core.host import SystemHost
 from aioflow.task.environment import TaskOptions
+from aioflow.testing import run_simulated
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -290,6 +291,34 @@ async def test_collect_is_exactly_once_over_restarts(store: str) -> None:
     rows = await counts.collect(checkpoints=store, every="5ms", restart=af.fixed_delay(5, "1ms"))
     assert complete(rows, 400)
     assert next(tries) > 4
+
+
+def test_collect_keeps_the_rows_of_a_part_that_had_ended_when_another_failed(store: str) -> None:
+    """A checkpoint that was taken after one input had ended covers all rows of that part, on each restart."""
+    failures, began_at = [20, 40], []
+
+    def paced(count: int) -> Callable[[Any], AsyncIterator[tuple[int, int]]]:
+        async def read(position: Any) -> AsyncIterator[tuple[int, int]]:
+            began_at.append((count, position))
+            for n in range(position or 0, count):
+                await asyncio.sleep(0.002)
+                if n in failures:
+                    failures.remove(n)
+                    raise OSError("away")
+                yield n, n + 1
+
+        return read
+
+    flow = af.Flow("parts")
+    parts = [flow.source(paced(count)).key_by(lambda n: n % 5).count() for count in (10, 60)]
+    both = parts[0].union(parts[1])  # So that all of it restarts together.
+    restart = af.fixed_delay(5, "1ms")
+    run = run_simulated(flow, collect=[*parts, both], checkpoints=store, every="5ms", restart=restart)
+    assert complete(run.outputs[0], 10)
+    assert complete(run.outputs[1], 60)
+    assert sorted(run.outputs[2]) == sorted(run.outputs[0] + run.outputs[1])
+    assert next(position for count, position in began_at if count == 60) is None
+    assert all(position for count, position in began_at[2:] if count == 60), "each restart went on from a checkpoint"
 
 
 async def test_a_failure_before_the_first_checkpoint_begins_anew(store: str) -> None:
