@@ -1,7 +1,12 @@
 """The data plane of one process: a link to each other process that it exchanges partitions with.
 
-Whoever consumes dials, and dials again after a reset; the first frame of a connection says which link it carries on. A link that stays
-without a connection for too long fails its channels. A link that nobody uses is closed by who dialled it, and forgotten by both sides.
+The consumer dials, and dials again after a reset; the first frame of a connection says which link it carries on. A link that nobody uses
+is closed by the side that dialled it, and forgotten by both.
+
+A link that stays without a connection is given up by its consumer: after `GIVE_UP_S` every channel fails with Broken, so the consuming
+tasks fail and the job hears of it. The producer only cleans up: it forgets the consumer after `FORGET_S`, which is later. A consumer that
+comes back even later, because its process stood still, is refused with Broken and fails as well. So no consumer ends without an error
+that the job sees, and no producer drops records of a consumer that goes on.
 """
 
 from __future__ import annotations
@@ -14,7 +19,7 @@ from typing import TYPE_CHECKING
 from aioflow.core.aio import cancel_and_wait
 from aioflow.core.errors import Broken, RemoteProtocolError
 from aioflow.network.connection import HANDSHAKE_TIMEOUT_S, AuthenticatedConnection, close_all, fresh_nonce
-from aioflow.network.link import Link, PartitionLookup
+from aioflow.network.link import HEARTBEAT_S, HEARTBEATS_MISSED_MAX, Link, PartitionLookup
 from aioflow.network.security import check_listen, security_of
 from aioflow.network.waiting_room import WaitingRoom
 from aioflow.protocol.framing import DATA_PLANE, NO_CHANNEL, Frame, FrameType
@@ -24,7 +29,7 @@ if TYPE_CHECKING:
     from aioflow.core.host import Host, Listener
     from aioflow.core.serializers import Codec
 
-__all__ = ["GIVE_UP_S", "UNUSED_S", "DataPlane"]
+__all__ = ["FORGET_S", "GIVE_UP_S", "UNUSED_S", "DataPlane"]
 
 logger = logging.getLogger(__name__)
 
@@ -32,8 +37,12 @@ RECONNECT_S = (0.0, 0.02, 0.1, 0.3, 0.5)
 """Waits before each try to connect since something was last moved; the last one repeats."""
 
 GIVE_UP_S = 30.0
-"""A link has failed when the other side was not heard for so long. Above what a blocking call or a swapping machine takes: the end of a
-process is told by its control connection, at once."""
+"""Time without a connection after which the consumer fails the channels of a link. Above what a blocking call or a swapping machine takes:
+the end of a process is told by its control connection, at once."""
+
+FORGET_S = GIVE_UP_S + 1.5 * HEARTBEAT_S * (HEARTBEATS_MISSED_MAX + 1)
+"""Time without a connection after which the producer releases what the consumers of a link have not read. The consumer may notice silence
+a whole cycle of heartbeats later than the producer; it must have decided by then."""
 
 UNUSED_S = 5.0
 """How long a link without channels is kept: a restart of the job soon uses it again."""
@@ -108,7 +117,8 @@ class DataPlane:
         try:
             # A connection may be lost again before this task has heard that it was made.
             while link.connection is None and not link.is_closed:
-                if loop.time() >= link.silent_since + GIVE_UP_S:
+                deadline = link.silent_since + GIVE_UP_S
+                if loop.time() >= deadline:
                     failure = Broken(f"process at {_text(address)} cannot be reached for {GIVE_UP_S:g} s: {error!r}")
                     failure.__cause__ = error
                     logger.warning("%s", failure)
@@ -118,20 +128,21 @@ class DataPlane:
                 await asyncio.sleep(RECONNECT_S[min(link.attempts, len(RECONNECT_S) - 1)])
                 link.attempts += 1
                 try:
-                    await self._try_connect(address, link)
+                    await self._try_connect(address, link, min(loop.time() + HANDSHAKE_TIMEOUT_S, deadline))
                 except Exception as refused:  # noqa: BLE001  # Whatever it is, another try may do better, and time is limited.
-                    error = refused
+                    if error is None or loop.time() < deadline:  # A try that was cut short says less than the one before.
+                        error = refused
         finally:
             # Here and not in a callback: from now on a loss has to start the next one.
             del self._dialling[link]
 
-    async def _try_connect(self, address: tuple[str, int], link: Link) -> None:
+    async def _try_connect(self, address: tuple[str, int], link: Link, deadline: float) -> None:
         opening = _Opening(link)
         handshake = ClientHandshake(self._secret, PeerRole.DATA, fresh_nonce(self._host))
         connection: AuthenticatedConnection | None = None
         tls = security_of(self._host).tls
         try:
-            async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
+            async with asyncio.timeout_at(deadline):
                 _, connection = await self._host.net.connect(
                     partial(AuthenticatedConnection, handshake, DATA_PLANE, opening), *address, ssl=None if tls is None else tls.client
                 )
@@ -197,14 +208,14 @@ class DataPlane:
         if link.is_closed or not link.has_channels:
             self._forget_accepted(link)
         elif not self._closed:
-            self._timers[link] = asyncio.get_running_loop().call_later(GIVE_UP_S, self._give_up, link)
+            self._timers[link] = asyncio.get_running_loop().call_later(FORGET_S, self._give_up, link)
 
     def on_link_unused(self, link: Link) -> None:
         """Closing it is the business of the peer, which dialled."""
 
     def _give_up(self, link: Link) -> None:
         self._forget_accepted(link)
-        link.fail(Broken(f"the peer of link {link.name[:8]} has not come back for {GIVE_UP_S:g} s"))
+        link.fail(Broken(f"the peer of link {link.name[:8]} has not come back for {FORGET_S:g} s"))
 
     def _forget_accepted(self, link: Link) -> None:
         self._stop_timer(link)

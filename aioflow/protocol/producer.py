@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 
 from aioflow.core.batch_codec import encode_event
 from aioflow.core.elements import EndOfPartition, Event, RecordBatch
-from aioflow.core.errors import LocalProtocolError, ProducerFailed, RemoteProtocolError
+from aioflow.core.errors import Broken, LocalProtocolError, ProducerFailed, RemoteProtocolError
 from aioflow.core.serializers import Codec
 from aioflow.protocol.errors import PartitionNotFound, describe_error
 from aioflow.protocol.framing import NO_CHANNEL, Frame, FrameEncoder, FrameType
@@ -105,7 +105,8 @@ class ProducerExchange:
 
     def receive(self, frame: Frame) -> list[tuple[int, PartitionRequest | TaskEvent | CloseRequest]]:
         """Returns what is for the owner: a request for a channel that is new here (answer it with `on_partition_request`,
-        `partition_not_found` or `refuse`), or a message for the producing task.
+        `partition_not_found` or `refuse`), or a message for the producing task. A channel that cannot go on where its consumer is,
+        because this side gave it up, is refused here.
 
         RemoteProtocolError for a malformed body. What breaks the rules of one channel only ends that channel.
         """
@@ -113,6 +114,9 @@ class ProducerExchange:
         message = decode_message(frame.type, frame.body)
         outlet = self._outlets.get(channel)
         if isinstance(message, PartitionRequest) and outlet is None:
+            if message.resume_from:
+                self.refuse(channel, _forgotten(message))
+                return []
             return [(channel, message)]
         if channel == NO_CHANNEL and isinstance(message, CancelPartitionRequest):
             self.abandon_detached()
@@ -159,9 +163,8 @@ class ProducerExchange:
         """
         if channel in self._outlets:
             raise LocalProtocolError(f"channel {channel} is read already; requests for known channels do not come out of `receive`")
-        if request.resume_from:
-            name = f"subpartition {request.subpartition_index} of {request.partition_id}"
-            self.refuse(channel, ProducerFailed(f"{name} cannot go on at {request.resume_from}: it is not known here any more"))
+        if view.is_released:
+            self.refuse(channel, _forgotten(request))
             return
         outlet = self._outlets[channel] = Outlet(channel, request, view, encode, permits)
         outlet.credit.reset(request.credit, blocked=False)
@@ -419,3 +422,12 @@ class ProducerExchange:
         if not self._told and self._encoder is not None:
             self._told = True
             self._on_output()
+
+
+def _forgotten(request: PartitionRequest) -> Broken:
+    """The error of a consumer that comes back after this side gave the channel up.
+
+    Not ProducerFailed, which says that a failure upstream was reported already: here the consumer is the one that reports it.
+    """
+    name = f"subpartition {request.subpartition_index} of {request.partition_id}"
+    return Broken(f"{name} cannot go on at element {request.resume_from}: its producer has given up this consumer, or has ended")

@@ -10,6 +10,23 @@ ERRORS = "tests/protocol/test_errors.py::"
 
 WIRE_MUTANTS: list[Mutant] = [
     Mutant(
+        "a producer gives up a link as soon as its consumer does",
+        "aioflow/network/links.py",
+        "FORGET_S = GIVE_UP_S + 1.5 * HEARTBEAT_S * (HEARTBEATS_MISSED_MAX + 1)\n",
+        "FORGET_S = GIVE_UP_S\n",
+        ("tests/network/test_links.py::test_after_outages_around_the_limit_all_is_read_or_the_consumer_has_given_up",),
+    ),
+    Mutant(
+        "a consumer that was given up hears of a failure upstream that nothing has reported",
+        "aioflow/protocol/producer.py",
+        "    return Broken(f\"{name} cannot",
+        "    return ProducerFailed(f\"{name} cannot",
+        (
+            "tests/network/test_links.py::test_a_consumer_that_comes_back_after_its_producer_has_forgotten_it_fails",
+            "tests/protocol/test_exchange.py::test_a_producer_that_forgot_the_channel_fails_it_instead_of_beginning_again",
+        ),
+    ),
+    Mutant(
         "what gathers for a consumer elsewhere is bounded in records alone",
         "aioflow/network/link.py",
         "            subpartition.fit(batch, len(content))\n",

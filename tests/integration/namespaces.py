@@ -72,6 +72,19 @@ class TwoMachines:
     def hear_far_again(self) -> None:
         ip("-n", self.far, "route", "delete", "blackhole", f"{NEAR}/32")
 
+    def cut_all_but(self, port: int) -> None:
+        """Nothing crosses any more, in either direction, but connections to `port` and what comes back over them."""
+        for namespace, other in ((self.near, FAR), (self.far, NEAR)):
+            for number, side in ((10, "sport"), (11, "dport")):
+                kept = ("ipproto", "tcp", side, str(port), "lookup", "main")
+                ip("-n", namespace, "rule", "add", "pref", str(number), "to", other, *kept)
+            ip("-n", namespace, "rule", "add", "pref", "12", "to", other, "blackhole")
+
+    def join_all(self) -> None:
+        for namespace in (self.near, self.far):
+            for number in (10, 11, 12):
+                ip("-n", namespace, "rule", "delete", "pref", str(number))
+
     def command(self, namespace: str, *argv: str) -> list[str]:
         """`argv` as run in one of the two."""
         return ["ip", "netns", "exec", namespace, *argv]

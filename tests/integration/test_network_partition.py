@@ -19,12 +19,15 @@ from typing import Any
 
 import pytest
 
+from aioflow.network.links import GIVE_UP_S
 from tests.integration.clusters import FLOWS, ROOT, until
+from tests.integration.exactly_once_flows import committed, mistakes
 from tests.integration.namespaces import FAR, NEAR, TwoMachines
 
 pytestmark = [pytest.mark.timeout(300)]
 
 PORT = 7101
+CONTROL_PORT = 6123
 RECORDS = 40_000
 
 
@@ -114,7 +117,7 @@ async def test_a_peer_that_hears_and_cannot_be_heard_is_noticed_and_read_on(mach
 
 
 class FarCluster:
-    """A JobManager on the near machine, a TaskManager on the far one; both logs are in `data`."""
+    """A JobManager on the near machine, a TaskManager on the far one, and one `near` too if asked for; their logs are in `data`."""
 
     def __init__(self, machines: TwoMachines, data: Path) -> None:
         self._machines = machines
@@ -125,19 +128,22 @@ class FarCluster:
         self._secret.write_bytes(b"s" * 32)
         self._secret.chmod(0o600)
 
-    def start(self) -> None:
+    def start(self, *, near: bool = False) -> None:
         shared = ["--secret-file", str(self._secret), "--allow-plaintext"]
         self._spawn(self._machines.near, "jobmanager", "--bind", NEAR, "--data", str(self._data / "jobs"), *shared)
         until(lambda: (self._data / "jobs" / "address").exists(), "the jobmanager listens")
-        self._spawn(self._machines.far, "taskmanager", "--jobmanager", f"{NEAR}:6123", "--bind", FAR, "--slots", "1", *shared)
+        join = ["--jobmanager", f"{NEAR}:{CONTROL_PORT}", "--slots", "1", *shared]
+        self._spawn(self._machines.far, "taskmanager", "--bind", FAR, *join)
+        if near:
+            self._spawn(self._machines.near, "taskmanager", "--bind", NEAR, *join, log="near")
 
-    def _spawn(self, namespace: str, name: str, *argv: str) -> None:
-        with (self._data / f"{name}.log").open("wb") as log:
+    def _spawn(self, namespace: str, name: str, *argv: str, log: str = "") -> None:
+        with (self._data / f"{log or name}.log").open("wb") as log_file:
             command = self._machines.command(namespace, sys.executable, "-m", "aioflow", name, *argv)
-            self._processes.append(subprocess.Popen(command, stdout=log, stderr=log, cwd=ROOT, start_new_session=True))
+            self._processes.append(subprocess.Popen(command, stdout=log_file, stderr=log_file, cwd=ROOT, start_new_session=True))
 
     def ask(self, *argv: str) -> str:
-        at = ["--at", f"{NEAR}:6123", "--secret-file", str(self._secret)]
+        at = ["--at", f"{NEAR}:{CONTROL_PORT}", "--secret-file", str(self._secret)]
         command = self._machines.command(self._machines.near, sys.executable, "-m", "aioflow", *argv, *at)
         done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=100, check=False)
         assert done.returncode == 0, done.stderr
@@ -174,3 +180,23 @@ def test_a_partition_between_jobmanager_and_taskmanager_is_a_loss_on_each_side(m
     until(lambda: cluster.log("taskmanager").count("is registered") == 2, "the TaskManager is back")
     # Only a new attempt can bring it to an end: the tasks of the first one are gone.
     until(lambda: cluster.status(job) == "FINISHED", "the job has run again, to its end", timeout=120)
+
+
+def test_a_link_between_workers_that_is_given_up_restarts_the_job_and_its_output_is_exact(
+    machines: TwoMachines, cluster: FarCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The JobManager reaches both workers all the time: only the consumers can tell it."""
+    monkeypatch.setenv("EXACTLY_ONCE_FOLDER", str(tmp_path))
+    cluster.start(near=True)
+    flow = f"{Path(__file__).parent / 'exactly_once_flows.py'}:from_environment"
+    job = cluster.ask("submit", flow, "--detach", "--checkpoints", f"file://{tmp_path}/store", "--every", "200ms").strip()
+    until(lambda: len(committed(tmp_path)) > 1_000, "the job has got on")
+    machines.cut_all_but(CONTROL_PORT)
+    gave_up = f"cannot be reached for {GIVE_UP_S:g} s"
+    until(lambda: any(gave_up in cluster.log(name) for name in ("taskmanager", "near")), "a consumer has given up")
+    machines.join_all()
+    before = len(committed(tmp_path))
+    until(lambda: len(committed(tmp_path)) > before + 1_000, "the job has got on again")
+    (tmp_path / "stop").touch()
+    until(lambda: cluster.status(job) == "FINISHED", "the job has ended")
+    assert mistakes(tmp_path) == []

@@ -13,7 +13,7 @@ from aioflow.core.elements import EndOfPartition, RecordBatch
 from aioflow.core.errors import Broken, LocalProtocolError, ProducerFailed
 from aioflow.core.host import Host, SystemHost
 from aioflow.network.link import HEARTBEAT_S, HEARTBEATS_MISSED_MAX
-from aioflow.network.links import GIVE_UP_S, UNUSED_S, DataPlane
+from aioflow.network.links import FORGET_S, GIVE_UP_S, UNUSED_S, DataPlane
 from aioflow.network.partition import ResultPartition
 from aioflow.network.security import SecuredHost, Security
 from aioflow.protocol.consumer import ConsumerExchange
@@ -322,13 +322,74 @@ def test_a_producer_gives_up_a_consumer_that_does_not_come_back() -> None:
         await until(lambda: len(planes.producer.links) == 1, 0.01)
         await asyncio.sleep(1)
         machines.sim.network.cut("main", "far")
-        await asyncio.sleep(HEARTBEAT_S * (HEARTBEATS_MISSED_MAX + 1) + GIVE_UP_S + 1)
+        await asyncio.sleep(HEARTBEAT_S * (HEARTBEATS_MISSED_MAX + 1) + FORGET_S + 1)
         assert planes.producer.links == []
         assert partition.is_released
         assert planes.pool.available_segments == planes.pool.total_segments
         machines.sim.network.heal("main", "far")
         reader.read()
         assert isinstance(reader.error, Broken)
+        reader.channel.release()
+
+    on_two_machines(main)
+
+
+def cut(machines: TwoMachines, direction: str) -> None:
+    network = machines.sim.network
+    if direction == "to the consumer":
+        network.cut("far", "main", one_way=True)
+    elif direction == "to the producer":
+        network.cut("main", "far", one_way=True)
+    else:
+        network.cut("main", "far")
+
+
+@pytest.mark.parametrize("direction", ["both ways", "to the consumer", "to the producer"])
+def test_after_outages_around_the_limit_all_is_read_or_the_consumer_has_given_up(direction: str) -> None:
+    """It alone decides: the producer never forgets a consumer that goes on, and no consumer hears of a failure that is none."""
+    ends = set()
+    for seed in range(16):
+
+        async def main(machines: TwoMachines) -> None:
+            planes = machines.planes
+            partition = planes.partition()
+            reader = Reader(planes.channel())
+            feeding = asyncio.ensure_future(feed(partition, 3000))
+            rng = machines.loop.stream("outages")  # type: ignore[attr-defined]
+            for _ in range(rng.choice((1, 1, 3))):
+                await asyncio.sleep(rng.uniform(0.0, 0.1))
+                cut(machines, direction)
+                await asyncio.sleep(rng.uniform(GIVE_UP_S - 1, GIVE_UP_S + 16))
+                machines.sim.network.heal("main", "far")
+            await until(lambda: bool(reader.events) or reader.error is not None, 0.1)
+            if reader.error is None:
+                assert reader.records == list(range(30_000))
+            else:
+                assert type(reader.error) is Broken
+                assert f"cannot be reached for {GIVE_UP_S:g} s" in str(reader.error)
+                assert reader.records == list(range(len(reader.records)))
+            ends.add(reader.error is None)
+            feeding.cancel()
+            reader.channel.release()
+
+        on_two_machines(main, seed)
+    assert ends == {True, False}, "the outages must be around the limit"
+
+
+def test_a_consumer_that_comes_back_after_its_producer_has_forgotten_it_fails() -> None:
+    """Its process stood still, or its clock did."""
+
+    async def main(machines: TwoMachines) -> None:
+        planes = machines.planes
+        partition = planes.partition()
+        reader = Reader(planes.channel())
+        partition.add_batch(0, RecordBatch([1]))
+        await until(lambda: reader.records == [1], 0.01)
+        (far,) = planes.producer.links
+        planes.producer._give_up(far)
+        await until(lambda: reader.error is not None, 0.01)
+        assert type(reader.error) is Broken
+        assert "cannot go on at element 1: its producer has given up this consumer" in str(reader.error)
         reader.channel.release()
 
     on_two_machines(main)

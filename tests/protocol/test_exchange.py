@@ -8,7 +8,7 @@ import pytest
 
 from aioflow.core.batch_codec import encode_event
 from aioflow.core.elements import BATCH_RECORDS_MAX, CheckpointBarrier, EndOfData, EndOfPartition, RecordBatch, Watermark
-from aioflow.core.errors import LocalProtocolError, ProducerFailed, RemoteError, RemoteProtocolError, TypeNotSupported
+from aioflow.core.errors import Broken, LocalProtocolError, ProducerFailed, RemoteError, RemoteProtocolError, TypeNotSupported
 from aioflow.network.subpartition import PipelinedSubpartition
 from aioflow.protocol.consumer import PriorityEvent, partition_request_backoff
 from aioflow.protocol.errors import BufferReordering, PartitionNotFound
@@ -512,8 +512,17 @@ def test_a_producer_that_forgot_the_channel_fails_it_instead_of_beginning_again(
     link.subpartitions[0] = PipelinedSubpartition(0, link.pool)
     link.connect()
     link.exchange()
-    assert [type(error) for error in link.errors[0]] == [ProducerFailed]
-    assert "cannot go on at 2" in str(link.errors[0][0])
+    assert [type(error) for error in link.errors[0]] == [Broken], "ProducerFailed would say that the job knows of a failure already"
+    assert "cannot go on at element 2: its producer has given up this consumer" in str(link.errors[0][0])
+
+
+def test_a_consumer_that_has_read_nothing_of_a_channel_which_was_given_up_fails_too(link: Link) -> None:
+    link.open(0).release()
+    link.exchange()
+    link.upstream.producer.close()
+    link.connect()
+    link.exchange()
+    assert [type(error) for error in link.errors[0]] == [Broken]
 
 
 @pytest.mark.parametrize(("start", "possible"), [(0, "2 to 4"), (1, "2 to 4"), (5, "2 to 4")])

@@ -244,6 +244,43 @@ def test_cut_link_holds_packets_until_it_heals() -> None:
         simulate(main, seed)
 
 
+def test_cut_of_one_way_holds_packets_of_that_way_alone_and_no_connection_is_made() -> None:
+    async def main(host: SimulatedHost) -> None:
+        client, server = await connected(host)
+        host.sim.network.cut("main", "server", one_way=True)
+        client.transport.write(b"lost")
+        server.transport.write(b"heard")
+        await asyncio.sleep(0.3)
+        assert (client.chunks, server.chunks) == ([b"heard"], [])
+        assert host.sim.network.is_cut("server", "main")
+        with pytest.raises(TimeoutError):
+            await host.net.connect(Recorder, "server", 7)
+        host.sim.network.heal("server", "main")
+        await asyncio.sleep(5)
+        assert server.chunks == [b"lost"]
+
+    simulate(main, 1)
+
+
+def test_processes_of_one_machine_can_be_parted() -> None:
+    async def main(host: SimulatedHost) -> None:
+        client, server = await connected(host)
+        network = host.sim.network
+        me = host.sim.loop.root.name
+        network.part("server", me, one_way=True)
+        client.transport.write(b"heard")
+        server.transport.write(b"lost")
+        await asyncio.sleep(0.3)
+        assert (client.chunks, server.chunks) == ([], [b"heard"])
+        with pytest.raises(TimeoutError):
+            await host.net.connect(Recorder, "server", 7)
+        network.join("server", me)
+        await asyncio.sleep(5)
+        assert client.chunks == [b"lost"]
+
+    simulate(main, 1)
+
+
 def test_cut_that_lasts_ends_the_sender_and_leaves_the_receiver_waiting() -> None:
     async def main(host: SimulatedHost) -> Exception | None:
         client, server = await connected(host)

@@ -64,7 +64,7 @@ def test_a_seed_that_showed_a_mistake_among_workers_shows_none(seed: int) -> Non
     run_world(seed, workers=True)
 
 
-@pytest.mark.parametrize(("workers", "seeds", "kinds"), [(False, 30, KINDS), (True, 14, worker_world.KINDS)])
+@pytest.mark.parametrize(("workers", "seeds", "kinds"), [(False, 30, KINDS), (True, 14, (*worker_world.KINDS, worker_world.LINK_CUT))])
 def test_every_kind_of_fault_strikes(workers: bool, seeds: int, kinds: tuple[str, ...]) -> None:
     done: Counter[str] = Counter()
     met: Counter[str] = Counter()

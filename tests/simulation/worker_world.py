@@ -18,15 +18,22 @@ from aioflow.cluster.pulse import Pulse
 from aioflow.cluster.worker import UNREACHABLE, Worker
 from aioflow.core.aio import cancel_and_wait
 from aioflow.core.errors import Broken
+from aioflow.network import link, links
 from aioflow.protocol import exchange as exchange_module
 from aioflow.protocol.consumer import ConsumerExchange
 from aioflow.testing.simulation import SimulatedHost, Simulation
 from tests.simulation.oracle import Violation
 
-__all__ = ["HEARTBEAT", "KINDS", "check_credit", "install", "simulated_workers", "strike"]
+__all__ = ["HEARTBEAT", "KINDS", "LINK_CUT", "check_credit", "install", "simulated_workers", "strike"]
 
 KINDS = ("worker killed", "worker paused", "connection reset", "all cut", "all slow")
 """What may happen to them and between them."""
+
+LINK_CUT = "link cut"
+"""Two workers cannot reach each other, one way or both, for about as long as a link is given up after; the service reaches all."""
+
+LINK_TIMES = {"HEARTBEAT_S": 0.01, "HANDSHAKE_TIMEOUT_S": 0.05, "GIVE_UP_S": 0.15, "FORGET_S": 0.225}
+"""Those of links, in the proportions of the real ones, and short beside the length of a world."""
 
 PROGRAM = "aioflow.cluster.worker_program"
 HEARTBEAT = HeartbeatOptions(interval_s=0.02, timeout_s=0.15, suspicion_s=0.01)
@@ -75,17 +82,26 @@ class _SeenExchange(ConsumerExchange):
 
 
 @contextmanager
-def simulated_workers() -> Iterator[None]:
-    """Workers take their pulse from their loop, leave the garbage of the whole simulation alone, and their exchanges are looked into."""
+def simulated_workers(*, short_links: bool = False) -> Iterator[None]:
+    """Workers take their pulse from their loop, leave the garbage of the whole simulation alone, and their exchanges are looked into.
+
+    With `short_links` a link is given up after `LINK_TIMES`.
+    """
     changed: Any = worker_module
     made: Any = exchange_module
     before = changed.Pulse, changed.gc, made.ConsumerExchange
+    times = [(module, name) for module in (link, links) for name in LINK_TIMES if short_links and hasattr(module, name)]
+    usual = [getattr(module, name) for module, name in times]
+    for module, name in times:
+        setattr(module, name, LINK_TIMES[name])
     changed.Pulse, changed.gc = _Pulse, SimpleNamespace(collect=lambda: 0, freeze=lambda: None)
     made.ConsumerExchange = _SeenExchange
     try:
         yield
     finally:
         changed.Pulse, changed.gc, made.ConsumerExchange = before
+        for (module, name), value in zip(times, usual, strict=True):
+            setattr(module, name, value)
         _exchanges.clear()
 
 
@@ -129,6 +145,12 @@ def strike(sim: Simulation, kind: str, service: str) -> bool:
             network.cut(machine, machine)
             among = workers if rng.random() < DATA_RATE else None
             later(rng.uniform(0.0, 0.02), _break_and_heal, sim, machine, among)
+        case "link cut":
+            if len(workers) < 2:
+                return False
+            here, there = rng.sample(workers, 2)
+            network.part(here, there, one_way=rng.random() < 0.5)
+            later(LINK_TIMES["GIVE_UP_S"] * rng.uniform(0.8, 1.8), network.join, here, there)
         case "all cut":
             network.cut(machine, machine)
             later(rng.uniform(0.005, 0.3), network.heal, machine, machine)
@@ -136,5 +158,5 @@ def strike(sim: Simulation, kind: str, service: str) -> bool:
             network.slow(machine, machine, rng.choice((5.0, 50.0)))
             later(rng.uniform(0.02, 0.3), network.slow, machine, machine, 1.0)
         case _:
-            raise ValueError(f"fault {kind!r} is unknown, expected one of {KINDS}")
+            raise ValueError(f"fault {kind!r} is unknown, expected one of {(*KINDS, LINK_CUT)}")
     return True

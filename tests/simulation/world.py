@@ -57,6 +57,7 @@ KINDS = ("kill", "power", "pause", "disk", "user", "lost", "repeated", "down", "
 """What may happen. The first four are `Faults`, the rest is inflicted here."""
 
 INJECTED = ("kill", "power", "pause", "disk")
+TROUBLES = ("user", "down", *worker_world.KINDS, worker_world.LINK_CUT)
 BUGS = (TypeError, AttributeError, LookupError, ValueError, NameError, ArithmeticError, RemoteProtocolError, LocalProtocolError)
 """No fault makes anything raise these: they end the run."""
 
@@ -128,6 +129,9 @@ class Settings:
         discovers = not bounded and more.random() < 0.25
         rules = more.randrange(3, 12) if more.random() < 0.15 else 0
         clock_s = duration_s * more.uniform(0.05, 0.5) if more.random() < 0.15 else 0.0
+        if workers and more.random() < 0.5:
+            kinds = (*kinds, worker_world.LINK_CUT)
+            rates[worker_world.LINK_CUT] = more.uniform(5.0, 20.0)
         return Settings(
             kinds=kinds,
             rates=rates,
@@ -295,14 +299,14 @@ class World:
             database.lost = rng.uniform(0.02, 0.3)
         if "repeated" in settings.kinds:
             database.repeated = rng.uniform(0.05, 0.5)
-        rates = {kind: settings.rates[kind] for kind in ("user", "down", *worker_world.KINDS) if kind in settings.kinds}
+        rates = {kind: settings.rates[kind] for kind in TROUBLES if kind in settings.kinds}
         while rates:
             await self.ready()
             await asyncio.sleep(rng.expovariate(sum(rates.values())))
             kind = rng.choices(list(rates), list(rates.values()))[0]
             if kind == "user":
                 self.shared.fails.add(rng.choice(SITES))
-            elif kind in worker_world.KINDS:
+            elif kind in worker_world.KINDS or kind == worker_world.LINK_CUT:
                 self.done[kind] += worker_world.strike(self.sim, kind, "alpha")
                 self.look()
             else:
@@ -423,7 +427,7 @@ def run_world(seed: int, *, workers: bool = False, keep_trace: bool = False, set
         share(world.shared)
         await _live(world)
 
-    with _environment(chosen), worker_world.simulated_workers():
+    with _environment(chosen), worker_world.simulated_workers(short_links=worker_world.LINK_CUT in chosen.kinds):
         result = simulate(main, seed, max_steps=100_000, max_callback_s=CALLBACK_S, keep_trace=keep_trace)
     (world,) = worlds
     strange = [error for error in result.errors if ": ended with " not in error]

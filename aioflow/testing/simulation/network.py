@@ -3,7 +3,8 @@
 A cut link holds packets back until it is healed or their sender gives up, a reset breaks the connections of two machines,
 a slow link multiplies its latency. What a connection does with that is in `transport`.
 
-Invariant: a fault concerns a pair of machines, in both directions; the processes of one machine only if the pair is that machine twice.
+Invariant: a fault concerns a pair of machines, in both directions but for a cut that is `one_way`; the processes of one machine only if the
+pair is that machine twice. `part` alone concerns a pair of processes.
 """
 
 from __future__ import annotations
@@ -97,22 +98,38 @@ class SimNetwork:
         self.options = options or NetworkOptions()
         self.rng = loop.stream("net")
         self.connections_made = 0
-        self._cut: set[tuple[str, str]] = set()  # Only asked for membership, never iterated.
+        self._cut: set[tuple[str, str]] = set()  # (from, to); only asked for membership, never iterated.
+        self._parted: set[tuple[str, str]] = set()
+        """The same of processes."""
         self._slow: dict[tuple[str, str], float] = {}
         self._live: dict[SimTransport, None] = {}
         loop.network = self
 
     # Faults.
 
-    def cut(self, a: str, b: str) -> None:
-        """Hold back every packet between two machines."""
+    def cut(self, a: str, b: str, *, one_way: bool = False) -> None:
+        """Hold back every packet between two machines, or only those from `a` to `b`."""
         self.loop.note("CUT", a, b)
-        self._cut.add(_link(a, b))
+        self._cut.add((a, b))
+        if not one_way:
+            self._cut.add((b, a))
 
     def heal(self, a: str, b: str) -> None:
         """Let packets pass again; held ones arrive when they are sent again."""
         self.loop.note("HEAL", a, b)
-        self._cut.discard(_link(a, b))
+        self._cut -= {(a, b), (b, a)}
+
+    def part(self, a: str, b: str, *, one_way: bool = False) -> None:
+        """As `cut`, between two processes, on one machine or on two."""
+        self.loop.note("PART", a, b)
+        self._parted.add((a, b))
+        if not one_way:
+            self._parted.add((b, a))
+
+    def join(self, a: str, b: str) -> None:
+        """Let packets between two processes pass again."""
+        self.loop.note("JOIN", a, b)
+        self._parted -= {(a, b), (b, a)}
 
     def isolate(self, name: str) -> None:
         """Cut a machine off from all others there are."""
@@ -127,8 +144,8 @@ class SimNetwork:
                 self.heal(name, other)
 
     def is_cut(self, a: str, b: str) -> bool:
-        """Tell whether packets between two machines are held back."""
-        return _link(a, b) in self._cut
+        """Tell whether packets between two machines are held back, in either direction."""
+        return (a, b) in self._cut or (b, a) in self._cut
 
     def slow(self, a: str, b: str, factor: float) -> None:
         """Multiply the latency between two machines; 1 is the usual one."""
@@ -153,9 +170,19 @@ class SimNetwork:
         usual = self.options.loopback_s if a is b else self.options.latency_s
         return self.rng.uniform(*usual) * self._slow.get(_link(a.name, b.name), 1.0)
 
-    def passes(self, a: SimMachine, b: SimMachine) -> bool:
+    def passes(self, a: SimProcess, b: SimProcess) -> bool:
         """Tell whether a packet sent now would arrive."""
-        return b.up and _link(a.name, b.name) not in self._cut
+        return self._is_open(a.machine, b.machine) and (a.name, b.name) not in self._parted
+
+    def _is_open(self, a: SimMachine, b: SimMachine) -> bool:
+        return b.up and (a.name, b.name) not in self._cut
+
+    def _answers(self, process: SimProcess, there: SimMachine, port: int) -> bool:
+        """Tell whether a request for a connection and its answer, if only a refusal, would arrive."""
+        listener = there.ports.get(port)
+        if listener is None:
+            return self._is_open(process.machine, there) and self._is_open(there, process.machine)
+        return self.passes(process, listener.process) and self.passes(listener.process, process)
 
     # Connections.
 
@@ -188,7 +215,7 @@ class SimNetwork:
             raise socket.gaierror(socket.EAI_NONAME, f"no machine of the simulation is called {host}")
         deadline, pause = loop.time() + self.options.connect_timeout_s, RETRY_FIRST_S
         await asyncio.sleep(self.latency(here, there))
-        while not self.passes(here, there):
+        while not self._answers(process, there, port):
             if loop.time() + pause > deadline:
                 await asyncio.sleep(deadline - loop.time())
                 raise os_error(errno.ETIMEDOUT, f"{host}:{port}")

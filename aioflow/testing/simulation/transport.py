@@ -74,7 +74,7 @@ class Links(Protocol):
         """Draw the time that a packet takes from `a` to `b`."""
         ...
 
-    def passes(self, a: SimMachine, b: SimMachine) -> bool:
+    def passes(self, a: SimProcess, b: SimProcess) -> bool:
         """Tell whether a packet sent now would arrive."""
         ...
 
@@ -249,7 +249,7 @@ class SimTransport(asyncio.Transport):
         """Hand the packets that are due to the peer's kernel, or hold them while they cannot pass."""
         self._arrival_set = False
         now, wire = self._loop.time(), self._wire
-        if wire and not self.network.passes(self.machine, self.peer.machine):
+        if wire and not self.network.passes(self.process, self.peer.process):
             if self._blocked_since is None:
                 self._blocked_since = now
                 self._retry_s = RETRY_FIRST_S
