@@ -21,6 +21,7 @@ from aioflow.core.aio import cancel_and_wait
 from aioflow.core.errors import AioflowError, Broken, RemoteProtocolError
 from aioflow.network.connection import AuthenticatedConnection, fresh_nonce
 from aioflow.network.security import check_listen, security_of
+from aioflow.network.waiting_room import WaitingRoom
 from aioflow.protocol.framing import CONTROL_PLANE, Frame
 from aioflow.protocol.handshake import ClientHandshake, PeerRole, ServerHandshake
 from aioflow.protocol.rpc import BadRequest, CallError, Notification, Reply, Request, RpcPeer
@@ -34,9 +35,6 @@ __all__ = ["RpcConnection", "RpcServer", "connect_rpc"]
 logger = logging.getLogger(__name__)
 
 Handlers = Mapping[str, Callable[..., Any]]
-
-PENDING_HANDSHAKES_MAX = 64
-"""Connections that have not proved themselves yet; of more, the oldest is closed."""
 
 
 class RpcConnection:
@@ -261,6 +259,7 @@ class RpcServer:
         self._on_closed = on_closed
         self._listener: Listener | None = None
         self._connections: dict[RpcConnection, AuthenticatedConnection] = {}
+        self._waiting: WaitingRoom[AuthenticatedConnection] = WaitingRoom("the RPC server")
 
     async def listen(self, address: str = "127.0.0.1", port: int = 0) -> int:
         """Returns the port. Raises NotAuthenticated for an address that is not safe; see `check_listen`."""
@@ -273,6 +272,7 @@ class RpcServer:
         """Stop listening and close every connection. Idempotent."""
         if self._listener is not None:
             self._listener.close()
+        self._waiting.close()
         for connection, transport in list(self._connections.items()):
             if connection.is_open:
                 await connection.close()
@@ -283,10 +283,9 @@ class RpcServer:
         connection = RpcConnection(self._codec, self._closed)
         connection.handlers = self._on_peer(connection)
         handshake = ServerHandshake(self._secret, fresh_nonce(self._host), self._roles)
-        transport = self._connections[connection] = AuthenticatedConnection(handshake, CONTROL_PLANE, connection)
-        strangers = [other for known, other in self._connections.items() if not known.opened.done()]
-        if len(strangers) > PENDING_HANDSHAKES_MAX:
-            strangers[0].abort()
+        transport = self._connections[connection] = AuthenticatedConnection(
+            handshake, CONTROL_PLANE, connection, self._waiting
+        )
         return transport
 
     def _closed(self, connection: RpcConnection) -> None:

@@ -20,6 +20,7 @@ from aioflow.core.explained_calls import explained
 from aioflow.core.timeunits import to_seconds
 from aioflow.io.buffered import BufferedReader
 from aioflow.io.http_client import DECODINGS
+from aioflow.network.door import Door
 from aioflow.operators.source import Split
 
 if TYPE_CHECKING:
@@ -32,7 +33,12 @@ __all__ = ["WebhookSource", "webhook"]
 
 BODY_BYTES_MAX = 1024 * 1024
 
+BODY_S = 20.0
+"""Time for the body of a request to arrive."""
+
 CAPACITY = 1024
+
+CONNECTIONS_MAX = 1024
 
 
 @explained
@@ -50,8 +56,8 @@ def webhook(
     """Serves POST `path` at `host:port`; each body is an element.
 
     `token`: expected as `Authorization: Bearer <token>`; needed on an address that is not loopback. `decode`: "json", "text" or
-    "bytes". Answers: 202 accepted, 400 malformed, 401 without the token, 413 above `max_bytes`, and 503 if the job has not made room
-    among `capacity` elements after `patience`.
+    "bytes". Answers: 202 accepted, 400 malformed, 401 without the token, 408 for a body that takes 20 s, 413 above `max_bytes`, and
+    503 if the job has not made room among `capacity` elements after `patience`.
     """
     where = f"webhook({host!r}, {port}, {path!r})"
     if not _is_loopback(host) and not token:
@@ -118,6 +124,7 @@ class WebhookReader(BufferedReader):
         self._config = config
         self.port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         """The port that was bound, once it is."""
+        self._door = Door(CONNECTIONS_MAX, repr(config))
 
     async def open(self, splits: Sequence[Split]) -> None:
         """Listens when it returns: whoever started the job may post at once, and a port that is taken is an error of the start."""
@@ -132,12 +139,13 @@ class WebhookReader(BufferedReader):
 
         config = self._config
         application = web.Application(client_max_size=config.max_bytes)
-        application.router.add_post(config.path, self._receive)
-        runner = web.AppRunner(application, access_log=None, handler_cancellation=True)
+        application.router.add_post(config.path, self._answer)
+        runner = web.AppRunner(application, access_log=None, logger=self._door.complaints, handler_cancellation=True)
         await runner.setup()
         try:
             assert runner.server is not None
-            listener = await self.ctx.host.net.listen(runner.server, config.host, config.port)
+            self._door.open(runner.server)
+            listener = await self.ctx.host.net.listen(self._door, config.host, config.port)
             try:
                 self.port.set_result(listener.port)
                 await asyncio.get_running_loop().create_future()  # Until close() cancels it.
@@ -145,6 +153,11 @@ class WebhookReader(BufferedReader):
                 listener.close()
         finally:
             await runner.cleanup()
+            self._door.close()
+
+    async def _answer(self, request: web.Request) -> web.Response:
+        with self._door.answering(request.protocol):
+            return await self._receive(request)
 
     async def _receive(self, request: web.Request) -> web.Response:
         from aiohttp import web
@@ -152,14 +165,18 @@ class WebhookReader(BufferedReader):
         config = self._config
         if not config.accepts(request.headers.get("Authorization")):
             return web.Response(status=401, text="expected Authorization: Bearer with the token of this webhook\n")
-        body = await request.read()
+        try:
+            async with asyncio.timeout(BODY_S):
+                body = await request.read()
+        except TimeoutError:
+            return web.Response(status=408, text=f"the body did not arrive within {BODY_S:g} s\n")
         try:
             value: Any = body
             if config.decode == "json":
                 value = msgspec.json.decode(body)
             elif config.decode == "text":
                 value = body.decode()
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             return web.Response(status=400, text=f"the body is no {config.decode}: {error}\n")
         try:
             async with asyncio.timeout(config.patience_s):

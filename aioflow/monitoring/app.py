@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
 from importlib.resources import files
 from typing import Any
 
@@ -13,7 +15,7 @@ from aiohttp import web
 
 from aioflow.core.errors import AioflowError, JobNotRunning, did_you_mean
 from aioflow.monitoring.adapters import monitored
-from aioflow.monitoring.answers import error_response, json_response
+from aioflow.monitoring.answers import error_response, json_bytes, json_response
 from aioflow.monitoring.calls import Answer, BadRequest, Call, RestError
 from aioflow.monitoring.guard import CHANGES, HEADERS, OPEN, guard
 from aioflow.monitoring.monitor import Monitor
@@ -27,6 +29,9 @@ __all__ = ["MONITOR", "make_app", "monitor_app"]
 logger = logging.getLogger(__name__)
 
 BODY_BYTES_MAX = 1024 * 1024
+
+BODY_S = 20.0
+"""Time for the body of a request to arrive."""
 
 MONITOR: web.AppKey[Monitor] = web.AppKey("monitor", Monitor)
 
@@ -63,10 +68,10 @@ def make_app(monitor: Monitor) -> web.Application:
                 app.router.add_get(prefix + route.path, endpoint, allow_head=route.schema != "Events")
             else:
                 app.router.add_route(route.method, prefix + route.path, endpoint)
-    document = openapi_document(ROUTES)
+    document = json_bytes(openapi_document(ROUTES))
 
     async def openapi(request: web.Request) -> web.StreamResponse:
-        return json_response(document)
+        return web.Response(body=document, content_type="application/json", charset="utf-8")
 
     setattr(openapi, OPEN, True)
     for prefix in ("", "/v1"):
@@ -98,7 +103,11 @@ def _endpoint(monitor: Monitor, route: Route) -> Callable[[web.Request], Awaitab
 
 
 async def _body(request: web.Request) -> dict[str, Any]:
-    content = await request.read()
+    try:
+        async with asyncio.timeout(BODY_S):
+            content = await request.read()
+    except TimeoutError:
+        raise web.HTTPRequestTimeout from None
     if not content:
         return {}
     try:
@@ -124,10 +133,10 @@ def _checked(body: dict[str, Any], route: Route) -> dict[str, Any]:
 @web.middleware
 async def _errors(request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> web.StreamResponse:
     """Every error in Flink's shape, whoever raised it. What nobody expected is logged, and told without its details."""
-    answering, connection = request.config_dict[MONITOR].answering, request.protocol
-    answering[connection] = None
+    door = request.config_dict[MONITOR].door
     try:
-        return await handler(request)
+        with nullcontext() if door is None else door.answering(request.protocol):
+            return await handler(request)
     except RestError as error:
         return error_response(error.status, str(error))
     except web.HTTPException as error:
@@ -144,8 +153,6 @@ async def _errors(request: web.Request, handler: Callable[[web.Request], Awaitab
     except Exception:
         logger.exception("%s %s failed", request.method, request.path)
         return error_response(500, "internal error; it is in the log of the process")
-    finally:
-        answering.pop(connection, None)
 
 
 async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from aioflow.core.host import Host
     from aioflow.monitoring.options import MonitorOptions
     from aioflow.monitoring.view import JobView, Monitored, WorkerView
+    from aioflow.network.door import Door
 
 __all__ = ["Monitor"]
 
@@ -33,8 +34,8 @@ class Monitor:
         self.watched = watched
         self.options = options
         self.cpu_count = os.cpu_count() or 1
-        self.answering: dict[object, None] = {}
-        """Connections on which an answer is under way."""
+        self.door: Door | None = None
+        """Bounds the connections. None: the application is mounted in a server of the user."""
         self.streams = 0
         """Streams of events that are open."""
         self.sampler = Sampler(self)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import logging
 import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from aiohttp import web
 
@@ -17,9 +16,7 @@ from aioflow.monitoring.adapters import monitored
 from aioflow.monitoring.app import make_app
 from aioflow.monitoring.monitor import Monitor
 from aioflow.monitoring.options import parse_monitor_address, served_options
-
-if TYPE_CHECKING:
-    from aiohttp.web_protocol import RequestHandler
+from aioflow.network.door import Door
 
 __all__ = ["serving"]
 
@@ -31,23 +28,17 @@ SHUTDOWN_S = 1.0
 
 CLOSE_S = 10.0
 
-SILENCE_S = 20.0
-"""A connection on which no request was whole for so long is closed: whoever sends a byte a minute would keep it for ever."""
-
-CHECK_S = 5.0
-
-FULL = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nRetry-After: 1\r\nContent-Length: 0\r\n\r\n"
-
-
 @asynccontextmanager
 async def serving(what: Any, address: str, given: Mapping[str, Any]) -> AsyncIterator[str]:
     """Serve `what` inside the block; yields the URL. Raises OSError if the address cannot be listened at, naming it."""
     options = served_options(address, given)
     host, port = parse_monitor_address(address)
     monitor = Monitor(monitored(what), options)
+    door = monitor.door = Door(options.connections_max, "the monitoring endpoint")
     runner = web.AppRunner(
         make_app(monitor),
         access_log=None,
+        logger=door.complaints,
         handle_signals=False,
         keepalive_timeout=KEEP_ALIVE_S,
         shutdown_timeout=SHUTDOWN_S,
@@ -56,12 +47,11 @@ async def serving(what: Any, address: str, given: Mapping[str, Any]) -> AsyncIte
     await runner.setup()
     try:
         assert runner.server is not None
-        door = _Door(runner.server, monitor)
+        door.open(runner.server)
         try:
-            listener = await monitor.host.net.listen(door.open, host, port)
+            listener = await monitor.host.net.listen(door, host, port)
         except OSError as error:
             raise _refused(error, address) from error
-        sweeper = asyncio.get_running_loop().create_task(door.sweep(), name="monitor connections")
         try:
             shown = f"[{host}]" if ":" in host else host
             url = f"http://{shown}:{listener.port}"
@@ -69,9 +59,9 @@ async def serving(what: Any, address: str, given: Mapping[str, Any]) -> AsyncIte
             yield url
         finally:
             listener.close()
-            sweeper.cancel()
     finally:
         await close_within(runner.cleanup(), CLOSE_S, what="the monitoring endpoint")
+        door.close()
 
 
 def _refused(error: OSError, address: str) -> OSError:
@@ -80,38 +70,3 @@ def _refused(error: OSError, address: str) -> OSError:
     reason = os.strerror(code) if code > 0 else error.strerror or str(error)  # Names that are not found have numbers of their own.
     remedy = "; take another port, or port 0 for any free one" if code == errno.EADDRINUSE else ""
     return OSError(code, f"monitor={address!r} cannot be listened at: {reason}{remedy}")
-
-
-class _Door:
-    """Makes a protocol for each connection, and closes those that ask for nothing."""
-
-    def __init__(self, server: web.Server, monitor: Monitor) -> None:
-        self._server = server
-        self._monitor = monitor
-        self._idle_since: dict[RequestHandler, float] = {}
-
-    def open(self) -> asyncio.BaseProtocol:
-        if len(self._server.connections) >= self._monitor.options.connections_max:
-            return _TurnedAway()
-        return self._server()
-
-    async def sweep(self) -> None:
-        """Until cancelled."""
-        loop = asyncio.get_running_loop()
-        while True:
-            await asyncio.sleep(CHECK_S)
-            now, known = loop.time(), self._idle_since
-            idle = [one for one in self._server.connections if one not in self._monitor.answering]
-            self._idle_since = {one: known.get(one, now) for one in idle}
-            for connection, since in self._idle_since.items():
-                if now - since >= SILENCE_S:
-                    connection.force_close()
-
-
-class _TurnedAway(asyncio.Protocol):
-    """For a connection too many: says so, and closes."""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.WriteTransport)
-        transport.write(FULL)
-        transport.close()

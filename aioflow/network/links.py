@@ -59,7 +59,7 @@ class DataPlane:
         self.codec = codec
         self._partitions = partitions
         self._listener: Listener | None = None
-        self.waiting: WaitingRoom[AuthenticatedConnection] = WaitingRoom()
+        self.waiting: WaitingRoom[AuthenticatedConnection] = WaitingRoom("the data plane")
         """Connections that have not said yet which link they are."""
         self._dialled: dict[tuple[str, int], Link] = {}
         self._accepted: dict[str, Link] = {}

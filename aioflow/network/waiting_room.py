@@ -6,6 +6,7 @@ import logging
 from typing import Generic, Protocol, TypeVar
 
 from aioflow.core.errors import NotAuthenticated
+from aioflow.network.refusals import Refusals
 
 __all__ = ["WAITING_MAX", "Guest", "WaitingRoom"]
 
@@ -32,13 +33,18 @@ class WaitingRoom(Generic[GuestT]):
     It is that one because an honest peer is through in milliseconds: who fills the places keeps nobody out for longer.
     """
 
-    __slots__ = ("_is_closed", "_waiting", "rejected")
+    __slots__ = ("_is_closed", "_refusals", "_waiting")
 
-    def __init__(self) -> None:
+    def __init__(self, subject: str) -> None:
+        """`subject` names the listener in warnings."""
         self._waiting: dict[GuestT, None] = {}
         self._is_closed = False
-        self.rejected = 0
+        self._refusals = Refusals(logger, subject)
+
+    @property
+    def rejected(self) -> int:
         """Connections that were not let in so far."""
+        return self._refusals.total
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -61,15 +67,13 @@ class WaitingRoom(Generic[GuestT]):
         """It ended before it was let in. Nothing if it is not here."""
         if connection in self._waiting:
             del self._waiting[connection]
-            self.rejected += 1
-            # Whoever floods the port must not flood the log: the 1st, the 10th, the 100th.
-            if self.rejected == 10 ** (len(str(self.rejected)) - 1) and not self._is_closed:
-                reason = error or "it ended before it had proved itself"
-                logger.warning("connection %d that was not let in, from %s: %s", self.rejected, connection.peer, reason)
+            if not self._is_closed:
+                self._refusals.add(connection.peer, error or "it ended before it had proved itself")
 
     def close(self) -> list[GuestT]:
         """Turn out all, and whoever is still on the way. Returns who was there."""
         self._is_closed = True
+        self._refusals.close()
         waiting = list(self._waiting)
         for connection in waiting:
             connection.abort()

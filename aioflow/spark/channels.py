@@ -55,7 +55,7 @@ class ChannelListener:
         self._secret = fresh_secret(host)
         self._streams: dict[str, ChannelStream] = {}
         self._channels: dict[Channel, None] = {}
-        self._strangers: WaitingRoom[Channel] = WaitingRoom()
+        self._strangers: WaitingRoom[Channel] = WaitingRoom("the listener for tasks of Spark")
         self._listener: Listener | None = None
 
     @property

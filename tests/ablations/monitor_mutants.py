@@ -8,6 +8,8 @@ __all__ = ["MONITOR_MUTANTS"]
 
 GUARD = "tests/monitoring/test_guard.py::"
 INSIDE = "tests/monitoring/test_inside.py::"
+DOOR = "tests/network/test_door.py::"
+RPC = "tests/cluster/test_rpc.py::"
 REDACTION = "tests/inspection/test_redaction.py::"
 REST = "tests/monitoring/test_rest.py::"
 EVENTS = "tests/monitoring/test_events.py::"
@@ -90,6 +92,34 @@ MONITOR_MUTANTS: list[Mutant] = [
         '                "message": redacted(message, MESSAGE_CHARACTERS_MAX),\n',
         '                "message": message[:MESSAGE_CHARACTERS_MAX],\n',
         (f"{INSIDE}test_no_secret_leaves_by_any_reading_path",),
+    ),
+    Mutant(
+        "a client that does not read is stalled for ever",
+        "aioflow/network/door.py",
+        "                if not connection.is_working and now",
+        "                if not connection.is_stalled and not connection.is_working and now",
+        (f"{DOOR}test_a_client_is_cut_off_when_it_is_silent_too_long",),
+    ),
+    Mutant(
+        "a new client finds no place beside those that do nothing",
+        "aioflow/network/door.py",
+        "            if weakest is not None:\n",
+        "            if weakest is not None and weakest.is_working:\n",
+        (f"{DOOR}test_a_new_client_takes_the_place_of_the_one_that_is_quiet_longest",),
+    ),
+    Mutant(
+        "clients leave as much unread as they like",
+        "aioflow/network/door.py",
+        "        while unread > UNREAD_BYTES_MAX and",
+        "        while unread < 0 and",
+        (f"{DOOR}test_what_clients_leave_unread_is_bounded",),
+    ),
+    Mutant(
+        "refused peers of the RPC server are not logged",
+        "aioflow/network/waiting_room.py",
+        '                self._refusals.add(connection.peer, error or "it ended before it had proved itself")\n',
+        "                self._refusals.total += 1\n",
+        (f"{RPC}test_strangers_are_bounded_and_closed_with_the_server",),
     ),
     Mutant(
         "redaction reads a long word again from each of its letters",

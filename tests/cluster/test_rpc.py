@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from aioflow.cluster.rpc import PENDING_HANDSHAKES_MAX, RpcConnection, RpcServer, connect_rpc
+from aioflow.cluster.rpc import RpcConnection, RpcServer, connect_rpc
 from aioflow.core.errors import Broken, RemoteError, RemoteProtocolError, TypeNotSupported
 from aioflow.core.host import SystemHost
 from aioflow.core.serializers import Codec
+from aioflow.network.waiting_room import WAITING_MAX
 from aioflow.protocol.handshake import PeerRole
 
 SECRET = b"s" * 32
@@ -216,15 +217,16 @@ async def test_who_has_another_secret_or_role_is_not_let_in(secret: bytes, role:
     assert pair.closed == []
 
 
-async def test_strangers_are_bounded_and_closed_with_the_server() -> None:
+async def test_strangers_are_bounded_and_closed_with_the_server(caplog: pytest.LogCaptureFixture) -> None:
     """Row 31."""
     async with serving({}) as (server, port, _):
-        streams = [await asyncio.open_connection("127.0.0.1", port) for _ in range(PENDING_HANDSHAKES_MAX + 3)]
+        streams = [await asyncio.open_connection("127.0.0.1", port) for _ in range(WAITING_MAX + 3)]
         for reader, _ in streams[:3]:
             async with asyncio.timeout(60):
                 while await reader.read(1000):
                     pass
-        assert len(server._connections) == PENDING_HANDSHAKES_MAX
+        assert len(server._connections) == WAITING_MAX
+        assert "the RPC server refused a connection from 127.0.0.1:" in caplog.text
         await server.close()
         for reader, writer in streams:
             async with asyncio.timeout(60):

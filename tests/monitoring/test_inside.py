@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import socket
 import threading
 from collections import Counter
 from pathlib import Path
@@ -20,7 +21,7 @@ from aioflow.core.ids import ExecutionAttemptId
 from aioflow.graph.deployment import ExecutionState
 from aioflow.inspection.await_stacks import await_chain, thread_infos
 from aioflow.inspection.flames import FlameSampler
-from aioflow.monitoring import server
+from aioflow.monitoring import app
 from aioflow.monitoring.adapters import monitored
 from aioflow.monitoring.flamegraph import tree
 from aioflow.monitoring.metric_index import MetricIndex, shown_value
@@ -28,7 +29,8 @@ from aioflow.monitoring.monitor import Monitor
 from aioflow.monitoring.openapi import openapi_document
 from aioflow.monitoring.options import MonitorOptions
 from aioflow.monitoring.routes import ROUTES
-from tests.monitoring.watching import PATIENCE_S, check, watched
+from aioflow.network import door
+from tests.monitoring.watching import CONTROL, PATIENCE_S, TOKEN, check, watched
 
 # Names of metrics.
 
@@ -356,7 +358,7 @@ async def test_the_run_refuses_an_address_that_is_taken_and_leaves_nothing_behin
         assert (await client.ask("/jobs"))[0] == 200
 
 
-async def test_a_connection_too_many_is_turned_away() -> None:
+async def test_a_connection_too_many_is_turned_away_while_all_others_work() -> None:
     flow = af.Flow("full")
     flow.source(af.io.push()).sink(af.io.blackhole())
     async with flow.run(monitor="127.0.0.1:0", monitor_options={"connections_max": 2}) as job:
@@ -364,8 +366,8 @@ async def test_a_connection_too_many_is_turned_away() -> None:
         host, port = job.monitor_url.removeprefix("http://").split(":")
         opened = [await asyncio.open_connection(host, int(port)) for _ in range(2)]
         for reader, writer in opened:
-            writer.write(b"GET /overview HTTP/1.1\r\nHost: localhost\r\n\r\n")
-            assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+            writer.write(f"GET /jobs/{job.id}/events HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+            await reader.readuntil(b"event: snapshot")
         reader, writer = await asyncio.open_connection(host, int(port))
         async with asyncio.timeout(PATIENCE_S):
             assert (await reader.readline()).startswith(b"HTTP/1.1 503")
@@ -377,10 +379,55 @@ async def test_a_connection_too_many_is_turned_away() -> None:
                 pass
 
 
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n" * 400,
+        b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"GET /openapi.json HTTP/1.1\r\nHost: loc",
+        b"POST /jobs/x/stop HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100000\r\n\r\n{",
+        b"",
+    ],
+    ids=["pipelined", "kept", "begun", "body", "silent"],
+)
+async def test_clients_that_do_not_read_keep_no_other_client_out(request_bytes: bytes) -> None:
+    flow = af.Flow("besieged")
+    flow.source(af.io.push()).sink(af.io.blackhole())
+    async with watched(flow, monitor_options={"connections_max": 20}) as client:
+        host, port = client.url.removeprefix("http://").split(":")
+        loop = asyncio.get_running_loop()
+        others = [socket.socket() for _ in range(20)]
+        try:
+            for other in others:
+                other.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                other.setblocking(False)
+                await loop.sock_connect(other, (host, int(port)))
+                await loop.sock_sendall(other, request_bytes)
+            for _ in range(5):
+                assert (await client.ask("/jobs/overview"))[0] == 200
+        finally:
+            for other in others:
+                other.close()
+
+
+async def test_a_body_that_does_not_arrive_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "BODY_S", 0.05)
+    flow = af.Flow("drip")
+    flow.source(af.io.push()).sink(af.io.blackhole())
+    async with watched(flow, monitor_options=CONTROL) as client:
+        host, port = client.url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        head = f"POST {client.path}/stop HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {TOKEN}\r\nContent-Length: 9\r\n\r\n{{"
+        writer.write(head.encode())
+        async with asyncio.timeout(PATIENCE_S):
+            assert (await reader.readline()).startswith(b"HTTP/1.1 408")
+        writer.close()
+
+
 async def test_a_connection_without_a_whole_request_is_closed_and_a_stream_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever sends a header byte by byte would hold a connection for ever; who listens to events only looks silent."""
-    monkeypatch.setattr(server, "CHECK_S", 0.05)
-    monkeypatch.setattr(server, "SILENCE_S", 0.2)
+    monkeypatch.setattr(door, "CHECK_S", 0.05)
+    monkeypatch.setattr(door, "SILENCE_S", 0.2)
     flow = af.Flow("patient")
     flow.source(af.io.push()).sink(af.io.blackhole())
     async with watched(flow) as client:
