@@ -1,11 +1,13 @@
 """The flow of the kill run, and what is wrong with its output when it has ended.
 
-Numbers are counted by key. Each number ends in part files, each count in part files and in a table
-of SQLite or PostgreSQL. A record that is lost or comes twice is missing there, or there twice.
+Numbers are counted by key, as they come and in windows of event time. Each number ends in part
+files, each count in part files and in a table of SQLite or PostgreSQL, each window in part files.
+A record that is lost or comes twice is missing there, or there twice; a record that came late by
+mistake is missing in its window.
 
     python -m benchmarks.kill_flows FOLDER --workers 2 --parallelism 3 --store FOLDER/store --every 500ms
 
-runs the flow with unaligned checkpoints and a slow function, so that much is in flight.
+runs the flow with unaligned checkpoints and slow windows, so that much is in flight.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import sqlite3
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,6 +32,9 @@ __all__ = ["NAME", "counted", "from_environment", "mistakes", "prepare", "rows_w
 NAME = "killed"
 FOLDER = "AIOFLOW_KILL_FOLDER"
 
+WINDOW_MS = 100 * KEYS
+"""Each number is its own timestamp, so a window holds a hundred numbers of each key."""
+
 
 def prepare(folder: Path) -> None:
     """The table must be there before the flow runs."""
@@ -37,10 +43,18 @@ def prepare(folder: Path) -> None:
     connection.close()
 
 
-def slow(n: int) -> int:
+def always(n: int) -> bool:
+    return True
+
+
+def slowly(n: int) -> bool:
     """Back pressure: the source is faster."""
     time.sleep(0.0002)  # It holds the loop, as a function of a user may.
-    return n
+    return True
+
+
+def window_row(result: af.WindowResult[int, dict[str, int]]) -> tuple[int, int, int]:
+    return result.key, result.start, result.value["n"]
 
 
 def counted(
@@ -48,16 +62,24 @@ def counted(
     *,
     parallelism: int = 2,
     dsn: str | None = None,
-    function: Callable[[int], int] = same,
+    counted_if: Callable[[int], bool] = always,
 ) -> af.Flow:
     """It ends when there is a file `folder`/stop. With `dsn` the table is in PostgreSQL."""
     where = Path(folder)
     flow = af.Flow(NAME, parallelism=parallelism)
-    source: af.DataStream[int] = flow.source(partial(numbers, stop=str(where / "stop")), uid="numbers")
-    records = source.rebalance().map(function, uid="same")
+    source: af.DataStream[int] = flow.source(
+        partial(numbers, stop=str(where / "stop")),
+        watermarks=af.WatermarkStrategy.monotonous_timestamps(timestamp=same),
+        uid="numbers",
+    )
+    records = source.rebalance().map(same, uid="same")
     records.sink(af.io.jsonl(where / "records"), uid="records")
     counts = records.key_by(key).count(uid="count")
     counts.sink(af.io.jsonl(where / "counts"), uid="counts")
+    window = af.tumbling(timedelta(milliseconds=WINDOW_MS))
+    per_window = af.agg(n=af.count(where=counted_if))
+    windows = records.key_by(key).window(window).aggregate(per_window, uid="windows")
+    windows.map(window_row).sink(af.io.jsonl(where / "windows"), uid="window files")
     columns = ["k", "n"]
     if dsn is None:
         table: Any = af.io.sqlite(where / "counts.db", "counts", columns=columns)
@@ -86,6 +108,9 @@ def mistakes(folder: Path, rows: Callable[[str], Iterable[tuple[Any, ...]]] | No
     wrong = _compare("records", (n for (n,) in _parts(folder / "records")), range(total))
     expected = [(k, n) for k in range(KEYS) for n in range(1, total // KEYS + 1)]
     wrong += _compare("counts in files", (tuple(row) for row in _parts(folder / "counts")), expected)
+    in_windows = Counter((n % KEYS, n - n % WINDOW_MS) for n in range(total))
+    windows = [(k, start, n) for (k, start), n in in_windows.items()]
+    wrong += _compare("windows", (tuple(row) for row in _parts(folder / "windows")), windows)
     rows = rows or partial(_sqlite_rows, folder)
     wrong += _compare("counts in the database", rows("SELECT k, n FROM counts"), expected)
     ((staged,),) = rows("SELECT count(*) FROM aioflow_staged")
@@ -124,7 +149,7 @@ def main() -> None:
     parser.add_argument("--store")
     parser.add_argument("--every")
     args = parser.parse_args()
-    flow = counted(args.folder, parallelism=args.parallelism, function=slow)
+    flow = counted(args.folder, parallelism=args.parallelism, counted_if=slowly)
     af.run(flow, workers=args.workers, checkpoints=args.store, every=args.every, retain=3, unaligned=True)
 
 
