@@ -91,4 +91,4 @@ class ColumnFiles(ABC):
         return ColumnPartWriter(ctx, str(self._path), self.name, self._open_table, self._roll)
 
     def committer(self, ctx: OperatorContext | None = None) -> PartCommitter:
-        return PartCommitter(None if ctx is None else ctx.host)
+        return PartCommitter(str(self._path), None if ctx is None else ctx.host)

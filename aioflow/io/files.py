@@ -228,7 +228,7 @@ class Files(Generic[T]):
         return PartWriter(ctx, str(self._path), self._extension, self._encoder(), self._roll)
 
     def committer(self, ctx: OperatorContext | None = None) -> PartCommitter:
-        return PartCommitter(None if ctx is None else ctx.host)
+        return PartCommitter(str(self._path), None if ctx is None else ctx.host)
 
 
 class LinesDecoder:

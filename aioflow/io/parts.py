@@ -32,6 +32,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from aioflow.core.errors import RestoreError
 from aioflow.io.hosts import lent
 
 if TYPE_CHECKING:
@@ -218,7 +219,7 @@ class PartWriter:
         self._rolled.append(part)
         await self._fs.fsync(part[0])
         if self._self_commit:
-            await PartCommitter(self._ctx.host).commit(self._rolled)
+            await PartCommitter(self._directory, self._ctx.host).commit(self._rolled)
             self._rolled = []
 
     def _on_age(self, timestamp: int) -> None:
@@ -248,22 +249,50 @@ class PartWriter:
         async with self._lock:
             left = [*self._rolled, *([self._part] if self._part is not None else [])]
             self._rolled, self._part = [], None
-            await PartCommitter(self._ctx.host).abort(left)
+            await PartCommitter(self._directory, self._ctx.host).abort(left)
 
 
 class PartCommitter:
-    """Shows or drops prepared parts."""
+    """Shows or drops prepared parts of `directory`.
 
-    def __init__(self, host: Host | None = None) -> None:
+    Committables come out of a checkpoint, which others may have written: a pair that names anything but a part of this directory
+    is refused with RestoreError, before any of its pairs is acted on.
+    """
+
+    def __init__(self, directory: str, host: Host | None = None) -> None:
+        self._directory = directory
         self._host = host
+
+    def _checked(self, committables: Sequence[Any]) -> list[tuple[str, str]]:
+        return [self._own(committable) for committable in committables]
+
+    def _own(self, committable: Any) -> tuple[str, str]:
+        """The pair (hidden path, visible path)."""
+        match committable:
+            case (str(hidden), str(final)):
+                places = [posixpath.split(path) for path in (hidden, final)]
+            case _:
+                raise RestoreError(f"a committable of the sink into {self._directory!r} is {type(committable).__name__}, not two paths")
+        (_, hidden_name), (_, final_name) = places
+        is_part = _VISIBLE.fullmatch(final_name) is not None and hidden_name.startswith(f".{final_name}.")
+        if not is_part or any(not self._is_here(directory) for directory, _ in places):
+            raise RestoreError(
+                f"the checkpoint has {hidden!r} renamed to {final!r}, which is no part of the sink's directory {self._directory!r}, and "
+                "nothing was renamed: restore with the path that the sink had, or from a checkpoint that you trust"
+            )
+        return hidden, final
+
+    def _is_here(self, directory: str) -> bool:
+        return posixpath.abspath(directory) == posixpath.abspath(self._directory)
 
     async def commit(self, committables: Sequence[Any]) -> None:
         """Rename each hidden file to its visible name, or the next that is free. A part that is visible already stays as it is."""
         if not committables:
             return
+        parts = self._checked(committables)
         async with lent(self._host) as host:
             directories: dict[str, None] = {}
-            for hidden, final in committables:
+            for hidden, final in parts:
                 try:
                     shown = final
                     while not await host.fs.rename_new(hidden, shown):
@@ -286,8 +315,9 @@ class PartCommitter:
         """Delete the hidden files; what was committed stays."""
         if not committables:
             return
+        parts = self._checked(committables)
         async with lent(self._host) as host:
-            for hidden, _ in committables:
+            for hidden, _ in parts:
                 await host.fs.delete(hidden)
 
 

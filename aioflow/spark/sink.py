@@ -198,7 +198,7 @@ class FrameCommitter:
     async def commit(self, committables: Sequence[Any]) -> None:
         """In order. What was written already is passed over. Raises StateError when the spool has lost a batch."""
         for committable in committables:
-            staged = staged_of(committable)
+            staged = staged_of(committable, self._sink.spool)
             reader = StagedReader(self._host, staged)
             if await reader.is_done():
                 await reader.discard()
@@ -239,4 +239,4 @@ class FrameCommitter:
     async def abort(self, committables: Sequence[Any]) -> None:
         """Forget staged batches; what was written stays."""
         for committable in committables:
-            await StagedReader(self._host, staged_of(committable)).discard()
+            await StagedReader(self._host, staged_of(committable, self._sink.spool)).discard()

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 
+from aioflow.core.errors import RestoreError
+
 if TYPE_CHECKING:
     from aioflow.core.host import Host
     from aioflow.operators.operator import OperatorContext
@@ -163,6 +165,20 @@ class StagedReader:
         await self._host.fs.delete(self._staged.path)
 
 
-def staged_of(committable: Any) -> Staged:
-    """A `Staged` as it comes out of a checkpoint."""
-    return Staged(*committable)
+def staged_of(committable: Any, spool: str) -> Staged:
+    """A `Staged` as it comes out of a checkpoint. Raises RestoreError unless it is a file of a sink below the directory `spool`.
+
+    Others may have written the checkpoint, and the file is read, deleted, and lends its name to what Spark writes.
+    """
+    match committable:
+        case (str(path), str(token), int(checkpoint), bytes(schema), list(lengths), int(rows)):
+            place, name = posixpath.split(path)
+            match = _FILE.fullmatch(name)
+            above, own = posixpath.split(place)
+            is_here = posixpath.abspath(above) == posixpath.abspath(spool) and own not in ("", ".", "..")
+            if match is not None and match[4] == token and is_here and all(type(length) is int for length in lengths):
+                return Staged(path, token, checkpoint, schema, lengths, rows)
+    raise RestoreError(
+        f"the checkpoint has {committable!r:.200} as staged rows, which is no file below {spool!r}, and nothing was written: "
+        "restore with the spool= that the sink had, or from a checkpoint that you trust"
+    )

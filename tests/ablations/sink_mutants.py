@@ -13,6 +13,34 @@ _REDIS, _NATS, _KAFKA = (f"tests/integration/test_{name}.py::" for name in ("red
 
 SINK_MUTANTS: list[Mutant] = [
     Mutant(
+        "a checkpoint says what is renamed, wherever it is",
+        "aioflow/io/parts.py",
+        "        if not is_part or any(not self._is_here(directory) for directory, _ in places):\n",
+        "        if not is_part:\n",
+        ("tests/io/test_parts.py::test_a_committable_that_is_no_part_of_the_directory_moves_nothing",),
+    ),
+    Mutant(
+        "staged rows are read wherever the checkpoint says",
+        "aioflow/spark/spool.py",
+        "match[4] == token and is_here and",
+        "match[4] == token and",
+        ("tests/spark/test_spool.py::test_staged_rows_outside_of_the_spool_are_refused",),
+    ),
+    Mutant(
+        "a savepoint that is named is read without the key",
+        "aioflow/cluster/restoring.py",
+        "read_checkpoint(url, host, key, root=root)",
+        "read_checkpoint(url, host, root=root)",
+        ("tests/checkpoint_store/test_key.py::test_forged_metadata_is_refused_by_name",),
+    ),
+    Mutant(
+        "the store of a job does not know the key",
+        "aioflow/cluster/job_checkpoints.py",
+        "open_store(flow_url(settings.store, graph.name), host, settings.key)",
+        "open_store(flow_url(settings.store, graph.name), host)",
+        ("tests/checkpoint_store/test_key.py::test_what_was_written_without_the_key_is_refused",),
+    ),
+    Mutant(
         "a part replaces that of another sink",
         "aioflow/io/parts.py",
         "                    while not await host.fs.rename_new(hidden, shown):\n                        shown = _next_name(shown)\n",

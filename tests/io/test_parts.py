@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 
 import aioflow as af
+from aioflow.core.errors import RestoreError
 from aioflow.io.csv_files import csv
 from aioflow.io.files import lines
 from aioflow.io.json_files import jsonl
@@ -136,7 +137,7 @@ async def test_a_part_whose_number_is_taken_is_committed_once_under_the_next(tmp
     hidden.write_text("ours")
     (tmp_path / "part-0-1.txt").hardlink_to(hidden)
     for _ in range(2):
-        await PartCommitter().commit([(str(hidden), str(final))])
+        await PartCommitter(str(tmp_path)).commit([(str(hidden), str(final))])
         assert names(tmp_path) == ["part-0-0.txt", "part-0-1.txt"]
         assert [(tmp_path / name).read_text() for name in names(tmp_path)] == ["theirs", "ours"]
 
@@ -225,5 +226,44 @@ async def test_jsonl_writes_objects_for_what_has_fields(tmp_path: Path) -> None:
 
 
 async def test_a_prepared_part_that_is_nowhere_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    await PartCommitter().commit([(str(tmp_path / ".part-0-0.txt.x"), str(tmp_path / "part-0-0.txt"))])
+    await PartCommitter(str(tmp_path)).commit([(str(tmp_path / ".part-0-0.txt.x"), str(tmp_path / "part-0-0.txt"))])
     assert "committed and then moved away, or it is lost" in caplog.text
+
+
+FORGED = {
+    "another directory": (".part-0-0.txt.x", "../part-0-0.txt"),
+    "up and down": ("sub/../../.part-0-0.txt.x", "part-0-0.txt"),
+    "an absolute path": ("/etc/hostname", "/etc/part-0-0.txt"),
+    "another file as source": ("precious", "part-0-0.txt"),
+    "another name as goal": (".part-0-0.txt.x", "precious"),
+    "two parts": (".part-0-1.txt.x", "part-0-0.txt"),
+    "a line break": (".part-0-0.txt.x", "part-0-0.txt\n"),
+}
+
+
+@pytest.mark.parametrize("case", FORGED)
+async def test_a_committable_that_is_no_part_of_the_directory_moves_nothing(tmp_path: Path, case: str) -> None:
+    directory = tmp_path / "out"
+    (directory / "sub").mkdir(parents=True)
+    for name in ("precious", ".part-0-0.txt.x", ".part-0-1.txt.x", "../.part-0-0.txt.x"):
+        (directory / name).write_text(name)
+    before = sorted(path for path in tmp_path.rglob("*"))
+    hidden, final = (name if name.startswith("/") else f"{directory}/{name}" for name in FORGED[case])
+    good = (f"{directory}/.part-0-0.txt.x", f"{directory}/part-0-0.txt")
+    committer = lines(directory).committer()
+    for act in (committer.commit, committer.abort):
+        with pytest.raises(RestoreError, match="nothing was renamed"):
+            await act([good, (hidden, final)])
+    assert sorted(path for path in tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("committable", [None, "ab", ["a"], ["a", 1], [b"a", b"b"], {"a": 1}])
+async def test_a_committable_that_is_no_pair_of_paths_is_refused(tmp_path: Path, committable: Any) -> None:
+    with pytest.raises(RestoreError, match="not two paths"):
+        await lines(tmp_path).committer().commit([committable])
+
+
+async def test_a_directory_may_be_spelled_in_another_way_after_a_restore(tmp_path: Path) -> None:
+    (tmp_path / ".part-0-0.txt.x").write_text("a")
+    await lines(f"{tmp_path}/./sub/..").committer().commit([(f"{tmp_path}/.part-0-0.txt.x", f"{tmp_path}/part-0-0.txt")])
+    assert names(tmp_path) == ["part-0-0.txt"]

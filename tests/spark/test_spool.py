@@ -9,7 +9,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from aioflow.spark.spool import MARKS_KEPT, Spool, Staged, StagedReader
+from aioflow.core.errors import RestoreError
+from aioflow.spark.spool import MARKS_KEPT, Spool, Staged, StagedReader, staged_of
 from tests.io.driver import Context, SinkContext, system_context
 
 
@@ -46,3 +47,22 @@ async def test_marks_of_a_run_before_that_counted_further_push_out_none_of_this_
 
     await opened(machine, tmp_path, restored=1)
     assert await StagedReader(machine.host, staged).is_done()
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/etc/hostname", "{spool}/flow-sink/../../../x/5-job-0-ab12.arrow", "{spool}/5-job-0-ab12.arrow", "{spool}/../5-job-0-ab12.arrow",
+     "{spool}/flow-sink/5-job-0-ab.arrow", "{spool}/flow-sink/precious"],
+)  # fmt: skip
+def test_staged_rows_outside_of_the_spool_are_refused(path: str, tmp_path: Path) -> None:
+    spool = str(tmp_path / "spool")
+    good = [f"{spool}/flow-sink/5-job-0-ab12.arrow", "ab12", 7, b"schema", [10, 20], 3]
+    assert staged_of(good, spool).rows == 3
+    with pytest.raises(RestoreError, match="nothing was written"):
+        staged_of([path.format(spool=spool), *good[1:]], spool)
+
+
+@pytest.mark.parametrize("committable", [None, [], ["a", "b"], [b"path", "ab12", 7, b"", [], 3], ["path", "../x", 7, b"", [], 3]])
+def test_a_committable_of_another_shape_is_refused(committable: Any, tmp_path: Path) -> None:
+    with pytest.raises(RestoreError, match="no file below"):
+        staged_of(committable, str(tmp_path))
