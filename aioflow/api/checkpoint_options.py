@@ -16,13 +16,15 @@ from aioflow.core.timeunits import to_ms
 if TYPE_CHECKING:
     from aioflow.api.options import RunOptions
 
-__all__ = ["check_checkpoint_options", "checkpoint_settings", "shown_path", "store_url"]
+__all__ = ["check_checkpoint_options", "checkpoint_key", "checkpoint_settings", "shown_path", "store_url"]
 
 NEED_CHECKPOINTS = ("every", "unaligned", "timeout", "min_pause", "max_concurrent", "retain", "tolerable_failures", "fresh")
 """They say how checkpoints are taken, or what becomes of those that are there."""
 
 REMOTE = ("s3", "gs", "az")
 SCHEMES = ("file", "memory", *REMOTE)
+
+KEY_BYTES_MIN = 16
 
 
 def check_checkpoint_options(given: Mapping[str, Any], options: RunOptions) -> None:
@@ -33,6 +35,8 @@ def check_checkpoint_options(given: Mapping[str, Any], options: RunOptions) -> N
                 raise ValueError(f"{name}= is about checkpoints, and there are none: give checkpoints=URL too, like \"file:///var/lib/app\"")
         if given.get("restore") == LATEST:
             raise ValueError("restore='latest' looks into a store, and there is none: give checkpoints=URL too, or a savepoint's path")
+        if given.get("checkpoint_key") is not None and given.get("restore") is None:
+            raise ValueError("checkpoint_key= is about checkpoints, and there are none: give checkpoints=URL too, or restore=PATH")
         if given.get("allow_non_restored") and given.get("restore") is None:
             raise ValueError("allow_non_restored=True is about a savepoint, and there is none: give restore=PATH, or checkpoints=URL")
     if options.fresh and options.restore is not None:
@@ -55,7 +59,8 @@ def checkpoint_settings(options: RunOptions) -> CheckpointSettings | None:
         if options.restore in (None, LATEST):  # The default goes on where there is a store to look into.
             return None
         where = store_url(options.restore, "restore")
-        return CheckpointSettings(store=None, restore=where, allow_non_restored=options.allow_non_restored)
+        key = checkpoint_key(options.checkpoint_key)
+        return CheckpointSettings(store=None, restore=where, allow_non_restored=options.allow_non_restored, key=key)
     if not isinstance(options.retain, int) or options.retain < 1:
         raise ValueError(f"retain is {options.retain!r}, expected how many completed checkpoints are kept, at least 1")
     if not isinstance(options.max_concurrent, int) or options.max_concurrent < 1:
@@ -80,7 +85,26 @@ def checkpoint_settings(options: RunOptions) -> CheckpointSettings | None:
         restore=None if restore is None else LATEST if restore == LATEST else store_url(restore, "restore"),
         fresh=options.fresh,
         allow_non_restored=options.allow_non_restored,
+        key=checkpoint_key(options.checkpoint_key),
     )
+
+
+def checkpoint_key(given: bytes | PathLike[str] | None) -> bytes | None:
+    """The key itself, or the content of its file, without white space around it. Raises TypeError, or ValueError if it is too short."""
+    if given is None:
+        return None
+    if isinstance(given, PathLike):
+        try:
+            key = Path(given).read_bytes().strip()
+        except OSError as error:
+            raise ValueError(f"checkpoint_key= names the file {fspath(given)}, which cannot be read: {error.strerror}") from error
+    elif isinstance(given, bytes):
+        key = given.strip()
+    else:
+        raise TypeError(f"checkpoint_key= takes bytes, or Path(...) of a file that holds them; got {type(given).__name__}")
+    if len(key) < KEY_BYTES_MIN:
+        raise ValueError(f"checkpoint_key= has {len(key)} bytes, expected at least {KEY_BYTES_MIN}, like secrets.token_bytes(32).hex()")
+    return key
 
 
 def store_url(where: str | PathLike[str], option: str) -> str:

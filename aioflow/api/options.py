@@ -70,6 +70,8 @@ class RunOptions:
     """With `restore=None`: begin without state although the store holds that of an unfinished job."""
     allow_non_restored: bool = False
     """Begin although some state of the checkpoint belongs to no operator of this flow any more: it is dropped."""
+    checkpoint_key: bytes | PathLike[str] | None = field(default=None, repr=False)
+    """Secret, or the `Path` of its file: then only checkpoints and savepoints that were written with it are restored."""
     state: Any = "heap"
     """State backend: a name, or an object that makes one."""
     restart: RestartPolicy = field(default_factory=no_restart)

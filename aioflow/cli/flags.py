@@ -9,6 +9,7 @@ __all__ = ["in_flags"]
 FLAGS = {
     "allow_non_restored": "--allow-non-restored",
     "allow_plaintext": "--allow-plaintext",
+    "checkpoint_key": "--checkpoint-key-file",
     "checkpoints": "--checkpoints",
     "enable_control": "--enable-control",
     "every": "--every",

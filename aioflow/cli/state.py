@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from aioflow.api.checkpoint_options import checkpoint_key
 from aioflow.checkpoint.savepoint import OperatorSummary, Savepoint
 from aioflow.cli.target import UsageError
 from aioflow.core.errors import CheckpointError, RestoreError
@@ -45,12 +46,10 @@ def _show(arguments: argparse.Namespace) -> int:
 
 
 def _key(path: str | None) -> bytes | None:
-    if path is None:
-        return None
     try:
-        return Path(path).read_bytes()
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}") from error
+        return None if path is None else checkpoint_key(Path(path))
+    except ValueError as error:
+        raise UsageError(str(error).replace("checkpoint_key=", "--key-file")) from error
 
 
 async def _read(path: str, key: bytes | None) -> tuple[dict[str, Any], tuple[OperatorSummary, ...]]:

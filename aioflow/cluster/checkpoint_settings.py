@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 __all__ = ["LATEST", "CheckpointSettings"]
 
@@ -31,3 +31,5 @@ class CheckpointSettings:
     """`LATEST`, the URL of a savepoint, or None."""
     fresh: bool = False
     allow_non_restored: bool = False
+    key: bytes | None = field(default=None, repr=False)
+    """Of the MAC of metadata. None: metadata has none, and anyone who can write to the store can change it."""

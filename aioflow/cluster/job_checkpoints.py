@@ -88,7 +88,7 @@ class JobCheckpoints:
         self._on_fail = on_fail
         self._on_lost = on_lost
         assert settings.store is not None, "without a store there are no checkpoints"
-        self.store: FlowStore = open_store(flow_url(settings.store, graph.name), host)
+        self.store: FlowStore = open_store(flow_url(settings.store, graph.name), host, settings.key)
         self._coordinator: CheckpointCoordinator | None = None
         self._tasks: CheckpointedTasks | None = None
         self._instructions: deque[Instruction] = deque()

@@ -52,7 +52,7 @@ class GivenSavepoint:
     async def restore_point(self, discovered: Mapping[int, Sequence[Split]]) -> RestorePoint:
         """What tasks that are deployed now begin with. `discovered`: the splits of each source vertex, as they were found."""
         assert self._settings.restore is not None, "without a store there are settings only for what is restored"
-        found = await _read(self._settings.restore, self._host)
+        found = await _read(self._settings.restore, self._host, self._settings.key)
         allow = self._settings.allow_non_restored
         return await restore_point(found, self._graph, self._store, self._codec, discovered, allow_non_restored=allow)
 
@@ -69,7 +69,7 @@ async def found_checkpoint(host: Host, store: FlowStore, settings: CheckpointSet
     if settings.restore == LATEST:
         return await store.newest()
     if settings.restore is not None:
-        return await _read(settings.restore, host, store.objects)
+        return await _read(settings.restore, host, settings.key, store.objects)
     if not settings.fresh and recovered is None:
         newest = await store.newest()
         if newest is not None:
@@ -80,10 +80,10 @@ async def found_checkpoint(host: Host, store: FlowStore, settings: CheckpointSet
     return None
 
 
-async def _read(url: str, host: Host, root: ObjectStore | None = None) -> CompletedCheckpoint:
+async def _read(url: str, host: Host, key: bytes | None, root: ObjectStore | None = None) -> CompletedCheckpoint:
     """What was named by `restore=`. Raises RestoreError."""
     try:
-        return await read_checkpoint(url, host, root=root)
+        return await read_checkpoint(url, host, key, root=root)
     except RestoreError as error:
         hint = did_you_mean(url.rpartition("/")[2].lower(), [LATEST], "restore={!r}")
         if not hint:
