@@ -25,9 +25,9 @@ from aioflow.cluster.restoring import GivenSavepoint
 from aioflow.cluster.split_discovery import SplitDiscovery
 from aioflow.core.errors import CheckpointError, note_once
 from aioflow.core.serializers import Codec
+from aioflow.core.user_code import check_own_task, user_error
 from aioflow.graph.deployment import ExecutionAttemptId, ExecutionState, TaskDeploymentDescriptor
 from aioflow.operators.source import discover_splits
-from aioflow.task.blame import uncancelled
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -129,14 +129,15 @@ class JobMaster:
                 if vertex.head.source is not None:
                     what = f"in discover() of source {vertex.head.name!r}"
                     splits[vertex.id] = await discover_splits(vertex.head.source, self._host)
+                    check_own_task()
             what = "while the state of the job was dealt out"
             if self._checkpoints is not None:
                 self._checkpoints.run_with(workers)
             if self._begins_with is not None:
                 point = await self._begins_with.restore_point(splits)
                 self.executions.restore(point.states, point.splits)
-        except (Exception, asyncio.CancelledError) as caught:  # noqa: BLE001  # A source that cannot be read fails the job like a task would.
-            error = uncancelled(caught) if isinstance(caught, asyncio.CancelledError) else caught
+        except BaseException as caught:  # noqa: BLE001  # A source that cannot be read fails the job like a task would.
+            error = user_error(caught)
             note_once(error, what)
             self.fail(error)
             return

@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from aioflow.cluster.execution_graph import JobStatus
 from aioflow.cluster.job_master import CHECKPOINTS_CLOSE_S, JobMaster
 from aioflow.cluster.task_executor import TaskExecutor
 from aioflow.core.aio import OrderedTaskGroup, close_within
 from aioflow.core.metrics import MetricGroup
+from aioflow.task.closing import attach_errors
 
 if TYPE_CHECKING:
     from aioflow.cluster.checkpoint_settings import CheckpointSettings
-    from aioflow.cluster.execution_graph import JobStatus
     from aioflow.cluster.restart import RestartPolicy
     from aioflow.core.host import Host
     from aioflow.graph.job_graph import JobGraph
@@ -54,5 +55,7 @@ class LocalCluster:
                 self._group.cancel_children()
                 await close_within(self.job_master.close(), CHECKPOINTS_CLOSE_S, what=f"the checkpoints of job {self.job_id}")
         if failure is not None:
-            raise failure
+            if status is not JobStatus.FAILED or self.job_master.error is None:
+                raise failure
+            attach_errors(self.job_master.error, [failure])
         return status

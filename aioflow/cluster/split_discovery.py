@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from aioflow.checkpoint.source_state import SplitState, decode_source_state, encode_source_state
 from aioflow.core.timeunits import to_seconds
+from aioflow.core.user_code import check_own_task, take_back_cancellation, user_error
 from aioflow.graph.deployment import ExecutionState
 from aioflow.operators.source import Split, discover_splits
 
@@ -87,7 +88,10 @@ class SplitDiscovery:
             await asyncio.sleep(every_s)
             try:
                 await self._look(vertex, workers)
-            except Exception as error:  # noqa: BLE001  # A share that is away comes back; what is read already is read on meanwhile.
+                check_own_task()
+            except BaseException as raised:  # noqa: BLE001  # A share that is away comes back; what is read already is read on meanwhile.
+                error = user_error(raised)
+                await take_back_cancellation()
                 logger.warning("no new splits of source %r are found now: %r", vertex.head.name, error)
 
     async def _look(self, vertex: JobVertex, workers: SplitTaker) -> None:

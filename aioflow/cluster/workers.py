@@ -49,7 +49,8 @@ if TYPE_CHECKING:
     from aioflow.core.ids import TapPlace
     from aioflow.graph.job_graph import JobGraph, JobVertex
     from aioflow.operators.source import Split
-    from aioflow.task.environment import TaskOptions
+    from aioflow.task.closing import attach_errors
+from aioflow.task.environment import TaskOptions
 
 __all__ = ["WorkersCluster"]
 
@@ -145,7 +146,9 @@ class WorkersCluster:
                 await close_within(self._close(), CLOSE_TIMEOUT_S, what="the workers")
                 await close_within(self.job_master.close(), CHECKPOINTS_CLOSE_S, what=f"the checkpoints of job {self.job_id}")
         if failure is not None:
-            raise failure
+            if status is not JobStatus.FAILED or self.job_master.error is None:
+                raise failure
+            attach_errors(self.job_master.error, [failure])
         return status
 
     async def _start(self) -> None:

@@ -10,12 +10,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import weakref
 from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
 from contextvars import Context
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-__all__ = ["DONE", "OrderedTaskGroup", "cancel_and_wait", "close_within", "supervise", "wait_all", "wait_first"]
+__all__ = [
+    "DONE",
+    "OrderedTaskGroup",
+    "cancel_and_wait",
+    "close_within",
+    "end_task",
+    "is_asked_to_end",
+    "supervise",
+    "wait_all",
+    "wait_first",
+]
 
 T = TypeVar("T")
 
@@ -23,6 +34,21 @@ logger = logging.getLogger(__name__)
 
 CANCEL_GRACE_S = 1.0
 """How long `close_within` waits for a closing coroutine to obey its cancellation before it is given up."""
+
+
+_asked: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
+"""Tasks that the engine has asked to end. A task does not say who cancelled it, and user code may cancel its own."""
+
+
+def end_task(task: asyncio.Task[Any]) -> None:
+    """Cancel `task`, and keep in mind that the engine did."""
+    _asked.add(task)
+    task.cancel()
+
+
+def is_asked_to_end(task: asyncio.Task[Any] | None) -> bool:
+    """Whether the engine has asked for the end of `task`; not whether anybody has cancelled it."""
+    return task is not None and task in _asked
 
 
 class Done:
@@ -98,7 +124,7 @@ class OrderedTaskGroup:
     def cancel_children(self) -> None:
         """Cancel the children there are now, in order of creation; the group stays open and raises nothing for it."""
         for task in list(self._children):
-            task.cancel()
+            end_task(task)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -232,7 +258,7 @@ async def cancel_and_wait(tasks: Iterable[asyncio.Task[Any]]) -> list[BaseExcept
     owned = list(tasks)
     assert asyncio.current_task() not in owned, "a task cannot wait for its own end"
     for task in owned:
-        task.cancel()
+        end_task(task)
     await wait_all(owned)
     endings = [None if task.cancelled() else task.exception() for task in owned]
     return [error for error in endings if error is not None]
@@ -249,7 +275,7 @@ async def close_within(coro: Coroutine[Any, Any, object], timeout_s: float, *, w
     cancelled = await _wait_uncancelled(task, loop.time() + timeout_s)
     in_time = task.done()
     if not in_time:
-        task.cancel()
+        end_task(task)
         cancelled = await _wait_uncancelled(task, loop.time() + CANCEL_GRACE_S) or cancelled
         logger.warning(
             "closing %s took longer than %.1f s, %s",

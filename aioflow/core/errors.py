@@ -55,6 +55,7 @@ __all__ = [
     "StateError",
     "TypeNotSupported",
     "did_you_mean",
+    "has_place",
     "note_once",
     "with_article",
 ]
@@ -171,5 +172,10 @@ def did_you_mean(given: object, known: Iterable[str], shown: str = "{!r}") -> st
 
 def note_once(error: BaseException, note: str) -> None:
     """Add `note` to `error` unless it already carries one of the engine: the innermost place knows most."""
-    if not any(line.startswith("aioflow: ") for line in getattr(error, "__notes__", ())):
+    if not has_place(error):
         error.add_note(f"aioflow: {note}")
+
+
+def has_place(error: BaseException) -> bool:
+    """Whether a note of the engine says where `error` was raised."""
+    return any(line.startswith("aioflow: ") for line in getattr(error, "__notes__", ()))

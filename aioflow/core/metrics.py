@@ -60,7 +60,7 @@ class Gauge:
         """What `fn` says, or NaN if it raises (logged once): a broken gauge must not hide the other metrics."""
         try:
             return self._fn()
-        except Exception:
+        except BaseException:  # Nothing is awaited: a CancelledError too is the function's.
             if not self._failed:
                 self._failed = True
                 logger.warning("gauge %r raised and is shown as NaN", self._fn, exc_info=True)
@@ -85,7 +85,7 @@ class Gauges:
             self._shown = prefix, tuple([prefix + name for name in self.names])
         try:
             values.update(zip(self._shown[1], self._read(), strict=True))
-        except Exception:
+        except BaseException:  # Nothing is awaited: a CancelledError too is the function's.
             if not self._failed:
                 self._failed = True
                 logger.warning("gauges %r raised and are shown as NaN", self._read, exc_info=True)

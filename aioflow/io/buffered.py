@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from aioflow.core.aio import cancel_and_wait
+from aioflow.core.user_code import check_own_task, user_error
 
 if TYPE_CHECKING:
     from aioflow.operators.source import SourceContext, Split
@@ -43,7 +44,7 @@ class BufferedReader:
         self._position: Any = None
         self._pump: asyncio.Task[None] | None = None
         self._ended = True
-        self._error: Exception | None = None
+        self._error: BaseException | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._room: asyncio.Future[None] | None = None
 
@@ -92,8 +93,9 @@ class BufferedReader:
     async def _guarded(self, split: Split) -> None:
         try:
             await self.run(split)
-        except Exception as error:  # noqa: BLE001  # Raised from poll_batch, after what came before it.
-            self._error = error
+            check_own_task()
+        except BaseException as error:  # noqa: BLE001  # Raised from poll_batch, after what came before it.
+            self._error = user_error(error)
         finally:
             self._ended = True
             self.wake()

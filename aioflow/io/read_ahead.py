@@ -10,6 +10,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 
 from aioflow.core.aio import cancel_and_wait, wait_all
+from aioflow.core.user_code import check_own_task, user_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -26,7 +27,7 @@ class ReadAhead:
     """`name` is that of the task."""
 
     def __init__(self, host: Host, name: str) -> None:
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
         """What ended the task."""
         self._host = host
         self._name = name
@@ -49,8 +50,9 @@ class ReadAhead:
     async def _guarded(self, read: Callable[[], Coroutine[Any, Any, None]]) -> None:
         try:
             await read()
-        except Exception as error:  # noqa: BLE001  # Raised by the poll that finds nothing before it.
-            self.error = error
+            check_own_task()
+        except BaseException as error:  # noqa: BLE001  # Raised by the poll that finds nothing before it.
+            self.error = user_error(error)
         finally:
             self._wake()
 

@@ -14,6 +14,7 @@ import asyncio
 from collections.abc import Awaitable
 from typing import TypeVar
 
+from aioflow.core.aio import is_asked_to_end
 from aioflow.mailbox.mailbox import TaskMailbox
 
 __all__ = ["ControlWatch"]
@@ -59,6 +60,8 @@ class ControlWatch:
             swallowed, self._error = self._error, None
             owner.uncancel()
             raise swallowed
+        if is_asked_to_end(owner):
+            raise asyncio.CancelledError  # Swallowed as well; the task ends all the same.
         return result
 
     def _serve_soon(self) -> None:

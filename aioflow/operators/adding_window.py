@@ -94,7 +94,7 @@ class AddingWindowOperator(Operator):
             for key, result in zip(keys, results, strict=True):
                 for made in window_fn_results(call(key, window, result)):
                     add(made, time, watermark)
-        except Exception as error:
+        except BaseException as error:
             note_once(error, f"in {describe_place(self.ctx)}, window {tuple(window)} of key {describe_record(key)}")
             raise
 

@@ -20,6 +20,7 @@ from aioflow.core.elements import MIN_WATERMARK, RecordBatch, empty_batch
 from aioflow.core.errors import note_once
 from aioflow.core.functions import Function
 from aioflow.core.state_descriptors import ListStateDescriptor
+from aioflow.core.user_code import check_own_task
 from aioflow.operators.process import (
     DRAIN_NS,
     DRAIN_RECORDS_MAX,
@@ -176,7 +177,8 @@ class AsyncProcessOperator(ProcessOperator):
             stamp = context.timestamp = None if stamps is None else stamps[i]
             try:
                 await _collect(call(values[i], context), rows, stamp, current, self._described(self._input))
-            except Exception as error:
+                check_own_task()
+            except BaseException as error:
                 note_no_time(error, self.ctx)
                 note_once(error, f"in {describe_place(self.ctx)}, at record {describe_record(values[i])}")
                 raise
@@ -205,7 +207,8 @@ class AsyncProcessOperator(ProcessOperator):
         self._context.mark = self._mark
         try:
             await _collect(self._timer_function()(timestamp, self._context), rows, stamp, self._mark, "on_timer")
-        except Exception as error:
+            check_own_task()
+        except BaseException as error:
             note_once(error, f"in {describe_place(self.ctx)}, at the timer {timestamp} of key {describe_record(key)}")
             raise
         finally:
@@ -261,7 +264,7 @@ class AsyncProcessOperator(ProcessOperator):
             stamp = self._mark if self.ctx.has_event_time else None
             try:
                 await _collect(finish(), rows, stamp, self._mark, "finish")
-            except Exception as error:
+            except BaseException as error:
                 note_once(error, f"in finish() of {describe_place(self.ctx)}")
                 raise
         return True

@@ -21,6 +21,7 @@ from aioflow.core.errors import GraphError, note_once
 from aioflow.core.functions import Failed
 from aioflow.core.scope import current_scope, enter_scope
 from aioflow.core.state_descriptors import ListStateDescriptor
+from aioflow.core.user_code import check_own_task, take_back_cancellation, user_error
 from aioflow.operators.async_queue import CompletionQueue, Entry, OrderedQueue, UnorderedQueue
 from aioflow.operators.operator import CHEAPER_ASYNC_OR_BLOCKING, Operator
 from aioflow.operators.results import FirstResult, elements_of
@@ -174,27 +175,26 @@ class AsyncWaitOperator(Operator):
             self._start(self._waiting.popleft())
 
     async def _run(self, entry: Entry) -> None:
-        """The task of one element. Never raises but for a cancellation from outside."""
+        """The task of one element. Raises the cancellation of the engine, and what is no Exception."""
         value = entry.value
         if self._scope is not None:
             enter_scope(self._scope)
         try:
             result = await (self._call(value) if self._timeout_s is None else self._call_in_time(value))
+            check_own_task()
             if self._kind is StatelessKind.MAP:
                 entry.results = (result,)
             elif self._kind is StatelessKind.FILTER:
                 entry.results = (value,) if result else ()
             else:
                 entry.results = list(elements_of(result, self.ctx.name))
-        except asyncio.CancelledError as error:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
+        except BaseException as raised:
+            error = user_error(raised)  # Left alone, the element would be lost.
+            if not isinstance(error, Exception):
+                note_once(error, self._place_of(entry))
                 raise
-            # Not this task was cancelled, but something that the function awaited. Left alone, the element would be lost.
-            entry.error = RuntimeError("the call was cancelled from within: it awaited something that had been cancelled")
-            entry.error.__cause__ = error
-        except Exception as error:  # noqa: BLE001  # Whatever it is: it is this element's outcome.
             entry.error = error
+            await take_back_cancellation()
         self._running -= 1
         if entry.error is not None and self._on_error is None:
             if not self._is_failed:
@@ -282,8 +282,11 @@ class AsyncWaitOperator(Operator):
     def _fail(self, entry: Entry) -> None:
         error = entry.error
         assert error is not None
-        note_once(error, f"in {describe_place(self.ctx)}, at record {describe_record(entry.value)}")
+        note_once(error, self._place_of(entry))
         raise error
+
+    def _place_of(self, entry: Entry) -> str:
+        return f"in {describe_place(self.ctx)}, at record {describe_record(entry.value)}"
 
 
 class GuardedRowsOperator(Operator):
@@ -319,7 +322,10 @@ class GuardedRowsOperator(Operator):
                 keyed.current_key = keys[i]
             try:
                 result = call(value)
-            except Exception as error:  # noqa: BLE001  # Whatever it is: it is this element's outcome.
+            except BaseException as raised:
+                error = user_error(raised)
+                if not isinstance(error, Exception):
+                    raise
                 self._divert(batch, i, error)
                 continue
             if kind is StatelessKind.MAP:

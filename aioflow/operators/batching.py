@@ -19,6 +19,7 @@ from aioflow.core.scope import current_scope, enter_scope
 from aioflow.core.signatures import check_takes
 from aioflow.core.state_descriptors import ListStateDescriptor
 from aioflow.core.timeunits import Duration, to_ms
+from aioflow.core.user_code import check_own_task, take_back_cancellation, user_error
 from aioflow.operators.operator import CHEAPER_ASYNC_OR_BLOCKING, UNBOUNDED_ROOM, Operator
 from aioflow.operators.process import Rows
 from aioflow.operators.results import elements_of
@@ -212,7 +213,7 @@ class MapBatchesOperator(Operator):
     def _call_inline(self, part: _Gathered) -> list[Any]:
         try:
             return self._checked(part, self._user.call(list(part.values)))
-        except Exception as error:
+        except BaseException as error:
             self._name_culprit(error, part)
             raise
 
@@ -223,8 +224,11 @@ class MapBatchesOperator(Operator):
         call: Callable[[list[Any]], Awaitable[Any]] = self._user.call
         try:
             results = self._checked(part, await (self.ctx.blocking(self._in_thread, values) if self._blocking else call(values)))
-        except Exception as error:  # noqa: BLE001  # Raised by mail, where it fails the task in its order.
+            check_own_task()
+        except BaseException as raised:  # noqa: BLE001  # Raised by mail, where it fails the task in its order.
+            error = user_error(raised)
             self._name_culprit(error, part)
+            await take_back_cancellation()
             self.ctx.execute(self._fail, "map_batches failed", error)
         else:
             self.ctx.execute(self._deliver, "map_batches results", part, results)
@@ -240,7 +244,7 @@ class MapBatchesOperator(Operator):
         following = self._go_on()
         self._emit(rows.batch(before, following.watermark))
 
-    def _fail(self, error: Exception) -> None:
+    def _fail(self, error: BaseException) -> None:
         raise error
 
     @staticmethod
@@ -258,7 +262,7 @@ class MapBatchesOperator(Operator):
             )
         return results
 
-    def _name_culprit(self, error: Exception, part: _Gathered) -> None:
+    def _name_culprit(self, error: BaseException, part: _Gathered) -> None:
         first, last = describe_record(part.values[0]), describe_record(part.values[-1])
         note_once(error, f"in {describe_place(self.ctx)}, at the {len(part.values)} records from {first} to {last}")
 

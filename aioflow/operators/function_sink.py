@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from aioflow.core.errors import GraphError, note_once
 from aioflow.core.functions import Function
 from aioflow.core.signatures import check_takes
+from aioflow.core.user_code import check_own_task
 from aioflow.operators.operator import CHEAPER_OR_ASYNC
 from aioflow.operators.plain_functions import check_without_state
 from aioflow.operators.results import FirstResult
@@ -103,7 +104,7 @@ class _CallingWriter:
         try:
             for value in source:
                 call(value)
-        except Exception as error:
+        except BaseException as error:
             value = values[len(values) - length_hint(source) - 1]
             note_once(error, f"in {describe_place(self._ctx)}, at record {describe_record(value)}")
             raise
@@ -139,6 +140,7 @@ class _AwaitingWriter(_CallingWriter):
         for value in waiting:
             try:
                 await call(value)
-            except Exception as error:
+                check_own_task()
+            except BaseException as error:
                 note_once(error, f"in {describe_place(self._ctx)}, at record {describe_record(value)}")
                 raise

@@ -300,7 +300,7 @@ class IntervalJoinOperator(Operator):
         try:
             for row in elements_of(self._function.call(left, right, ctx), f"interval_join {self.ctx.name!r}"):
                 add(row, timestamp, watermark)
-        except Exception as error:
+        except BaseException as error:
             pair = f"{describe_record(left)} and {describe_record(right)}"
             note_once(error, f"in {describe_place(self.ctx)}, at {pair} of key {describe_record(self._state.current_key)}")
             raise

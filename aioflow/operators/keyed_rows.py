@@ -60,7 +60,7 @@ class KeyedRowsOperator(Operator):
                 elif result:
                     out.append(value)
                     origin.append(i)
-        except Exception as error:
+        except BaseException as error:
             place = describe_place(self.ctx)
             note_once(error, f"in {place}, at record {describe_record(values[i])} of key {describe_record(keys[i])}")
             raise

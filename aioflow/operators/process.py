@@ -181,7 +181,7 @@ class ProcessOperator(Operator):
                     if len(out) != size:
                         origin += [i] * (len(out) - size)
                         size = len(out)
-        except Exception as error:
+        except BaseException as error:
             note_no_time(error, self.ctx)
             note_once(error, f"in {describe_place(self.ctx)}, at record {describe_record(values[i])}")
             raise
@@ -248,7 +248,7 @@ class ProcessOperator(Operator):
                         rows.marks.extend([current] * made)
                     size = len(out)
                 i += 1
-        except Exception as error:
+        except BaseException as error:
             if i < count:
                 note_no_time(error, self.ctx)
                 note_once(error, f"in {describe_place(self.ctx)}, at record {describe_record(values[i])}")
@@ -293,7 +293,7 @@ class ProcessOperator(Operator):
             result = self._timer_function()(timestamp, self._context)
             if result is not None:
                 rows.add(elements_of(result, "on_timer"), stamp, mark)
-        except Exception as error:
+        except BaseException as error:
             note_once(error, f"in {describe_place(self.ctx)}, at the timer {timestamp} of key {describe_record(key)}")
             raise
         finally:
@@ -343,7 +343,7 @@ class ProcessOperator(Operator):
         stamp = self._mark if self.ctx.has_event_time else None
         try:
             rows.add(elements_of(finish(), "finish"), stamp, self._mark)
-        except Exception as error:
+        except BaseException as error:
             note_once(error, f"in finish() of {describe_place(self.ctx)}")
             raise
 

@@ -129,7 +129,7 @@ class SessionWindowOperator(AddingWindowOperator):
                 self._place(table, key, value, timestamp, watermark, add)
                 if timers.next_event_time <= reached:
                     break
-        except Exception as error:
+        except BaseException as error:
             at = len(values) - length_hint(left) - 1
             record = f"at record {describe_record(values[at])} of key {describe_record(keys[at])}"
             note_once(error, f"in {describe_place(self.ctx)}, {record}")

@@ -255,7 +255,7 @@ class SinkOperator(Operator):
         while (first := self._first_confirmed()) is not None:
             try:
                 await self._commit(self._prepared[first])
-            except Exception as error:
+            except BaseException as error:
                 note_once(error, f"in commit of checkpoint {first} by sink {self.ctx.name!r}")
                 raise
             del self._prepared[first]

@@ -172,7 +172,7 @@ class PunctuatedGenerator(_Stamping):
                         raise TypeError(f"{self._what} gave {_spell(new)}, expected int milliseconds since the epoch, or None")
                     if new > current:
                         current = new
-        except Exception:
+        except BaseException:
             self.failed_at = len(watermarks) - 1
             raise
         self.current = current

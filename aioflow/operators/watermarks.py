@@ -247,7 +247,7 @@ class TimestampsAndWatermarksOperator(Operator):
     def process_batch(self, batch: RecordBatch) -> RecordBatch:
         try:
             timestamps, watermarks, watermark = self._generator.apply(batch.values, batch.timestamps)
-        except Exception as error:
+        except BaseException as error:
             if (at := self._generator.failed_at) is not None:
                 note_once(error, f"in {describe_place(self.ctx)}, at record {describe_record(batch.values[at])}")
             raise

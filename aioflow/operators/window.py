@@ -186,7 +186,7 @@ class WindowOperator(Operator):
             state.set_current_key(keys[i])
             try:
                 add(keys[i], value, timestamp)
-            except Exception as error:
+            except BaseException as error:
                 place, key = describe_place(self.ctx), describe_record(keys[i])
                 note_once(error, f"in {place}, at record {describe_record(value)} of key {key}")
                 raise
@@ -452,7 +452,7 @@ class WindowOperator(Operator):
                     if type(results) not in _COUNTED or len(results) > self._out.room:  # type: ignore[arg-type]  # These are known to have one.
                         results = iter(results)
                     done = self._emit(results, timestamp, watermark)
-                except Exception as error:
+                except BaseException as error:
                     self._name(error, key, window)
                     raise
                 if not done:
@@ -481,7 +481,7 @@ class WindowOperator(Operator):
             try:
                 self._bind(window, timestamp, watermark)
                 done = self._emit(results, timestamp, watermark)
-            except Exception as error:
+            except BaseException as error:
                 self._name(error, key, window)
                 raise
         self._trigger_ctx.key = key
@@ -509,7 +509,7 @@ class WindowOperator(Operator):
         elif result & TriggerResult.PURGE:
             self._take(key, namespace)
 
-    def _name(self, error: Exception, key: Any, window: Window) -> None:
+    def _name(self, error: BaseException, key: Any, window: Window) -> None:
         note_once(error, f"in {describe_place(self.ctx)}, window {tuple(window)} of key {describe_record(key)}")
 
     def _evicted(self, key: Any, window: Window, namespace: tuple[int, ...], held: Any) -> Iterator[Any]:

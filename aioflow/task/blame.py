@@ -1,14 +1,14 @@
-"""Whose an error is: notes around user code, and cancellations that nobody asked for."""
+"""Whose an error is: notes around user code."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from aioflow.core.errors import note_once
 from aioflow.core.scope import enter_scope, leave_scope
+from aioflow.core.user_code import check_own_task
 from aioflow.operators.stateless import describe_place
 
 if TYPE_CHECKING:
@@ -16,19 +16,7 @@ if TYPE_CHECKING:
     from aioflow.operators.operator import Operator
     from aioflow.task.context import TaskOperatorContext
 
-__all__ = ["naming", "opening_source", "source_place", "uncancelled"]
-
-
-def uncancelled(cancel: asyncio.CancelledError) -> RuntimeError:
-    """The error that `cancel` stands for, if nobody cancelled this task; if somebody did, `cancel` goes on."""
-    task = asyncio.current_task()
-    if task is None or task.cancelling():
-        raise cancel
-    error = RuntimeError("user code raised CancelledError: it awaited something that had been cancelled")
-    error.__cause__ = cancel
-    for note in getattr(cancel, "__notes__", ()):
-        error.add_note(note)
-    return error
+__all__ = ["naming", "opening_source", "source_place"]
 
 
 @contextmanager
@@ -36,6 +24,7 @@ def naming(operator: Operator, what: str) -> Iterator[None]:
     """Errors of `what` say whose they are."""
     try:
         yield
+        check_own_task()
     except BaseException as error:
         note_once(error, f"in {what} of {describe_place(operator.ctx)}")
         raise
@@ -47,6 +36,7 @@ def opening_source(context: TaskOperatorContext, scope: Scope) -> Iterator[None]
     token = enter_scope(scope.at(context))
     try:
         yield
+        check_own_task()
     except BaseException as error:
         note_once(error, f"in open() of {source_place(context)}")
         raise

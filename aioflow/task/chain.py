@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from aioflow.core.column_batch import COLUMN_RECORDS_MAX
 from aioflow.core.elements import BATCH_RECORDS_MAX, MIN_WATERMARK, RecordBatch
 from aioflow.core.errors import note_once
+from aioflow.core.user_code import check_own_task, user_error
 from aioflow.operators.operator import Operator
 from aioflow.operators.stateless import StatelessOperator, describe_place
 
@@ -144,6 +145,10 @@ class OperatorChain:
         is restored in front of one."""
         if self.has_work:
             raise AssertionError("stages can only be fused anew when nothing waits between them")
+        try:
+            self._owner = asyncio.current_task()
+        except RuntimeError:
+            self._owner = None
         before = {(stage.first, stage.last): stage for stage in self._stages}
         counts = self.record_counts()
         self._stages = []
@@ -290,6 +295,7 @@ class OperatorChain:
         """Process waiting work for one slice."""
         perf_ns = self._perf_ns
         scope = self._scope if self.operators else None
+        owner = self._owner
         now = perf_ns()
         deadline = now + self._slice_ns
         while True:
@@ -317,6 +323,8 @@ class OperatorChain:
                     process = stage.process
                     out = process(part) if process is not None else operator.process_input(input_index, part)
                 self._emit(position, out)
+                if owner is not None and owner._must_cancel:  # type: ignore[attr-defined]  # Asked here: a call costs four times as much.
+                    check_own_task()
             except BaseException as error:
                 named = self._named(error, operator)
                 if named is error:
@@ -336,14 +344,8 @@ class OperatorChain:
                 return ChainStatus.MORE if self.has_work else ChainStatus.IDLE
 
     def _named(self, error: BaseException, operator: Operator) -> BaseException:
-        """The error as it is, with a note of where. What asyncio or a generator would mistake for its own signal is wrapped."""
-        if isinstance(error, (StopIteration, asyncio.CancelledError)):
-            # Nothing was awaited, so nobody cancelled this task: user code raised it, like a `future.result()` in a map.
-            wrapped = RuntimeError(f"user code raised {type(error).__name__}, which is no failure it may use")
-            wrapped.__cause__ = error
-            for note in getattr(error, "__notes__", ()):
-                wrapped.add_note(note)
-            error = wrapped
+        """The error that user code meant, with a note of where."""
+        error = user_error(error)
         if self.operators:
             note_once(error, f"in {describe_place(operator.ctx)}")
         return error

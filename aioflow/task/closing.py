@@ -2,44 +2,48 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
 
 from aioflow.core.errors import note_once
+from aioflow.core.user_code import check_own_task, take_back_cancellation, user_error
 from aioflow.operators.stateless import describe_place
-from aioflow.task.blame import uncancelled
 
 if TYPE_CHECKING:
     from aioflow.core.scope import Scope
     from aioflow.operators.operator import Operator
     from aioflow.task.source_input import SourceInput
 
-__all__ = ["CLEANUP_TIMEOUT_S", "close_user_code"]
+__all__ = ["CLEANUP_TIMEOUT_S", "attach_errors", "close_user_code"]
 
 CLEANUP_TIMEOUT_S = 30.0
 """How long closing user functions may take before the task gives up on them."""
 
 
 async def close_user_code(
-    source: SourceInput | None, source_place: str, operators: Sequence[Operator], scope: Scope, errors: list[Exception]
+    source: SourceInput | None, source_place: str, operators: Sequence[Operator], scope: Scope, errors: list[BaseException]
 ) -> None:
     """Close the reader and the operators, tail first; what fails goes into `errors` and does not keep the others from being closed."""
     if source is not None:
-        try:
-            await source.close_reader()
-        except Exception as error:  # noqa: BLE001  # Closing goes on; raised by the caller.
-            note_once(error, f"in close() of {source_place}")
-            errors.append(error)
-        except asyncio.CancelledError as cancel:
-            errors.append(uncancelled(cancel))
+        await _close(source.close_reader, f"in close() of {source_place}", errors)
     for operator in reversed(operators):
         scope.operator_context = operator.ctx
-        try:
-            await operator.close()
-        except Exception as error:  # noqa: BLE001  # As above.
-            note_once(error, f"in close() of {describe_place(operator.ctx)}")
-            errors.append(error)
-        except asyncio.CancelledError as cancel:
-            errors.append(uncancelled(cancel))
-            note_once(errors[-1], f"in close() of {describe_place(operator.ctx)}")
+        await _close(operator.close, f"in close() of {describe_place(operator.ctx)}", errors)
+
+
+async def _close(close: Callable[[], Awaitable[None]], place: str, errors: list[BaseException]) -> None:
+    try:
+        await close()
+        check_own_task()
+    except BaseException as caught:  # noqa: BLE001  # Closing goes on; raised by the caller.
+        error = user_error(caught)
+        note_once(error, place)
+        errors.append(error)
+        await take_back_cancellation()
+
+
+def attach_errors(first: BaseException, others: Sequence[BaseException]) -> None:
+    """Let `first` say in notes what failed behind it, and where."""
+    for error in others:
+        told = "; ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())])
+        first.add_note(f"aioflow: closing failed too: {told}")

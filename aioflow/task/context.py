@@ -18,6 +18,7 @@ from aioflow.core.state_descriptors import (
     StateDescriptor,
     ValueStateDescriptor,
 )
+from aioflow.core.user_code import check_own_task, user_error
 from aioflow.mailbox.timers import ProcessingTimeService
 from aioflow.state.backend import require_keyed
 from aioflow.state.timers import InternalTimerService
@@ -227,9 +228,28 @@ class TaskOperatorContext:
         self._executor.execute(partial(self._in_scope, action, *args), description)
 
     def _in_scope(self, action: Callable[..., object], *args: object) -> object:
-        """Run mail of this operator; context variables say whose it is."""
+        """Run mail of this operator; context variables say whose it is, and so does what it raises."""
         self._scope.operator_context = self
-        return action(*args)
+        try:
+            result = action(*args)
+            check_own_task()
+        except BaseException as error:
+            note_once(error, f"in {self._place}")
+            raise
+        return self._named(result) if isinstance(result, Coroutine) else result
+
+    async def _named(self, awaited: Awaitable[object]) -> object:
+        try:
+            result = await awaited
+            check_own_task()
+        except BaseException as error:
+            note_once(error, f"in {self._place}")
+            raise
+        return result
+
+    @property
+    def _place(self) -> str:
+        return f"operator {self.name!r}, subtask {self.runtime.subtask_index + 1}/{self.runtime.parallelism}"
 
     def spawn(self, coroutine: Coroutine[Any, Any, object], name: str) -> asyncio.Task[None]:
         """The helper task belongs to the task's group; its error fails the task with a note that names this operator."""
@@ -245,10 +265,10 @@ class TaskOperatorContext:
     async def _supervised(self, coroutine: Coroutine[Any, Any, object]) -> None:
         try:
             await coroutine
-        except asyncio.CancelledError:
-            raise
-        except BaseException as error:  # noqa: BLE001  # SystemExit too: user code that exits must not take the loop with it.
-            note_once(error, f"in operator {self.name!r}, subtask {self.runtime.subtask_index + 1}/{self.runtime.parallelism}")
+            check_own_task()
+        except BaseException as raised:  # noqa: BLE001  # SystemExit too: user code that exits must not take the loop with it.
+            error = user_error(raised)
+            note_once(error, f"in {self._place}")
             self._services.report(error)
 
     async def resource(self, resource: Resource) -> Any:

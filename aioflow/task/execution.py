@@ -16,6 +16,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from aioflow.core.aio import end_task
 from aioflow.core.errors import Broken, ProducerFailed
 from aioflow.graph.deployment import ExecutionState
 
@@ -83,7 +84,7 @@ class TaskExecution:
             if self.state is state and (self.task.failure is None or self.task.failure is self.task.failed_producer):
                 self.state = ExecutionState.CANCELING
                 if self.runner is not None:
-                    self.runner.cancel()
+                    end_task(self.runner)
                 return
 
     def _on_initializing(self) -> None:

@@ -143,7 +143,7 @@ class _Custom:
                 if type(target) is not int or not 0 <= target < consumers:
                     target = _checked(target, consumers)
                 targets[target].append(index)
-            except Exception as error:
+            except BaseException as error:
                 note_once(error, f"in partition_custom after {self._place}, at record {describe_record(value)}")
                 raise
         return _gather(batch, targets)
@@ -190,9 +190,9 @@ class _Keyed:
         except NotOnColumns:
             return None
 
-    def blame(self, error: Exception, value: Any) -> Exception:
+    def blame(self, error: BaseException, value: Any) -> BaseException:
         """The error to raise for `value`: names the operator; of an unhashable key it says what keys may be."""
-        if self._body is not None:
+        if self._body is not None and isinstance(error, Exception):
             error = failure_of(self._key, value, error)
         if isinstance(error, TypeError) and ("unhashable" in str(error) or "Cannot hash" in str(error)):  # The second of a Decimal.
             try:
@@ -235,7 +235,7 @@ class _SingleKeyed(_Keyed):
                 for _, key in zip(source, keys, strict=False):
                     if key not in known:
                         find(key)
-        except Exception as error:  # noqa: BLE001  # Raised again, with the record named.
+        except BaseException as error:  # noqa: BLE001  # Raised again, with the record named.
             raise self.blame(error, values[len(values) - operator.length_hint(source) - 1]) from None
         return [(0, RecordBatch(keys if self._keys_alone else values, batch.timestamps, keys, batch.watermarks, batch.watermark))]
 
@@ -293,7 +293,7 @@ class _Hash(_Keyed):
         source = iter(values)
         try:
             return self._deal(self._loops[carried], source, batch, alone=self._keys_alone)
-        except Exception as error:  # noqa: BLE001  # Raised again, with the record named.
+        except BaseException as error:  # noqa: BLE001  # Raised again, with the record named.
             raise self.blame(error, values[len(values) - operator.length_hint(source) - 1]) from None
 
     def _fold(self, local: LocalAggregate, batch: RecordBatch) -> list[tuple[int, RecordBatch]] | None:

@@ -12,9 +12,11 @@ import inspect
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
-from aioflow.core.aio import wait_all
+from aioflow.core.aio import end_task, wait_all
 from aioflow.core.errors import GraphError, note_once
 from aioflow.core.injection import Resource, injected_parameters
+from aioflow.core.user_code import check_own_task, user_error
+from aioflow.task.closing import attach_errors
 
 __all__ = ["ResourceScope"]
 
@@ -22,12 +24,14 @@ __all__ = ["ResourceScope"]
 class _Opened:
     """One resource: its owner task, the value once it is there, and the request to close."""
 
-    __slots__ = ("close", "owner", "ready")
+    __slots__ = ("close", "error", "owner", "ready")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.ready: asyncio.Future[Any] = loop.create_future()
         self.close: asyncio.Future[None] = loop.create_future()
         self.owner: asyncio.Task[None] | None = None
+        self.error: BaseException | None = None
+        """What its end raised."""
 
 
 class ResourceScope:
@@ -47,20 +51,18 @@ class ResourceScope:
         return await asyncio.shield(entry.ready)
 
     async def close(self) -> None:
-        """Close in reverse order of opening; all of them, and raise the first error."""
+        """Close in reverse order of opening, all of them. Raises the first error, with the others attached."""
         first: BaseException | None = None
         for entry in reversed(list(self._opened.values())):
             assert entry.owner is not None, "get() starts it"
             if not entry.close.done():
                 entry.close.set_result(None)
             if not entry.ready.done():
-                entry.owner.cancel()  # It is still opening, and nobody waits for it any more.
-            try:
-                await wait_all([entry.owner])
-                if not entry.owner.cancelled():
-                    entry.owner.result()
-            except Exception as error:  # noqa: BLE001  # The others are closed all the same; raised below.
-                first = first or error
+                end_task(entry.owner)  # It is still opening, and nobody waits for it any more.
+            await wait_all([entry.owner])
+            if entry.error is not None and first is not None:
+                attach_errors(first, [entry.error])
+            first = first or entry.error
         self._opened.clear()
         if first is not None:
             raise first
@@ -76,12 +78,20 @@ class ResourceScope:
                 if not entry.ready.done():
                     entry.ready.set_result(value)
                 await entry.close
-        except asyncio.CancelledError:
-            entry.ready.cancel()
-            raise
-        except BaseException as error:
-            if entry.ready.done():
+            check_own_task()
+        except BaseException as raised:  # noqa: BLE001  # Raised where the resource is asked for, or closed.
+            try:
+                error = user_error(raised)
+            except asyncio.CancelledError:
+                entry.ready.cancel()
                 raise
+            if entry.ready.done():
+                if not isinstance(error, Exception):  # Closing is no place to ask for the end of the program.
+                    told = RuntimeError(f"user code raised {type(error).__name__}")
+                    told.__cause__, error = error, told
+                note_once(error, f"while closing resource {resource.name!r}")
+                entry.error = error
+                return
             self._opened.pop(resource, None)
             note_once(error, f"while opening resource {resource.name!r}")
             entry.ready.set_exception(error)

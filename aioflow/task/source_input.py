@@ -183,7 +183,7 @@ class SourceInput:
                 self._note_poll(self._quiet, reader.current_split)  # type: ignore[attr-defined]  # Only with that attribute.
             try:
                 batch = self._times.stamp(values, () if self._quiet is None else self._quiet.idle)
-            except Exception:
+            except BaseException:
                 self.culprit = self._times.culprit(values)
                 raise
             self._emitted_timestamp = None if batch.timestamps is None else int(batch.timestamps[-1])

@@ -21,23 +21,24 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from aioflow.checkpoint.subtask import ChannelSide
-from aioflow.core.aio import OrderedTaskGroup, close_within
+from aioflow.core.aio import OrderedTaskGroup, close_within, is_asked_to_end
 from aioflow.core.availability import Availability
 from aioflow.core.elements import Event, RecordBatch, WatermarkStatus
-from aioflow.core.errors import JobNotRunning, ProducerFailed, note_once
+from aioflow.core.errors import JobNotRunning, ProducerFailed, has_place, note_once
 from aioflow.core.keygroups import range_for_subtask
 from aioflow.core.scope import Scope, enter_scope, leave_scope
+from aioflow.core.user_code import check_own_task, take_back_cancellation, user_error
 from aioflow.mailbox.metrics import SLOW_REMEDY, SlowActions
 from aioflow.mailbox.processor import MailboxProcessor, Suspension
 from aioflow.mailbox.timers import ProcessingTimeService
 from aioflow.operators.stateless import describe_place
 from aioflow.state.backend import require_keyed
 from aioflow.task.assembly import TaskAssembly, create_output
-from aioflow.task.blame import opening_source, source_place, uncancelled
+from aioflow.task.blame import opening_source, source_place
 from aioflow.task.chain import ChainStatus, OperatorChain, Tap
 from aioflow.task.checkpoint_mail import CheckpointMail
 from aioflow.task.checkpointing import SubtaskCheckpoints
-from aioflow.task.closing import CLEANUP_TIMEOUT_S, close_user_code
+from aioflow.task.closing import CLEANUP_TIMEOUT_S, attach_errors, close_user_code
 from aioflow.task.ending import TaskEnd
 from aioflow.task.handover import HandOver
 from aioflow.task.inflight import read_in_flight, waiting_in_chain
@@ -135,20 +136,24 @@ class StreamTask:
             try:
                 on_initializing()
                 await self._restore()
+                if is_asked_to_end(asyncio.current_task()):
+                    raise asyncio.CancelledError  # What was opened has swallowed it.
                 on_running()
                 self._running = True
                 self._mail.open(self._input if isinstance(self._input, NetworkInput) else None)
                 await self._processor.run_loop()
                 await self._after_loop()
-            except asyncio.CancelledError as cancel:
-                failure = uncancelled(cancel)
-            except BaseException as error:  # noqa: BLE001  # Whatever it is: SystemExit too comes out where the job is awaited.
-                failure = error
+            except BaseException as error:
+                if isinstance(error, asyncio.CancelledError) and not has_place(error):
+                    raise  # Of no user code: the end was asked for, or a stranger cancelled this task.
+                # SystemExit too comes out where the job is awaited.
+                failure = user_error(error)
             finally:
                 self._running = False
                 self._mail.close()
             self.failure = failure
             self.group.cancel_children()
+            await take_back_cancellation()
         return failure
 
     async def _restore(self) -> None:
@@ -226,12 +231,12 @@ class StreamTask:
         await self._end.leave(drain=drain, checkpointing=self._options.checkpointing)
 
     async def _clean_up(self, failure: BaseException | None) -> None:
-        """Release everything, whatever happened before. The first error is kept, later ones are logged."""
+        """Release everything, whatever happened before. The first error is kept, and the others are attached to it."""
         self._operators.stop_timers()
         self._task_timers.shutdown()
         for mail in self._processor.close():
             logger.debug("%s: dropped mail %r at the end", self.name, mail)
-        errors: list[Exception] = []
+        errors: list[BaseException] = []
         if hasattr(self, "_input"):
             self._input.close()
         if hasattr(self, "_metrics"):
@@ -244,10 +249,13 @@ class StreamTask:
             await close_within(closing, CLEANUP_TIMEOUT_S, what=self.name)
         finally:
             self._operators.close_state()
-        for error in errors if failure is not None else errors[1:]:
-            logger.warning("%s: closing failed too, after %r: %r", self.name, failure or errors[0], error)
-        if failure is None and errors:
-            raise errors[0]
+        if isinstance(failure, asyncio.CancelledError):
+            for error in errors:
+                logger.warning("%s: closing failed after it was cancelled: %r", self.name, error)
+        elif errors:
+            attach_errors(failure or errors[0], errors if failure is not None else errors[1:])
+            if failure is None:
+                raise errors[0]
 
     # The default action.
 
@@ -326,7 +334,8 @@ class StreamTask:
         room, at_most, before = self._chain.room, min(self._hand_over.records, self._chain.column_room), source.records_in
         try:
             status = source.emit_next(room if room < at_most else at_most, at_most)
-        except Exception as error:
+            check_own_task()
+        except BaseException as error:
             note_once(error, f"in {source_place(self._operators.head)}{source.culprit}")
             raise
         self._hand_over.handed(source.records_in - before)
@@ -337,7 +346,11 @@ class StreamTask:
             return self._chain.run()
         perf_ns = self.host.clock.perf_ns
         begun = perf_ns()
-        status = self._chain.run()
+        try:
+            status = self._chain.run()
+        except BaseException as error:
+            note_once(error, f"in {source_place(self._operators.head)}")  # A chain without operators has no other name.
+            raise
         self._hand_over.ran(begun, perf_ns(), status)
         return status
 
@@ -465,10 +478,11 @@ class StreamTask:
         try:
             with opening_source(self._operators.head, self._scope):
                 await source.add_splits(splits)
-        except Exception as error:
+        except BaseException as raised:  # noqa: BLE001
             # Not only told to whoever found them: some may be read by now, others not.
+            error = user_error(raised)
             self.report(error)
-            raise
+            raise error from error.__cause__
         self._resume()
 
     def trigger_checkpoint(self, barrier: CheckpointBarrier) -> None:

@@ -14,8 +14,43 @@ UNITS = "tests/operators/test_time_unit.py::"
 SIGNATURES = "tests/api/test_signatures.py::"
 
 GRAPH = "tests/cluster/test_execution_graph.py::"
+CANCELS = "tests/api/test_user_code_cancels.py::"
 
 JOB_MUTANTS: list[Mutant] = [
+    Mutant(
+        "every CancelledError is taken for one that was asked for",
+        "aioflow/core/user_code.py",
+        "        if is_asked_to_end(_running_task()):\n",
+        "        if True:\n",
+        (
+            CANCELS + "test_an_unasked_cancellation_out_of_user_code_fails_the_job_by_name",
+            CANCELS + "test_a_restart_reads_again_what_an_unasked_cancellation_cut_off",
+        ),
+    ),
+    Mutant(
+        "a task that is cancelled by its own code counts as one that was asked to end",
+        "aioflow/core/aio.py",
+        "    return task is not None and task in _asked\n",
+        "    return task is not None and task.cancelling() > 0\n",
+        (CANCELS + "test_an_unasked_cancellation_out_of_user_code_fails_the_job_by_name",),
+    ),
+    Mutant(
+        "a cancellation that user code asked for and did not await goes by unseen",
+        "aioflow/core/user_code.py",
+        "    if task is not None and task._must_cancel and not",
+        "    if False and not",
+        (CANCELS + "test_an_unasked_cancellation_out_of_user_code_fails_the_job_by_name",),
+    ),
+    Mutant(
+        "errors of closing are lost behind the first error",
+        "aioflow/task/closing.py",
+        "        first.add_note(",
+        "        str(",
+        (
+            CANCELS + "test_errors_of_closing_are_attached_to_the_first_error",
+            CANCELS + "test_the_first_error_of_closing_has_the_others_attached",
+        ),
+    ),
     Mutant(
         "a task that ends CANCELED unasked is no failure",
         "aioflow/cluster/execution_graph.py",

@@ -326,7 +326,7 @@ async def test_a_function_that_awaits_something_cancelled_is_an_error_and_not_a_
     operator = await opened(AsyncWaitOperator("map", awaits, on_error=BAD), context)
     operator.process_batch(batch([1]))
     await context.settle()
-    assert "cancelled from within" in context.side[0][1].error
+    assert "user code raised CancelledError" in context.side[0][1].error
     assert not operator.busy
 
 

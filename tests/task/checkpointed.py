@@ -18,6 +18,7 @@ from aioflow.checkpoint.store import open_store
 from aioflow.checkpoint.subtask import CheckpointStats, SubtaskState
 from aioflow.cluster.execution_graph import Deploy, ExecutionGraph
 from aioflow.cluster.restart import no_restart
+from aioflow.core.aio import end_task
 from aioflow.core.elements import CheckpointBarrier
 from aioflow.core.host import SystemHost
 from aioflow.core.metrics import MetricGroup
@@ -223,7 +224,7 @@ class Run:
     async def __aexit__(self, *exc_info: object) -> None:
         """A crash: whatever still runs is gone."""
         for runner in self.runners.values():
-            runner.cancel()
+            end_task(runner)
         await asyncio.gather(*self.runners.values(), return_exceptions=True)
         for partition in self.registry.partitions.values():
             partition.release()

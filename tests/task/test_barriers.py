@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from aioflow.core.aio import end_task
 from aioflow.core.elements import CancelCheckpointMarker, CheckpointBarrier, EndOfPartition, RecordBatch
 from aioflow.network.partition import ResultPartition
 from tests.task.checkpoint_doubles import Answers, Reader, Snapshotted, checkpointed, factories
@@ -43,7 +44,7 @@ class Behind:
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        self.runner.cancel()
+        end_task(self.runner)
         await asyncio.wait([self.runner])
         if not self.runner.cancelled():
             self.runner.exception()
@@ -194,5 +195,5 @@ async def test_what_waits_behind_a_barrier_is_bounded_by_the_room_of_its_sender(
     bench.tasks[1].trigger_checkpoint(barrier(1))
     await until(lambda: not feed.entries and "a batch 999" in log)
     for runner in runners:
-        runner.cancel()
+        end_task(runner)
     await asyncio.wait(runners)

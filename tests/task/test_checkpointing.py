@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from aioflow.core.aio import end_task
 from aioflow.core.elements import CheckpointBarrier, RecordBatch
 from aioflow.task.stream_task import StreamTask
 from tests.task.checkpoint_doubles import Reader, Snapshotted, checkpointed, factories
@@ -35,7 +36,7 @@ class Checked:
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        self.runner.cancel()
+        end_task(self.runner)
         await asyncio.wait([self.runner])
         if not self.runner.cancelled():
             self.runner.exception()

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from aioflow.core.aio import end_task
 from aioflow.core.elements import RecordBatch
 from aioflow.graph.deployment import ExecutionState
 from aioflow.operators.operator import Operator
@@ -101,7 +102,7 @@ async def test_a_cancel_waits_for_the_timer_callback_that_is_running() -> None:
         def _on_timer(self, timestamp: int) -> Any:
             log.append("timer begins")
             inside.set()
-            runner.cancel()
+            end_task(runner)
             log.append("timer ends")
 
     bench = Bench([lambda: Timed("a", log)])

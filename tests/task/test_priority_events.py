@@ -10,6 +10,7 @@ import pytest
 
 from aioflow.checkpoint.alignment import CaptureComplete, Take
 from aioflow.checkpoint.failure import CheckpointFailureReason
+from aioflow.core.aio import end_task
 from aioflow.core.elements import CheckpointBarrier, EndOfPartition, Event, RecordBatch
 from aioflow.network.buffers import NetworkBufferPool
 from aioflow.network.channels import LocalInputChannel
@@ -179,7 +180,7 @@ async def test_a_barrier_that_overtakes_reaches_a_task_that_has_just_ended_witho
     await until(lambda: "a open" in log)
     partitions = list(bench.registry.partitions.values())
     task._processor.executor(-1).execute(lambda: [partition.add_event(0, OVERTAKES, priority=True) for partition in partitions], "late")
-    task._processor.executor(-1).execute(runner.cancel, "and cancelled")
+    task._processor.executor(-1).execute(lambda: end_task(runner), "and cancelled")
     await asyncio.wait([runner])
     for partition in partitions:
         partition.add_event(0, OVERTAKES, priority=True)

@@ -1,0 +1,69 @@
+"""What an error that came out of user code means: the one place that decides it.
+
+asyncio and generators use some exceptions as signals. User code may raise the same classes: it awaits a future that another party has
+cancelled, calls `future.result()`, cancels the task that it runs in, or lets a StopIteration out. Such an error fails the job by name,
+like any other. A CancelledError is a cancellation only in a task that the engine itself has asked to end (`aio.end_task`).
+
+`Task.cancelling()` does not tell the two apart: it also counts what user code asks for. It has to stay usable inside user code, where
+`asyncio.timeout`, task groups and cancel scopes count with it; therefore nothing here changes it while user code runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from aioflow.core.aio import is_asked_to_end
+
+__all__ = ["check_own_task", "take_back_cancellation", "user_error"]
+
+SIGNALS = (asyncio.CancelledError, StopIteration)
+
+
+def user_error(error: BaseException) -> BaseException:
+    """The error that `error` stands for, with its notes. Raises `error` itself if it is the cancellation that the engine asked for."""
+    if not isinstance(error, SIGNALS):
+        return error
+    name = type(error).__name__
+    if isinstance(error, asyncio.CancelledError):
+        if is_asked_to_end(_running_task()):
+            raise error
+        told = f"user code raised {name}: it awaited something that had been cancelled, or it cancelled the task that it ran in"
+    else:
+        told = f"user code raised {name}, which is no failure it may use"
+    wrapped = RuntimeError(told)
+    wrapped.__cause__ = error
+    for note in getattr(error, "__notes__", ()):
+        wrapped.add_note(note)
+    return wrapped
+
+
+def check_own_task() -> None:
+    """Raise CancelledError if user code, which has just returned, has cancelled the task that it ran in."""
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:  # In a thread.
+        return
+    if task is not None and task._must_cancel and not is_asked_to_end(task):  # type: ignore[attr-defined]  # Either kind of tasks has it.
+        raise asyncio.CancelledError
+
+
+async def take_back_cancellation() -> None:
+    """Undo what user code has asked of the running task, which is about to end by itself: its clean-up must not be cut short."""
+    task = _running_task()
+    if task is None or not task.cancelling() or is_asked_to_end(task):
+        return
+    while task.uncancel():
+        pass
+    try:
+        await asyncio.sleep(0)
+    except asyncio.CancelledError:
+        if is_asked_to_end(task):
+            raise
+
+
+def _running_task() -> asyncio.Task[Any] | None:
+    try:
+        return asyncio.current_task()
+    except RuntimeError:  # In a thread.
+        return None

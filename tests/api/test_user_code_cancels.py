@@ -1,0 +1,461 @@
+"""User code and cancellation: an unasked CancelledError fails the job by name, and asyncio's own tools go on working inside user code."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+import aioflow as af
+
+pytestmark = pytest.mark.timeout(60)
+"""Far above what anything here takes: only a hang is cut off."""
+
+VALUES = range(6)
+BAD = 3
+
+
+async def awaits_a_cancelled_future() -> None:
+    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    asyncio.get_running_loop().call_soon(future.cancel)
+    await future
+
+
+async def cancels_its_own_task() -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    task.cancel()
+    await asyncio.sleep(0)
+
+
+async def cancels_its_own_task_last() -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    task.cancel()
+
+
+async def has_a_child_that_is_cancelled() -> None:
+    child = asyncio.ensure_future(asyncio.sleep(60))
+    asyncio.get_running_loop().call_soon(child.cancel)
+    await asyncio.gather(child)
+
+
+Misdeed = Callable[[], Awaitable[None]]
+MISDEEDS = [awaits_a_cancelled_future, cancels_its_own_task, cancels_its_own_task_last, has_a_child_that_is_cancelled]
+
+
+def of_async_generator(misdeed: Misdeed, out: list[Any]) -> af.Flow:
+    async def numbers() -> AsyncIterator[int]:
+        for value in VALUES:
+            if value == BAD:
+                await misdeed()
+            yield value
+
+    flow = af.Flow("f")
+    flow.source(numbers).sink(out.append)
+    return flow
+
+
+def of_positions(misdeed: Misdeed, out: list[Any]) -> af.Flow:
+    async def numbers(position: int | None) -> AsyncIterator[tuple[int, int]]:
+        for value in range(position or 0, len(VALUES)):
+            if value == BAD:
+                await misdeed()
+            yield value, value + 1
+
+    flow = af.Flow("f")
+    flow.source(numbers).sink(out.append)
+    return flow
+
+
+def on_elements(misdeed: Misdeed, out: list[Any], apply: Callable[[Any, Any], Any], *, ends: bool = False) -> af.Flow:
+    async def function(value: Any) -> Any:
+        if value == BAD:
+            await misdeed()
+        return value
+
+    flow = af.Flow("f")
+    stream = apply(flow.source(VALUES), function)
+    if not ends:
+        stream.sink(out.append)
+    return flow
+
+
+def on_batches(misdeed: Misdeed, out: list[Any]) -> af.Flow:
+    async def function(values: list[int]) -> list[int]:
+        if BAD in values:
+            await misdeed()
+        return values
+
+    flow = af.Flow("f")
+    flow.source(VALUES).map_batches(function, max_size=2).sink(out.append)
+    return flow
+
+
+def on_lists(misdeed: Misdeed, out: list[Any]) -> af.Flow:
+    async def function(value: int) -> list[int]:
+        if value == BAD:
+            await misdeed()
+        return [value]
+
+    flow = af.Flow("f")
+    flow.source(VALUES).flat_map(function).sink(out.append)
+    return flow
+
+
+def in_process(misdeed: Misdeed, out: list[Any]) -> af.Flow:
+    async def function(value: int, ctx: Any) -> list[int]:
+        if value == BAD:
+            await misdeed()
+        return [value]
+
+    flow = af.Flow("f")
+    flow.source(VALUES).process(function).sink(out.append)
+    return flow
+
+
+class Writer:
+    """A sink whose `flush`, `prepare` or `close` misbehaves."""
+
+    full = True
+
+    def __init__(self, misdeed: Misdeed, where: str, out: list[Any]) -> None:
+        self.misdeed, self.where, self.out = misdeed, where, out
+        self.waiting: list[Any] = []
+
+    def writer(self, ctx: Any) -> Writer:
+        return self
+
+    def committer(self) -> None:
+        return None
+
+    def write_batch(self, values: Any, timestamps: Any) -> None:
+        self.waiting += values
+
+    async def at(self, where: str) -> None:
+        if where == self.where:
+            await self.misdeed()
+
+    async def open(self) -> None:
+        await self.at("open")
+
+    async def flush(self) -> None:
+        if BAD in self.waiting:
+            await self.at("flush")
+        self.out += self.waiting
+        self.waiting.clear()
+
+    async def prepare(self, checkpoint_id: int) -> list[Any]:
+        await self.at("prepare")
+        return []
+
+    async def close(self) -> None:
+        await self.at("close")
+
+
+def to_a_writer(where: str) -> Callable[[Misdeed, list[Any]], af.Flow]:
+    def build(misdeed: Misdeed, out: list[Any]) -> af.Flow:
+        flow = af.Flow("f")
+        flow.source(VALUES).sink(Writer(misdeed, where, out))
+        return flow
+
+    return build
+
+
+def with_a_resource(misdeed: Misdeed, out: list[Any]) -> af.Flow:
+    @af.resource
+    async def client() -> AsyncIterator[int]:
+        await misdeed()
+        yield 1
+
+    async def function(value: int, client: int = af.use(client)) -> int:
+        return value
+
+    flow = af.Flow("f")
+    flow.source(VALUES).map(function).sink(out.append)
+    return flow
+
+
+RETRY = af.Retry(3, backoff="1ms")
+BUILDERS: dict[str, Callable[[Misdeed, list[Any]], af.Flow]] = {
+    "async source": of_async_generator,
+    "source with positions": of_positions,
+    "map": lambda m, out: on_elements(m, out, lambda s, f: s.map(f)),
+    "map, unordered": lambda m, out: on_elements(m, out, lambda s, f: s.map(f, ordered=False)),
+    "map, timeout": lambda m, out: on_elements(m, out, lambda s, f: s.map(f, timeout="10s")),
+    "map, retry": lambda m, out: on_elements(m, out, lambda s, f: s.map(f, retry=RETRY)),
+    "map, timeout and retry": lambda m, out: on_elements(m, out, lambda s, f: s.map(f, timeout="10s", retry=RETRY)),
+    "filter": lambda m, out: on_elements(m, out, lambda s, f: s.filter(f)),
+    "flat_map": on_lists,
+    "map_batches": on_batches,
+    "process": in_process,
+    "sink function": lambda m, out: on_elements(m, out, lambda s, f: s.sink(f), ends=True),
+    "open of a writer": to_a_writer("open"),
+    "flush of a writer": to_a_writer("flush"),
+    "prepare of a writer": to_a_writer("prepare"),
+    "close of a writer": to_a_writer("close"),
+    "resource": with_a_resource,
+}
+
+
+@pytest.mark.parametrize("misdeed", MISDEEDS)
+@pytest.mark.parametrize("place", BUILDERS)
+async def test_an_unasked_cancellation_out_of_user_code_fails_the_job_by_name(place: str, misdeed: Misdeed) -> None:
+    out: list[Any] = []
+    with pytest.raises(RuntimeError, match="user code raised CancelledError: it awaited something that had been cancelled") as caught:
+        await BUILDERS[place](misdeed, out).execute()
+    (note,) = [note for note in caught.value.__notes__ if note.startswith("aioflow: ")]
+    assert any(word in note for word in ("operator '", "source '", "resource 'client'")), note
+    if place.startswith(("map", "filter", "flat_map", "process", "sink function")):
+        assert "3" in note.partition("at ")[2], "the record is named"
+
+
+@pytest.mark.parametrize("misdeed", MISDEEDS)
+async def test_an_element_whose_call_is_cancelled_from_within_goes_to_its_side_output(misdeed: Misdeed) -> None:
+    async def function(value: int) -> int:
+        if value == BAD:
+            await misdeed()
+        return value
+
+    tag: af.OutputTag[Any] = af.OutputTag("failed")
+    out: list[Any] = []
+    failed: list[Any] = []
+    flow = af.Flow("f")
+    stream = flow.source(VALUES).map(function, on_error=tag)
+    stream.sink(out.append)
+    stream.side(tag).sink(failed.append)
+    await flow.execute()
+    assert sorted(out) == [0, 1, 2, 4, 5]
+    assert [(one.value, one.error_type) for one in failed] == [(BAD, "RuntimeError")]
+
+
+async def test_a_restart_reads_again_what_an_unasked_cancellation_cut_off(tmp_path: Any) -> None:
+    """With checkpoints and without: FINISHED means that every element has arrived."""
+    out: list[int] = []
+    tries = 0
+
+    async def numbers(position: int | None) -> AsyncIterator[tuple[int, int]]:
+        nonlocal tries
+        tries += 1
+        for value in range(position or 0, len(VALUES)):
+            if value == BAD and tries == 1:
+                await awaits_a_cancelled_future()
+            yield value, value + 1
+
+    flow = af.Flow("f")
+    flow.source(numbers).sink(out.append)
+    await flow.execute(restart=af.fixed_delay(2, "1ms"), checkpoints=tmp_path)
+    assert tries == 2
+    assert set(out) == set(VALUES)
+
+
+def in_sync_code(deed: Callable[[], None], out: list[Any], apply: Callable[[Any, Any], Any]) -> af.Flow:
+    def function(value: Any, *rest: Any) -> Any:
+        if value == BAD:
+            deed()
+        return value
+
+    flow = af.Flow("f")
+    stream = apply(flow.source(VALUES), function)
+    if stream is not None:
+        stream.sink(out.append)
+    return flow
+
+
+def cancel_own_task() -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    task.cancel()
+
+
+def take_the_result_of_a_cancelled_future() -> None:
+    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    future.cancel()
+    future.result()
+
+
+@pytest.mark.parametrize("deed", [cancel_own_task, take_the_result_of_a_cancelled_future])
+@pytest.mark.parametrize(
+    "apply",
+    [
+        lambda s, f: s.map(f),
+        lambda s, f: s.filter(f),
+        lambda s, f: s.flat_map(lambda v: [f(v)]),
+        lambda s, f: s.map_batches(lambda values: [f(v) for v in values]),
+        lambda s, f: s.process(lambda v, ctx: [f(v)]),
+        lambda s, f: s.key_by(f).reduce(lambda a, b: b),
+        lambda s, f: s.sink(f),
+    ],
+    ids=["map", "filter", "flat_map", "map_batches", "process", "key_by", "sink"],
+)
+async def test_plain_functions_that_cancel_fail_the_job_by_name(deed: Callable[[], None], apply: Callable[[Any, Any], Any]) -> None:
+    with pytest.raises(RuntimeError, match="user code raised CancelledError") as caught:
+        await in_sync_code(deed, [], apply).execute()
+    assert "aioflow: in " in caught.value.__notes__[0]
+
+
+async def test_a_plain_source_that_takes_the_result_of_a_cancelled_future_fails_the_job_by_name() -> None:
+    def numbers() -> Iterator[int]:
+        yield 1
+        raise asyncio.CancelledError
+
+    flow = af.Flow("f")
+    flow.source(numbers).sink(print)
+    with pytest.raises(RuntimeError, match="user code raised CancelledError") as caught:
+        await flow.execute()
+    assert caught.value.__notes__[0].startswith("aioflow: in source 'numbers")
+
+
+# What asyncio has for user code goes on working.
+
+
+async def a_timeout_of_its_own() -> None:
+    with suppress(TimeoutError):
+        async with asyncio.timeout(0.001):
+            await asyncio.sleep(60)
+
+
+async def wait_for() -> None:
+    with suppress(TimeoutError):
+        await asyncio.wait_for(asyncio.sleep(60), 0.001)
+
+
+async def a_group_whose_child_is_cancelled() -> None:
+    async with asyncio.TaskGroup() as group:
+        child = group.create_task(asyncio.sleep(60))
+        asyncio.get_running_loop().call_soon(child.cancel)
+
+
+async def a_group_whose_child_fails() -> None:
+    async def fails() -> None:
+        raise ValueError
+
+    with suppress(ExceptionGroup):
+        async with asyncio.TaskGroup() as group:
+            _ = group.create_task(fails())
+            await asyncio.sleep(60)
+
+
+async def gather_of_a_cancelled_child() -> None:
+    child = asyncio.ensure_future(asyncio.sleep(60))
+    asyncio.get_running_loop().call_soon(child.cancel)
+    await asyncio.gather(child, return_exceptions=True)
+
+
+async def a_cancel_scope() -> None:
+    """As anyio's: cancels the host task, and takes the cancellation back."""
+    task = asyncio.current_task()
+    assert task is not None
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await asyncio.sleep(60)
+    task.uncancel()
+
+
+async def an_old_timeout() -> None:
+    """As libraries did it before Python 3.11: without `uncancel`."""
+    task = asyncio.current_task()
+    assert task is not None
+    handle = asyncio.get_running_loop().call_later(0.001, task.cancel)
+    with suppress(asyncio.CancelledError):
+        await asyncio.sleep(60)
+    handle.cancel()
+
+
+LEGAL = [
+    a_timeout_of_its_own,
+    wait_for,
+    a_group_whose_child_is_cancelled,
+    a_group_whose_child_fails,
+    gather_of_a_cancelled_child,
+    a_cancel_scope,
+    an_old_timeout,
+]
+
+
+@pytest.mark.parametrize("deed", LEGAL)
+@pytest.mark.parametrize("place", BUILDERS)
+async def test_what_asyncio_has_for_cancelling_works_inside_of_user_code(place: str, deed: Misdeed) -> None:
+    out: list[Any] = []
+    builder = BUILDERS[place]
+    if place == "sink function":
+
+        async def write(value: int) -> None:
+            await deed()
+            out.append(value)
+
+        flow = af.Flow("f")
+        flow.source(VALUES).sink(write)
+    elif place == "filter":
+
+        async def keep(value: int) -> bool:
+            await deed()
+            return True
+
+        flow = af.Flow("f")
+        flow.source(VALUES).filter(keep).sink(out.append)
+    else:
+        flow = builder(deed, out)
+    await flow.execute()
+    assert sorted(out) == list(VALUES)
+
+
+# Errors of the end.
+
+
+class ClosesBadly(af.MapFunction[int, int]):
+    def __init__(self, name: str, *, fails: bool = False) -> None:
+        self.name, self.fails = name, fails
+
+    def map(self, value: int) -> int:
+        if self.fails and value == BAD:
+            raise ValueError("first")
+        return value
+
+    async def close(self) -> None:
+        raise KeyError(self.name)
+
+
+async def test_errors_of_closing_are_attached_to_the_first_error() -> None:
+    flow = af.Flow("f")
+    flow.source(VALUES).map(ClosesBadly("head")).map(ClosesBadly("tail", fails=True)).sink(print)
+    with pytest.raises(ValueError, match="first") as caught:
+        await flow.execute()
+    notes = [note for note in caught.value.__notes__ if "closing failed too" in note]
+    assert len(notes) == 2
+    assert "KeyError: 'tail'" in notes[0]
+    assert "KeyError: 'head'" in notes[1]
+    assert "in close() of operator" in notes[1]
+
+
+async def test_the_first_error_of_closing_has_the_others_attached() -> None:
+    flow = af.Flow("f")
+    flow.source(VALUES).map(ClosesBadly("head")).map(ClosesBadly("tail")).sink(print)
+    with pytest.raises(KeyError, match="tail") as caught:
+        await flow.execute()
+    assert "KeyError: 'head'" in "".join(caught.value.__notes__[1:])
+
+
+@pytest.mark.parametrize("fails", [True, False])
+@pytest.mark.parametrize("error", [KeyError("resource"), SystemExit(1), asyncio.CancelledError()], ids=repr)
+async def test_an_error_of_a_resource_that_is_closed_comes_out_of_the_run(error: BaseException, fails: bool) -> None:
+    @af.resource
+    async def client() -> AsyncIterator[int]:
+        yield 1
+        raise error
+
+    def function(value: int, client: int = af.use(client)) -> int:
+        if fails and value == BAD:
+            raise ValueError("first")
+        return value
+
+    flow = af.Flow("f")
+    flow.source(VALUES).map(function).sink(print)
+    with pytest.raises(ValueError if fails else (KeyError, RuntimeError)) as caught:  # type: ignore[arg-type]
+        await flow.execute()
+    told = "".join([*map(str, caught.value.args), *caught.value.__notes__])
+    assert type(error).__name__ in told or "resource" in told
+    assert "while closing resource '" in told
