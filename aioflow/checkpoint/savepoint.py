@@ -138,7 +138,8 @@ class Savepoint:
             for namespace, values in read.tables.get(state, {}).items():
                 for key, stored in values.items():
                     assert meta is not None
-                    yield Entry(key, _without_times(stored, meta.kind) if meta.timed else stored, namespace)
+                    value = _without_times(stored, meta.kind, f"state {state!r} of operator {uid!r}") if meta.timed else stored
+                    yield Entry(key, value, namespace)
 
     async def operator_state(self, uid: str) -> list[OperatorSnapshot]:
         """The operator state of each subtask, in their order."""
@@ -205,10 +206,14 @@ class Savepoint:
         return OperatorSummary(uid, known.name, known.parallelism, known.max_parallelism, states, splits, size)
 
 
-def _without_times(stored: Any, kind: str) -> Any:
-    """A stored value of a state with a time to live, without when its parts were written."""
-    if kind == "list":
-        return [value for _, value in stored]
-    if kind == "map":
-        return {key: value for key, (_, value) in stored.items()}
-    return stored[1]
+def _without_times(stored: Any, kind: str, where: str) -> Any:
+    """A stored value of a state with a time to live, without when its parts were written. Raises RestoreError naming `where` it is."""
+    try:
+        if kind == "list":
+            return [value for _, value in stored]
+        if kind == "map":
+            return {key: value for key, (_, value) in stored.items()}
+        _, value = stored
+        return value
+    except (TypeError, ValueError, AttributeError) as error:
+        raise RestoreError(f"{where} holds {type(stored).__name__} where values with their times are expected: {error}") from error

@@ -17,7 +17,7 @@ from aioflow.checkpoint.subtask import OperatorStateHandle, SubtaskState
 from aioflow.checkpoint.urls import join_url, open_objects
 from aioflow.core.errors import CheckpointError
 from aioflow.core.keygroups import KeyGroupRange
-from aioflow.state.format import TIMERS, FileHeader, encode_end, encode_entries, encode_header, group_of
+from aioflow.state.format import TIMERS, FileHeader, encode_end, encode_entries, encode_header, groups_of_read
 from aioflow.state.handles import CANONICAL, KeyedStateHandle, StateFile, whole
 from aioflow.state.heap_restore import ReadState, read_handle
 from aioflow.state.operator_state import decode_operator_state, encode_operator_state
@@ -173,11 +173,13 @@ class SavepointEdit:
 def _rows(read: ReadState, name: str, meta: TableMeta, max_parallelism: int, changes: _Changes) -> Iterator[tuple[int, Any, Any, Any]]:
     """Key group, namespace, key and value of what stays of a table, in order of key groups and otherwise as it was read."""
     rows = []
+    where = f"table {name!r} of operator {changes.uid!r}"
     for namespace, held in read.tables.get(name, {}).items():
-        for key, value in held.items():
+        groups = groups_of_read(meta.kind, list(held), max_parallelism, where)
+        for group, (key, value) in zip(groups, held.items(), strict=True):
             if all(wanted(key, value) for wanted in changes.kept.get(name, ())):
                 for change in changes.values.get(name, ()):
                     value = change(key, value)
-                rows.append((group_of(meta.kind, key, max_parallelism), namespace, key, value))
+                rows.append((group, namespace, key, value))
     rows.sort(key=lambda row: row[0])
     return iter(rows)

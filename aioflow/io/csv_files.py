@@ -190,8 +190,8 @@ class CsvDecoder:
                 used = begin
             else:
                 broken.append((open_line, ValueError("the quote that opens here is never closed")))
-        if self.reads_header and rows:
-            self.header = rows.pop(0)[1]
+        if self.reads_header and (rows or broken):
+            self.header = self._read_header(rows, broken)
             self.reads_header = False
         if not rows and not broken:
             return Decoded([], used=used)
@@ -202,6 +202,19 @@ class CsvDecoder:
             decoded = self._convert_each(rows, broken, split_lines(data))
         decoded.used = used
         return decoded
+
+    def _read_header(self, rows: list[Row], broken: list[Broken]) -> list[str]:
+        """Takes the names of the columns off `rows`. Raises ValueError if the first row is broken, or no text."""
+        if broken and (not rows or broken[0][0] < rows[0][0]):
+            raise ValueError(f"csv: the header cannot be read: {broken[0][1]}")
+        _, names = rows.pop(0)
+        try:
+            "".join(names).encode(self._encoding)
+        except UnicodeEncodeError:
+            shown = ", ".join(map(ascii, names))
+            remedy = "give the encoding of the file by encoding="
+            raise ValueError(f"csv: the header is no text in {self._encoding}: {shown}; {remedy}") from None
+        return names
 
     def _rows(self, data: bytes) -> tuple[list[Row], list[Broken], int | None, bool]:
         """Rows and broken rows, the line where a row begins that goes on after this block, and whether all of it is text."""

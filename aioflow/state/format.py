@@ -25,7 +25,7 @@ from typing import Any
 import msgspec
 
 from aioflow.core.errors import ProtocolError, RestoreError, TypeNotSupported
-from aioflow.core.keygroups import KeyGroupRange, key_group, key_groups
+from aioflow.core.keygroups import KeyGroupRange, key_groups
 from aioflow.core.serializers import Codec
 from aioflow.state.snapshot import TableMeta
 
@@ -38,8 +38,8 @@ __all__ = [
     "encode_end",
     "encode_entries",
     "encode_header",
-    "group_of",
     "groups_of",
+    "groups_of_read",
     "read_frames",
 ]
 
@@ -116,14 +116,17 @@ class _End(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     frames: int
 
 
-def group_of(kind: str, key: Any, max_parallelism: int) -> int:
-    """Key group of an entry of a table of `kind`. Raises KeyNotSupported."""
-    return key_group(key[0] if kind == TIMERS else key, max_parallelism)
-
-
 def groups_of(kind: str, keys: Sequence[Any], max_parallelism: int) -> list[int]:
-    """`group_of` each of `keys`, cheaper."""
+    """Key group of each of the `keys` of a table of `kind`. Raises KeyNotSupported."""
     return key_groups([key for key, _ in keys] if kind == TIMERS else keys, max_parallelism)
+
+
+def groups_of_read(kind: str, keys: Sequence[Any], max_parallelism: int, where: str) -> list[int]:
+    """`groups_of` keys that were read. Raises RestoreError naming `where` they were, if one of them cannot be a key."""
+    try:
+        return groups_of(kind, keys, max_parallelism)
+    except (TypeNotSupported, TypeError, LookupError) as error:
+        raise RestoreError(f"cannot restore {where}: it holds a key that is none: {error}") from error
 
 
 # Writing.
@@ -258,6 +261,10 @@ class _Reader:
         except ProtocolError as error:
             raise self.refused(str(error)) from error
 
+    def in_table(self, table: str) -> str:
+        """What messages call a table of this file."""
+        return f"{self._where}, table {table!r}"
+
     def refused(self, why: str) -> RestoreError:
         return RestoreError(f"cannot restore {self._where}: {why}")
 
@@ -300,11 +307,8 @@ def _entries(reader: _Reader, table: str, kind: str, frame: _Entries) -> Entries
 
 def _only(entries: Entries, kind: str, groups: KeyGroupRange, max_parallelism: int, reader: _Reader) -> Entries:
     """The rows whose key is in `groups`."""
-    try:
-        found = groups_of(kind, entries.keys, max_parallelism)
-        rows = [row for row, group in enumerate(found) if groups.start <= group <= groups.end]
-    except (TypeNotSupported, TypeError, LookupError) as error:
-        raise reader.refused(f"table {entries.table!r} holds a key that is none: {error}") from error
+    found = groups_of_read(kind, entries.keys, max_parallelism, reader.in_table(entries.table))
+    rows = [row for row, group in enumerate(found) if groups.start <= group <= groups.end]
     return Entries(
         entries.table,
         entries.groups,

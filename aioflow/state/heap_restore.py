@@ -13,7 +13,7 @@ from aioflow.core.errors import RestoreError
 from aioflow.core.keygroups import KeyGroupRange
 from aioflow.core.serializers import Codec
 from aioflow.state.changes import Space
-from aioflow.state.format import Drops, Entries, FileHeader, groups_of, read_frames
+from aioflow.state.format import Drops, Entries, FileHeader, groups_of_read, read_frames
 from aioflow.state.handles import CANONICAL, KeyedStateHandle, StateFile, StateInput
 from aioflow.state.heap_archive import Archive, Sections, WrittenFile
 from aioflow.state.heap_keys import SpokenKeys
@@ -91,7 +91,7 @@ async def read_handle(
                 read.rows += len(frame.keys)
                 _apply(frame, tables.setdefault(frame.table, {}))
                 if sections is not None and header is not None:
-                    read.spoken.append((_sections_of(frame, sections, header), frame.table, frame.namespaces, tuple(frame.keys)))
+                    read.spoken.append((_sections_of(frame, sections, header, operator), frame.table, frame.namespaces, tuple(frame.keys)))
     if header is None:
         raise RestoreError(f"state of operator {operator!r} has no file, expected at least one")
     return ReadState(header, tables, files)
@@ -134,13 +134,14 @@ def _bases(said: Any, sections: int, files: int) -> tuple[int, ...]:
     return (0,) * sections
 
 
-def _sections_of(rows: Entries, sections: Sections, header: FileHeader) -> Iterable[int | None]:
+def _sections_of(rows: Entries, sections: Sections, header: FileHeader, operator: str) -> Iterable[int | None]:
     if rows.values is None:
         return repeat(None)
     first, last = sections.of(rows.groups.start), sections.of(rows.groups.end)
     if first == last:
         return repeat(first)
-    return [sections.of(group) for group in groups_of(header.tables[rows.table].kind, rows.keys, header.max_parallelism)]
+    kind, where = header.tables[rows.table].kind, f"table {rows.table!r} of operator {operator!r}"
+    return [sections.of(group) for group in groups_of_read(kind, rows.keys, header.max_parallelism, where)]
 
 
 def _apply(rows: Entries, table: dict[Any, dict[Any, Any]]) -> None:

@@ -814,6 +814,20 @@ MUTANTS: list[Mutant] = [
         ),
     ),
     Mutant(
+        "the next row stands in for a header that is broken",
+        "aioflow/io/csv_files.py",
+        "        if broken and (not rows or broken[0][0] < rows[0][0]):\n",
+        "        if broken and not rows:\n",
+        ("tests/io/test_files.py::test_a_csv_header_that_cannot_be_read_fails_the_file_and_no_row_takes_its_place",),
+    ),
+    Mutant(
+        "a header that is no text names columns all the same",
+        "aioflow/io/csv_files.py",
+        '            "".join(names).encode(self._encoding)\n        except UnicodeEncodeError:\n            shown',
+        '            "".join(names)\n        except UnicodeEncodeError:\n            shown',
+        ("tests/io/test_files.py::test_a_csv_header_that_cannot_be_read_fails_the_file_and_no_row_takes_its_place",),
+    ),
+    Mutant(
         "the end of event time swallows the watermark before it",
         "aioflow/task/output.py",
         "        if batch.watermark == MAX_WATERMARK:\n            self._end(batch)\n        else:\n            self._write(batch)\n",

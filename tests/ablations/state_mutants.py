@@ -264,4 +264,21 @@ STATE_MUTANTS: list[Mutant] = [
         "    for snapshot in ():\n",
         ("tests/operators/test_awaited_snapshots.py::test_both_sides_of_a_connected_map_are_awaited",),
     ),
+    Mutant(
+        "a key out of a file that can be none comes out as an error of another kind",
+        "aioflow/state/format.py",
+        "    except (TypeNotSupported, TypeError, LookupError) as error:\n        raise RestoreError(f\"cannot restore {where}: it",
+        "    except LookupError as error:\n        raise RestoreError(f\"cannot restore {where}: it",
+        (
+            "tests/checkpoint_store/test_savepoint.py::"
+            "test_a_key_that_can_be_none_is_refused_by_name_when_it_is_written_again",
+        ),
+    ),
+    Mutant(
+        "values without their times come out as an error of another kind",
+        "aioflow/checkpoint/savepoint.py",
+        "    except (TypeError, ValueError, AttributeError) as error:\n        raise RestoreError(f\"{where} holds",
+        "    except AttributeError as error:\n        raise RestoreError(f\"{where} holds",
+        ("tests/checkpoint_store/test_savepoint.py::test_values_without_their_times_are_refused_by_name",),
+    ),
 ]

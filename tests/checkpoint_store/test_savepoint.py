@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -25,9 +26,10 @@ from aioflow.core.keygroups import KeyGroupRange, key_group, range_for_subtask
 from aioflow.core.serializers import Codec
 from aioflow.core.state_descriptors import ListStateDescriptor, MapStateDescriptor, ValueStateDescriptor
 from aioflow.state.backend import KeyedStateBackend, create_keyed_backend
-from aioflow.state.handles import CANONICAL
+from aioflow.state.format import FileHeader, encode_end, encode_entries, encode_header
+from aioflow.state.handles import CANONICAL, KeyedStateHandle
 from aioflow.state.operator_state import encode_operator_state
-from aioflow.state.snapshot import OperatorSnapshot
+from aioflow.state.snapshot import OperatorSnapshot, TableMeta
 from tests.checkpoint_store.samples import chunks
 
 MAX, NOW = 128, 1_000_000
@@ -222,6 +224,45 @@ async def test_edits_that_cannot_be_meant_are_refused_at_once(store: FlowStore) 
             edit.remove_state("count", "nothing")
         with pytest.raises(ValueError, match="expected a keyed state"):
             edit.map_values("count", "buffer", lambda key, value: value)
+
+
+async def with_rows(store: FlowStore, keys: list[Any], values: list[Any]) -> str:
+    """Where a savepoint is whose file holds these rows of two states, one of them with a time to live: whole, and with a right digest."""
+    groups, codec = KeyGroupRange(0, MAX - 1), Codec()
+    header = FileHeader(MAX, groups, {"total": TableMeta("value"), "names": TableMeta("list", True)}, {})
+    rows = [encode_entries(table, groups, [None], keys, values, codec, "count") for table in range(2)]
+    content = encode_header(header) + b"".join(rows) + encode_end(3)
+    place = store.savepoint_url(None)
+    file = await store.output(place).write(chunks(content))
+    handle = OperatorStateHandle("count", keyed=KeyedStateHandle(CANONICAL, MAX, 0, MAX - 1, (file,)))
+    made = await store.complete(
+        CompletedCheckpoint(
+            checkpoint_id=5,
+            kind=CheckpointKind.SAVEPOINT,
+            flow="orders",
+            job_id="job-1",
+            completed_ms=1,
+            operators=(CheckpointedOperator(uid="count", name="count orders", parallelism=1, max_parallelism=MAX),),
+            subtasks={("count", 0): SubtaskState((handle,))},
+            directory=place,
+        )
+    )
+    return made.location
+
+
+async def test_a_key_that_can_be_none_is_refused_by_name_when_it_is_written_again(store: FlowStore, tmp_path: Path) -> None:
+    async with Savepoint(await with_rows(store, [None], [[(1, "x")]])) as savepoint:
+        edit = savepoint.edit()
+        edit.keep_entries("count", "total", lambda key, value: True)
+        with pytest.raises(RestoreError, match=r"table 'total' of operator 'count': it holds a key that is none: None cannot be a key"):
+            await edit.write(str(tmp_path / "copy"))
+
+
+async def test_values_without_their_times_are_refused_by_name(store: FlowStore) -> None:
+    async with Savepoint(await with_rows(store, ["a"], [["x"]])) as savepoint:
+        assert [entry.value async for entry in savepoint.entries("count", "total")] == [["x"]]
+        with pytest.raises(RestoreError, match="state 'names' of operator 'count' holds list where values with their times"):
+            [entry async for entry in savepoint.entries("count", "names")]
 
 
 async def test_classes_that_are_not_loaded_are_stood_in_for_and_written_back_as_they_were(

@@ -305,6 +305,29 @@ async def test_a_csv_column_that_is_named_twice_is_not_lost_unsaid(columnar: boo
         csv("a.csv", columns=["x", "y", "x"])
 
 
+@pytest.mark.parametrize("columnar", [False, True])
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"symbol,pr\rice\nA,1.5\nB,2.5\n", "csv: the header cannot be read: new-line character seen in unquoted field"),
+        (b"symbol,pr\rice\n", "csv: the header cannot be read: new-line character seen in unquoted field"),
+        (b'"symbol,price\nA,1.5\n', "csv: the header cannot be read: the quote that opens here is never closed"),
+        (b"symbol,price\xff\nA,1.5\n", "csv: the header is no text in utf-8: 'symbol', 'price.udcff'; give the encoding of the file"),
+    ],
+)
+async def test_a_csv_header_that_cannot_be_read_fails_the_file_and_no_row_takes_its_place(
+    columnar: bool, content: bytes, reason: str, tmp_path: Path
+) -> None:
+    """Rows would get the names of another row, or none at all, and `on_error` is about rows."""
+    path = tmp_path / "a.csv"
+    path.write_bytes(content)
+    for type_ in (None, Trade):
+        stream: Any = Flow("csv").source(csv(path, type_, on_error="skip"))
+        with pytest.raises(ValueError, match=reason) as caught:
+            await (stream.key_by(col.symbol).count() if columnar else stream).collect()
+        assert f"while reading {path}" in caught.value.__notes__
+
+
 FIELDS = st.text(alphabet='ab,"\n ', max_size=6)
 
 
