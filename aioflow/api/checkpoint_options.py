@@ -12,6 +12,7 @@ from urllib.parse import quote, unquote
 
 from aioflow.cluster.checkpoint_settings import LATEST, CheckpointSettings
 from aioflow.core.timeunits import to_ms
+from aioflow.inspection.redaction import redacted
 
 if TYPE_CHECKING:
     from aioflow.api.options import RunOptions
@@ -114,6 +115,8 @@ def store_url(where: str | PathLike[str], option: str) -> str:
         raise TypeError(f"{option}= takes a URL like \"file:///var/lib/app\", or a directory; got {type(value).__name__}: {value!r}")
     text = fspath(where)
     scheme, colon, rest = text.partition("://")
+    if scheme in REMOTE and "@" in rest.partition("/")[0]:
+        raise ValueError(f"{option} is {redacted(text)!r}: the URL of a store holds no password, which comes from the environment")
     if not colon:
         named, single, _ = text.partition(":")
         if single and named in SCHEMES:  # A directory of that name would keep what was meant for elsewhere.
@@ -121,7 +124,7 @@ def store_url(where: str | PathLike[str], option: str) -> str:
         return "file://" + quote(str(Path(text).expanduser().absolute()))
     if scheme not in SCHEMES:
         known = ", ".join(f"{known}://" for known in SCHEMES)
-        raise ValueError(f"{option} is {text!r}: stores have the schemes {known}, or no scheme for a directory")
+        raise ValueError(f"{option} is {redacted(text)!r}: stores have the schemes {known}, or no scheme for a directory")
     if scheme == "file" and not rest.startswith("/"):
         raise ValueError(f"{option} is {text!r}: a file URL has three slashes and a path from the root, like file:///var/lib/app")
     if not rest.strip("/"):

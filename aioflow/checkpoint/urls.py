@@ -14,6 +14,7 @@ from aioflow.checkpoint.directory import DirectoryObjects
 from aioflow.checkpoint.memory import MemoryObjects
 from aioflow.checkpoint.objects import ObjectStore
 from aioflow.core.errors import CheckpointError
+from aioflow.inspection.redaction import redacted
 
 if TYPE_CHECKING:
     from aioflow.core.host import Host
@@ -58,7 +59,7 @@ def open_objects(url: str, host: Host) -> ObjectStore:
 
         return RemoteObjects(host, url)
     known = ", ".join(f"{known}://" for known in SCHEMES)
-    raise CheckpointError(f"store {url} has the scheme {scheme!r}, expected one of {known}, or a path")
+    raise CheckpointError(f"store {redacted(url)} has the scheme {scheme!r}, expected one of {known}, or a path")
 
 
 def join_url(url: str, name: str) -> str:

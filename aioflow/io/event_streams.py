@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from aioflow.core.errors import Broken
 from aioflow.core.explained_calls import explained
+from aioflow.inspection.redaction import redacted
 from aioflow.io.backoff import Backoff
 from aioflow.io.buffered import BufferedReader
-from aioflow.io.http_client import checked_url, client_session, http_error
+from aioflow.io.http_client import checked_url, client_session, http_error, without_secrets
 from aioflow.operators.source import Split
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ class SseSource:
         self.backoff = backoff
 
     def __repr__(self) -> str:
-        return f"sse({self.url!r})"
+        return f"sse({redacted(self.url)!r})"
 
     @property
     def bounded(self) -> bool:
@@ -126,6 +127,10 @@ class _SseReader(BufferedReader):
         self._config = config
 
     async def run(self, split: Split) -> None:
+        with without_secrets(self._config):
+            await self._listen(split)
+
+    async def _listen(self, split: Split) -> None:
         import aiohttp
 
         config = self._config
@@ -148,7 +153,7 @@ class _SseReader(BufferedReader):
                 except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, TimeoutError, Broken) as error:
                     if not config.reconnect:
                         raise
-                    logger.info("%r: %s, connecting again", config, error)
+                    logger.info("%r: %s, connecting again", config, redacted(str(error)))
                 else:
                     if not config.reconnect:
                         return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -13,13 +13,14 @@ import msgspec
 from aioflow.core.errors import Broken, GraphError, did_you_mean
 from aioflow.core.explained_calls import explained
 from aioflow.core.timeunits import to_seconds
+from aioflow.inspection.redaction import redacted
 from aioflow.io.backoff import Backoff
 from aioflow.io.buffered import BufferedReader
 from aioflow.io.malformed import Malformed, checked_on_error
 from aioflow.operators.source import Split
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterator
 
     import aiohttp
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from aioflow.operators.operator import OperatorContext
     from aioflow.operators.source import SourceContext, SourceReader
 
-__all__ = ["DECODINGS", "HttpConnector", "checked_url", "client_session", "http", "http_error"]
+__all__ = ["DECODINGS", "HttpConnector", "checked_url", "client_session", "http", "http_error", "without_secrets"]
 
 RETRIES = 5
 """Failures in a row that are worth another try: connections refused or broken, and answers of 429 and 5xx."""
@@ -61,11 +62,12 @@ def http(
     `retries` times again, so a record may arrive twice; then, and for other answers than 2xx, the job fails.
     """
     checked_url(url, "http", ("http", "https"))
+    place = f"http({redacted(url)!r})"
     if decode not in DECODINGS:
         hint = did_you_mean(decode, DECODINGS)
-        raise GraphError(f"http({url!r}): decode is {decode!r}, expected 'json', 'text' or 'bytes'{hint}")
+        raise GraphError(f"{place}: decode is {decode!r}, expected 'json', 'text' or 'bytes'{hint}")
     if batch < 1:
-        raise GraphError(f"http({url!r}): batch is {batch!r}, expected at least 1")
+        raise GraphError(f"{place}: batch is {batch!r}, expected at least 1")
     return HttpConnector(
         url,
         to_seconds(every, "every"),
@@ -76,7 +78,7 @@ def http(
         batch,
         backoff,
         retries,
-        checked_on_error(on_error, f"http({url!r})"),
+        checked_on_error(on_error, place),
     )
 
 
@@ -85,7 +87,8 @@ def checked_url(url: str, connector: str, schemes: tuple[str, ...]) -> None:
     scheme, found, rest = str(url).partition("://")
     if not found or scheme.lower() not in schemes or not rest.strip("/"):
         expected = " or ".join(f"{known}://HOST/PATH" for known in schemes)
-        raise GraphError(f"{connector}: the URL is {url!r}, expected {expected}")
+        shown = redacted(str(url)) if found else redacted(f"://{url}").removeprefix("://")  # It may have a password all the same.
+        raise GraphError(f"{connector}: the URL is {shown!r}, expected {expected}")
 
 
 class HttpConnector:
@@ -119,7 +122,7 @@ class HttpConnector:
         self.on_error = on_error
 
     def __repr__(self) -> str:
-        return f"http({self.url!r})"
+        return f"http({redacted(self.url)!r})"
 
     async def discover(self) -> list[Split]:
         return [Split("0")]
@@ -146,7 +149,21 @@ async def client_session(headers: Mapping[str, str], timeout_s: float | None) ->
 
 def http_error(status: int, url: str, body: bytes) -> Broken:
     """What a server answered instead of what was expected; with the begin of its answer."""
-    return Broken(f"{url} answered {status}, expected 2xx: {body[:200].decode(errors='replace')!r}")
+    return Broken(redacted(f"{url} answered {status}, expected 2xx: {body[:200].decode(errors='replace')!r}"))
+
+
+@contextmanager
+def without_secrets(config: object) -> Iterator[None]:
+    """Raises Broken in place of an error of aiohttp that quotes a URL with a password or a token."""
+    import aiohttp
+
+    try:
+        yield
+    except aiohttp.ClientError as error:
+        shown = redacted(str(error))
+        if shown == str(error):
+            raise
+        raise Broken(f"{config!r}: {type(error).__name__}: {shown}") from None
 
 
 def _worth_another_try(status: int) -> bool:
@@ -162,6 +179,10 @@ class _HttpReader(BufferedReader):
         self._malformed = Malformed(ctx, config.on_error)
 
     async def run(self, split: Split) -> None:
+        with without_secrets(self._config):
+            await self._ask()
+
+    async def _ask(self) -> None:
         import aiohttp
 
         config = self._config
@@ -181,7 +202,7 @@ class _HttpReader(BufferedReader):
                 except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, TimeoutError, Broken) as error:
                     if backoff.tries >= config.retries or (isinstance(error, Broken) and not _worth_another_try(status)):
                         raise
-                    logger.info("%r: %s, asking again", config, error)
+                    logger.info("%r: %s, asking again", config, redacted(str(error)))
                     await backoff.sleep()
                     continue
                 backoff.reset()
@@ -234,7 +255,8 @@ class HttpWriter:
         size = self._config.batch
         for start in range(0, len(pending), size):
             records = pending[start : start + size]
-            await self._post(msgspec.json.encode(records if size > 1 else records[0]))
+            with without_secrets(self._config):
+                await self._post(msgspec.json.encode(records if size > 1 else records[0]))
 
     async def _post(self, body: bytes) -> None:
         import aiohttp
@@ -253,7 +275,7 @@ class HttpWriter:
             except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, TimeoutError, Broken) as error:
                 if backoff.tries >= config.retries or (isinstance(error, Broken) and not _worth_another_try(status)):
                     raise
-                logger.info("%r: %s, posting again", config, error)
+                logger.info("%r: %s, posting again", config, redacted(str(error)))
                 await backoff.sleep()
 
     async def prepare(self, checkpoint_id: int) -> list[Any]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from aioflow.core.aio import cancel_and_wait
 from aioflow.core.errors import GraphError
+from aioflow.inspection.redaction import redacted
 
 if TYPE_CHECKING:
     from aioflow.io.kafka_topics import KafkaTopics
@@ -68,7 +69,7 @@ async def started(
     try:
         client = make(bootstrap_servers=config.brokers, **own, **{name: value for name, value in config.options.items() if takes(name)})
     except (TypeError, ValueError) as error:
-        raise GraphError(f"{config!r}: aiokafka does not take what options= says: {error}") from None
+        raise GraphError(f"{config!r}: aiokafka does not take what options= says: {redacted(str(error))}") from None
     from aiokafka.errors import KafkaConnectionError
 
     patience = asyncio.get_running_loop().call_later(SILENT_AFTER_S, logger.warning, "%r: no broker has answered yet", config)

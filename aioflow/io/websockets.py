@@ -10,9 +10,10 @@ import msgspec
 
 from aioflow.core.errors import Broken
 from aioflow.core.explained_calls import explained
+from aioflow.inspection.redaction import redacted
 from aioflow.io.backoff import Backoff
 from aioflow.io.buffered import BufferedReader
-from aioflow.io.http_client import checked_url, client_session
+from aioflow.io.http_client import checked_url, client_session, without_secrets
 from aioflow.operators.source import Split
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ class WebSocketConnector:
         self.backoff = backoff
 
     def __repr__(self) -> str:
-        return f"websocket({self.url!r})"
+        return f"websocket({redacted(self.url)!r})"
 
     @property
     def bounded(self) -> bool:
@@ -99,6 +100,10 @@ class _WebSocketReader(BufferedReader):
         self._config = config
 
     async def run(self, split: Split) -> None:
+        with without_secrets(self._config):
+            await self._listen()
+
+    async def _listen(self) -> None:
         import aiohttp
 
         config = self._config
@@ -117,7 +122,7 @@ class _WebSocketReader(BufferedReader):
                 except (aiohttp.ClientError, TimeoutError, Broken) as error:
                     if not config.reconnect:
                         raise
-                    logger.info("%r: %s, connecting again", config, error)
+                    logger.info("%r: %s, connecting again", config, redacted(str(error)))
                 else:
                     if not config.reconnect:
                         return
@@ -142,6 +147,10 @@ class WebSocketWriter:
         await self._connect()
 
     async def _connect(self) -> aiohttp.ClientWebSocketResponse:
+        with without_secrets(self._config):
+            return await self._connected()
+
+    async def _connected(self) -> aiohttp.ClientWebSocketResponse:
         import aiohttp
 
         assert self._session is not None, "open() comes before the first flush"
@@ -153,7 +162,7 @@ class WebSocketWriter:
             except (aiohttp.ClientError, TimeoutError) as error:
                 if not config.reconnect:
                     raise
-                logger.info("%r: %s, connecting again", config, error)
+                logger.info("%r: %s, connecting again", config, redacted(str(error)))
                 await backoff.sleep()
             else:
                 return self._connection
@@ -175,7 +184,7 @@ class WebSocketWriter:
             except (ConnectionError, RuntimeError) as error:
                 self._connection = None
                 if not self._config.reconnect:
-                    raise Broken(f"{self._config!r}: the connection broke: {error}") from error
+                    raise Broken(f"{self._config!r}: the connection broke: {redacted(str(error))}") from error
             else:
                 sent += 1
 

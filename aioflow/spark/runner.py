@@ -69,7 +69,7 @@ class Spark:
     """
 
     master: str = "local[*]"
-    config: Mapping[str, str] = field(default_factory=dict)
+    config: Mapping[str, str] = field(default_factory=dict, repr=False)
     streaming: Literal["experimental"] | None = None
     """Whether a flow over a streaming query of Spark runs as one: exact state, event time by the batch. Without it such a flow is refused;
     `af.SparkWorkers` gives it machines of Spark."""

@@ -64,7 +64,7 @@ class SparkWorkers:
     master: str = "local[*]"
     workers: int = 1
     slots: int | None = None
-    config: Mapping[str, str] = field(default_factory=dict)
+    config: Mapping[str, str] = field(default_factory=dict, repr=False)
     bridge: SparkBridge | None = None
     tls: TlsFiles | None = None
     allow_plaintext: bool = False

@@ -122,6 +122,20 @@ MONITOR_MUTANTS: list[Mutant] = [
         (f"{RPC}test_strangers_are_bounded_and_closed_with_the_server",),
     ),
     Mutant(
+        "a connector shows its URL",
+        "aioflow/io/event_streams.py",
+        '        return f"sse({redacted(self.url)!r})"\n',
+        '        return f"sse({self.url!r})"\n',
+        ("tests/io/test_secrets.py::test_a_source_shows_no_secret",),
+    ),
+    Mutant(
+        "an error of aiohttp quotes the URL",
+        "aioflow/io/http_client.py",
+        "        if shown == str(error):\n",
+        "        if True:\n",
+        ("tests/io/test_secrets.py::test_a_sink_shows_no_secret",),
+    ),
+    Mutant(
         "redaction reads a long word again from each of its letters",
         "aioflow/inspection/redaction.py",
         '    rf"(?is)({_WORD})([\\w.-]*+)(?:(',
