@@ -14,7 +14,7 @@ SLOW    = (integration or examples or simulation or spark or slow) and not hunt
 # The tests start hundreds of processes. Where bytecode is not kept, each of them compiles all that it imports: that is most of the time.
 unexport PYTHONDONTWRITEBYTECODE
 .NOTPARALLEL:
-.PHONY: help setup venv demo test lint types layers unit debug hashseeds suite spark sim ablations peers bench screenshots docs clean
+.PHONY: help setup venv demo test lint types layers unit debug hashseeds suite spark sim hunt ablations peers bench screenshots docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -68,6 +68,9 @@ spark: venv ## the tests of Spark alone: those of one session in one process, pr
 
 sim: venv ## whole services under seeds and faults; SEEDS=FIRST:END chooses which, LEDGER=1 keeps account
 	$(if $(findstring :,$(SEEDS)),$(BIN)/python -m tests.simulation.sweep --seeds $(SEEDS) --jobs $(JOBS) $(if $(LEDGER),--ledger),$(BIN)/pytest -n $(JOBS) -m simulation)
+
+hunt: venv ## drawn programs against a plain model, in every way to run them; SEEDS=FIRST:END or MINUTES=N, LEDGER=1 keeps account
+	$(BIN)/python -m tests.programs.hunt --jobs $(JOBS) --seeds $(if $(findstring :,$(SEEDS)),$(SEEDS),1000:11000) $(if $(MINUTES),--minutes $(MINUTES)) $(if $(LEDGER),--ledger)
 
 ablations: venv ## plant known bugs in a copy; each must be found by its tests
 	$(BIN)/python -m tests.ablations

@@ -1,0 +1,203 @@
+"""Draws programs, runs each in several ways, and compares what comes out with the model.
+
+    python -m tests.programs.hunt --seeds 0:10000 --jobs 2 --ledger
+    python -m tests.programs.hunt --seeds 17:18 --ways restored --shrink
+
+Each program runs plainly, in another form, and simulated, restarted or restored; on columns where its sources can be tables. Every 50th
+runs over worker processes too; with `--spark` every 20th that ends is a job of Spark. A difference is printed with its seed, its way and
+the command that repeats it; `--shrink` prints the smallest program that still differs. With `--ledger` what was run is added to
+`ledger.jsonl`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import atexit
+import gc
+import json
+import multiprocessing
+import sys
+import time
+import traceback
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+from tests.programs import model
+from tests.programs.draw import Program, Step, draw
+from tests.programs.run import WAYS, check, ways_of
+from tests.simulation.sweep import commit
+
+__all__ = ["main", "shrunk"]
+
+LEDGER = Path(__file__).parent / "ledger.jsonl"
+COLLECT_EVERY = 20
+SPARK_EVERY = 20
+CHUNK = 5
+
+
+def run_seed(seed: int, ways: Sequence[str], spark: bool) -> tuple[int, int, list[tuple[str, str]]]:
+    """(seed, runs, the ways that differ, each with what was wrong)."""
+    if seed % COLLECT_EVERY == 0:
+        gc.collect()
+    program = draw(seed)
+    chosen = list(ways) or ways_of(program)
+    if spark and not ways and seed % SPARK_EVERY == 0:
+        chosen.append("on_spark")
+    wrong = []
+    for way in chosen:
+        try:
+            check(program, way, spark_bridge() if way == "on_spark" else None)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # Whatever ends a run is what this is for.
+            wrong.append((way, "".join(traceback.format_exception_only(error)).rstrip()))
+    return seed, len(chosen), wrong
+
+
+@cache
+def spark_bridge() -> Any:
+    """One session for all programs of a process, until its end."""
+    from aioflow.spark.session import SparkBridge
+
+    bridge = SparkBridge("local[2]", app="programs")
+    with asyncio.Runner() as runner:
+        runner.run(bridge.session())
+    atexit.register(lambda: asyncio.run(bridge.close()))
+    return bridge
+
+
+# -------------------------------------------------------------------------------------------------------------------------- shrink
+
+
+def shrunk(program: Program, way: str, *, tries: int = 400) -> Program:
+    """The smallest program found that still differs in `way`."""
+    wanted = failure(program, way)
+    if wanted is None:
+        raise ValueError(f"program {program.seed} does not differ in way {way}")
+    found = True
+    while found and tries > 0:
+        found = False
+        for smaller in smaller_programs(program):
+            tries -= 1
+            if tries <= 0:
+                break
+            if failure(smaller, way) == wanted:
+                program, found = smaller, True
+                break
+    return program
+
+
+def failure(program: Program, way: str) -> str | None:
+    """The kind of what is wrong."""
+    try:
+        check(program, way, spark_bridge() if way == "on_spark" else None)
+    except model.Undetermined:
+        return None
+    except Exception as error:
+        return type(error).__name__
+    return None
+
+
+def smaller_programs(program: Program) -> Iterator[Program]:
+    """One output, or one step or half of the rows less."""
+    if len(program.outputs) > 1:
+        for output in program.outputs:
+            yield pruned(replace(program, outputs=(output,)))
+    for i in reversed(range(len(program.steps))):
+        step = program.steps[i]
+        if step.kind == "source":
+            rows = step.args["rows"]
+            for size in (len(rows) // 2, len(rows) // 8, 1):
+                for begin in range(0, len(rows), size) if size else ():
+                    less = Step("source", (), {**step.args, "rows": rows[:begin] + rows[begin + size :]})
+                    yield replace(program, steps=(*program.steps[:i], less, *program.steps[i + 1 :]))
+        elif step.kind != "side":
+            yield pruned(bypassed(program, i))
+
+
+def bypassed(program: Program, i: int) -> Program:
+    """What read step `i` reads what that read."""
+    (other, *_) = program.steps[i].inputs
+    steps = [replace(step, inputs=tuple(other if j == i and step.kind != "side" else j for j in step.inputs)) for step in program.steps]
+    return replace(program, steps=tuple(steps), outputs=tuple(dict.fromkeys(other if j == i else j for j in program.outputs)))
+
+
+def pruned(program: Program) -> Program:
+    """Without what no output depends on."""
+    kept: set[int] = set()
+    left = list(program.outputs)
+    while left:
+        i = left.pop()
+        if i not in kept:
+            kept.add(i)
+            left += program.steps[i].inputs
+    number = {old: new for new, old in enumerate(sorted(kept))}
+    steps = tuple(replace(program.steps[i], inputs=tuple(number[j] for j in program.steps[i].inputs)) for i in sorted(kept))
+    return replace(program, steps=steps, outputs=tuple(number[i] for i in program.outputs))
+
+
+# -------------------------------------------------------------------------------------------------------------------------- command
+
+
+def results(seeds: Sequence[int], ways: Sequence[str], spark: bool, jobs: int) -> Iterator[tuple[int, int, list[tuple[str, str]]]]:
+    one = partial(run_seed, ways=ways, spark=spark)
+    if jobs == 1:
+        yield from map(one, seeds)
+        return
+    with multiprocessing.get_context("spawn").Pool(jobs, gc.freeze) as pool:
+        yield from pool.imap_unordered(one, seeds, CHUNK)
+
+
+def parse_seeds(text: str) -> range:
+    first, colon, end = text.partition(":")
+    return range(int(first), int(end)) if colon else range(int(first))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.programs.hunt", description="Draw programs and compare them with the model.")
+    parser.add_argument("--seeds", type=parse_seeds, default=range(1000), help="FIRST:END, or how many from 0")
+    parser.add_argument("--ways", nargs="*", choices=WAYS, default=[], help="only these ways")
+    parser.add_argument("--spark", action="store_true", help="some of them as jobs of Spark, too")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="stop after so long")
+    parser.add_argument("--until-found", action="store_true", help="stop at the first difference")
+    parser.add_argument("--shrink", action="store_true", help="print the smallest program that still differs")
+    parser.add_argument("--ledger", action="store_true", help="add the result to ledger.jsonl")
+    given = parser.parse_args(argv)
+    at, begun = commit(), time.monotonic()
+    failed: Counter[str] = Counter()
+    seeds: list[int] = []
+    wrong_seeds: list[int] = []
+    runs = 0
+    for seed, count, wrong in results(given.seeds, given.ways, given.spark, given.jobs):
+        seeds.append(seed)
+        runs += count
+        for way, error in wrong:
+            failed[way] += 1
+            print(f"program {seed} at commit {at}, {way}: {error[:2_000]}")
+            print(f"  repeat it: python -m tests.programs.hunt --seeds {seed}:{seed + 1} --jobs 1 --ways {way} --shrink", flush=True)
+            if given.shrink:
+                small = shrunk(draw(seed), way)
+                print(small.text, f"to keep it: {small.literal}", sep="\n", flush=True)
+        if wrong:
+            wrong_seeds.append(seed)
+        if (wrong and given.until_found) or time.monotonic() - begun > given.minutes * 60:
+            break
+    spent = time.monotonic() - begun
+    ways = ", ".join(f"{way} {count}" for way, count in failed.items())
+    pace = f"{spent:.1f} s, {len(seeds) / spent * 60:.0f} a minute"
+    print(f"{len(seeds)} programs at commit {at}, {runs} runs, {len(wrong_seeds)} differ ({ways or 'none'}), {pace}")
+    if given.ledger and seeds:
+        entry: dict[str, Any] = {"commit": at, "first": min(seeds), "count": len(seeds), "runs": runs, "failed": sorted(wrong_seeds)}
+        with LEDGER.open("a", encoding="utf-8") as ledger:
+            ledger.write(json.dumps(entry) + "\n")
+    return 1 if wrong_seeds else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,708 @@
+"""What drawn programs are made of: kinds of records, user functions in every form, a sink that commits.
+
+Programs import these names, worker processes find them by module, and the model calls the same user functions. Nothing here is under
+test; everything is deterministic, and no function keeps anything outside of its state.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import math
+import zlib
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from datetime import date, datetime
+from decimal import Decimal
+from enum import Enum
+from functools import partial
+from typing import Any, NamedTuple
+
+import msgspec
+
+import aioflow as af
+
+
+class Colour(Enum):
+    RED = "red"
+    BLUE = "blue"
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    x: Any
+    y: Any = None
+
+
+class Names(NamedTuple):
+    first: Any
+    last: Any = "\u202e\U0001f9ff"
+
+
+class Struct(msgspec.Struct, frozen=True):
+    a: Any
+    b: Any = None
+
+
+class RecordN(NamedTuple):
+    key: Any
+    n: int
+    ts: int
+    x: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class RecordD:
+    key: Any
+    n: int
+    ts: int
+    x: Any
+
+
+class RecordS(msgspec.Struct, frozen=True):
+    key: Any
+    n: int
+    ts: int
+    x: Any
+
+
+def record_dict(key: Any, n: int, ts: int, x: Any) -> dict[str, Any]:
+    return {"key": key, "n": n, "ts": ts, "x": x}
+
+
+RECORDS: dict[str, Callable[[Any, int, int, Any], Any]] = {"N": RecordN, "D": RecordD, "S": RecordS, "dict": record_dict}
+FIELDS = ("key", "n", "ts", "x")
+TAG: af.OutputTag[Any] = af.OutputTag("aside")
+
+
+def plain(value: Any, *, loose: bool = False) -> str:
+    """A text that is equal for equal values of equal types. `loose`: numbers that are equal are one, as keys are."""
+    inner = partial(plain, loose=loose)
+    if loose and isinstance(value, bool | int | float | Decimal) and math.isfinite(value) and value == int(value):
+        return str(int(value))
+    if isinstance(value, Enum):
+        return str(value)
+    if isinstance(value, tuple):
+        return f"{type(value).__name__}({', '.join(map(inner, value))})"
+    if isinstance(value, list):
+        return f"[{', '.join(map(inner, value))}]"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{inner(k)}: {inner(v)}' for k, v in value.items())}}}"
+    if isinstance(value, set | frozenset):
+        return f"{type(value).__name__}{{{', '.join(sorted(map(inner, value)))}}}"
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return f"{type(value).__name__}({', '.join(inner(getattr(value, f.name)) for f in dataclasses.fields(value))})"
+    if isinstance(value, msgspec.Struct):
+        return f"{type(value).__name__}({', '.join(map(inner, msgspec.structs.astuple(value)))})"
+    return repr(value)
+
+
+def is_record(value: Any) -> bool:
+    if isinstance(value, dict):
+        return set(FIELDS) <= set(value)
+    return isinstance(value, RecordN | RecordD | RecordS)
+
+
+def field_of(value: Any, name: str) -> Any:
+    return value[name] if isinstance(value, dict) else getattr(value, name)
+
+
+class Custom:
+    """A generator of watermarks."""
+
+    def __init__(self, delay_ms: int) -> None:
+        self.delay_ms = delay_ms
+
+    def on_event(self, value: Any, timestamp: int) -> int:
+        return timestamp - self.delay_ms - 1
+
+
+# Functions of one element.
+
+
+def n_of(value: Any) -> int:
+    """The number of a record, and of any other value a small one that depends on all of it."""
+    if is_record(value):
+        n = field_of(value, "n")
+        return n if type(n) is int else zlib.crc32(repr(n).encode()) % 97
+    return zlib.crc32(plain(value, loose=True).encode("utf-8", "surrogatepass")) % 97
+
+
+def maybe_n(value: Any) -> int | None:
+    return None if n_of(value) % 5 == 0 else n_of(value)
+
+
+def float_of(value: Any) -> float:
+    """Quarters, of which sums are exact."""
+    return n_of(value) / 4
+
+
+def identity(value: Any) -> Any:
+    return value
+
+
+def tagged(value: Any) -> Any:
+    return ("t", value)
+
+
+def doubled(value: Any) -> Any:
+    return (value, n_of(value) * 2)
+
+
+def constant(value: Any) -> Any:
+    return "same"
+
+
+def record_of(value: Any) -> RecordN:
+    """A record of anything."""
+    n = n_of(value)
+    return RecordN(key_of(value), n, n * 10, None if n % 3 else plain(value, loose=True)[:12])
+
+
+def fragile(value: Any) -> Any:
+    if n_of(value) % 4 == 0:
+        raise ValueError(f"no {n_of(value)}")
+    return ("whole", n_of(value))
+
+
+def even(value: Any) -> bool:
+    return n_of(value) % 2 == 0
+
+
+def third(value: Any) -> Any:
+    return n_of(value) % 3  # A number, of which Python says whether it is true.
+
+
+def all_of(value: Any) -> bool:
+    return True
+
+
+def none_of(value: Any) -> Any:
+    return None
+
+
+def twice(value: Any) -> list[Any]:
+    return [value, value]
+
+
+def some(value: Any) -> tuple[Any, ...]:
+    return tuple((i, value) for i in range(n_of(value) % 3))
+
+
+def spread_out(value: Any) -> list[Any]:
+    return [n_of(value) + i for i in range(3)]
+
+
+# Keys.
+
+
+def may_be_key(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return all(map(may_be_key, value))
+    return isinstance(value, str | bytes | bool | int | Decimal | datetime | date | Colour) or (isinstance(value, float) and value == value)
+
+
+def key_of(value: Any) -> Any:
+    key = field_of(value, "key") if is_record(value) else None
+    return key if key is not None and may_be_key(key) else n_of(value) % 7
+
+
+def first_key(value: Any) -> Any:
+    """That of a pair or a window's result, whose first part is the key that it is of."""
+    return value[0] if isinstance(value, tuple) and value and may_be_key(value[0]) else key_of(value)
+
+
+def small_key(value: Any) -> int:
+    return n_of(value) % 3
+
+
+def const_key(value: Any) -> int:
+    return 0
+
+
+def text_key(value: Any) -> str:
+    return f"k{n_of(value) % 11}"
+
+
+def odd_key(value: Any) -> Any:
+    return ((n_of(value) % 2, Colour.RED), b"\x00", date(2024, 2, 29), frozenset([1, "a"]), Names("a", 1), 2**70, "")[n_of(value) % 7]
+
+
+def mixed_key(value: Any) -> Any:
+    return (True, 1, 1.0, Decimal(1), 0, -0.0, False, "1")[n_of(value) % 8]
+
+
+Mixed = frozenset({"mixed_key", "odd_key"})
+"""Key functions that spell one key in several ways; -0.0 and a NamedTuple are shown as they were first spelled."""
+
+
+# Functions of several elements.
+
+
+def bigger(a: Any, b: Any) -> Any:
+    """One of two, by a total order: in whatever order elements come, the same remains."""
+    return max(a, b, key=lambda v: (n_of(v), plain(v, loose=True)))
+
+
+def as_list(values: Sequence[Any]) -> list[Any]:
+    return [("b", value) for value in values]
+
+
+def paired(left: Any, right: Any, ctx: Any = None) -> Any:
+    return (n_of(left), n_of(right)) if ctx is None else [(n_of(left), n_of(right), ctx.timestamp)]
+
+
+def grouped(key: Any, lefts: Sequence[Any], rights: Sequence[Any]) -> list[Any]:
+    return [(key, sorted(map(n_of, lefts)), sorted(map(n_of, rights)))]
+
+
+def window_fn(key: Any, window: Any, value: Any) -> Any:
+    return ("w", key, window.start, value)
+
+
+def gap_of(value: Any) -> int:
+    return 20 + 10 * (n_of(value) % 3)
+
+
+def part_of(value: Any, n: int) -> int:
+    return n_of(value) % n
+
+
+def window_rows(key: Any, ctx: Any, elements: Sequence[Any]) -> Iterator[Any]:
+    yield key, ctx.window.start, len(elements)
+    if len(elements) > 1:
+        yield key, sorted(map(n_of, elements))
+
+
+# Forms: one function, written as users write it.
+
+
+def apply_to(function: Callable[[Any], Any], value: Any) -> Any:
+    return function(value)
+
+
+class Callable1:
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        self.function = function
+
+    def __call__(self, value: Any) -> Any:
+        return self.function(value)
+
+    def method(self, value: Any) -> Any:
+        return self.function(value)
+
+
+class Mapping(af.MapFunction[Any, Any]):
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        self.function = function
+
+    def open(self, ctx: af.RuntimeContext) -> None:
+        self.opened = True
+
+    def map(self, value: Any) -> Any:
+        assert self.opened
+        return self.function(value)
+
+
+class Filtering(af.FilterFunction[Any]):
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        self.function = function
+
+    def filter(self, value: Any) -> Any:
+        return self.function(value)
+
+
+class FlatMapping(af.FlatMapFunction[Any, Any]):
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        self.function = function
+
+    async def open(self, ctx: af.RuntimeContext) -> None:
+        await asyncio.sleep(0)
+
+    def flat_map(self, value: Any) -> Any:
+        yield from self.function(value)
+
+
+def generating(function: Callable[[Any], Iterable[Any]]) -> Callable[[Any], Iterator[Any]]:
+    def generate(value: Any) -> Iterator[Any]:
+        yield from function(value)
+
+    return generate
+
+
+def returning_none(function: Callable[[Any], Iterable[Any]]) -> Callable[[Any], Any]:
+    """Gives None instead of nothing."""
+
+    def give(value: Any) -> Any:
+        return list(function(value)) or None
+
+    return give
+
+
+def asynchronous(function: Callable[[Any], Any], pause_ms: int = 0) -> Callable[[Any], Any]:
+    async def call(value: Any) -> Any:
+        await asyncio.sleep(pause_ms * (n_of(value) % 3) / 1000)
+        return function(value)
+
+    return call
+
+
+def async_iterating(function: Callable[[Any], Iterable[Any]]) -> Callable[[Any], AsyncIterator[Any]]:
+    async def generate(value: Any) -> AsyncIterator[Any]:
+        for one in function(value):
+            await asyncio.sleep(0)
+            yield one
+
+    return generate
+
+
+def flaky(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """The first call for an element fails now and then."""
+    tried: set[str] = set()
+
+    async def call(value: Any) -> Any:
+        if n_of(value) % 3 == 0 and (text := plain(value)) not in tried:
+            tried.add(text)
+            raise ConnectionError("once more")
+        return function(value)
+
+    return call
+
+
+# Process functions without keys.
+
+
+def Spread(value: Any, ctx: af.ProcessContext) -> Iterator[Any]:
+    """Every third goes aside; the others come with their time."""
+    if n_of(value) % 3 == 0:
+        ctx.output(TAG, value)
+    else:
+        yield ctx.timestamp, value
+
+
+class LatePart(af.ProcessFunction[Any, Any]):
+    """Parts what is late from what is not."""
+
+    def process_element(self, value: Any, ctx: af.ProcessContext) -> Any:
+        watermark = ctx.current_watermark
+        if watermark is not None and ctx.timestamp <= watermark:
+            ctx.output(TAG, value)
+            return None
+        return [value]
+
+
+class Numbered(af.MapFunction[Any, Any], af.CheckpointedFunction):
+    """Operator state: how many there were."""
+
+    def initialize_state(self, ctx: Any) -> None:
+        self.kept = ctx.operator_state.get_list_state("count")
+        self.count = sum(self.kept.get())
+
+    def map(self, value: Any) -> Any:
+        self.count += 1
+        return (self.count, value)
+
+    def snapshot_state(self, ctx: Any) -> None:
+        self.kept.update([self.count])
+
+
+# Keyed process functions. `free`: the answers do not depend on the order of elements, if none is late.
+
+
+class Totals(af.KeyedProcessFunction[Any, Any, Any]):
+    free = False
+    timed = False
+
+    def __init__(self, ttl: str | None = None) -> None:
+        self.ttl = ttl
+
+    def open(self, ctx: af.RuntimeContext) -> None:
+        self.total = ctx.get_state(af.ValueStateDescriptor("total", default=0, ttl=self.ttl))
+
+    def process_element(self, value: Any, ctx: af.ProcessContext) -> Any:
+        total = self.total.value() + n_of(value)
+        if total % 5 == 4:
+            self.total.clear()
+        else:
+            self.total.update(total)
+        return [(ctx.current_key, total)]
+
+
+class AwaitedTotals(Totals):
+    async def process_element(self, value: Any, ctx: af.ProcessContext) -> Any:
+        before = self.total.value()
+        await asyncio.sleep(0)
+        self.total.update(before + n_of(value))
+        return [(ctx.current_key, before + n_of(value))]
+
+
+class Once(af.KeyedProcessFunction[Any, Any, Any]):
+    free = True
+    timed = False
+
+    def __init__(self, ttl: str | None = None) -> None:
+        self.ttl = ttl
+
+    def open(self, ctx: af.RuntimeContext) -> None:
+        self.seen = ctx.get_state(af.ValueStateDescriptor("seen", ttl=self.ttl))
+
+    def process_element(self, value: Any, ctx: af.ProcessContext) -> Iterator[Any]:
+        if self.seen.value() is None:
+            self.seen.update({"at": (1, None)})
+            yield ("once", ctx.current_key)
+
+
+class Digits(af.KeyedProcessFunction[Any, Any, Any]):
+    """A map that grows and shrinks."""
+
+    free = False
+    timed = False
+
+    def __init__(self, ttl: str | None = None) -> None:
+        self.ttl = ttl
+
+    def open(self, ctx: af.RuntimeContext) -> None:
+        self.digits = ctx.get_map_state(af.MapStateDescriptor("digits", ttl=self.ttl))
+
+    def process_element(self, value: Any, ctx: af.ProcessContext) -> Iterator[Any]:
+        digit = n_of(value) % 6
+        if digit == 5:
+            if not self.digits.is_empty():
+                self.digits.remove(min(self.digits.keys()))
+        elif self.digits.contains(digit):
+            self.digits.put(digit, self.digits.get(digit) + 1)
+        else:
+            self.digits.put_all({digit: 1})
+        yield ctx.current_key, sorted(self.digits.items()), sum(self.digits.values()), self.digits.get(9, "none")
+
+
+class Chunks(af.KeyedProcessFunction[Any, Any, Any]):
+    """A list that is given out when it has three elements."""
+
+    free = False
+    timed = False
+
+    def __init__(self, ttl: str | None = None) -> None:
+        self.ttl = ttl
+
+    def open(self, ctx: af.RuntimeContext) -> None:
+        self.held = ctx.get_list_state(af.ListStateDescriptor("held", ttl=self.ttl))
+
+    def process_element(self, value: Any, ctx: af.ProcessContext) -> Any:
+        self.held.add(value)
+        held = self.held.get()
+        if len(held) < 3:
+            return None
+        if n_of(value) % 2:
+            self.held.clear()
+        else:
+            self.held.update(held[-1:])
+        return ((ctx.current_key, len(held), one) for one in held)
+
+
+class _Largest(af.AggregateFunction[Any, Any, Any]):
+    def create_accumulator(self) -> list[int]:
+        return []
+
+    def add(self, value: Any, accumulator: list[int]) -> list[int]:
+        return sorted([*accumulator, value])[-2:]
+
+    def get_result(self, accumulator: list[int]) -> tuple[int, ...]:
+        return tuple(accumulator)
+
+    def merge(self, a: list[int], b: list[int]) -> list[int]:
+        return sorted([*a, *b])[-2:]
+
+
+class Sums(af.KeyedProcessFunction[Any, Any, Any]):
+    """Reducing and aggregating state, and two of one kind."""
+
+    free = False
+    timed = False
+
+    def __init__(self, ttl: str | None = None) -> None:
+        self.ttl = ttl
+
+    def open(self, ctx: af.RuntimeContext) -> None:
+        self.sum = ctx.get_reducing_state(af.ReducingStateDescriptor("sum", lambda a, b: a + b, ttl=self.ttl))
+        self.least = ctx.get_reducing_state(af.ReducingStateDescriptor("least", min, ttl=self.ttl))
+        self.largest = ctx.get_aggregating_state(af.AggregatingStateDescriptor("largest", _Largest(), ttl=self.ttl))
+
+    def process_element(self, value: Any, ctx: af.ProcessContext) -> Iterator[Any]:
+        n = n_of(value)
+        self.sum.add(n)
+        self.largest.add(n)
+        if n % 4 == 0:
+            self.least.clear()
+        else:
+            self.least.add(n)
+        yield ctx.current_key, self.sum.get(), self.least.get(), self.largest.get()
+
+
+class Buckets(af.KeyedProcessFunction[Any, Any, Any]):
+    """Gives what a key has had in each stretch of event time, by a timer at its end."""
+
+    free = True
+    timed = True
+
+    def __init__(self, ms: int, ttl: str | None = None) -> None:
+        self.ms = ms
+        self.ttl = ttl
+
+    def open(self, ctx: af.RuntimeContext) -> None:
+        self.held = ctx.get_list_state(af.ListStateDescriptor("held", ttl=self.ttl))
+
+    def process_element(self, value: Any, ctx: af.ProcessContext) -> None:
+        self.held.add((ctx.timestamp, n_of(value)))
+        ctx.timer_service.register_event_time_timer((ctx.timestamp // self.ms + 1) * self.ms)
+
+    def on_timer(self, timestamp: int, ctx: af.ProcessContext) -> Iterator[Any]:
+        held = self.held.get()
+        due = sorted(entry for entry in held if entry[0] < timestamp)
+        self.held.update([entry for entry in held if entry[0] >= timestamp])
+        yield ctx.current_key, timestamp, ctx.current_watermark in (timestamp, af.MAX_WATERMARK), due
+
+
+class Silence(af.KeyedProcessFunction[Any, Any, Any]):
+    """Tells of a key that was silent: each element deletes the timer and sets another."""
+
+    free = False
+    timed = True
+
+    def __init__(self, ms: int, ttl: str | None = None) -> None:
+        self.ms = ms
+        self.ttl = ttl
+
+    def open(self, ctx: af.RuntimeContext) -> None:
+        self.due = ctx.get_state(af.ValueStateDescriptor("due", ttl=self.ttl))
+        self.count = ctx.get_state(af.ValueStateDescriptor("count", default=0, ttl=self.ttl))
+
+    def process_element(self, value: Any, ctx: af.ProcessContext) -> None:
+        due = self.due.value()
+        if due is not None:
+            ctx.timer_service.delete_event_time_timer(due)
+        due = max(due or ctx.timestamp, ctx.timestamp) + self.ms
+        self.due.update(due)
+        self.count.update(self.count.value() + 1)
+        ctx.timer_service.register_event_time_timer(due)
+
+    def on_timer(self, timestamp: int, ctx: af.ProcessContext) -> list[Any]:
+        count = self.count.value()
+        self.due.clear()
+        self.count.update(None)
+        if count % 3 == 0:  # Another one, which may be due already.
+            ctx.timer_service.register_event_time_timer(timestamp + 1)
+            self.count.update(count + 1)
+        return [("silent", timestamp, count)]
+
+
+class AtEnd(af.KeyedProcessFunction[Any, Any, Any]):
+    """A timer of the clock, long after the end: it fires when the input ends."""
+
+    free = True
+    timed = False
+
+    def __init__(self, ttl: str | None = None) -> None:
+        self.ttl = ttl
+
+    def open(self, ctx: af.RuntimeContext) -> None:
+        self.held = ctx.get_list_state(af.ListStateDescriptor("held", ttl=self.ttl))
+
+    def process_element(self, value: Any, ctx: af.ProcessContext) -> None:
+        if not self.held.get():
+            ctx.timer_service.register_processing_time_timer(ctx.timer_service.current_processing_time + 86_400_000)
+        self.held.add_all([n_of(value)])
+
+    def on_timer(self, timestamp: int, ctx: af.ProcessContext) -> Iterator[Any]:
+        yield "end", sorted(self.held.get())
+        self.held.clear()
+
+
+class PairUp(af.KeyedCoProcessFunction[Any, Any, Any, Any]):
+    """Each element of one side with each of the other, in whatever order they come."""
+
+    def open(self, ctx: af.RuntimeContext) -> None:
+        self.lefts = ctx.get_list_state(af.ListStateDescriptor("lefts"))
+        self.rights = ctx.get_list_state(af.ListStateDescriptor("rights"))
+
+    def process_element1(self, value: Any, ctx: af.ProcessContext) -> Iterator[Any]:
+        self.lefts.add(n_of(value))
+        for right in self.rights.get():
+            yield n_of(value), right
+
+    def process_element2(self, value: Any, ctx: af.ProcessContext) -> Iterator[Any]:
+        self.rights.add(n_of(value))
+        for left in self.lefts.get():
+            yield left, n_of(value)
+
+
+RULES: af.MapStateDescriptor[Any, Any] = af.MapStateDescriptor("rules")
+
+
+class KeepingTotals(af.KeyedBroadcastProcessFunction[Any, Any, Any, Any]):
+    """Elements wait, by key, until event time ends; then all rules are there."""
+
+    def open(self, ctx: af.RuntimeContext) -> None:
+        self.held = ctx.get_list_state(af.ListStateDescriptor("held"))
+
+    def process_element(self, value: Any, ctx: Any) -> None:
+        self.held.add(n_of(value))
+        ctx.timer_service.register_event_time_timer(2**62)
+
+    def process_broadcast_element(self, value: Any, ctx: Any) -> None:
+        rules = ctx.get_broadcast_state(RULES)
+        rules.put(n_of(value) % 5, max(n_of(value), rules.get(n_of(value) % 5, 0)))
+
+    def on_timer(self, timestamp: int, ctx: Any) -> Iterator[Any]:
+        yield sorted(self.held.get()), sorted(ctx.get_broadcast_state(RULES).items())
+
+
+# A sink that commits into this process.
+
+GATHERED: dict[str, dict[Any, list[Any]]] = {}
+"""What was committed, by the name of a run and of a stream."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Gather:
+    """Exactly once: rows become visible with their checkpoint. `into` is a key of `GATHERED`."""
+
+    into: str
+
+    def writer(self, ctx: Any) -> _GatherWriter:
+        return _GatherWriter(ctx.runtime.subtask_index)
+
+    def committer(self) -> _GatherCommitter:
+        return _GatherCommitter(self.into)
+
+
+class _GatherWriter:
+    def __init__(self, subtask: int) -> None:
+        self._rows: list[Any] = []
+        self._subtask = subtask
+        self._count = 0
+
+    def write_batch(self, values: Sequence[Any], timestamps: Sequence[int] | None) -> None:
+        self._rows.extend(values)
+
+    async def flush(self) -> None:
+        pass
+
+    async def prepare(self, checkpoint_id: int) -> list[Any]:
+        rows, self._rows = self._rows, []
+        self._count += 1
+        return [(checkpoint_id, self._subtask, self._count, rows)] if rows else []
+
+
+class _GatherCommitter:
+    def __init__(self, into: str) -> None:
+        self._into = into
+
+    async def commit(self, committables: Sequence[Any]) -> None:
+        for checkpoint_id, subtask, count, rows in committables:
+            GATHERED.setdefault(self._into, {})[checkpoint_id, subtask, count] = rows
+
+    async def abort(self, committables: Sequence[Any]) -> None:
+        pass
+
+
+__all__ = sorted(name for name in globals() if not name.startswith("_"))  # A program may name anything that is here.

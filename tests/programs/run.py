@@ -1,0 +1,360 @@
+"""Runs a drawn program in the ways that must not matter, and compares what comes out with the model.
+
+A way is a name and what it draws for itself from the seed: sources in another form, other batches, parallelism, state backend, a
+simulated loop, failures and restarts, savepoints and checkpoints that the next run goes on from, columns, worker processes, Spark.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import logging
+import types
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+import aioflow as af
+from aioflow.checkpoint.memory import _STORES
+from aioflow.task.environment import TaskOptions
+from aioflow.testing import Faults, run_simulated
+from tests.programs import model, pieces
+from tests.programs.draw import Program
+from tests.programs.pieces import GATHERED, Gather, plain
+
+__all__ = ["WAYS", "Difference", "build_of", "check", "ways_of"]
+
+RUN_S = 60.0
+"""Real seconds that a run may take before it counts as one that hangs."""
+
+Build = Callable[..., tuple[af.Flow, list[af.DataStream[Any]]]]
+
+
+class Difference(AssertionError):
+    """A run gave something else than the model."""
+
+
+@dataclass
+class Run:
+    """One program in one way."""
+
+    program: Program
+    rng: Random
+    build: Build
+    way: str
+    bridge: Any = None
+    """Of Spark, for the way that needs one: a session serves all programs."""
+    log: list[str] = field(default_factory=list)
+    """What was drawn, for a report."""
+
+    def draw(self, name: str, *choices: Any) -> Any:
+        chosen = self.rng.choice(choices)
+        self.log.append(f"{name}={chosen!r}")
+        return chosen
+
+    @property
+    def parallelism(self) -> int:
+        return self.draw("parallelism", 1, 2, 3, 5) if self.program.spread else 1
+
+
+def build_of(program: Program) -> Build:
+    """The function `build` of the program's text. Its module is known to nobody, so that it travels by value, as a script's does."""
+    module = types.ModuleType(program.name)
+    exec(compile(program.text, f"<{program.name}>", "exec"), module.__dict__)
+    return module.build  # type: ignore[no-any-return]
+
+
+def check(program: Program, way: str, bridge: Any = None) -> list[str]:
+    """Run `program` in `way`. Raises `Difference`, or what the run raised. Gives what was drawn."""
+    expected = model.evaluate(program)
+    run = Run(program, Random(f"{program.seed} {way}"), build_of(program), way, bridge)
+    logging.disable(logging.WARNING)
+    try:
+        found = WAYS[way](run)
+        compare(run, expected, found)
+    except Exception as error:
+        error.add_note(f"program {program.seed}, way {way}: {' '.join(run.log)}")
+        raise
+    finally:
+        logging.disable(logging.NOTSET)
+        for name in [name for name in GATHERED if name.startswith(f"{program.name}/")]:
+            del GATHERED[name]
+        _STORES.pop(program.name, None)
+    return run.log
+
+
+def compare(run: Run, expected: list[model.Stream], found: tuple[list[Any], ...]) -> None:
+    """Elements, of exact types; in their order where that is determined, and the order of one key where each comes from one subtask."""
+    loose = run.program.loose
+    for output, stream, rows in zip(run.program.outputs, expected, found, strict=True):
+        want = [plain(value, loose=loose) for value in stream.values]
+        have = [plain(value, loose=loose) for value in rows]
+        missing, extra = Counter(want) - Counter(have), Counter(have) - Counter(want)
+        if missing or extra:
+            raise Difference(
+                f"s{output} has {len(have)} elements, expected {len(want)};\n  missing {shown(missing)}\n  not expected {shown(extra)}"
+            )
+        if stream.ordered and run.way not in UNORDERED and want != have:
+            at = next(i for i, (a, b) in enumerate(zip(want, have, strict=True)) if a != b)
+            raise Difference(f"s{output} has another order: element {at} is {have[at]}, expected {want[at]}")
+
+
+def shown(rows: Counter[str]) -> str:
+    some = [f"{count}x {text[:200]}" if count > 1 else text[:200] for text, count in list(rows.items())[:4]]
+    return f"{sum(rows.values())}: {'; '.join(some)}" if some else "nothing"
+
+
+def finished(coroutine: Any, *, debug: bool = False) -> Any:
+    """Run to the end, within the time that a run may take."""
+
+    async def bounded() -> Any:
+        async with asyncio.timeout(RUN_S):
+            return await coroutine
+
+    return asyncio.run(bounded(), debug=debug)
+
+
+# ----------------------------------------------------------------------------------------------------------------------- sources
+
+
+class Countable:
+    """Rows in a class of one's own that can be read again and again."""
+
+    def __init__(self, rows: list[Any]) -> None:
+        self.rows = rows
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.rows)
+
+
+def in_form(form: str, rows: list[Any]) -> Any:
+    """A source of `rows`, written in one of the forms that there are."""
+    if form == "function":
+        return lambda: iter(rows)
+    if form == "async":
+
+        async def give() -> AsyncIterator[Any]:
+            for i, row in enumerate(rows):
+                if i % 5 == 0:
+                    await asyncio.sleep(0)
+                yield row
+
+        return give
+    if form == "position":
+
+        def go_on(position: int | None) -> Iterator[tuple[Any, int]]:
+            for i in range(position or 0, len(rows)):
+                yield rows[i], i + 1
+
+        return go_on
+    if form == "datagen":
+        return af.io.datagen(lambda i: rows[i], count=len(rows))
+    return {"list": list, "tuple": tuple, "iterable": Countable}[form](rows)
+
+
+SOURCE_FORMS = ("list", "tuple", "iterable", "function", "async", "position", "datagen")
+
+
+@dataclass
+class Pace:
+    """How the sources of a run are read: in bursts, up to a limit, with failures on the way."""
+
+    burst: int = 7
+    pause_s: float = 0.002
+    limits: dict[int, int] = field(default_factory=dict)
+    """So many rows, and then nothing more comes."""
+    fails: set[tuple[int, int]] = field(default_factory=set)
+    """(source, row) before which reading fails, once."""
+
+    def __call__(self, rows: list[Any], source: int) -> Any:
+        async def read(position: int | None) -> AsyncIterator[tuple[Any, int]]:
+            for i in range(position or 0, len(rows)):
+                if i >= self.limits.get(source, len(rows)):
+                    break
+                if (source, i) in self.fails:
+                    self.fails.remove((source, i))
+                    raise ConnectionError(f"no row {i}")
+                if i % self.burst == 0:
+                    await asyncio.sleep(self.pause_s)
+                yield rows[i], i + 1
+            if source in self.limits:
+                await asyncio.get_running_loop().create_future()
+
+        return read
+
+
+def lengths(program: Program) -> dict[int, int]:
+    return {i: len(step.args["rows"]) for i, step in enumerate(program.steps) if step.kind == "source"}
+
+
+# -------------------------------------------------------------------------------------------------------------------------- ways
+
+
+def plainly(run: Run) -> Any:
+    """As a user first runs it."""
+    flow, streams = run.build()
+    return finished(flow.collect(*streams))
+
+
+def otherwise(run: Run) -> Any:
+    """Sources, batches, parallelism, backend and debug mode as they fall."""
+    form = run.draw("form", *SOURCE_FORMS)
+    flow, streams = run.build(run.parallelism, lambda rows, i: in_form(form, rows))
+    tasks = TaskOptions(batch_records_max=run.draw("batch", 1, 2, 3, 10, 2048), slice_ns=run.draw("slice", 1, 100_000, 2_000_000))
+    state = run.draw("state", "heap", "heap", "rocksdb") if has_rocksdb() else "heap"
+    return finished(flow.collect(*streams, tasks=tasks, state=state), debug=run.draw("debug", False, False, True))
+
+
+def simulated(run: Run) -> Any:
+    """On a simulated loop that varies what a machine leaves open, and stands still now and then."""
+    pace = Pace(run.draw("burst", 1, 3, 10, 50))
+    flow, streams = run.build(run.parallelism, pace if run.draw("paced", True, False) else lambda rows, i: rows)
+    faults = Faults(pause=50.0, outage_s=(0.001, 0.02)) if run.draw("pause", True, False) else None
+    tasks = TaskOptions(batch_records_max=run.draw("batch", 1, 3, 10, 2048))
+    found = run_simulated(flow, seed=f"{run.program.seed}", collect=streams, faults=faults, tasks=tasks)
+    if found.errors:
+        raise Difference(f"errors that nobody awaited: {found.errors}")
+    return found.outputs
+
+
+def restarted(run: Run) -> Any:
+    """Sources fail, and the job starts again from its last checkpoint."""
+    rows = [(i, row) for i, count in lengths(run.program).items() for row in range(count)]
+    fails = set(run.rng.sample(rows, min(len(rows), run.draw("failures", 1, 2, 4))))
+    flow, streams = run.build(run.parallelism, Pace(run.draw("burst", 1, 3, 10), fails=fails))
+    options = {"every": run.draw("every", "1ms", "3ms", "10ms"), "unaligned": run.draw("unaligned", False, True, "2ms")}
+    restart = af.fixed_delay(attempts=10, delay="1ms")
+    tasks = TaskOptions(batch_records_max=run.draw("batch", 1, 3, 2048), local_state_bytes=run.draw("local", 0, 1 << 20))
+    store = f"memory://{run.program.name}"
+    found = run_simulated(
+        flow, seed=f"{run.program.seed}", collect=streams, checkpoints=store, restart=restart, tasks=tasks, **options
+    )
+    return found.outputs
+
+
+def restored(run: Run) -> Any:
+    """Stopped in the midst once or more, each time in one of the ways to stop, and gone on with at another parallelism and backend."""
+    program, store = run.program, f"memory://{run.program.name}"
+    counts = lengths(program)
+    phases = run.draw("phases", 1, 2, 3)
+    reached = dict.fromkeys(counts, 0)
+    unaligned = run.draw("unaligned", False, True, "2ms")
+    parallelism = run.parallelism
+    how_before, on_machine = "", False
+    for phase in range(phases + 1):
+        if not unaligned or phase == 0:
+            parallelism = run.parallelism
+        pace = Pace(run.draw("burst", 1, 3, 10, 50))
+        if phase < phases:
+            reached = pace.limits = {i: run.rng.randint(reached[i], count) for i, count in counts.items()}
+            run.log.append(f"limits={reached}")
+        flow, streams = run.build(parallelism, pace)
+        for i, stream in zip(program.outputs, streams, strict=True):
+            stream.sink(Gather(f"{program.name}/{i}"), uid=f"out{i}")
+        how = run.draw("how", "stop", "savepoint", "checkpoint", "cancel") if phase < phases else "end"
+        every = run.draw("every", "1ms", "5ms", "10s")
+        after_s = run.rng.choice((0.0, 0.001, 0.005, 0.02) if every == "1ms" else (0.0, 0.002, 0.01, 0.1))
+        tasks = TaskOptions(batch_records_max=run.draw("batch", 1, 3, 2048))
+        options: dict[str, Any] = {"checkpoints": store, "every": every, "unaligned": unaligned, "tasks": tasks}
+        if how_before in ("", "stop", "savepoint"):  # A checkpoint is of one backend, a savepoint of both.
+            on_machine = has_rocksdb() and run.draw("state", "heap", "heap", "rocksdb") == "rocksdb"
+        how_before = how
+        drive = Interrupt(how, after_s)
+        if on_machine:
+            finished(run_here(flow, drive, {**options, "state": "rocksdb"}))
+        else:
+            run_simulated(flow, seed=f"{program.seed} {phase}", drive=drive, **options)
+    gathered = [GATHERED.get(f"{program.name}/{i}", {}) for i in program.outputs]
+    return [[row for key in sorted(rows) for row in rows[key]] for rows in gathered]
+
+
+async def run_here(flow: af.Flow, drive: Any, options: dict[str, Any]) -> None:
+    async with flow.run(**options) as job:
+        await drive(job)
+
+
+@dataclass(frozen=True)
+class Interrupt:
+    """Ends a job in one of the ways that the next one can go on from."""
+
+    how: str
+    after_s: float
+
+    async def __call__(self, job: af.Job) -> None:
+        if self.how == "end":
+            await job.wait()
+            return
+        await asyncio.sleep(self.after_s)
+        if self.how == "stop":
+            await job.stop()
+        elif self.how == "savepoint":
+            await job.savepoint()
+            await job.cancel()
+        else:
+            if self.how == "checkpoint":
+                await job.checkpoint()
+            await job.cancel()
+
+
+def on_columns(run: Run) -> Any:
+    """All sources give columns."""
+    import pyarrow as pa
+
+    def table(rows: list[Any], i: int) -> Any:
+        columns = {name: [pieces.field_of(row, name) for row in rows] for name in pieces.FIELDS}
+        arrays = [pa.array(column, type=None if any(v is not None for v in column) else pa.int64()) for column in columns.values()]
+        made = pa.Table.from_arrays(arrays, names=list(columns))
+        size = run.draw("rows", 1, 3, 10, 1000)
+        return af.io.arrow(pa.Table.from_batches(made.to_batches(max_chunksize=size), made.schema))
+
+    flow, streams = run.build(run.parallelism, table)
+    state = run.draw("state", "heap", "heap", "rocksdb") if has_rocksdb() else "heap"
+    tasks = TaskOptions(batch_records_max=run.draw("batch", 1, 10, 2048))
+    return finished(flow.collect(*streams, state=state, tasks=tasks))
+
+
+def over_workers(run: Run) -> Any:
+    """In two worker processes."""
+    flow, streams = run.build(run.parallelism)
+    return finished(flow.collect(*streams, workers=2))
+
+
+def on_spark(run: Run) -> Any:
+    """As a job of Spark."""
+    flow, streams = run.build(run.draw("parallelism", 1, 2) if run.program.spread else 1)
+    return asyncio.run(flow.collect(*streams, on=af.Spark(run.bridge.master, bridge=run.bridge)))
+
+
+def has_rocksdb() -> bool:
+    return importlib.util.find_spec("rocksdict") is not None
+
+
+WAYS: dict[str, Callable[[Run], Any]] = {
+    "plainly": plainly,
+    "otherwise": otherwise,
+    "simulated": simulated,
+    "restarted": restarted,
+    "restored": restored,
+    "on_columns": on_columns,
+    "over_workers": over_workers,
+    "on_spark": on_spark,
+}
+UNORDERED = frozenset({"restored"})
+"""Ways whose rows come out of several runs."""
+
+WORKERS_EVERY = 50
+
+
+def ways_of(program: Program, *, processes: bool = True) -> list[str]:
+    """The ways in which a seed's program is run: always plainly, and two or more others."""
+    rng = Random(f"ways {program.seed}")
+    ways = ["plainly", "otherwise", *rng.sample(("simulated", "restarted", "restored"), 1)]
+    if program.columnar:
+        ways.append("on_columns")
+    if processes and program.seed % WORKERS_EVERY == 0:
+        ways.append("over_workers")
+    return ways
+
+

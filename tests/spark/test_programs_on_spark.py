@@ -1,0 +1,18 @@
+"""Drawn programs give what the model says as jobs of Spark, too."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from aioflow.spark.session import SparkBridge
+from tests.programs.draw import draw
+from tests.programs.run import check
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+@pytest.mark.parametrize("seed", range(500, 508))
+async def test_drawn_programs_give_what_the_model_says_on_spark(seed: int, spark: SparkBridge) -> None:
+    await asyncio.to_thread(check, draw(seed), "on_spark", spark)
