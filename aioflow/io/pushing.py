@@ -5,11 +5,13 @@ A flow may run several times at once, so each run has an inlet of its own: whoev
 
 Invariant: the inlet numbers what it accepts. When the job may restart, what no completed checkpoint covers is kept, and a restarted
 reader replays it: without checkpoints that is everything since the run began. Otherwise an element is forgotten once it was polled.
+With checkpoints no more than `uncovered` elements are kept: where so many wait for one to complete, `put` waits as well.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Generic, Never, TypeVar
@@ -26,15 +28,27 @@ __all__ = ["PushInlet", "PushSource", "push"]
 
 T = TypeVar("T")
 
+logger = logging.getLogger(__name__)
+
 CAPACITY = 1024
+
+UNCOVERED = 1_000_000
+"""Elements: a hundred seconds of 10,000 a second."""
+
+NEAR = 0.5
+"""From this share of the bound on it is warned of, once until a checkpoint covers some."""
 
 NOT_DURABLE = "put(durable=True) waits for a checkpoint, and this job takes none: run the flow with checkpoints=, or put without durable"
 
 
 @explained
-def push(capacity: int = CAPACITY) -> PushSource[Any]:
-    """A source for `job.input(stream)`. `put` waits while `capacity` accepted elements have not been read."""
-    return PushSource(capacity)
+def push(capacity: int = CAPACITY, uncovered: int = UNCOVERED) -> PushSource[Any]:
+    """A source for `job.input(stream)`. `put` waits while `capacity` accepted elements have not been read.
+
+    A job with checkpoints that may restart keeps each element until a completed checkpoint covers it. `put` waits, too, while `uncovered`
+    elements are kept so: their number, whatever their size. A job without checkpoints that may restart keeps all, without a bound.
+    """
+    return PushSource(capacity, uncovered)
 
 
 class PushSource(Generic[T]):
@@ -45,20 +59,22 @@ class PushSource(Generic[T]):
     stays_here = True
     parallelism_max = 1
 
-    def __init__(self, capacity: int = CAPACITY) -> None:
-        if capacity < 1:
-            raise GraphError(f"push: capacity is {capacity!r}, expected at least 1")
+    def __init__(self, capacity: int = CAPACITY, uncovered: int = UNCOVERED) -> None:
+        for name, bound in (("capacity", capacity), ("uncovered", uncovered)):
+            if bound < 1:
+                raise GraphError(f"push: {name} is {bound!r}, expected at least 1")
         self._capacity = capacity
+        self._uncovered = uncovered
         self.inlet: PushInlet[T] | None = None
         """Where a run's elements come in; None in the source that stands in the flow."""
 
     def __repr__(self) -> str:
-        return f"push(capacity={self._capacity})"
+        return f"push(capacity={self._capacity}, uncovered={self._uncovered})"
 
     def for_run(self) -> PushSource[T]:
         """The source of one run, with an inlet of its own."""
-        source: PushSource[T] = PushSource(self._capacity)
-        source.inlet = PushInlet(self._capacity)
+        source: PushSource[T] = PushSource(self._capacity, self._uncovered)
+        source.inlet = PushInlet(self._capacity, self._uncovered)
         return source
 
     async def discover(self) -> list[Split]:
@@ -73,8 +89,10 @@ class PushSource(Generic[T]):
 class PushInlet(Generic[T]):
     """The producer's end of one run. Any number of tasks of one loop may put; elements keep the order in which puts were accepted."""
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, uncovered: int = UNCOVERED) -> None:
         self._capacity = capacity
+        self._uncovered = uncovered
+        self._warned = False
         # Elements from number `_base` on; those before `_read` were polled and are kept for a restart.
         self._values: list[T] = []
         self._timestamps: list[int] = []
@@ -101,6 +119,8 @@ class PushInlet(Generic[T]):
     async def put(self, value: T, timestamp: int | None = None, *, durable: bool = False) -> None:
         """Returns when `value` was accepted; with `durable` when a completed checkpoint covers it.
 
+        It waits for room: for the source to read, or for a checkpoint to complete where too many elements wait for one (see `push`).
+
         Timestamps are ms, given for all elements or for none. Raises Closed after `close`, JobNotRunning after the job's end, and
         CheckpointError for `durable` in a job that takes no checkpoints. An element whose `durable` put was cancelled, or ended with
         JobNotRunning, may have been processed all the same.
@@ -109,7 +129,7 @@ class PushInlet(Generic[T]):
             self._check_loop()
         if durable:
             self._check_durable()
-        while self._check() and self._end - self._read >= self._capacity:
+        while self._check() and self._space < 1:
             await self._wait_for_room()
         self._append(value, timestamp)
         if durable:
@@ -124,9 +144,9 @@ class PushInlet(Generic[T]):
         left = iter(values)
         times = None if timestamps is None else iter(timestamps)
         while True:
-            while self._check() and self._end - self._read >= self._capacity:
+            while self._check() and self._space < 1:
                 await self._wait_for_room()
-            taken = list(islice(left, self._capacity - (self._end - self._read)))
+            taken = list(islice(left, self._space))
             if not taken:
                 break
             for value in taken:
@@ -162,6 +182,23 @@ class PushInlet(Generic[T]):
     @property
     def _end(self) -> int:
         return self._base + len(self._values)
+
+    @property
+    def _space(self) -> int:
+        """How many elements may be accepted."""
+        unread = self._capacity - (self._end - self._read)
+        if not self._checkpointing:  # Nothing will ever cover an element, or it is not known yet.
+            return unread
+        kept = len(self._values)
+        if not self._warned and kept >= NEAR * self._uncovered and self._keep:
+            self._warned = True
+            logger.warning(
+                "push input: no completed checkpoint covers the last %d elements, put() waits at %d (uncovered=): checkpoints are too rare "
+                "for what is pushed, or fall behind",
+                kept,
+                self._uncovered,
+            )
+        return min(unread, self._uncovered - kept)
 
     def _check(self) -> bool:
         if self._over is not None:
@@ -240,7 +277,7 @@ class PushInlet(Generic[T]):
             self._unread = _without_reached(self._unread, self._read)
         if not self._keep:
             self._forget(self._read)
-        if self._end - self._read < self._capacity:
+        if self._space > 0:
             self._give_room()
         return values, times
 
@@ -248,6 +285,10 @@ class PushInlet(Generic[T]):
         """A completed checkpoint holds `position`: nothing before it is asked for again."""
         self._forget(position)
         self._durable = _without_reached(self._durable, position)
+        if len(self._values) < NEAR * self._uncovered:
+            self._warned = False
+        if self._space > 0:
+            self._give_room()
 
     def _forget(self, position: int) -> None:
         count = position - self._base

@@ -260,6 +260,66 @@ async def test_a_durable_put_before_the_first_reader_counts_from_where_an_earlie
         await durable
 
 
+async def test_put_waits_while_too_much_is_kept_for_a_checkpoint(caplog: pytest.LogCaptureFixture) -> None:
+    source = push(uncovered=4).for_run()
+    inlet = inlet_of(source)
+    async with system_context() as ctx:
+        ctx.replays = True
+        reader: Any = source.reader(ctx)
+        await reader.open(await source.discover())
+        for first in (0, 10):
+            putting = asyncio.ensure_future(inlet.put_many(range(first, first + 9)))
+            await settle()
+            assert await take(reader, 4) == list(range(first, first + 4)), "what is read makes no room"
+            await settle()
+            assert reader.poll_batch(9) is None
+            assert len(inlet._values) == 4
+            reader.checkpoint(first + 1)
+            reader.checkpoint_completed(first + 1)
+            await settle()
+            assert await take(reader, 4) == list(range(first + 4, first + 8))
+            reader.checkpoint(first + 2)
+            assert not putting.done()
+            reader.checkpoint_completed(first + 2)
+            await putting
+            assert await take(reader, 1) == [first + 8]
+            reader.checkpoint(first + 3)
+            reader.checkpoint_completed(first + 3)
+    assert "checkpoints are too rare for what is pushed, or fall behind" in caplog.text
+    assert caplog.text.count("push input") == 4, "once until a checkpoint covers some"
+
+
+async def test_what_waits_for_a_checkpoint_is_freed_by_the_end_of_input_or_job() -> None:
+    for end in (lambda inlet: inlet.close(), lambda inlet: inlet.end("job flow is FAILED")):
+        source = push(uncovered=1).for_run()
+        inlet = inlet_of(source)
+        async with system_context() as ctx:
+            ctx.replays = True
+            reader: Any = source.reader(ctx)
+            await reader.open(await source.discover())
+            await inlet.put(0)
+            putting = asyncio.ensure_future(inlet.put(1))
+            await settle()
+            assert not putting.done()
+            end(inlet)
+            with pytest.raises((Closed, JobNotRunning)):
+                await putting
+
+
+@pytest.mark.parametrize(("replays", "checkpointing"), [(False, True), (True, False), (False, False)])
+async def test_without_a_checkpoint_to_wait_for_put_waits_for_the_source_alone(replays: bool, checkpointing: bool) -> None:
+    source = push(uncovered=2).for_run()
+    inlet = inlet_of(source)
+    async with system_context() as ctx:
+        ctx.replays, ctx.checkpointing = replays, checkpointing
+        reader: Any = source.reader(ctx)
+        await reader.open(await source.discover())
+        putting = asyncio.ensure_future(inlet.put_many(range(9)))
+        await settle()
+        assert await take(reader, 9) == list(range(9))
+        await putting
+
+
 async def test_a_durable_put_is_refused_where_no_checkpoints_are_taken() -> None:
     source = push().for_run()
     inlet = inlet_of(source)
