@@ -221,7 +221,7 @@ class IntervalJoinOperator(Operator):
             raise StateError(
                 f"interval_join {ctx.name!r}: no watermark strategy upstream; give watermarks= to the sources: it joins by event time"
             )
-        self._buffers = (self._state.table(BUFFERS[0]), self._state.table(BUFFERS[1]))
+        self._buffers = (self._state.table(BUFFERS[0], transient=True), self._state.table(BUFFERS[1], transient=True))
         self._timers = ctx.timer_service(TIMERS, self._clean, self._clean)
         self._join_ctx = IntervalJoinContext(ctx, self._state, self._timers)
         self._late_dropped = ctx.runtime.metrics.counter("numLateRecordsDropped")
@@ -332,7 +332,8 @@ class IntervalJoinOperator(Operator):
         It goes once it is half of what is held, which costs the same for each element however many a key has; no element that comes
         lies near enough to meet it before.
         """
-        table = self._buffers[index].of_key(None, key)
+        buffer = self._buffers[index]
+        table = buffer.of_key(None, key)
         held = table.get(key)
         if held is None:
             return
@@ -340,5 +341,6 @@ class IntervalJoinOperator(Operator):
         gone = bisect_right(times, time - self._kept_for[index])
         if gone == len(times):
             del table[key]
+            buffer.removed(None, key)
         elif 2 * gone >= len(times):
             table[key] = (times[gone:], values[gone:])

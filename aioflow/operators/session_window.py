@@ -69,7 +69,7 @@ class SessionWindowOperator(AddingWindowOperator):
 
     async def open(self) -> None:
         await super().open()
-        self._table = self._state.table(SESSIONS, result=self._shown)
+        self._table = self._state.table(SESSIONS, result=self._shown, transient=True)
         self._timers = self.ctx.timer_service("window-timers", self._on_no_callback, self._on_no_callback)
 
     # ------------------------------------------------------------------------------------------------------------- input
@@ -189,6 +189,7 @@ class SessionWindowOperator(AddingWindowOperator):
             table[key] = sessions if len(sessions) == 1 else (starts, sessions)
         else:
             del table[key]
+            self._table.removed(None, key)
         for start, end, held in ended:
             self._emit(key, start, end, held)
 

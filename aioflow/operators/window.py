@@ -116,8 +116,8 @@ class WindowOperator(Operator):
         self._out = ResumableOutput(ctx.host.clock.perf_ns)
         self._state = require_keyed(ctx.keyed_state, ctx.name)
         shown = None if self._holds_elements or self._aggregate is None else self._aggregate.get_result
-        self._contents = self._state.table(CONTENTS, result=shown)
-        self._sessions = self._state.table(SESSIONS)
+        self._contents = self._state.table(CONTENTS, result=shown, transient=True)
+        self._sessions = self._state.table(SESSIONS, transient=True)
         self._check_same_kind()
         self._timers = ctx.timer_service(TIMERS, self._on_event_time, self._on_processing_time)
         self._timers.on_processing_done = self._emit_between_batches
@@ -291,7 +291,7 @@ class WindowOperator(Operator):
         elif merge is not None:
             self._merge(key, merge.window, merge.merged, merge.state, merge.moved_states)
         if sessions.changed:
-            _store(table, key, sessions)
+            self._store_sessions(table, key, sessions)
         if late:
             return False
         state = sessions.state_window(grown)
@@ -342,8 +342,7 @@ class WindowOperator(Operator):
         """Remove and give the contents of a window."""
         table = self._contents.of_key(namespace, key)
         held = table.pop(key, _ABSENT)
-        if not table:
-            self._contents.drop(namespace)
+        self._contents.removed(namespace, key)
         return held
 
     # ---------------------------------------------------------------------------------------------------------------- timers
@@ -400,7 +399,14 @@ class WindowOperator(Operator):
             table = self._sessions.of_key(None, key)
             sessions = MergingWindowSet(table.get(key))
             sessions.retire(window)  # type: ignore[arg-type]
-            _store(table, key, sessions)
+            self._store_sessions(table, key, sessions)
+
+    def _store_sessions(self, table: MutableMapping[Any, Any], key: Any, sessions: MergingWindowSet) -> None:
+        if sessions:
+            table[key] = sessions.stored
+        else:
+            table.pop(key, None)
+            self._sessions.removed(None, key)
 
     def _cleanup_time(self, window: Window) -> int:
         if self._assigner.is_event_time:
@@ -541,13 +547,6 @@ class WindowOperator(Operator):
         if window_fn is not None:
             return window_fn_results(window_fn.call(key, window, result))
         return (WindowResult(key, window.start, window.end, result),)
-
-
-def _store(table: MutableMapping[Any, Any], key: Any, sessions: MergingWindowSet) -> None:
-    if sessions:
-        table[key] = sessions.stored
-    else:
-        table.pop(key, None)
 
 
 def _joined(first: list[Any], second: list[Any]) -> list[Any]:

@@ -90,6 +90,9 @@ class StateTable(Protocol):
     def namespaces(self) -> list[Any]:
         """All namespaces that hold something."""
 
+    def removed(self, namespace: Any, key: Any) -> None:
+        """`key` was deleted from the mapping that `of_key` gave. A namespace other than None that is empty then is dropped."""
+
     def drop(self, namespace: Any) -> None:
         """Removes `namespace` with all its keys; one that does not exist is no error."""
 
@@ -130,8 +133,11 @@ class KeyedStateBackend(Protocol):
         when the name was declared differently, or holds restored state of another kind.
         """
 
-    def table(self, name: str, *, result: Callable[[Any], Any] | None = None) -> StateTable:
-        """Raw table `name`; `result` turns a stored value into what queries show."""
+    def table(self, name: str, *, result: Callable[[Any], Any] | None = None, transient: bool = False) -> StateTable:
+        """Raw table `name`; `result` turns a stored value into what queries show.
+
+        `transient`: its keys are removed one by one as often as they come, each with a call of `removed`.
+        """
 
     def query(self, name: str, key: Any, namespace: Any = None, default: Any = ...) -> Any:
         """What state `name` shows for `key`. For a key without state `default`; if none is given the descriptor's, then None.

@@ -11,22 +11,30 @@ be merged back, so whoever holds a dict of the live state may go on holding it.
 
 The rule that this stands on: a key is touched *before* it is changed, or before a mutable value of it is given to somebody who may.
 
-Most of the price is the look-up of each key that is touched. So the keys of a batch are noted at once, by one call of `set.update`, which
-takes half the time of anything that keeps their order; whoever writes them brings them into one.
+What comes and goes within one generation leaves no note, so that the notes are bounded by what was there at its begin and at its end:
+
+- A space that is made in the generation is noted as a whole. Its keys are not noted at all, and if it is dropped again nothing is left.
+- A space that `notes_births` keeps with each note whether the key was there at the first touch. `forget` takes the note of a new key back.
+
+Most of the price is the look-up of each key that is touched. So the keys of other spaces are noted batch by batch, by one call of
+`set.update`, which takes half the time of anything that keeps their order; the writer of a snapshot sorts them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import count, filterfalse, islice, repeat
-from operator import is_
+from operator import is_, is_not
 from typing import Any
 
 from aioflow.core.value_columns import lay_out, pick
 from aioflow.state.burial import bury
 from aioflow.state.snapshot import ATOMS, frozen_copy
 
-__all__ = ["MISSING", "ChangeLog", "Generation", "Guard", "Kept", "OrderedSpace", "Space", "missing_in", "values_at"]
+__all__ = ["MISSING", "RESTORED", "ChangeLog", "Generation", "Guard", "GuardMarks", "Kept", "Space", "missing_in", "values_at", "values_of"]
+
+RESTORED = -1
+"""The generation in which restored state was made: before all that a log counts."""
 
 MISSING: Any = object()
 """Nothing stored, where None could be a value."""
@@ -43,27 +51,30 @@ Keys = set[Any] | dict[Any, Any] | list[Any]
 class Space:
     """One namespace of one table: key -> stored value, and where its changes are noted."""
 
-    __slots__ = ("born", "dirty", "dropped", "entries", "namespace", "table", "token")
+    __slots__ = ("born", "dirty", "dropped", "entries", "namespace", "notes_births", "table", "token")
 
-    keeps_order = False
-    """Whether its keys are noted one by one, in order, or batch by batch."""
-
-    def __init__(self, table: Any, namespace: Any, born: int) -> None:
+    def __init__(self, table: Any, namespace: Any, *, notes_births: bool = False) -> None:
         self.table = table
         self.namespace = namespace
         self.entries: dict[Any, Any] = {}
-        self.born = born
+        self.notes_births = notes_births
+        """Whether each note says if the key was there before. Otherwise keys are noted as a set, which is cheaper by the batch."""
+        self.born = RESTORED
         """Generation in which it was made."""
         self.dropped: int | None = None
         """Generation in which it was dropped."""
         self.token: object = None
         """Equal to the log's: `dirty` is of the present generation and may be written to directly."""
         self.dirty: Any = None
-        """A set, or a dict if it keeps order."""
+        """A set, or with `notes_births` a dict: key -> whether it was there."""
 
     def lookup(self, keys: Sequence[Any]) -> list[Any]:
         """What each of `keys` holds now, or `MISSING`."""
         return list(map(self.entries.get, keys, repeat(MISSING)))
+
+    def held(self, key: Any) -> Any:
+        """What `key` holds now, or `MISSING`."""
+        return self.entries.get(key, MISSING)
 
     def keys(self, start: int, count: int) -> list[Any]:
         """`count` keys from the one at `start`. Keys that are new come last, and one that goes moves those behind it up."""
@@ -73,14 +84,6 @@ class Space:
         """Lets go of the contents, which nobody will ask for any more."""
         entries, self.entries = self.entries, {}
         bury(entries)
-
-
-class OrderedSpace(Space):
-    """Notes its keys one by one: for whoever changes one at a time. A dict is then cheaper than the method of a set."""
-
-    __slots__ = ()
-
-    keeps_order = True
 
 
 class Kept:
@@ -112,19 +115,29 @@ class Generation:
     def __init__(self, number: int) -> None:
         self.number = number
         self.touched: dict[Space, Keys] = {}
-        """What was touched while no snapshot was unfinished."""
+        """What was touched while no snapshot was unfinished: after what is in `saved`, as a snapshot begins with a generation."""
         self.saved: dict[Space, dict[Any, Any]] = {}
         """Space -> key -> what it held before: what was touched while one was."""
-        self.whole: list[Space] = []
-        """All of these: nothing was noted before."""
+        self.whole: dict[Space, None] = {}
+        """All of these: they were made in it, or nothing was noted before."""
         self.drops: dict[tuple[str, Any], None] = {}
         """(table, namespace) of spaces that are older than this generation and were dropped in it."""
         self.next: Generation | None = None
 
     def noted(self) -> Iterator[tuple[Space, Keys]]:
-        """All keys that were touched, but for those of `whole`."""
-        yield from self.touched.items()
+        """All keys that were touched, but for those of `whole`. The first touches come first."""
         yield from self.saved.items()
+        yield from self.touched.items()
+
+    def held(self, space: Space, key: Any) -> bool | None:
+        """Whether `key` of `space` was there when the generation began, as far as its notes say; None: it was not touched."""
+        saved = self.saved.get(space)
+        if saved is not None and key in saved:
+            return saved[key] is not MISSING
+        touched = self.touched.get(space)
+        if touched is None or key not in touched:
+            return None
+        return touched[key] is not False if isinstance(touched, dict) else True
 
 
 class ChangeLog:
@@ -133,6 +146,8 @@ class ChangeLog:
     def __init__(self) -> None:
         self.noting = False
         """Whether changes are noted: since the first snapshot, or since the restore of one that can be built upon."""
+        self.since = RESTORED
+        """Changes are noted of spaces that were made before this generation: the present one, or none."""
         self.token: object = object()
         """Changes whenever spaces have to ask again; `Space.token is log.token` is the test of the hot path."""
         self.current = Generation(0)
@@ -148,7 +163,7 @@ class ChangeLog:
 
     def touch(self, space: Space, keys: Sequence[Any]) -> None:
         """`keys` of `space` are about to change."""
-        if not self.noting:
+        if space.born >= self.since:
             return
         if self._open:
             saved = self.saved_of(space)
@@ -161,7 +176,43 @@ class ChangeLog:
                     _save(saved, fresh, held)
             return
         dirty = self.dirty_of(space)
-        dirty.update(dict.fromkeys(keys) if space.keeps_order else keys)
+        if space.notes_births:
+            fresh = list(filterfalse(dirty.__contains__, keys))
+            dirty.update(zip(fresh, map(is_not, space.lookup(fresh), repeat(MISSING)), strict=True))
+        else:
+            dirty.update(keys)
+
+    def touch_one(self, space: Space, key: Any) -> None:
+        """`touch(space, [key])`, cheaper."""
+        if space.born >= self.since:
+            return
+        if self._open:
+            saved = self.saved_of(space)
+            if key not in saved:
+                saved[key] = _saved(space.held(key))
+            return
+        dirty = self.dirty_of(space)
+        if not space.notes_births:
+            dirty.add(key)
+        elif key not in dirty:
+            dirty[key] = space.held(key) is not MISSING
+
+    def forget(self, space: Space, key: Any) -> None:
+        """`key` of `space` was removed: of one that came in this generation nothing has to be noted."""
+        if space.born >= self.since:
+            return
+        generation, is_new = self.current, False
+        if generation.saved:
+            saved = generation.saved.get(space)
+            if saved is not None and key in saved:
+                if saved[key] is not MISSING:
+                    return
+                del saved[key]
+                is_new = True
+        if space.notes_births:
+            touched: Any = generation.touched.get(space)
+            if touched is not None and (is_new or touched.get(key) is False):
+                touched.pop(key, None)
 
     def dirty_of(self, space: Space) -> Any:
         """Where the changes of `space` in this generation are noted, unless a snapshot is unfinished."""
@@ -170,7 +221,7 @@ class ChangeLog:
         touched = self.current.touched
         dirty: Any = touched.get(space)
         if dirty is None:
-            dirty = touched[space] = {} if space.keeps_order else set()
+            dirty = touched[space] = {} if space.notes_births else set()
         space.dirty, space.token = dirty, self.token
         return dirty
 
@@ -181,6 +232,12 @@ class ChangeLog:
             saved = self.current.saved[space] = {}
         return saved
 
+    def born(self, space: Space) -> None:
+        """`space` was made."""
+        space.born = self.current.number
+        if self.noting:
+            self.current.whole[space] = None
+
     def drop(self, space: Space) -> None:
         """`space` is gone, with all its keys."""
         generation = self.current
@@ -188,12 +245,17 @@ class ChangeLog:
         space.token = None
         if space.born < generation.number:
             generation.drops[space.table.name, space.namespace] = None
-        if self._open:
-            self._dropped.append(space)
-        else:
-            generation.touched.pop(space, None)
-            generation.saved.pop(space, None)
-            space.release()
+            if self._open:
+                self._dropped.append(space)
+                return
+        generation.whole.pop(space, None)
+        self._let_go(space)
+
+    def _let_go(self, space: Space) -> None:
+        """No unfinished snapshot looks at dropped `space`."""
+        self.current.touched.pop(space, None)
+        self.current.saved.pop(space, None)
+        space.release()
 
     def begin(self, spaces: Callable[[], list[Space]]) -> Generation:
         """Ends the present generation and gives it: a snapshot of its end is unfinished until `end` is called, once.
@@ -203,8 +265,9 @@ class ChangeLog:
         ended = self.current
         if not self.noting:
             self.noting = True
-            ended.whole = spaces()
+            ended.whole = dict.fromkeys(spaces())
         self.current = ended.next = Generation(ended.number + 1)
+        self.since = self.current.number
         self._open += 1
         self._turn()
         return ended
@@ -213,13 +276,23 @@ class ChangeLog:
         self._open -= 1
         if not self._open:
             for space in self._dropped:
-                space.release()
+                self._let_go(space)
             self._dropped.clear()
             self._turn()
 
-    def build_upon_restored(self) -> None:
-        """What there is now is in files of a checkpoint: from here on changes are noted."""
-        self.noting = True
+    def spaces_at(self, ended: Generation, present: Iterable[Space]) -> list[Space]:
+        """Those of `present`, which are there now, and of the dropped ones, that were there at the end of `ended`.
+
+        Only while a snapshot of that moment is unfinished.
+        """
+        number = ended.number
+        found = [space for space in present if space.born <= number]
+        return found + [space for space in self._dropped if space.born <= number and space.dropped > number]  # type: ignore[operator]
+
+    def build_upon_restored(self, spaces: Iterable[Space]) -> None:
+        """What was restored is in files of a checkpoint: from here on changes are noted. `spaces` are all that there are."""
+        self.noting, self.since = True, self.current.number
+        self.current.whole = dict.fromkeys(space for space in spaces if space.born != RESTORED)
 
     def _turn(self) -> None:
         self.token = object()
@@ -242,16 +315,33 @@ def values_at(later: Generation | None, space: Space, keys: Sequence[Any]) -> li
     return held
 
 
+def values_of(later: Generation | None, spaces: Sequence[Space], keys: Sequence[Any]) -> list[Any]:
+    """As `values_at`, of as many spaces as there are keys."""
+    since: list[dict[Space, dict[Any, Any]]] = []
+    while later is not None:
+        since.append(later.saved)
+        later = later.next
+    found = []
+    for space, key in zip(spaces, keys, strict=True):
+        held = space.held(key)
+        for saved in since:
+            of = saved.get(space)
+            if of is not None and key in of:
+                held = of[key]
+                if type(held) is Kept:
+                    held = held.of(key)
+                break
+        found.append(held)
+    return found
+
+
 def missing_in(held: Sequence[Any]) -> bool:
     """Whether one of these is `MISSING`. The `in` of a list would ask the values whether they are equal."""
     return any(map(is_, held, repeat(MISSING)))
 
 
 class Guard:
-    """Stands in for the dicts that a state is bound to while a snapshot is unfinished: as `_entries` and as `_dirty`.
-
-    Of one generation: made anew when another begins.
-    """
+    """Stands in for the dict that a state reads from while a snapshot is unfinished. Of one generation."""
 
     __slots__ = ("_held", "_saved")
 
@@ -270,10 +360,21 @@ class Guard:
     def __contains__(self, key: object) -> bool:
         return key in self._held
 
-    def __setitem__(self, key: Any, value: None) -> None:
+
+class GuardMarks:
+    """Stands in for the notes of a state while a snapshot is unfinished. Of one generation. To look for a key is to note it."""
+
+    __slots__ = ("_held", "_saved")
+
+    def __init__(self, log: ChangeLog, space: Space) -> None:
+        self._held = space.entries
+        self._saved = log.saved_of(space)
+
+    def __contains__(self, key: object) -> bool:
         saved = self._saved
         if key not in saved:
             saved[key] = _saved(self._held.get(key, MISSING))
+        return True
 
 
 def _save(saved: dict[Any, Any], keys: list[Any], held: list[Any]) -> None:

@@ -21,7 +21,7 @@ from aioflow.core.serializers import Codec
 from aioflow.core.state_descriptors import StateDescriptor
 from aioflow.state import views
 from aioflow.state.backend import INTERNAL_PREFIX, NO_KEY
-from aioflow.state.changes import ChangeLog, Generation, Space
+from aioflow.state.changes import RESTORED, ChangeLog, Generation, Space
 from aioflow.state.format import TIMERS, FileHeader
 from aioflow.state.handles import CANONICAL, KeyedStateHandle, StateInput
 from aioflow.state.heap_archive import Archive, Sections
@@ -40,10 +40,6 @@ __all__ = ["HeapKeyedStateBackend", "HeapStateTable"]
 EVENT, PROCESSING = ".event", ".processing"
 TIMERS_PREFIX = f"{INTERNAL_PREFIX}timers."
 """Names of tables of timers: this, the name of the service, and one of the two endings."""
-
-
-RESTORED = -1
-"""The generation in which restored state was made: before all that this backend counts."""
 
 
 @dataclass(slots=True)
@@ -107,10 +103,12 @@ class HeapKeyedStateBackend:
         """The state that `descriptor` declares, see `KeyedStateBackend`."""
         return self._named.get_state(descriptor, namespace)
 
-    def table(self, name: str, *, result: Callable[[Any], Any] | None = None) -> HeapStateTable:
+    def table(self, name: str, *, result: Callable[[Any], Any] | None = None, transient: bool = False) -> HeapStateTable:
         """Raw table `name`, see `KeyedStateBackend`."""
         self._raw.setdefault(name, name in self._tables)
         table = self._named.open_table(name, TableMeta(RAW))
+        if transient:
+            table.be_transient()
         if result is not None:
             table.result = result
         return table
@@ -158,7 +156,7 @@ class HeapKeyedStateBackend:
             self.codec,
             self._operator,
         )
-        snapshot = self._snapshots[checkpoint_id] = HeapSnapshot(self._log, plan, self._merge, self._retired)
+        snapshot = self._snapshots[checkpoint_id] = HeapSnapshot(self._log, plan, self._spaces, self._merge, self._retired)
         return snapshot
 
     def checkpoint_completed(self, checkpoint_id: int) -> None:
@@ -215,7 +213,7 @@ class HeapKeyedStateBackend:
             await self._set_timers(self._queue(name), buckets, keep_order=len(mine) == 1)
         if read is not None and sections is not None:
             self._archive = await restored_archive(mine[0], read, sections, self._space)
-            self._log.build_upon_restored()
+            self._log.build_upon_restored(self._spaces())
         for name, state in self._named.states.items():
             self._tables[name].index = None
             state.prepare()
@@ -234,8 +232,14 @@ class HeapKeyedStateBackend:
         return HeapStateTable(self._log, name, meta)
 
     def _merge(self, covered: tuple[Generation, ...], merged: Generation) -> None:
+        # If an earlier snapshot may still complete, what it covers has to stay apart.
+        earlier = [
+            snapshot
+            for snapshot in self._snapshots.values()
+            if snapshot.plan.ended.number < merged.number and snapshot.plan.format != CANONICAL
+        ]
         count = len(covered)
-        if self._generations[:count] == list(covered):
+        if not earlier and self._generations[:count] == list(covered):
             self._generations[:count] = [merged]
 
     # Restoring.

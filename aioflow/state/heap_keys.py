@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import filterfalse, groupby, islice, repeat
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import chain, filterfalse, groupby, islice, repeat
 from operator import itemgetter
 from typing import Any
 
@@ -19,14 +19,14 @@ from aioflow.state.format import groups_of
 
 __all__ = ["KEYS_A_SLICE", "CutKeys", "GatheredKeys", "GroupPart", "Pace", "Part", "SpokenKeys", "breathe"]
 
-Rows = dict[int, dict[Space, list[Any]]]
-"""Key group -> keys."""
+Rows = dict[int, dict[Space | None, list[Any]]]
+"""Key group -> keys of each space; None: pairs (space, key) of spaces with few keys."""
 
 Part = tuple[Space, Sequence[Any]]
 """Keys of a space."""
 
-GroupPart = tuple[int, Space, Sequence[Any]]
-"""Keys of a space in a key group."""
+GroupPart = tuple[int, Space | Sequence[Space], Sequence[Any]]
+"""Keys of a space in a key group, or of as many spaces as there are keys."""
 
 KEYS_A_SLICE = 512
 """Keys looked at before others get their turn: about 0.4 ms."""
@@ -36,7 +36,7 @@ KEYS_LISTED = 1 << 16
 
 KEYS_A_TUPLE = 512
 KEYS_ALONE = 32
-"""So many keys of one space get a tuple of their own."""
+"""So many keys of one space get a tuple of their own. Fewer are handled together with those of other spaces: timers, sessions."""
 
 TURNS = 4
 """Turns of the loop between two slices: a record that is due takes about so many, from the timer of its source to the sink."""
@@ -55,6 +55,15 @@ SLICES_WHEN_FULL = 8
 RUNS_WHEN_FULL = 4
 """So many times, then a breath tells whether it still is. What others take after eight slices does not: so long have they waited."""
 
+AGE_S = 0.25
+"""With each of these that a snapshot is older it takes as much more at once, and as many more runs, of a full loop."""
+
+AGES_MAX = 2
+"""Up to this many: its share of a full loop grows from a third to two thirds."""
+
+HOLD_S = 0.01
+"""So long at most it holds the loop at once."""
+
 _FIRST = itemgetter(0)
 _SORTED = frozenset((str, bytes, int))
 """Types whose values sort fast among themselves."""
@@ -70,13 +79,17 @@ class Pace:
     """How much a snapshot does between two breaths.
 
     On a loop with time to spare little, so that no record waits for long. On a full one all wait for each other anyway, and the job pays
-    for what it changes while a snapshot is unfinished: there it does more at once, and others get one turn, not several.
+    for what it changes while a snapshot is unfinished: there it does more at once, and others get one turn, not several. An older
+    snapshot does still more at once, so that it ends however busy the loop is.
     """
 
-    __slots__ = ("_done", "_long_breaths", "_runs_left")
+    __slots__ = ("_began_s", "_done", "_long_breaths", "_pause_at", "_resumed_s", "_runs_left")
 
     def __init__(self) -> None:
         self._done = 0
+        self._pause_at = KEYS_A_SLICE
+        self._began_s: float | None = None
+        self._resumed_s = 0.0
         self._long_breaths = 0
         """One after the other: a single one may be a burst of records, or other processes of the machine."""
         self._runs_left = 0
@@ -84,20 +97,26 @@ class Pace:
     async def looked_at(self, keys: int) -> None:
         """So many, or what takes as long."""
         self._done += keys
-        full = self._runs_left > 0
-        if self._done < (SLICES_WHEN_FULL * KEYS_A_SLICE if full else KEYS_A_SLICE):
-            return
-        self._done = 0
-        if full:
-            self._runs_left -= 1
-            await asyncio.sleep(0)
+        if self._done < self._pause_at:
             return
         clock = asyncio.get_running_loop().time
-        began = clock()
-        await breathe()
-        self._long_breaths = self._long_breaths + 1 if clock() - began >= LONG_S else 0
-        if self._long_breaths >= LONG_BREATHS:
-            self._runs_left = RUNS_WHEN_FULL
+        now = clock()
+        if self._began_s is None:
+            self._began_s = self._resumed_s = now
+        more = 1 + min(int((now - self._began_s) / AGE_S), AGES_MAX)
+        if self._runs_left > 0:
+            if self._done < more * SLICES_WHEN_FULL * KEYS_A_SLICE and now - self._resumed_s < HOLD_S:
+                self._pause_at += KEYS_A_SLICE
+                return
+            self._runs_left -= 1
+            await asyncio.sleep(0)
+        else:
+            await breathe()
+            self._long_breaths = self._long_breaths + 1 if clock() - now >= LONG_S else 0
+            if self._long_breaths >= LONG_BREATHS:
+                self._runs_left = more * RUNS_WHEN_FULL
+        self._done, self._pause_at = 0, KEYS_A_SLICE
+        self._resumed_s = clock()
 
 
 class GatheredKeys:
@@ -112,16 +131,21 @@ class GatheredKeys:
         self._source_of: dict[Space, int] = {}
         self._repeated: set[Space] = set()
         """These may have a key twice."""
+        self._few: dict[str, list[tuple[Space, Any]]] = {}
+        """By table, what is not brought into key groups yet of spaces with few keys."""
         self._pace = pace
 
     def __bool__(self) -> bool:
-        return bool(self._tables)
+        return bool(self._tables) or any(self._few.values())
 
     def cut(self, table: str) -> CutKeys:
         """The keys of `table`, to be taken once."""
+        few = self._few.pop(table, None)
+        if few:
+            self._add_few(table, few)
         return CutKeys(self._tables.pop(table, {}), self._repeated)
 
-    async def add(self, space: Space, keys: Iterable[Any], group: int | None = None) -> None:
+    async def add(self, space: Space, keys: Collection[Any], group: int | None = None) -> None:
         """What was noted; `group`: of all these keys. Those of a set, which come in another order in each process, are sorted: the same
         files everywhere.
         """
@@ -130,6 +154,15 @@ class GatheredKeys:
             return
         if self._source_of.setdefault(space, self.sources) != self.sources:
             self._repeated.add(space)
+        if group is None and len(keys) < KEYS_ALONE:
+            table = space.table.name
+            few = self._few.setdefault(table, [])
+            few.extend(zip(repeat(space), _sorted(keys) if isinstance(keys, set) else keys, strict=False))
+            if len(few) >= KEYS_A_SLICE:
+                self._add_few(table, few)
+                few.clear()
+            await self._pace.looked_at(len(keys) + 1)
+            return
         kind = space.table.meta.kind
         found: defaultdict[int, list[Any]] = defaultdict(list)
         remaining = iter(keys)
@@ -145,11 +178,24 @@ class GatheredKeys:
         rows = self._tables.setdefault(space.table.name, {})
         for of, some in found.items():
             if isinstance(keys, set):
-                _sort(some)
+                some = _sorted(some)
             known = rows.setdefault(of, {}).setdefault(space, some)
             if known is not some:
                 known += some
             await self._pace.looked_at(len(some) + 1)
+
+    def _add_few(self, table: str, few: list[tuple[Space, Any]]) -> None:
+        rows = self._tables.setdefault(table, {})
+        keys = [key for _, key in few]
+        for group, pair in zip(groups_of(few[0][0].table.meta.kind, keys, self._max_parallelism), few, strict=True):
+            of = rows.get(group)
+            if of is None:
+                of = rows[group] = {}
+            pairs = of.get(None)
+            if pairs is None:
+                of[None] = [pair]
+            else:
+                pairs.append(pair)
 
     async def add_whole(self, space: Space) -> None:
         """All that `space` held at the end of the generation, of which nothing was noted: what it holds now, and what was touched since."""
@@ -172,6 +218,8 @@ class GatheredKeys:
         while later is not None:
             parts.append(list(filterfalse(space.entries.__contains__, later.saved.get(space, ()))))
             later = later.next
+        if len(parts[0]) < KEYS_ALONE:
+            parts = [list(chain.from_iterable(parts))]
         for keys in parts:
             await self.add(space, keys)
 
@@ -185,8 +233,9 @@ class CutKeys:
         self._rows = rows
         self._repeated = repeated
         self._groups = iter(sorted(rows))
-        self._spaces: Iterator[tuple[Space, list[Any]]] = iter(())
+        self._spaces: Iterator[tuple[Space | None, list[Any]]] = iter(())
         self._space: Space | None = None
+        """None: of each of `_keys`, which are pairs, its own."""
         self._keys: list[Any] = []
         self._taken: dict[Any, None] | None = None
         """Of the space in this group, where it may have a key twice."""
@@ -211,8 +260,11 @@ class CutKeys:
                 if not some:
                     continue
             wanted -= len(some)
-            assert self._space is not None, "keys are those of a space"
-            parts.append((self._group, self._space, tuple(some)))
+            if self._space is None:
+                spaces, keys = zip(*some, strict=True)
+                parts.append((self._group, spaces, keys))
+            else:
+                parts.append((self._group, self._space, tuple(some)))
         return True
 
     def _next(self) -> bool:
@@ -226,7 +278,8 @@ class CutKeys:
             self._spaces = iter(self._rows.pop(group).items())
             found = next(self._spaces, None)
         self._space, self._keys = found
-        self._taken = {} if self._space in self._repeated else None
+        repeated = bool(self._repeated) if self._space is None else self._space in self._repeated
+        self._taken = {} if repeated else None
         self._at = 0
         return True
 
@@ -247,12 +300,17 @@ class SpokenKeys:
         return self._count
 
     def add(self, space: Space, keys: Sequence[Any]) -> None:
-        self._count += len(keys)
         if len(keys) >= KEYS_ALONE:
+            self._count += len(keys)
             self.settle()
             self._parts.append((space, tuple(keys)))
             return
-        self._spaces += repeat(space, len(keys))
+        self.add_few(repeat(space, len(keys)), keys)
+
+    def add_few(self, spaces: Iterable[Space], keys: Sequence[Any]) -> None:
+        """Of as many spaces as there are keys."""
+        self._count += len(keys)
+        self._spaces += spaces
         self._few += keys
         if len(self._few) >= KEYS_A_TUPLE:
             self.settle()
@@ -273,12 +331,9 @@ class SpokenKeys:
 
     def tuples(self) -> list[tuple[Any, ...]]:
         """What takes the memory."""
-        return [keys for _, keys in self._parts]
+        return [part for parts in self._parts for part in parts if isinstance(part, tuple)]
 
 
-def _sort(keys: list[Any]) -> None:
-    kind = type(keys[0])
-    if kind in _SORTED and list(map(type, keys)).count(kind) == len(keys):
-        keys.sort()
-    else:
-        keys.sort(key=canonical_key)
+def _sorted(keys: Collection[Any]) -> list[Any]:
+    kinds = set(map(type, keys))
+    return sorted(keys) if len(kinds) == 1 and kinds <= _SORTED else sorted(keys, key=canonical_key)

@@ -7,20 +7,20 @@ everything, and nothing has to be said of keys that are gone.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice, repeat
+from itertools import compress, islice
 from typing import Any
 
 from aioflow.core.elements import MIN_WATERMARK
 from aioflow.core.errors import StateError
 from aioflow.core.keygroups import KeyGroupRange
 from aioflow.core.serializers import Codec
-from aioflow.state.changes import MISSING, ChangeLog, Generation, Space, missing_in, values_at
+from aioflow.state.changes import MISSING, ChangeLog, Generation, Space, missing_in, values_at, values_of
 from aioflow.state.format import FileHeader, encode_drops, encode_end, encode_entries, encode_header
 from aioflow.state.handles import CANONICAL, KeyedStateHandle, StateFile, StateOutput
 from aioflow.state.heap_archive import Archive, Choice, Sections, WrittenFile, choose
-from aioflow.state.heap_keys import KEYS_A_SLICE, GatheredKeys, GroupPart, Pace, SpokenKeys, breathe
+from aioflow.state.heap_keys import KEYS_A_SLICE, GatheredKeys, GroupPart, Pace, SpokenKeys
 from aioflow.state.retired import Retired
 
 __all__ = ["BASES", "HEAP_FORMAT", "HeapSnapshot", "SnapshotPlan"]
@@ -68,10 +68,18 @@ class HeapSnapshot:
     """A snapshot that has begun. It costs the job something until it is written or cancelled."""
 
     def __init__(
-        self, log: ChangeLog, plan: SnapshotPlan, merged: Callable[[tuple[Generation, ...], Generation], None], retired: Retired
+        self,
+        log: ChangeLog,
+        plan: SnapshotPlan,
+        spaces: Callable[[], list[Space]],
+        merged: Callable[[tuple[Generation, ...], Generation], None],
+        retired: Retired,
     ) -> None:
-        """`retired` holds what former checkpoints left, to be given back with this one."""
+        """`spaces` gives all there are; `retired` holds what former checkpoints left, to be given back with this one."""
         self.plan = plan
+        self._spaces = spaces
+        self._whole: set[Space] = set()
+        """Of which no file says anything."""
         self._retired = retired
         self._log = log
         self._merged = merged
@@ -106,7 +114,7 @@ class HeapSnapshot:
             file = await output.write(self._content(gathered, choice, sections, written))
         finally:
             self.cancel()
-        await self._retired.release()
+        await self._retired.release(self._pace)
         plan.result = plan.archive.after(choice, replace(written, file=file, rows=self.rows))
         plan.void = tuple(plan.archive.void(choice))
         header, meta = plan.header, {} if plan.format == CANONICAL else {BASES: list(plan.result.bases)}
@@ -119,27 +127,41 @@ class HeapSnapshot:
         merged = Generation(plan.ended.number)
         for generation in plan.generations:
             merged.drops.update(generation.drops)
-            merged.whole += generation.whole
+            merged.whole.update((space, None) for space in generation.whole if not _is_gone(space, merged))
             for space, keys in generation.noted():
-                dirty: Any = merged.touched.get(space)
-                if dirty is None:
-                    dirty = merged.touched[space] = {} if space.keeps_order else set()
+                if _is_gone(space, merged):
+                    continue
                 remaining = iter(keys)
                 while part := list(islice(remaining, KEYS_A_SLICE)):
-                    dirty.update(dict.fromkeys(part) if space.keeps_order else part)
-                    await breathe()
+                    self._merge_notes(merged, generation, space, part)
+                    await self._pace.looked_at(len(part))
         self._merged(plan.generations, merged)
         plan.generations = (merged,)
+
+    def _merge_notes(self, merged: Generation, generation: Generation, space: Space, keys: list[Any]) -> None:
+        """Adds what `generation` notes of `keys` to `merged`, without those that came and went meanwhile."""
+        if not space.notes_births:
+            merged.touched.setdefault(space, set()).update(keys)  # type: ignore[union-attr]
+            return
+        touched: Any = merged.touched.setdefault(space, {})
+        now = values_at(self.plan.ended.next, space, keys)
+        for key, held in zip(keys, now, strict=True):
+            if key not in touched:
+                touched[key] = generation.held(space, key)
+            if held is MISSING and touched[key] is False:
+                del touched[key]
 
     async def _changed(self) -> int:
         """How many keys and namespaces."""
         changed = 0
         for generation in self.plan.generations:
             changed += len(generation.drops)
-            for counted, (_, keys) in enumerate(generation.noted(), 1):
+            for _, keys in generation.noted():
                 changed += len(keys)
-                if counted % KEYS_A_SLICE == 0:
-                    await breathe()
+                await self._pace.looked_at(1)
+            for space in generation.whole:
+                changed += len(space.entries)
+                await self._pace.looked_at(1)
         return changed
 
     def _drops(self, choice: Choice) -> dict[tuple[str, Any], None]:
@@ -149,9 +171,17 @@ class HeapSnapshot:
         return {place: None for places in void for place in places}
 
     async def _gather(self, choice: Choice, sections: Sections) -> GatheredKeys:
-        """The keys of which the new file speaks: what is said again, what has changed, and all keys of what was not noted."""
+        """The keys of which the new file speaks: what is said again, what has changed, and all keys of what was not noted.
+
+        Of a file before which there is none they are those that there are, whatever came and went.
+        """
         plan = self.plan
         gathered = GatheredKeys(plan.ended, plan.header.max_parallelism, self._pace)
+        if choice.is_base:
+            for space in self._log.spaces_at(plan.ended, self._spaces()):
+                await gathered.add_whole(space)
+            return gathered
+        self._whole = {space for generation in plan.generations for space in generation.whole}
         for again in choice.again(plan.archive):
             gathered.sources += 1
             for section, spoken in again:
@@ -159,14 +189,14 @@ class HeapSnapshot:
                 for space, keys in spoken.parts():
                     await gathered.add(space, keys, group)
         for generation in plan.generations:
-            for noted in (generation.touched, generation.saved):
+            for noted in (generation.saved, generation.touched):
                 gathered.sources += 1
                 for space, some in noted.items():
-                    await gathered.add(space, some)
-        for generation in plan.generations:
-            gathered.sources += 1
-            for space in generation.whole:
-                await gathered.add_whole(space)
+                    if space not in self._whole:
+                        await gathered.add(space, some)
+        gathered.sources += 1
+        for space in self._whole:
+            await gathered.add_whole(space)
         return gathered
 
     async def _content(self, gathered: GatheredKeys, choice: Choice, sections: Sections, written: WrittenFile) -> AsyncIterator[bytes]:
@@ -210,28 +240,34 @@ class HeapSnapshot:
             return []
         plan = self.plan
         later = plan.ended.next
-        left_of = plan.filters.get(parts[0][1].table.name)
+        left_of = plan.filters.get(list(plan.header.tables)[index])
         namespaces: list[Any] = []
         keys: list[Any] = []
         values: list[Any] = []
         gone: tuple[list[Any], list[Any]] = ([], [])
-        for group, space, some in parts:
-            held = values_at(later, space, some)
+        for group, of, some in parts:
+            one = of if isinstance(of, Space) else None
+            spaces: Sequence[Space] = [one] * len(some) if one is not None else of  # type: ignore[assignment]
+            held = values_of(later, spaces, some) if one is None else values_at(later, one, some)
             if left_of is not None:
                 held = [now if now is MISSING else left_of(now) for now in held]
             if missing_in(held):
-                lost = [key for key, now in zip(some, held, strict=True) if now is MISSING and self._is_news(choice, space, key)]
-                gone[0].extend(repeat(space.namespace, len(lost)))
-                gone[1].extend(lost)
-                written.gone.add(space, lost)
-                some = tuple(key for key, now in zip(some, held, strict=True) if now is not MISSING)
-                held = [now for now in held if now is not MISSING]
+                for space, key, now in zip(spaces, some, held, strict=True):
+                    if now is MISSING and self._is_news(choice, space, key):
+                        gone[0].append(space.namespace)
+                        gone[1].append(key)
+                        written.gone.add_few((space,), (key,))
+                there = [now is not MISSING for now in held]
+                spaces, some, held = (list(compress(column, there)) for column in (spaces, some, held))
             if some:
                 spoken = written.keys.get(section := sections.of(group))
                 if spoken is None:
                     spoken = written.keys[section] = SpokenKeys()
-                spoken.add(space, some)
-            namespaces.extend(repeat(space.namespace, len(some)))
+                if one is None:
+                    spoken.add_few(spaces, some)
+                else:
+                    spoken.add(one, some)
+            namespaces.extend([space.namespace for space in spaces])
             keys.extend(some)
             values.extend(held)
         self.rows += len(keys) + len(gone[1])
@@ -243,9 +279,18 @@ class HeapSnapshot:
 
     def _is_news(self, choice: Choice, space: Space, key: Any) -> bool:
         """Whether it has to be said that `key` is gone: a file that is kept may put it, and none behind that says so."""
-        if choice.is_base:
+        if choice.is_base or space in self._whole:
             return False
         plan = self.plan
-        return bool(choice.replaced(plan.archive)) or any(
-            key in noted.get(space, ()) for generation in plan.generations for noted in (generation.touched, generation.saved)
-        )
+        if choice.replaced(plan.archive):
+            return True
+        for generation in plan.generations:
+            held = generation.held(space, key)
+            if held is not None:  # What it was at the first touch is what the files say.
+                return held
+        return False
+
+
+def _is_gone(space: Space, generation: Generation) -> bool:
+    """Whether `space` was dropped by the end of `generation`."""
+    return space.dropped is not None and space.dropped <= generation.number

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequenc
 from types import MappingProxyType
 from typing import Any
 
-from aioflow.state.changes import MISSING, ChangeLog, Guard, OrderedSpace, Space
+from aioflow.state.changes import MISSING, ChangeLog, Guard, GuardMarks, Space
 from aioflow.state.named import RAW
 from aioflow.state.snapshot import ATOMS, TableMeta
 
@@ -18,7 +18,7 @@ _NOTHING: Any = MappingProxyType({})
 class HeapStateTable:
     """`namespace -> key -> value`. Namespace None always exists."""
 
-    __slots__ = ("_kind", "_log", "_spaces", "index", "meta", "name", "result")
+    __slots__ = ("_log", "_notes_births", "_spaces", "index", "meta", "name", "result")
 
     def __init__(self, log: ChangeLog, name: str, meta: TableMeta, result: Callable[[Any], Any] | None = None) -> None:
         self.name = name
@@ -26,7 +26,7 @@ class HeapStateTable:
         self.result = result
         self.index: Any = None
         self._log = log
-        self._kind = Space if meta.kind == RAW else OrderedSpace
+        self._notes_births = meta.kind != RAW
         self._spaces: dict[Any, Space] = {}
         self.space(None)
 
@@ -37,7 +37,7 @@ class HeapStateTable:
         space = self._spaces.get(namespace)
         if space is None:
             space = self.space(namespace)
-        if space.token is self._log.token:
+        if space.token is self._log.token and not space.notes_births:
             space.dirty.update(keys)
         else:
             self._log.touch(space, keys)
@@ -49,10 +49,10 @@ class HeapStateTable:
         if space is None:
             space = self.space(namespace)
         log = self._log
-        if space.token is log.token and not space.keeps_order:
+        if space.token is log.token and not space.notes_births:
             space.dirty.add(key)
-        elif log.noting:
-            log.touch(space, (key,))
+        elif space.born < log.since:
+            log.touch_one(space, key)
         return space.entries
 
     def peek(self, namespace: Any = None) -> Mapping[Any, Any]:
@@ -71,12 +71,19 @@ class HeapStateTable:
                 self.space(None)
                 self._log.on_change()  # State objects hold its dict.
 
-    def drop_if_empty(self, namespace: Any) -> None:
-        """Forgets a namespace without keys, so that the windows of a year do not leave a dict each."""
-        if namespace is not None:
-            space = self._spaces.get(namespace)
-            if space is not None and not space.entries:
-                self.drop(namespace)
+    def removed(self, namespace: Any, key: Any) -> None:
+        """`key` of `namespace` is gone. So is a namespace without keys: the windows of a year do not leave a dict each."""
+        space = self._spaces[namespace]
+        if namespace is None or space.entries:
+            self._log.forget(space, key)
+        else:
+            self.drop(namespace)
+
+    def be_transient(self) -> None:
+        """Keys are removed one by one as often as they come. To be called before there are changes to note."""
+        self._notes_births = True
+        for space in self._spaces.values():
+            space.notes_births = True
 
     # For views, and for whoever fills or writes out the table.
 
@@ -84,7 +91,8 @@ class HeapStateTable:
         """The space of `namespace`, created on demand."""
         space = self._spaces.get(namespace)
         if space is None:
-            space = self._spaces[namespace] = self._kind(self, namespace, self._log.current.number)
+            space = self._spaces[namespace] = Space(self, namespace, notes_births=self._notes_births)
+            self._log.born(space)
         return space
 
     def spaces(self) -> list[Space]:
@@ -98,19 +106,23 @@ class HeapStateTable:
         space = self._spaces.get(namespace)
         if space is None:
             return _NOTHING
-        return Guard(self._log, space) if self._log.guarded else space.entries
+        log = self._log
+        return Guard(log, space) if log.guarded and space.born < log.since else space.entries
 
     def store(self, namespace: Any) -> dict[Any, Any]:
         """To change, after `marks`."""
         return self.space(namespace).entries
 
     def marks(self, namespace: Any) -> Any:
-        """Takes `marks[key] = None` before `key` is changed. None: nothing is noted yet."""
+        """Where a key is noted before it is changed: unless `key in marks`, by `marks[key] = whether it is there`.
+
+        None: nothing is noted.
+        """
         log = self._log
-        if not log.noting:
-            return None
         space = self.space(namespace)
-        return Guard(log, space) if log.guarded else log.dirty_of(space)
+        if space.born >= log.since:
+            return None
+        return GuardMarks(log, space) if log.guarded else log.dirty_of(space)
 
 
 class _Tracked(MutableMapping[Any, Any]):

@@ -143,7 +143,7 @@ class RocksKeyedStateBackend:
         """The state that `descriptor` declares, see `KeyedStateBackend`."""
         return self._named.get_state(descriptor, namespace)
 
-    def table(self, name: str, *, result: Callable[[Any], Any] | None = None) -> RocksTable:
+    def table(self, name: str, *, result: Callable[[Any], Any] | None = None, transient: bool = False) -> RocksTable:
         """Raw table `name`, see `KeyedStateBackend`."""
         self._raw.setdefault(name, name in self._tables)
         table = self._named.open_table(name, TableMeta(RAW))

@@ -68,12 +68,10 @@ class RocksTable:
                 self.space(None)
                 self._on_change()  # State objects are bound to its space.
 
-    def drop_if_empty(self, namespace: Any) -> None:
-        """Forgets a namespace without keys."""
-        if namespace is not None:
-            space = self._spaces.get(namespace)
-            if space is not None and not space.entries:
-                self.drop(namespace)
+    def removed(self, namespace: Any, key: Any) -> None:
+        """`key` of `namespace` is gone. So is a namespace without keys."""
+        if namespace is not None and not self._spaces[namespace].entries:
+            self.drop(namespace)
 
     def check(self, value: Any) -> None:
         """Raises TypeNotSupported naming operator, state, type and remedy if `value`, the first of its type, cannot be encoded."""
@@ -102,7 +100,7 @@ class RocksTable:
         return _Store(self, self.space(namespace).entries)
 
     def marks(self, namespace: Any) -> Any:
-        """Takes `marks[key] = None` before `key` is changed."""
+        """Where `key` is noted before it is changed: by `key in marks`."""
         return _Marks(self.space(namespace))
 
 
@@ -138,12 +136,13 @@ class _Marks:
         self._space = space
         self._cache = space.cache
 
-    def __setitem__(self, key: Any, value: None) -> None:
+    def __contains__(self, key: object) -> bool:
         space, cache = self._space, self._cache
         if space.token is cache.token and key in space.dirty:
             space.dirty[key] = cache.epoch
         else:
             space.touch_one(key)
+        return True
 
 
 class _Store:

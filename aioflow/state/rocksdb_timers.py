@@ -6,10 +6,9 @@ to the timers that were set, deleted or fired since the last: these become rows,
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any, ClassVar
 
-from aioflow.state.changes import MISSING, Generation
+from aioflow.state.changes import MISSING
 from aioflow.state.rocksdb_cache import Cache, Space
 from aioflow.state.timers import TimerQueue
 
@@ -36,18 +35,22 @@ class TimerSpace(Space):
 class _Log:
     """What a queue takes for its log of changes: each one makes a timer dirty."""
 
-    __slots__ = ("_space", "current", "noting", "token")
+    __slots__ = ("_space",)
+
+    since = 0
+    """All buckets are as old as restored ones: each timer is noted."""
 
     def __init__(self, space: TimerSpace) -> None:
         self._space = space
-        self.noting = True
-        self.token = object()
-        self.current = Generation(0)
 
-    def touch(self, bucket: Any, timers: Iterable[tuple[Any, Any]]) -> None:
-        timestamp = bucket.namespace
-        for key, namespace in timers:
-            self._space.touch_one((timestamp, key, namespace))
+    def born(self, bucket: Any) -> None:
+        """Its timers are noted all the same."""
+
+    def touch_one(self, bucket: Any, timer: tuple[Any, Any]) -> None:
+        self._space.touch_one((bucket.namespace, *timer))
+
+    def forget(self, bucket: Any, timer: tuple[Any, Any]) -> None:
+        """The timer is gone."""
 
     def drop(self, bucket: Any) -> None:
         """All of its timers were touched before they went."""

@@ -23,7 +23,7 @@ from typing import Any, Protocol
 from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK
 from aioflow.state.backend import NO_KEY
 from aioflow.state.burial import bury
-from aioflow.state.changes import MISSING, ChangeLog, OrderedSpace, Space
+from aioflow.state.changes import MISSING, ChangeLog, Space
 from aioflow.state.format import TIMERS
 from aioflow.state.snapshot import TableMeta
 
@@ -54,13 +54,13 @@ class TimerBackend(Protocol):
         """Makes the timers and the event time of `service` part of every snapshot, and gives it those that were restored."""
 
 
-class Bucket(OrderedSpace):
+class Bucket(Space):
     """The timers of one timestamp: (key, namespace) -> place in the order of registration, 0 for one that has fired."""
 
     __slots__ = ("firing", "late", "pending")
 
-    def __init__(self, table: Any, timestamp: int, born: int) -> None:
-        super().__init__(table, timestamp, born)
+    def __init__(self, table: Any, timestamp: int) -> None:
+        super().__init__(table, timestamp, notes_births=True)
         self.firing: Iterator[tuple[Timer, int]] | None = None
         self.pending = 0
         """How many of those that are being iterated have not fired."""
@@ -69,6 +69,9 @@ class Bucket(OrderedSpace):
     def lookup(self, keys: Sequence[Timer]) -> list[Any]:
         held, late = self.entries, self.late or {}
         return [held.get(timer) or late.get(timer) or MISSING for timer in keys]
+
+    def held(self, key: Timer) -> Any:
+        return self.entries.get(key) or (self.late and self.late.get(key)) or MISSING
 
     def keys(self, start: int, count: int) -> list[Timer]:
         held = [*self.entries, *self.late] if self.late else self.entries
@@ -118,8 +121,8 @@ class TimerQueue:
             held = bucket.late
         if timer in held:
             return False
-        if self._log.noting:
-            self._touch(bucket, timer)
+        if bucket.born < self._log.since:
+            self._log.touch_one(bucket, timer)
         self.order = held[timer] = self.order + 1
         return True
 
@@ -133,14 +136,17 @@ class TimerQueue:
             if bucket.entries.get(timer):
                 self._spend(bucket, timer)
             elif bucket.late and timer in bucket.late:
-                if self._log.noting:
-                    self._touch(bucket, timer)
+                if bucket.born < self._log.since:
+                    self._log.touch_one(bucket, timer)
                 del bucket.late[timer]
+                self._log.forget(bucket, timer)
         elif timer in bucket.entries:
-            if self._log.noting:
-                self._touch(bucket, timer)
+            if bucket.born < self._log.since:
+                self._log.touch_one(bucket, timer)
             del bucket.entries[timer]
-            if not bucket.entries:
+            if bucket.entries:
+                self._log.forget(bucket, timer)
+            else:
                 self._drop(bucket)
 
     def pop(self, limit: int) -> tuple[int, Any, Any] | None:
@@ -200,22 +206,17 @@ class TimerQueue:
         return bucket
 
     def _bucket(self, timestamp: int) -> Bucket:
-        bucket = self._buckets[timestamp] = Bucket(self, timestamp, self._log.current.number)
+        bucket = self._buckets[timestamp] = Bucket(self, timestamp)
+        self._log.born(bucket)
         heapq.heappush(self._heap, timestamp)
         if timestamp < self.next_time:
             self.next_time = timestamp
         return bucket
 
-    def _touch(self, bucket: Bucket, timer: Timer) -> None:
-        if bucket.token is self._log.token:
-            bucket.dirty[timer] = None
-        else:
-            self._log.touch(bucket, (timer,))
-
     def _spend(self, bucket: Bucket, timer: Timer) -> None:
         # A bucket that has begun to fire loses a timer. After its last one come those registered meanwhile.
-        if self._log.noting:
-            self._touch(bucket, timer)
+        if bucket.born < self._log.since:
+            self._log.touch_one(bucket, timer)
         bucket.entries[timer] = 0
         bucket.pending -= 1
         if not bucket.pending:

@@ -114,7 +114,7 @@ class TimedView(View):
         left = self.alive(stored, now_ms)
         if left is MISSING:
             del self._table.of_key(namespace, key)[key]
-            self._table.drop_if_empty(namespace)
+            self._table.removed(namespace, key)
         elif left is not stored:
             self._table.of_key(namespace, key)[key] = left
         return left
@@ -152,8 +152,8 @@ class TimedValueView(TimedView, ValueView):
             return
         now = self._now_ms()
         key = self._backend.current_key
-        if (dirty := self._dirty) is not None:
-            dirty[key] = None
+        if (dirty := self._dirty) is not None and key not in dirty:
+            dirty[key] = key in self._entries
         self._store[key] = (now, value)
         self._written(now)
 
@@ -205,8 +205,8 @@ class TimedListView(TimedView, ListView):
         now = self._now_ms()
         added = [(now, value) for value in values]
         key = self._backend.current_key
-        if (dirty := self._dirty) is not None:
-            dirty[key] = None
+        if (dirty := self._dirty) is not None and key not in dirty:
+            dirty[key] = key in self._entries
         stored = self._entries.get(key)
         if stored is None:
             self._store[key] = added
@@ -236,8 +236,8 @@ class TimedMapView(TimedView, MapView):
     def put(self, key: Any, value: Any) -> None:
         now = self._now_ms()
         current = self._backend.current_key
-        if (dirty := self._dirty) is not None:
-            dirty[current] = None
+        if (dirty := self._dirty) is not None and current not in dirty:
+            dirty[current] = current in self._entries
         stored = self._entries.get(current)
         if stored is None:
             self._store[current] = {key: (now, value)}
@@ -295,8 +295,8 @@ class TimedReducingView(TimedView, ReducingView):
         stored = self._current()
         now = self._now_ms()
         key = self._backend.current_key
-        if (dirty := self._dirty) is not None:
-            dirty[key] = None
+        if (dirty := self._dirty) is not None and key not in dirty:
+            dirty[key] = key in self._entries
         self._store[key] = (now, value if stored is MISSING else self._fn(stored[1], value))
         self._written(now)
 
@@ -319,8 +319,8 @@ class TimedAggregatingView(TimedView, AggregatingView):
         accumulator = self._agg.create_accumulator() if stored is MISSING else stored[1]
         now = self._now_ms()
         key = self._backend.current_key
-        if (dirty := self._dirty) is not None:
-            dirty[key] = None
+        if (dirty := self._dirty) is not None and key not in dirty:
+            dirty[key] = key in self._entries
         self._store[key] = (now, self._agg.add(value, accumulator))
         self._written(now)
 

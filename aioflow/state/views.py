@@ -40,7 +40,7 @@ class Table(Protocol):
     def of_key(self, namespace: Any, key: Any) -> dict[Any, Any]: ...
     def peek(self, namespace: Any = None) -> Mapping[Any, Any]: ...
     def namespaces(self) -> list[Any]: ...
-    def drop_if_empty(self, namespace: Any) -> None: ...
+    def removed(self, namespace: Any, key: Any) -> None: ...
     def readable(self, namespace: Any) -> Any: ...
     def store(self, namespace: Any) -> dict[Any, Any]: ...
     def marks(self, namespace: Any) -> Any: ...
@@ -80,10 +80,10 @@ class View:
         """Removes what the current key has."""
         key = self._backend.current_key
         if key in self._entries:  # This looks at the key, and so raises for none; `pop` of an empty dict would not.
-            if (dirty := self._dirty) is not None:
-                dirty[key] = None
+            if (dirty := self._dirty) is not None and key not in dirty:
+                dirty[key] = key in self._entries
             del self._store[key]
-            self._table.drop_if_empty(self._namespace)
+            self._table.removed(self._namespace, key)
 
     def show(self, stored: Any) -> Any:
         """What a query gives for a stored value, `MISSING` for nothing."""
@@ -114,8 +114,8 @@ class ValueView(View):
             self.clear()
         else:
             key = self._backend.current_key
-            if (dirty := self._dirty) is not None:
-                dirty[key] = None
+            if (dirty := self._dirty) is not None and key not in dirty:
+                dirty[key] = key in self._entries
             self._store[key] = value
 
     def show_missing(self) -> Any:
@@ -145,8 +145,8 @@ class ListView(View):
         if value is None:
             raise self.none_refused()
         key = self._backend.current_key
-        if (dirty := self._dirty) is not None:
-            dirty[key] = None
+        if (dirty := self._dirty) is not None and key not in dirty:
+            dirty[key] = key in self._entries
         stored = self._entries.get(key)
         if stored is None:
             self._store[key] = [value]
@@ -157,8 +157,8 @@ class ListView(View):
         added = self.checked(values)
         if added:
             key = self._backend.current_key
-            if (dirty := self._dirty) is not None:
-                dirty[key] = None
+            if (dirty := self._dirty) is not None and key not in dirty:
+                dirty[key] = key in self._entries
             stored = self._entries.get(key)
             if stored is None:
                 self._store[key] = added
@@ -169,8 +169,8 @@ class ListView(View):
         new = self.checked(values)
         if new:
             key = self._backend.current_key
-            if (dirty := self._dirty) is not None:
-                dirty[key] = None
+            if (dirty := self._dirty) is not None and key not in dirty:
+                dirty[key] = key in self._entries
             self._store[key] = new
         else:
             self.clear()
@@ -202,8 +202,8 @@ class MapView(View):
 
     def put(self, key: Any, value: Any) -> None:
         current = self._backend.current_key
-        if (dirty := self._dirty) is not None:
-            dirty[current] = None
+        if (dirty := self._dirty) is not None and current not in dirty:
+            dirty[current] = current in self._entries
         stored = self._entries.get(current)
         if stored is None:
             self._store[current] = {key: value}
@@ -218,8 +218,8 @@ class MapView(View):
         current = self._backend.current_key
         stored = self._entries.get(current)
         if stored is not None and key in stored:
-            if (dirty := self._dirty) is not None:
-                dirty[current] = None
+            if (dirty := self._dirty) is not None and current not in dirty:
+                dirty[current] = current in self._entries
             del stored[key]
             if not stored:
                 self.clear()
@@ -267,8 +267,8 @@ class ReducingView(AppendingView):
     def add(self, value: Any) -> None:
         key = self._backend.current_key
         old = self._entries.get(key, MISSING)
-        if (dirty := self._dirty) is not None:
-            dirty[key] = None
+        if (dirty := self._dirty) is not None and key not in dirty:
+            dirty[key] = key in self._entries
         self._store[key] = value if old is MISSING else self._fn(old, value)
 
 
@@ -289,8 +289,8 @@ class AggregatingView(AppendingView):
         accumulator = self._entries.get(key, MISSING)
         if accumulator is MISSING:
             accumulator = self._agg.create_accumulator()
-        if (dirty := self._dirty) is not None:
-            dirty[key] = None
+        if (dirty := self._dirty) is not None and key not in dirty:
+            dirty[key] = key in self._entries
         self._store[key] = self._agg.add(value, accumulator)
 
     def show(self, stored: Any) -> Any:

@@ -229,7 +229,7 @@ def written(rows: dict[int, int]) -> WrittenFile:
     keys: dict[int, SpokenKeys] = {}
     for section, count in rows.items():
         keys[section] = SpokenKeys()
-        keys[section].add(Space(None, None, 0), tuple(range(count)))
+        keys[section].add(Space(None, None), tuple(range(count)))
         keys[section].settle()
     return WrittenFile(StateFile("", 0, b""), keys, SpokenKeys(), {}, sum(rows.values()))
 
@@ -280,11 +280,11 @@ def test_every_key_group_is_of_a_section_and_each_section_has_some(groups: int) 
 
 
 def test_keys_are_given_back_in_order_space_by_space() -> None:
-    spoken, spaces = SpokenKeys(), [Space(None, number, 0) for number in range(3)]
+    spoken, spaces = SpokenKeys(), [Space(None, number) for number in range(3)]
     spoken.add(spaces[0], [1, 2])
     spoken.add(spaces[1], [3])
     spoken.add(spaces[2], tuple(range(100)))
     spoken.add(spaces[0], [4])
     spoken.settle()
     assert [(space.namespace, list(keys)) for space, keys in spoken.parts()] == [(0, [1, 2]), (1, [3]), (2, list(range(100))), (0, [4])]
-    assert (len(spoken), len(spoken.tuples())) == (104, 3)
+    assert (len(spoken), len(spoken.tuples())) == (104, 5)

@@ -10,7 +10,7 @@ from aioflow.core.keygroups import KeyGroupRange
 from aioflow.state.changes import Generation, Space
 from aioflow.state.handles import StateFile
 from aioflow.state.heap import HeapKeyedStateBackend
-from aioflow.state.heap_keys import SpokenKeys
+from aioflow.state.heap_keys import Pace, SpokenKeys
 from aioflow.state.inline import InlineState
 from aioflow.state.retired import FREED_A_SLICE, Retired
 
@@ -36,7 +36,7 @@ async def turns_of(release: Any) -> int:
 
 
 async def test_others_get_their_turn_while_much_is_freed() -> None:
-    retired, space, generation = Retired(), Space(None, None, 0), Generation(1)
+    retired, space, generation = Retired(), Space(None, None), Generation(1)
     spoken = SpokenKeys()
     for _ in range(3 * FREED_A_SLICE // 512):
         spoken.add(space, tuple(range(512)))
@@ -44,9 +44,9 @@ async def test_others_get_their_turn_while_much_is_freed() -> None:
     generation.touched[space] = set(range(2 * FREED_A_SLICE))
     generation.saved[space] = dict.fromkeys(range(FREED_A_SLICE))
     retired.add_generations([generation])
-    assert await turns_of(retired.release()) >= 6
+    assert await turns_of(retired.release(Pace())) >= 6
     assert (len(generation.touched[space]), len(generation.saved[space])) == (0, 0)
-    assert await turns_of(retired.release()) <= 2, "nothing is left"
+    assert await turns_of(retired.release(Pace())) <= 2, "nothing is left"
 
 
 async def test_what_a_completed_checkpoint_made_void_goes_with_the_next_one() -> None:
