@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
 
 from aioflow.cluster.checkpoint_settings import LATEST, CheckpointSettings
+from aioflow.core.locations import url_scheme
 from aioflow.core.timeunits import to_ms
 from aioflow.inspection.redaction import redacted
 
@@ -118,6 +119,8 @@ def store_url(where: str | PathLike[str], option: str) -> str:
     if scheme in REMOTE and "@" in rest.partition("/")[0]:
         raise ValueError(f"{option} is {redacted(text)!r}: the URL of a store holds no password, which comes from the environment")
     if not colon:
+        if url_scheme(where):
+            raise ValueError(f"{option} is {where!r}: a Path is of this machine and loses a slash of a URL, expected the URL as a text")
         named, single, _ = text.partition(":")
         if single and named in SCHEMES:  # A directory of that name would keep what was meant for elsewhere.
             raise ValueError(f"{option} is {text!r}: the scheme is written {named}://; a directory of that name is ./{text}")

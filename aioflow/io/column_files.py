@@ -5,13 +5,13 @@ from __future__ import annotations
 import copy
 import os
 from abc import ABC, abstractmethod
-from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, Self
 
 from aioflow.io.column_parts import ColumnPartWriter
 from aioflow.io.column_reader import ColumnReader
 from aioflow.io.found_files import FoundFiles, check_sink, refuse_sink
 from aioflow.io.parts import PartCommitter, RollPolicy
+from aioflow.io.paths import checked_path
 
 if TYPE_CHECKING:
     from aioflow.core.host import Host
@@ -32,8 +32,7 @@ class ColumnFiles(ABC):
     reads_columns = True
 
     def __init__(self, path: str | os.PathLike[str], discover_every: Duration | None, roll: RollPolicy) -> None:
-        # A Path means itself; only a text may be a pattern.
-        self._path: str | PurePath = path if isinstance(path, (str, PurePath)) else os.fspath(path)
+        self._path = checked_path(path, self.name)
         self._roll = roll
         self._fields: tuple[str, ...] | None = None
         """All that is needed of each row; None: everything."""

@@ -10,7 +10,6 @@ import copy
 import os
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
-from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from aioflow.core.errors import GraphError
@@ -23,7 +22,7 @@ from aioflow.io.follow_reader import FollowReader
 from aioflow.io.found_files import FoundFiles, check_sink, refuse_sink
 from aioflow.io.malformed import checked_on_error
 from aioflow.io.parts import PartCommitter, PartWriter, RollPolicy
-from aioflow.io.paths import SPLIT_BYTES, FilePart, cut
+from aioflow.io.paths import SPLIT_BYTES, FilePart, checked_path, cut
 from aioflow.operators.source import Split
 
 if TYPE_CHECKING:
@@ -124,8 +123,7 @@ class Files(Generic[T]):
         self.name = self._function = function
         if discover_every is not None and follow:
             raise GraphError(f"{function}({str(path)!r}): follow=True finds new files too: leave out discover_every=, or follow=")
-        # A Path means itself; only a text may be a pattern.
-        self._path: str | PurePath = path if isinstance(path, (str, PurePath)) else os.fspath(path)
+        self._path = checked_path(path, function)
         self._decoder = decoder
         self._column_decoder = column_decoder
         self._narrows = narrows

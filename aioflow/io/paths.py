@@ -14,6 +14,9 @@ from functools import lru_cache
 from pathlib import PurePath
 from typing import TYPE_CHECKING, NamedTuple
 
+from aioflow.core.errors import GraphError
+from aioflow.core.locations import local_path
+from aioflow.inspection.redaction import redacted
 from aioflow.io.blocks import is_compressed, marks_before, zip_members
 
 if TYPE_CHECKING:
@@ -22,12 +25,31 @@ if TYPE_CHECKING:
     from aioflow.core.host import FileStat, Host
     from aioflow.io.blocks import Mark
 
-__all__ = ["SPLIT_BYTES", "FilePart", "cut", "find_files", "fixed_part", "is_matched", "pattern_hint", "respelled"]
+__all__ = [
+    "SPLIT_BYTES",
+    "FilePart",
+    "checked_path",
+    "cut",
+    "find_files",
+    "fixed_part",
+    "is_matched",
+    "pattern_hint",
+    "respelled",
+]
 
 SPLIT_BYTES = 64 * 1024 * 1024
 """Files above this are cut at line ends, so that several subtasks share one."""
 
 _MAGIC = re.compile(r"[*?\[]")
+
+
+def checked_path(path: str | os.PathLike[str], function: str) -> str | PurePath:
+    """`path` as `local_path` gives it: a `Path` means itself, a text may be a pattern. Raises GraphError naming `function`."""
+    try:
+        return local_path(path)
+    except (TypeError, ValueError) as error:
+        shown = redacted(str(path))
+        raise GraphError(f"{function}({shown!r}): {error}") from None
 
 
 class FilePart(NamedTuple):

@@ -21,6 +21,7 @@ from aioflow.core.errors import Closed, GraphError, note_once
 from aioflow.core.explained_calls import explained
 from aioflow.io.buffered import BufferedReader
 from aioflow.io.hosts import lent
+from aioflow.io.paths import checked_path
 from aioflow.io.shapes import value_maker
 from aioflow.io.tables import SCHEMA, TableCommitter, TableWriter, decode_piece, quoted, was_committed
 from aioflow.operators.source import Split
@@ -73,7 +74,7 @@ def sqlite(
         make = value_maker(type)
     except (ValueError, TypeError) as error:
         raise GraphError(str(error)) from None
-    return SqliteTable(os.fspath(path), table, make, None if columns is None else list(columns), key)
+    return SqliteTable(str(checked_path(path, "sqlite")), table, make, None if columns is None else list(columns), key)
 
 
 class SqliteTable(Generic[T]):

@@ -13,6 +13,13 @@ _REDIS, _NATS, _KAFKA = (f"tests/integration/test_{name}.py::" for name in ("red
 
 SINK_MUTANTS: list[Mutant] = [
     Mutant(
+        "a sink makes a directory of the name of a URL",
+        "aioflow/core/locations.py",
+        "    elif scheme:\n",
+        "    elif scheme and False:\n",
+        ("tests/io/test_locations.py::test_a_place_of_another_system_is_refused_and_the_remedy_named",),
+    ),
+    Mutant(
         "a checkpoint says what is renamed, wherever it is",
         "aioflow/io/parts.py",
         "        if not is_part or any(not self._is_here(directory) for directory, _ in places):\n",
