@@ -36,6 +36,7 @@ from aioflow.network.links import DataPlane
 from aioflow.protocol.errors import rebuild_error
 from aioflow.protocol.framing import FrameType
 from aioflow.protocol.messages import ErrorResponse, decode_message
+from aioflow.task.closing import attach_errors
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -49,8 +50,7 @@ if TYPE_CHECKING:
     from aioflow.core.ids import TapPlace
     from aioflow.graph.job_graph import JobGraph, JobVertex
     from aioflow.operators.source import Split
-    from aioflow.task.closing import attach_errors
-from aioflow.task.environment import TaskOptions
+    from aioflow.task.environment import TaskOptions
 
 __all__ = ["WorkersCluster"]
 
