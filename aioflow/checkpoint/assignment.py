@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from typing import Any, Protocol
 
 from aioflow.checkpoint.completed import CheckpointedOperator, CompletedCheckpoint
@@ -22,7 +23,16 @@ from aioflow.core.errors import RestoreError
 from aioflow.core.keygroups import KeyGroupRange, range_for_subtask
 from aioflow.state.handles import KeyedStateHandle, StateFile
 
-__all__ = ["FoundSplit", "InFlightRestore", "OperatorRestore", "RestorePlan", "TaskRestore", "assign_splits", "plan_restore"]
+__all__ = [
+    "ChannelRestore",
+    "FoundSplit",
+    "InFlightRestore",
+    "OperatorRestore",
+    "RestorePlan",
+    "TaskRestore",
+    "assign_splits",
+    "plan_restore",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,19 +46,33 @@ class OperatorRestore:
 
 
 @dataclass(frozen=True, slots=True)
-class InFlightRestore:
-    """Data that was in flight in one place, for one subtask to process before anything new."""
+class ChannelRestore:
+    """What waited in one channel of a former subtask."""
 
     edge_id: int
-    side: ChannelSide
-    """Never `OUTPUT`: the consumer takes over what waited at the producer."""
     index: int
     files: tuple[StateFile, ...]
-    """One after the other: what waited at the consumer, then what waited at the producer."""
-    has_head: bool = True
-    """Whether the first file tells what event time stood at in front of the data."""
+    """What waited at the consumer, then what waited at the producer."""
+    has_head: bool
+    """Whether the first file says what event time stood at in front of the data."""
+
+
+@dataclass(frozen=True, slots=True)
+class InFlightRestore:
+    """What was in flight in one former subtask, for one subtask to process before anything new."""
+
+    subtask: int
+    """The former one."""
+    is_only: bool
+    """Whether there was no other one."""
+    chain: tuple[tuple[int, StateFile], ...]
+    """What waited between its operators, tail first: the number of the place, and the file."""
+    restored: StateFile | None
+    """What it had restored itself and not processed, and the event time of its whole input."""
+    channels: tuple[ChannelRestore, ...]
     dealt: bool = False
-    """Whether it is dealt out anew: what has keys goes by its keys, and the rest is for this subtask if `takes_rest`."""
+    """Whether the parallelism has changed: records with keys go by their keys, all others belong to
+    the subtask with `takes_rest`."""
     takes_rest: bool = True
 
 
@@ -59,8 +83,13 @@ class TaskRestore:
     checkpoint_id: int
     operators: Mapping[str, OperatorRestore] = field(default_factory=dict)
     """By uid."""
-    channels: tuple[InFlightRestore, ...] = ()
-    """Data that was in flight, to be processed before anything else."""
+    in_flight: tuple[InFlightRestore, ...] = ()
+    """By former subtask, in their order."""
+    same_exchanges: frozenset[int] = frozenset()
+    """Ids of the exchanges whose channels are those of the checkpoint: each continues where it stood."""
+    others: tuple[StateFile | None, ...] | None = None
+    """Of the other former subtasks, what tells their event time; None for one that had none yet. Only
+    where such a subtask may continue here: its records must not become late."""
     allow_non_restored: bool = False
     """Whether state that an operator has no use for is left behind; otherwise it refuses the restore."""
 
@@ -103,13 +132,11 @@ def plan_restore(
         found = [(operator, former[operator.uid]) for operator in vertex.operators if operator.uid in former]
         for index in range(vertex.parallelism):
             operators = {operator.uid: state.restore(operator, index) for operator, state in found}
-            channels = in_flight.restore(vertex, index) if in_flight is not None else ()
-            tasks[vertex.vertex_id, index] = TaskRestore(checkpoint.checkpoint_id, operators, channels, allow_non_restored)
+            task = TaskRestore(checkpoint.checkpoint_id, operators, allow_non_restored=allow_non_restored)
+            tasks[vertex.vertex_id, index] = task if in_flight is None else in_flight.restore(task, vertex, index)
         for _, state in found:
             if state.is_source:
                 sources[vertex.vertex_id] = state.source
-    if in_flight is not None and not in_flight.is_dealt_out:
-        raise _changed(checkpoint)
     return RestorePlan(tasks, sources)
 
 
@@ -236,9 +263,13 @@ def _refuse_unmatched(checkpoint: CompletedCheckpoint, lost: Sequence[_Former], 
     )
 
 
+_IN_TASK = (ChannelSide.CHAIN, ChannelSide.RESTORED)
+"""Places that belong to no exchange."""
+
+
 def _keeps_channels(checkpoint: CompletedCheckpoint, vertices: Sequence[CheckpointedVertex]) -> bool:
     """Whether there are data in flight to hand out. They fit the very exchanges that they were taken from, and no others."""
-    if not any(state.channels for state in checkpoint.subtasks.values()):
+    if not any(channel.is_data for state in checkpoint.subtasks.values() for channel in state.channels):
         return False
     chains = {vertex.uid: [operator.uid for operator in vertex.operators] for vertex in vertices}
     edges = {read.edge_id for vertex in vertices for read in vertex.inputs}
@@ -246,7 +277,7 @@ def _keeps_channels(checkpoint: CompletedCheckpoint, vertices: Sequence[Checkpoi
     for (head, _), state in checkpoint.subtasks.items():
         uids = [handle.uid for handle in state.operators]
         fits = fits and (not uids or uids == chains.get(head))
-        fits = fits and all(channel.edge_id in edges or channel.side is ChannelSide.CHAIN for channel in state.channels)
+        fits = fits and all(channel.edge_id in edges or channel.side in _IN_TASK for channel in state.channels)
     if not fits:
         raise _changed(checkpoint)
     return True
@@ -260,77 +291,74 @@ def _changed(checkpoint: CompletedCheckpoint) -> RestoreError:
 
 
 class InFlightPlan:
-    """Deals out the data in flight of `checkpoint`, which was taken of the same operators, at whatever parallelism.
+    """Deals out the data in flight of `checkpoint`, which was taken of the same operators, at any parallelism.
 
-    What waited at the producer of a channel follows what waited at its consumer. Where neither side of an exchange was rescaled a channel
-    goes on as itself. Otherwise its former channels are read beside the new ones: by key, or each as a whole by one subtask.
+    The unit is a former subtask: what waited in its chain, what it had restored itself, and its channels, where
+    what waited at the producer follows what waited at the consumer. Each subtask that has keys of it reads it.
     """
 
     def __init__(self, checkpoint: CompletedCheckpoint, vertices: Sequence[CheckpointedVertex]) -> None:
         self._parallelism = {operator.uid: operator.parallelism for operator in checkpoint.operators}
         self._uids = {vertex.vertex_id: vertex.uid for vertex in vertices}
         self._now = {vertex.vertex_id: vertex.parallelism for vertex in vertices}
-        self._files = {
-            (head, subtask, channel.edge_id, channel.side, channel.index): channel.file
-            for (head, subtask), state in checkpoint.subtasks.items()
-            for channel in state.channels
-        }
-        self._left = dict.fromkeys(self._files)
+        consumers = {read.edge_id: vertex.uid for vertex in vertices for read in vertex.inputs}
+        self._finished = {place for place, state in checkpoint.subtasks.items() if state.finished}
+        self._files: dict[tuple[str, int], dict[tuple[ChannelSide, int, int], StateFile]] = {}
+        """By subtask that processes them: by side, exchange and index."""
+        for (head, subtask), state in checkpoint.subtasks.items():
+            for channel in state.channels:
+                side, edge_id = channel.side, channel.edge_id
+                if side is ChannelSide.OUTPUT:
+                    place, number = (consumers[edge_id], channel.index), subtask
+                else:
+                    place, number = (head, subtask), channel.index
+                self._files.setdefault(place, {})[side, edge_id, number] = channel.file
 
-    @property
-    def is_dealt_out(self) -> bool:
-        """Whether all of it has been given to somebody, once every subtask has its part: an exchange that became another one may reach
-        fewer subtasks."""
-        return not self._left
-
-    def restore(self, vertex: CheckpointedVertex, index: int) -> tuple[InFlightRestore, ...]:
-        """The part of subtask `index` of `vertex`."""
-        found: list[InFlightRestore] = []
-        for read in vertex.inputs:
-            found += self._same(vertex, index, read) if self._is_same(vertex, read) else self._dealt(vertex, index, read)
+    def restore(self, task: TaskRestore, vertex: CheckpointedVertex, index: int) -> TaskRestore:
+        """`task` of subtask `index` of `vertex` with its part."""
         former = self._parallelism[vertex.uid]
         dealt = former != vertex.parallelism
-        for (head, subtask, edge_id, side, place), file in self._files.items():
-            if head == vertex.uid and side in (ChannelSide.CHAIN, ChannelSide.RESTORED) and (dealt or subtask == index):
-                rest = subtask % vertex.parallelism == index
-                found.append(InFlightRestore(edge_id, side, place, (file,), dealt=dealt, takes_rest=rest))
-                self._left.pop((head, subtask, edge_id, side, place), None)
-        return tuple(found)
-
-    def _is_same(self, vertex: CheckpointedVertex, read: VertexInput) -> bool:
-        producer = self._uids[read.vertex_id]
-        return self._parallelism[vertex.uid] == vertex.parallelism and self._parallelism[producer] == self._now[read.vertex_id]
-
-    def _same(self, vertex: CheckpointedVertex, index: int, read: VertexInput) -> list[InFlightRestore]:
-        producer = self._uids[read.vertex_id]
-        count = self._parallelism[producer] if read.producers is None else len(read.producers[index])
-        made = (self._channel(vertex.uid, index, producer, channel, read, ChannelSide.INPUT, channel) for channel in range(count))
-        return [restore for restore in made if restore is not None]
-
-    def _dealt(self, vertex: CheckpointedVertex, index: int, read: VertexInput) -> list[InFlightRestore]:
-        # Whatever the exchange is now: one that was dealt out in turn becomes one to one when both sides are as many, and its data remain.
-        producer = self._uids[read.vertex_id]
-        found: list[InFlightRestore] = []
-        for subtask in range(self._parallelism[vertex.uid]):
+        found = []
+        for subtask in range(former):
             rest = subtask % vertex.parallelism == index
-            if read.keyed or rest:
-                for channel in range(self._parallelism[producer]):
-                    restore = self._channel(vertex.uid, subtask, producer, channel, read, ChannelSide.RESTORED, len(found))
-                    if restore is not None:
-                        found.append(replace(restore, dealt=True, takes_rest=rest))
-        return found
+            if (vertex.uid, subtask) in self._finished:
+                continue
+            if rest or (dealt and self._share_keys(vertex, subtask, index)):
+                found.append(self._of(vertex, subtask, dealt=dealt, rest=rest))
+        others: tuple[StateFile | None, ...] | None = None
+        if dealt and former > 1 and any(read.producers is not None for read in vertex.inputs):
+            own = {one.subtask for one in found}
+            others = tuple(
+                self._files.get((vertex.uid, subtask), {}).get((ChannelSide.RESTORED, 0, 0))
+                for subtask in range(former)
+                if subtask not in own and (vertex.uid, subtask) not in self._finished
+            )
+        same = frozenset(read.edge_id for read in vertex.inputs if not dealt and self._is_same(read))
+        return replace(task, in_flight=tuple(found), same_exchanges=same, others=others)
 
-    def _channel(
-        self, consumer: str, subtask: int, producer: str, channel: int, read: VertexInput, side: ChannelSide, place: int
-    ) -> InFlightRestore | None:
-        """What was on its way from subtask `channel` of the producer to subtask `subtask` of the consumer."""
-        at_consumer = (consumer, subtask, read.edge_id, ChannelSide.INPUT, channel)
-        at_producer = (producer, channel, read.edge_id, ChannelSide.OUTPUT, subtask)
-        first, second = self._files.get(at_consumer), self._files.get(at_producer)
-        self._left.pop(at_consumer, None)
-        self._left.pop(at_producer, None)
-        files = tuple(file for file in (first, second) if file is not None)
-        return InFlightRestore(read.edge_id, side, place, files, has_head=first is not None) if files else None
+    def _is_same(self, read: VertexInput) -> bool:
+        return self._parallelism[self._uids[read.vertex_id]] == self._now[read.vertex_id]
+
+    def _share_keys(self, vertex: CheckpointedVertex, subtask: int, index: int) -> bool:
+        if not any(read.keyed for read in vertex.inputs):
+            return False
+        groups = vertex.operators[0].max_parallelism
+        then = range_for_subtask(subtask, self._parallelism[vertex.uid], groups)
+        return range_for_subtask(index, vertex.parallelism, groups).intersection(then) is not None
+
+    def _of(self, vertex: CheckpointedVertex, subtask: int, *, dealt: bool, rest: bool) -> InFlightRestore:
+        files = self._files.get((vertex.uid, subtask), {})
+        chain = [(place, file) for (side, _, place), file in files.items() if side is ChannelSide.CHAIN]
+        chain.sort(key=itemgetter(0), reverse=True)
+        ends = {which[1:] for which in files if which[0] not in _IN_TASK}
+        channels = []
+        for edge_id, index in sorted(ends):
+            first, second = (files.get((side, edge_id, index)) for side in (ChannelSide.INPUT, ChannelSide.OUTPUT))
+            waiting = tuple(file for file in (first, second) if file is not None)
+            channels.append(ChannelRestore(edge_id, index, waiting, has_head=first is not None))
+        restored = files.get((ChannelSide.RESTORED, 0, 0))
+        only = self._parallelism[vertex.uid] == 1
+        return InFlightRestore(subtask, only, tuple(chain), restored, tuple(channels), dealt=dealt, takes_rest=rest)
 
 
 def _title(checkpoint: CompletedCheckpoint) -> str:

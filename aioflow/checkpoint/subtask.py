@@ -8,7 +8,7 @@ from enum import StrEnum
 
 from aioflow.state.handles import KeyedStateHandle, StateFile
 
-__all__ = ["ChannelSide", "ChannelStateHandle", "CheckpointStats", "OperatorStateHandle", "SubtaskState"]
+__all__ = ["HEAD_BYTES", "ChannelSide", "ChannelStateHandle", "CheckpointStats", "OperatorStateHandle", "SubtaskState"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,11 @@ class ChannelSide(StrEnum):
     CHAIN = "chain"
     """In the task, in front of an operator: from 1; 0: what a source without any has read."""
     RESTORED = "restored"
-    """In a channel that the exchange had before it was dealt out anew, numbered as they come: it is read like one that is there no more."""
+    """In the task: what it restored and has not processed. One place, which also tells the event time of the whole input."""
+
+
+HEAD_BYTES = 14
+"""Of a file of data in flight: its version, the event time in front of the data, and how many channels make it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +48,11 @@ class ChannelStateHandle:
     side: ChannelSide
     index: int
     file: StateFile
+
+    @property
+    def is_data(self) -> bool:
+        """Whether it is more than the event time of a whole input: alone, that is not needed, as the sources tell it again."""
+        return self.side is not ChannelSide.RESTORED or self.file.size > HEAD_BYTES
 
 
 @dataclass(frozen=True, slots=True)

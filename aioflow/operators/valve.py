@@ -17,10 +17,24 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Hashable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK, RecordBatch, Watermark, WatermarkStatus
 
-__all__ = ["CombinedWatermark", "MultiInputWatermarks", "StatusWatermarkValve"]
+__all__ = ["BEGINNING", "ChannelTime", "CombinedWatermark", "MultiInputWatermarks", "StatusWatermarkValve", "clamped"]
+
+
+class ChannelTime(NamedTuple):
+    """Where one channel of a valve stands."""
+
+    watermark: int = MIN_WATERMARK
+    idle: bool = False
+    aligned: bool = True
+    """Whether it holds the others back: not while it is idle, nor until it has caught up afterwards."""
+
+
+BEGINNING = ChannelTime()
+"""Of a channel that has told nothing yet."""
 
 
 class StatusWatermarkValve:
@@ -115,18 +129,20 @@ class StatusWatermarkValve:
             return batch if combined == final else batch.with_watermarks(None, combined)
         if combined == final and watermarks[0] >= last and watermarks[-1] <= limit:
             return batch
-        return batch.with_watermarks(_clamped(watermarks, last, limit), combined)
+        return batch.with_watermarks(clamped(watermarks, last, limit), combined)
 
-    def state_of(self, channel: int) -> tuple[int, bool]:
-        """The watermark and the status that `channel` has told."""
-        return self._watermarks[channel], self._idle[channel]
+    def state_of(self, channel: int) -> ChannelTime:
+        """What `channel` has told, and whether it takes part in the minimum."""
+        return ChannelTime(self._watermarks[channel], self._idle[channel], self._aligned[channel])
 
-    def restore(self, channel: int, watermark: int, idle: bool) -> None:
-        """`channel` goes on where it stood; before anything comes in. Then call `restored`."""
-        self._watermarks[channel] = watermark
-        self._idle[channel] = idle
-        self._aligned[channel] = not idle
-        self._held[channel] = MAX_WATERMARK if idle else watermark
+    def resume(self, watermark: int) -> None:
+        """The last output was `watermark`; before anything comes in, and before `restore`."""
+        self.watermark = watermark
+
+    def restore(self, channel: int, time: ChannelTime) -> None:
+        """`channel` continues where it stood; before anything comes in. Then call `restored`."""
+        self._watermarks[channel], self._idle[channel], self._aligned[channel] = time
+        self._held[channel] = time.watermark if time.aligned else MAX_WATERMARK
 
     def restored(self) -> list[Watermark | WatermarkStatus]:
         """What follows from all that was restored."""
@@ -164,12 +180,12 @@ class StatusWatermarkValve:
             outputs.append(Watermark(watermark))
 
 
-def _clamped(watermarks: list[int], low: int, high: int) -> list[int] | None:
+def clamped(watermarks: list[int], low: int, high: int) -> list[int] | None:
     """A list that never decreases, clamped to [low, high]; None when that leaves nothing but `low`."""
     if type(watermarks) is not list:
-        from aioflow.columns.event_time import clamped
+        from aioflow.columns import event_time
 
-        return clamped(watermarks, low, high)  # type: ignore[arg-type, return-value]  # A column, which reads like a list.
+        return event_time.clamped(watermarks, low, high)  # type: ignore[arg-type, return-value]  # A column, which reads like a list.
     start, count = bisect_right(watermarks, low), len(watermarks)
     if start == count or high <= low:
         return None
@@ -242,7 +258,7 @@ class CombinedWatermark:
                 # A finished part does not count: what it reached before must be counted first.
                 self.set_watermark(part, watermarks[-1])
             behind = bisect_right(watermarks, found.watermark)
-            watermarks = _clamped([found.watermark] * behind + watermarks[behind:], last, limit)
+            watermarks = clamped([found.watermark] * behind + watermarks[behind:], last, limit)
         self.set_watermark(part, batch.watermark)
         return batch.with_watermarks(watermarks, self.watermark)
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING
 
 from aioflow.core.column_batch import COLUMN_RECORDS_MAX
-from aioflow.core.elements import BATCH_RECORDS_MAX, MIN_WATERMARK, RecordBatch
+from aioflow.core.elements import BATCH_RECORDS_MAX, MIN_WATERMARK, RecordBatch, empty_batch
 from aioflow.core.errors import note_once
 from aioflow.core.user_code import check_own_task, user_error
 from aioflow.operators.operator import Operator
@@ -24,6 +24,7 @@ from aioflow.operators.stateless import StatelessOperator, describe_place
 if TYPE_CHECKING:
     from aioflow.core.availability import Availability
     from aioflow.core.scope import Scope
+    from aioflow.task.inflight import Waiting
 
 __all__ = ["SLICE_NS", "ChainStatus", "OperatorChain", "Tap"]
 
@@ -77,6 +78,7 @@ class _Stage:
         "records_out",
         "taps",
         "waiting",
+        "watermark",
     )
 
     def __init__(self, operator: Operator, first: int, last: int) -> None:
@@ -84,6 +86,8 @@ class _Stage:
         self.first = first
         self.last = last
         self.waiting: deque[tuple[RecordBatch, int, int]] = deque()  # (batch, records already taken, input index)
+        self.watermark = MIN_WATERMARK
+        """In force behind what it has processed."""
         self.ns_per_record = 0.0
         self.fan_out = 1.0
         self.limit = 1  # Until its cost is known, one record: a function of a second must not run a thousand times in a slice.
@@ -136,6 +140,8 @@ class OperatorChain:
         self._scope = scope
         self._heads: set[int] = set()
         """Operators that begin a stage, because restored work waits in front of them."""
+        self.restored: deque[Waiting] = deque()
+        """What was in flight and is to be processed before any new input."""
         self._early: list[tuple[int, RecordBatch]] = []  # Emitted by `open`, before there were stages.
         self.slowest_operator: Operator | None = None
         """The operator that held the loop for more than `SLOW_NS` last; whoever reports it sets None."""
@@ -171,6 +177,7 @@ class OperatorChain:
             if measured is not None:
                 stage.ns_per_record, stage.fan_out, stage.limit = measured.ns_per_record, measured.fan_out, measured.limit
                 stage.column_limit = measured.column_limit
+                stage.watermark = measured.watermark
             stage.taps = self._taps.get(stage.last, ())
             stage.records_in = counts.get(stage.first, (0, 0))[0]
             stage.records_out = counts.get(stage.last, (0, 0))[1]
@@ -207,10 +214,10 @@ class OperatorChain:
     @property
     def has_work(self) -> bool:
         """Whether anything waits between or inside the operators."""
-        for stage in self._stages:  # noqa: SIM110  # Asked twice a slice: `any` over a generator costs four times as much.
+        for stage in self._stages:  # Asked twice a slice: `any` over a generator costs four times as much.
             if stage.waiting or (stage.may_pend and stage.operator.has_pending):
                 return True
-        return False
+        return bool(self.restored)
 
     @property
     def blocked_on(self) -> Availability | None:
@@ -273,23 +280,34 @@ class OperatorChain:
                     yield
                     deadline = self._perf_ns() + self._slice_ns
 
-    def waiting(self) -> list[tuple[int, list[tuple[RecordBatch, int]]]]:
-        """What waits in front of each stage, by its first operator: (the rest of a batch, its input), oldest first."""
+    def waiting(self) -> list[tuple[int, int, list[tuple[RecordBatch, int]]]]:
+        """What waits in front of each stage: its first operator, its watermark, and (the rest of a batch, its input), oldest first."""
         return [
-            (stage.first, [(batch.slice(taken, len(batch.values)) if taken else batch, index) for batch, taken, index in stage.waiting])
+            (
+                stage.first,
+                stage.watermark,
+                [(batch.slice(taken, len(batch.values)) if taken else batch, index) for batch, taken, index in stage.waiting],
+            )
             for stage in self._stages
             if stage.waiting
         ]
 
-    def restore(self, places: Mapping[int, Sequence[tuple[RecordBatch, int]]]) -> None:
-        """Let this work wait where `waiting` found it, before anything else does. By first operator; each batch with its input."""
-        firsts = {stage.first for stage in self._stages}
-        if not places.keys() <= firsts:
+    def restore(self, waiting: Sequence[Waiting]) -> None:
+        """Process this before anything else, in its order, one when all before it have left the chain."""
+        places = {one.stage for one in waiting}
+        if not places <= {stage.first for stage in self._stages}:
             # Someone looked at the stream between two operators that run as one now.
-            self._heads = set(places)
+            self._heads = places
             self.compile()
-        for stage in self._stages:
-            stage.waiting.extend((batch, 0, index) for batch, index in places.get(stage.first, ()))
+        self.restored.extend(waiting)
+
+    def _continue(self) -> None:
+        """Let the next batch that was in flight wait where it was."""
+        first, input_index, batch, mark = self.restored.popleft()
+        stage = next(stage for stage in self._stages if stage.first == first)
+        if batch.watermarks is None and mark > stage.watermark:
+            stage.waiting.append((empty_batch(mark), 0, input_index))
+        stage.waiting.append((batch, 0, input_index))
 
     def run(self) -> ChainStatus:
         """Process waiting work for one slice."""
@@ -301,6 +319,9 @@ class OperatorChain:
         while True:
             position = self._deepest_waiting()
             if position < 0:
+                if self.restored:
+                    self._continue()
+                    continue
                 return ChainStatus.IDLE
             stage = self._stages[position]
             operator = stage.operator
@@ -322,6 +343,8 @@ class OperatorChain:
                     stage.records_in += taken
                     process = stage.process
                     out = process(part) if process is not None else operator.process_input(input_index, part)
+                    if part.watermark > stage.watermark:
+                        stage.watermark = part.watermark
                 self._emit(position, out)
                 if owner is not None and owner._must_cancel:  # type: ignore[attr-defined]  # Asked here: a call costs four times as much.
                     check_own_task()

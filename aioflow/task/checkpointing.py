@@ -269,9 +269,8 @@ class SubtaskCheckpoints:
             state = await taken.snapshot.write(output, environment.codec, finished=taken.finished)
             in_flight = 0
             if taken.capture is not None:
-                before = output.size
                 state = replace(state, channels=await taken.capture.write(output))
-                in_flight = output.size - before
+                in_flight = sum(channel.file.size for channel in state.channels if channel.is_data)
         except Exception as error:  # noqa: BLE001  # Told to the coordinator, which judges it.
             logger.warning("%s: checkpoint %d could not be written: %r", self._attempt, barrier.checkpoint_id, error)
             self._decline(barrier.checkpoint_id, CheckpointFailureReason.ASYNC_EXCEPTION, error)

@@ -1,13 +1,16 @@
 """Data in flight as state: what an unaligned checkpoint overtakes is kept with it, and processed before anything new after a restore.
 
-Three places hold such data: the channels of the inputs, the subpartitions of the outputs, and the chain between its stages. What waits in a
-place makes one `InFlightLog`, encoded as it is found: whoever gets a batch next may change its values. With a channel go the watermark and
-the status that it stood at in front of that data, so that event time goes on where it was.
+Three places hold such data: the channels of the inputs, the subpartitions of the outputs, and the chain between its stages. A fourth is
+what a task has restored and not processed yet. What waits in a place makes one `InFlightLog`, encoded as it is found: a batch that is
+handed on may be changed. In front of it stands the event time that was in force there.
 
-    file    1 version | 8 watermark | 1 idle | for each element: 1 kind | 2 input | 4 length | content
+    file    1 version | 8 watermark | 1 idle (1), not aligned (2) | 4 channels | for each element:
+            1 kind | 2 input | 2 stage | 4 length | content
 
-Only what carries records or time is kept. Barriers belong to the moment; the end of the data is told again by whoever is at its end.
-After Flink's ChannelStateWriter; there, what was in the output queues is sent again, here its consumer takes it over directly.
+Only what carries records or time is kept. Barriers belong to the moment; the end of the data is told again at its end.
+
+`task.inflight_restore` reads them. After Flink's ChannelStateWriter; there, what was in the output queues is sent again, here its
+consumer takes it over directly.
 """
 
 from __future__ import annotations
@@ -15,28 +18,36 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections.abc import AsyncIterator, Iterable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from aioflow.checkpoint.subtask import ChannelSide, ChannelStateHandle
-from aioflow.core.batch_codec import TabledBytes, decode_batch, decode_event, encode_batch, encode_event
-from aioflow.core.elements import MIN_WATERMARK, Event, RecordBatch, Watermark, WatermarkStatus
-from aioflow.core.errors import RestoreError
-from aioflow.core.keygroups import key_group
-from aioflow.core.serializers import DecodeError
+from aioflow.checkpoint.subtask import HEAD_BYTES, ChannelSide, ChannelStateHandle
+from aioflow.core.batch_codec import TabledBytes, encode_batch, encode_event
+from aioflow.core.elements import MIN_WATERMARK, Event, RecordBatch, Watermark, WatermarkStatus, empty_batch
+from aioflow.operators.valve import BEGINNING, ChannelTime
 
 if TYPE_CHECKING:
-    from aioflow.checkpoint.assignment import InFlightRestore
-    from aioflow.core.keygroups import KeyGroupRange
     from aioflow.core.serializers import Codec
-    from aioflow.state.handles import StateInput, StateOutput
+    from aioflow.state.handles import StateOutput
 
-__all__ = ["InFlightCapture", "InFlightLog", "RestoredPlace", "read_in_flight", "waiting_in_chain"]
+__all__ = ["BATCH", "ELEMENT", "EVENT", "HEAD", "VERSION", "InFlightCapture", "InFlightLog", "Waiting"]
 
-VERSION: Final = 1
-_HEAD: Final = struct.Struct(">Bq?")
-_ELEMENT: Final = struct.Struct(">BHI")
-_BATCH, _EVENT = 0, 1
+VERSION: Final = 2
+HEAD: Final = struct.Struct(">BqBI")
+ELEMENT: Final = struct.Struct(">BHHI")
+BATCH, EVENT = 0, 1
+assert HEAD.size == HEAD_BYTES
+
+
+class Waiting(NamedTuple):
+    """A batch that waits in front of one stage of a chain."""
+
+    stage: int
+    """The first operator of the stage, -1 in a task without operators."""
+    input_index: int
+    """The logical input that it belongs to."""
+    batch: RecordBatch
+    mark: int
+    """The watermark that was in force when it came."""
 
 
 class InFlightLog:
@@ -44,19 +55,21 @@ class InFlightLog:
 
     __slots__ = ("_codec", "_owner", "_parts", "_tells_time")
 
-    def __init__(self, codec: Codec, owner: str, watermark: int = MIN_WATERMARK, *, idle: bool = False) -> None:
-        """`owner` is named when a value cannot be kept; `watermark` and `idle` are what was in force in front of it."""
+    def __init__(
+        self, codec: Codec, owner: str, time: ChannelTime = BEGINNING, channels: int = 0
+    ) -> None:
+        """`owner` is named when a value cannot be kept; `time` is what was in force in front of it, over `channels`."""
         self._codec = codec
         self._owner = owner
-        self._parts = [_HEAD.pack(VERSION, watermark, idle)]
-        self._tells_time = idle or watermark != MIN_WATERMARK
+        self._parts = [HEAD.pack(VERSION, time.watermark, time.idle | 2 * (not time.aligned), channels)]
+        self._tells_time = time != BEGINNING or channels > 0
 
     @property
     def is_empty(self) -> bool:
         """Whether nothing would be lost without it."""
         return not self._tells_time and len(self._parts) == 1
 
-    def add(self, element: RecordBatch | bytes | Event, input_index: int = 0) -> None:
+    def add(self, element: RecordBatch | bytes | Event, input_index: int = 0, stage: int = 0) -> None:
         """A batch, as it is or encoded already, or an event that tells time; other events are left out. Raises TypeNotSupported."""
         if isinstance(element, RecordBatch):
             content = encode_batch(element, self._codec, self._owner)
@@ -64,11 +77,11 @@ class InFlightLog:
             content = element.standing_alone() if isinstance(element, TabledBytes) else element
         elif isinstance(element, Watermark | WatermarkStatus):
             content = encode_event(element)
-            self._parts += (_ELEMENT.pack(_EVENT, input_index, len(content)), content)
+            self._parts += (ELEMENT.pack(EVENT, input_index, stage, len(content)), content)
             return
         else:
             return
-        self._parts += (_ELEMENT.pack(_BATCH, input_index, len(content)), content)
+        self._parts += (ELEMENT.pack(BATCH, input_index, stage, len(content)), content)
 
     async def chunks(self) -> AsyncIterator[bytes]:
         """The file."""
@@ -95,21 +108,40 @@ class InFlightCapture:
         """How long the last barrier took to come, if that is known only since the checkpoint was taken."""
         self.alignment_processed = 0
 
-    def log(self, edge_id: int, side: ChannelSide, index: int, watermark: int = MIN_WATERMARK, *, idle: bool = False) -> InFlightLog:
+    def log(
+        self,
+        edge_id: int,
+        side: ChannelSide,
+        index: int,
+        time: ChannelTime = BEGINNING,
+        channels: int = 0,
+    ) -> InFlightLog:
         """The log of this place, begun if it is new."""
         place = edge_id, side, index
         found = self._logs.get(place)
         if found is None:
-            found = self._logs[place] = InFlightLog(self._codec, self._owner, watermark, idle=idle)
+            found = self._logs[place] = InFlightLog(self._codec, self._owner, time, channels)
         return found
 
-    def add(self, log: InFlightLog, elements: Iterable[RecordBatch | bytes | Event], input_index: int = 0) -> None:
+    def add(
+        self, log: InFlightLog, elements: Iterable[RecordBatch | bytes | Event], input_index: int = 0, stage: int = 0
+    ) -> None:
         """`elements` in their order. An error is kept for `write`."""
         try:
             for element in elements:
-                log.add(element, input_index)
+                log.add(element, input_index, stage)
         except Exception as error:  # noqa: BLE001  # Of the codec of a user's type: the job goes on without this checkpoint.
             self._failure = self._failure or error
+
+    def keep_restored(self, waiting: Iterable[Waiting], watermark: int = MIN_WATERMARK, channels: int = 0) -> None:
+        """What the task has restored and not processed; behind it, the input of `channels` is at `watermark`."""
+        log = self.log(0, ChannelSide.RESTORED, 0, ChannelTime(watermark), channels)
+        reached: dict[int, int] = {}
+        for one in waiting:
+            if one.mark > reached.get(one.stage, MIN_WATERMARK):
+                self.add(log, (empty_batch(one.mark),), one.input_index, one.stage + 1)
+            self.add(log, (one.batch,), one.input_index, one.stage + 1)
+            reached[one.stage] = max(one.mark, one.batch.watermark)
 
     def keep_output(self, edge_id: int, index: int, overtaken: Sequence[RecordBatch | bytes | Event]) -> None:
         """What the barrier overtook in a subpartition."""
@@ -138,86 +170,3 @@ class InFlightCapture:
             if not log.is_empty:
                 handles.append(ChannelStateHandle(edge_id, side, index, await output.write(log.chunks())))
         return tuple(handles)
-
-
-@dataclass(frozen=True, slots=True)
-class RestoredPlace:
-    """What waited in one place, with what was in force in front of it."""
-
-    edge_id: int
-    side: ChannelSide
-    index: int
-    watermark: int
-    idle: bool
-    elements: list[tuple[RecordBatch | Event, int]]
-    """Each with its logical input."""
-
-
-async def read_in_flight(
-    restores: Sequence[InFlightRestore], source: StateInput, codec: Codec, own: KeyGroupRange, max_parallelism: int
-) -> list[RestoredPlace]:
-    """What one subtask takes over; of what was dealt out anew its own share: by key, and what has no keys as a whole.
-
-    Raises RestoreError for a file that cannot be read.
-    """
-    places = []
-    for restore in restores:
-        watermark, idle = MIN_WATERMARK, False
-        elements: list[tuple[RecordBatch | Event, int]] = []
-        for number, file in enumerate(restore.files):
-            where = f"data in flight on exchange {restore.edge_id} ({restore.side} {restore.index})"
-            head, found = _decode(await source.read(file), codec, where)
-            if number == 0 and restore.has_head:
-                watermark, idle = head
-            elements += found
-        if restore.dealt:
-            elements = [(part, i) for element, i in elements if (part := _share(element, restore, own, max_parallelism)) is not None]
-        places.append(RestoredPlace(restore.edge_id, restore.side, restore.index, watermark, idle, elements))
-    return places
-
-
-def waiting_in_chain(places: Sequence[RestoredPlace]) -> dict[int, list[tuple[RecordBatch, int]]]:
-    """What goes on from between two operators of the chain: by the index of the first one, with the input that it comes in by."""
-    waiting: dict[int, list[tuple[RecordBatch, int]]] = {}
-    for place in places:
-        if place.side is ChannelSide.CHAIN:
-            batches = [(element, index) for element, index in place.elements if isinstance(element, RecordBatch)]
-            waiting.setdefault(place.index - 1, []).extend(batches)
-    return waiting
-
-
-def _decode(content: bytes, codec: Codec, where: str) -> tuple[tuple[int, bool], list[tuple[RecordBatch | Event, int]]]:
-    view = memoryview(content)
-    elements: list[tuple[RecordBatch | Event, int]] = []
-    try:
-        version, watermark, idle = _HEAD.unpack_from(view)
-        if version != VERSION:
-            raise RestoreError(f"{where} has version {version}, expected {VERSION}; restore with the release that wrote it")
-        at = _HEAD.size
-        while at < len(view):
-            kind, input_index, length = _ELEMENT.unpack_from(view, at)
-            at += _ELEMENT.size
-            part = view[at : at + length]
-            at += length
-            elements.append((decode_event(part, where) if kind == _EVENT else decode_batch(part, codec, where), input_index))
-    except (DecodeError, struct.error) as error:
-        raise RestoreError(f"{where} cannot be read: {error}; restore another checkpoint") from error
-    return (watermark, idle), elements
-
-
-def _share(element: RecordBatch | Event, restore: InFlightRestore, own: KeyGroupRange, max_parallelism: int) -> RecordBatch | Event | None:
-    """What of `element` belongs to this subtask, None if nothing does."""
-    if not isinstance(element, RecordBatch):
-        return element
-    batch: RecordBatch | None = element
-    if element.keys is not None and element.values:
-        keys = element.keys
-        chosen = [i for i, key in enumerate(keys) if key_group(key, max_parallelism) in own]
-        batch = element.pick(chosen)
-    elif element.values and not restore.takes_rest:
-        batch = RecordBatch([], None, None, None, element.watermark)
-    assert batch is not None
-    if restore.side is ChannelSide.CHAIN:
-        # Those who reached different watermarks meet here: none may make the records of another late. The channels tell it again.
-        batch = batch.with_watermarks(None)
-    return batch if batch.values or batch.watermark != MIN_WATERMARK else None

@@ -6,11 +6,9 @@ valve, which also maps the watermarks between the records of a batch. After Flin
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aioflow.checkpoint.subtask import ChannelSide
@@ -29,7 +27,7 @@ from aioflow.core.elements import (
 )
 from aioflow.core.errors import ProducerFailed
 from aioflow.network.gate import EndOfDataStatus, InputGate, SharedAvailability
-from aioflow.operators.valve import StatusWatermarkValve
+from aioflow.operators.valve import ChannelTime, StatusWatermarkValve
 from aioflow.task.barriers import InputBarriers
 from aioflow.task.input import InputStatus
 
@@ -40,7 +38,8 @@ if TYPE_CHECKING:
     from aioflow.network.gate import InputChannel
     from aioflow.operators.operator import Operator
     from aioflow.task.barriers import BarrierListener
-    from aioflow.task.inflight import InFlightCapture, InFlightLog, RestoredPlace
+    from aioflow.task.inflight import InFlightCapture, InFlightLog
+    from aioflow.task.inflight_restore import RestoredInFlight
     from aioflow.task.input import InputConsumer
 
 __all__ = ["GateInput", "InputEdge", "NetworkInput"]
@@ -86,18 +85,6 @@ class GateInput:
     may_be_overtaken: bool
 
 
-@dataclass(slots=True)
-class _RestoredChannel:
-    """What is left of the data that was in flight in one channel."""
-
-    part: GateInput
-    channel: int
-    """In the valve."""
-    index: int | None
-    """In the gate. None: the channel is there no more, and ends with this data."""
-    elements: deque[RecordBatch | Event]
-
-
 class NetworkInput:
     """All gates of a task with inputs."""
 
@@ -123,8 +110,6 @@ class NetworkInput:
         self._barriers: InputBarriers | None = None
         self._urgently: Callable[[Callable[[], None], str], None]
         self._priority_due = False
-        self._restored: deque[_RestoredChannel] | None = None
-        self._restored_time: list[Watermark | WatermarkStatus] = []
         self._capture: InFlightCapture | None = None
         self._capture_id = -1
         self._capturing: dict[int, InFlightLog] = {}
@@ -184,6 +169,11 @@ class NetworkInput:
         return [min(found, default=MIN_WATERMARK) for found in marks.values()]
 
     @property
+    def channel_count(self) -> int:
+        """Of all gates."""
+        return self._channels
+
+    @property
     def gates(self) -> list[InputGate]:
         """Of each edge one, for whoever watches."""
         return [part.gate for part in self._inputs]
@@ -197,8 +187,6 @@ class NetworkInput:
         """Poll the next gate in turn that has something, and hand on what it gave."""
         inputs = self._inputs
         wanted = self._wanted()
-        if self._restored is not None and self._emit_restored(wanted):
-            return InputStatus.MORE_AVAILABLE
         for step in range(len(inputs)):
             part = inputs[(self._turn + step) % len(inputs)]
             if wanted is not None and part.input_index != wanted:
@@ -230,39 +218,23 @@ class NetworkInput:
 
     # Data in flight.
 
-    def restore(self, places: Sequence[RestoredPlace]) -> None:
-        """Process this before anything that comes: what was in flight, each channel from the event time at which it stood."""
-        by_edge = {part.edge_id: part for part in self._inputs}
-        gone = count(self._channels)
-        restored = self._restored = deque[_RestoredChannel]()
-        for place in places:
-            part, elements = by_edge[place.edge_id], deque(element for element, _ in place.elements)
-            if place.side is ChannelSide.RESTORED:
-                restored.append(_RestoredChannel(part, next(gone), None, elements))
-            else:
-                restored.append(_RestoredChannel(part, part.first_channel + place.index, place.index, elements))
-        self._valve = StatusWatermarkValve(next(gone))
-        for place, one in zip(places, restored, strict=True):
-            self._valve.restore(one.channel, place.watermark, place.idle)
-        self._restored_time = self._valve.restored()
+    def restore(self, restored: RestoredInFlight) -> None:
+        """Continue at the event time behind what was in flight, which the chain processes before anything that comes.
 
-    @property
-    def has_restored(self) -> bool:
-        """Whether data that was in flight is still to be processed: then it is part of every checkpoint."""
-        return self._restored is not None and any(one.elements for one in self._restored)
+        A channel that was idle counts as active: its producer, which has started again, tells when it is idle.
+        """
+        self._valve.resume(restored.watermark)
+        if restored.channel_count == self._channels:
+            first = {part.edge_id: part.first_channel for part in self._inputs}
+            for (edge_id, index), time in restored.channels.items():
+                aligned = time.aligned or time.watermark >= restored.watermark
+                self._valve.restore(first[edge_id] + index, ChannelTime(time.watermark, False, aligned))
 
     def begin_capture(self, capture: InFlightCapture, checkpoint_id: int, overtaken: Sequence[int]) -> None:
         """Keep in `capture` what waits on this side, and from now on what the channels `overtaken` bring until their barriers come."""
         for part in self._inputs:
             for index in range(part.gate.channel_count):
-                watermark, idle = self._valve.state_of(part.first_channel + index)
-                capture.log(part.edge_id, ChannelSide.INPUT, index, watermark, idle=idle)
-        for number, one in enumerate(self._restored or ()):
-            if one.index is None:
-                watermark, idle = self._valve.state_of(one.channel)
-                capture.add(capture.log(one.part.edge_id, ChannelSide.RESTORED, number, watermark, idle=idle), one.elements)
-            else:
-                capture.add(capture.log(one.part.edge_id, ChannelSide.INPUT, one.index), one.elements)
+                capture.log(part.edge_id, ChannelSide.INPUT, index, self._valve.state_of(part.first_channel + index))
         for channel, elements in self._left_behind.pop(checkpoint_id, {}).items():
             capture.add(self._log_of(capture, channel), elements)
         # Older ones do not begin any more.
@@ -298,35 +270,6 @@ class NetworkInput:
 
     def _part_of(self, channel: int) -> GateInput:
         return next(part for part in reversed(self._inputs) if part.first_channel <= channel)
-
-    def _emit_restored(self, wanted: int | None) -> bool:
-        """Hand on the next element that was in flight, each channel in turn. False if nothing that may be read now is left."""
-        restored = self._restored
-        assert restored is not None
-        if self._restored_time:
-            told, self._restored_time = self._restored_time, []
-            self._tell_time(told)
-        for _ in range(len(restored)):
-            one = restored.popleft()
-            if wanted is not None and one.part.input_index != wanted:
-                restored.append(one)
-                continue
-            if not one.elements:
-                # Whoever sends here now has told nothing yet: it is active until it says otherwise.
-                ended = one.index is None
-                outputs = self._valve.input_finished(one.channel) if ended else self._valve.input_status(one.channel, False)
-                self._tell_time(outputs)
-                continue
-            element = one.elements.popleft()
-            restored.append(one)
-            if isinstance(element, RecordBatch):
-                self._on_records(one.part, one.channel, element)
-            else:
-                self._on_event(one.part, one.channel, element)
-            return True
-        if not restored:
-            self._restored = None
-        return False
 
     def _on_priority(self) -> None:
         if not self._priority_due:

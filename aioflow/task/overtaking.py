@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from aioflow.checkpoint.subtask import ChannelSide
+from aioflow.operators.valve import ChannelTime
 from aioflow.task.inflight import InFlightCapture
 
 if TYPE_CHECKING:
@@ -52,16 +53,14 @@ class Overtaking:
         return bool(self._captures)
 
     def send_in_turn(self, barrier: CheckpointBarrier) -> InFlightCapture | None:
-        """An aligned checkpoint: nothing is in flight here, but what was restored and not processed yet."""
+        """An aligned checkpoint: nothing is in flight here."""
         checkpoint_id = barrier.checkpoint_id
         self._output.flush()
         self._output.broadcast_event(barrier, blocking=True)
-        leftover = self._network is not None and self._network.has_restored
-        if not leftover and not may_overtake_later(barrier):
+        if not may_overtake_later(barrier):
             return None
         capture = self._captures[checkpoint_id] = InFlightCapture(self._codec, self._owner)
-        if leftover and self._network is not None:
-            self._network.begin_capture(capture, checkpoint_id, ())
+        self._keep_restored(capture)
         if may_overtake_later(barrier):
             self._hurried[checkpoint_id] = replace(barrier, unaligned=True)
             self._output.await_passage(checkpoint_id, capture)
@@ -72,15 +71,24 @@ class Overtaking:
         checkpoint_id = take.barrier.checkpoint_id
         capture = self._captures[checkpoint_id] = InFlightCapture(self._codec, self._owner)
         capture.overtook = True
-        for first, waiting in self._chain.waiting():
+        for first, watermark, waiting in self._chain.waiting():
             for batch, input_index in waiting:
-                capture.add(capture.log(0, ChannelSide.CHAIN, first + 1), (batch,), input_index)
+                capture.add(capture.log(0, ChannelSide.CHAIN, first + 1, ChannelTime(watermark)), (batch,), input_index)
+        self._keep_restored(capture)
         self._output.overtake(take.barrier, capture)
         if self._network is not None:
             if take.overtaken:
                 capture.wait_for(checkpoint_id)
             self._network.begin_capture(capture, checkpoint_id, take.overtaken)
         return capture
+
+    def _keep_restored(self, capture: InFlightCapture) -> None:
+        """What was restored and is not processed, and the event time behind it: other tasks may have data in flight."""
+        network = self._network
+        if network is not None:
+            capture.keep_restored(self._chain.restored, network.current_watermark, network.channel_count)
+        elif self._chain.restored:
+            capture.keep_restored(self._chain.restored)
 
     def hurry(self, checkpoint_id: int) -> None:
         """The time of an aligned checkpoint that was taken here is over: where its barrier still waits in the output, it overtakes."""

@@ -125,6 +125,11 @@ class SourceInput:
         return self._times.current
 
     @property
+    def has_splits(self) -> bool:
+        """Whether it reads anything, or has read it: it tells an event time of its own then."""
+        return bool(self._ids)
+
+    @property
     def timed_splits(self) -> list[str]:
         """The splits whose event time is known, those of this subtask."""
         return [] if self._strategy is None else [split.id for split in self._splits]

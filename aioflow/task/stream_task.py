@@ -20,10 +20,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from aioflow.checkpoint.subtask import ChannelSide
 from aioflow.core.aio import OrderedTaskGroup, close_within, is_asked_to_end
 from aioflow.core.availability import Availability
-from aioflow.core.elements import Event, RecordBatch, WatermarkStatus
+from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK, Event, RecordBatch, WatermarkStatus, empty_batch
 from aioflow.core.errors import JobNotRunning, ProducerFailed, has_place, note_once
 from aioflow.core.keygroups import range_for_subtask
 from aioflow.core.scope import Scope, enter_scope, leave_scope
@@ -41,7 +40,8 @@ from aioflow.task.checkpointing import SubtaskCheckpoints
 from aioflow.task.closing import CLEANUP_TIMEOUT_S, attach_errors, close_user_code
 from aioflow.task.ending import TaskEnd
 from aioflow.task.handover import HandOver
-from aioflow.task.inflight import read_in_flight, waiting_in_chain
+from aioflow.task.inflight import Waiting
+from aioflow.task.inflight_restore import read_in_flight
 from aioflow.task.input import InputStatus
 from aioflow.task.metrics import HARD, IDLE, SOFT
 from aioflow.task.network_input import NetworkInput
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from aioflow.operators.source import Split
     from aioflow.state.handles import StateInput
     from aioflow.task.environment import TaskEnvironment
-    from aioflow.task.inflight import RestoredPlace
+    from aioflow.task.inflight_restore import RestoredInFlight
     from aioflow.task.snapshot import StateStore
 
 __all__ = ["StreamTask"]
@@ -169,28 +169,40 @@ class StreamTask:
         source = self._input if isinstance(self._input, SourceInput) else None
         network = self._input if isinstance(self._input, NetworkInput) else None
         self._checkpoints.bind(self._operators.contexts, self._operators.operators, source, self.emit_from, restored, self._chain, network)
-        in_flight = () if restore is None or not restore.channels else await self._read_in_flight(restore)
         if isinstance(self._input, SourceInput):
             with opening_source(self._operators.head, self._scope):
                 await self._input.open()
             if self._stop is not None:
                 self._input.stop(drain=self._stop is InputStatus.END_OF_DATA)
+        in_flight = None if restore is None or not restore.in_flight else await self._read_in_flight(restore)
         # Last, and nothing is awaited after it: subscriptions that came while user code was opening count.
         for index, node in enumerate(self.descriptor.vertex.nodes):
             if taps := self._taps.get(node.id):
                 self._chain.set_taps(self._operators.operator_index(index), taps)
-        if in_flight:
-            self._chain.restore(waiting_in_chain(in_flight))
+        if in_flight is not None:
             if network is not None:
-                network.restore([place for place in in_flight if place.side is not ChannelSide.CHAIN])
+                network.restore(in_flight)
+                in_flight.waiting.append(Waiting(0, 0, empty_batch(in_flight.watermark), MIN_WATERMARK))
+            if self._operators.finished_before and any(one.batch.values for one in in_flight.waiting):
+                self._operators.input_after_all()
+            self._chain.restore(in_flight.waiting)
         self._metrics.initialized()
 
-    async def _read_in_flight(self, restore: TaskRestore) -> Sequence[RestoredPlace]:
+    async def _read_in_flight(self, restore: TaskRestore) -> RestoredInFlight:
         assert self._environment.store is not None, "a task that is restored has a store to read from"
         vertex = self.descriptor.vertex
         own = range_for_subtask(self.descriptor.attempt.subtask_index, vertex.parallelism, vertex.max_parallelism)
+        # What a source reads next is no older than its splits; where their number has changed, they may be behind.
+        limit = self._input.current_watermark if isinstance(self._input, SourceInput) and self._input.has_splits else MAX_WATERMARK
         return await read_in_flight(
-            restore.channels, self._state_input(self._environment.store), self._environment.codec, own, vertex.max_parallelism
+            restore,
+            self._state_input(self._environment.store),
+            self._environment.codec,
+            own,
+            vertex.max_parallelism,
+            {gate.edge_id: gate.input_index for gate in self.descriptor.inputs},
+            self._operators.timed_stages,
+            limit,
         )
 
     def _state_input(self, store: StateStore) -> StateInput:

@@ -65,6 +65,12 @@ class TaskOperators:
         return any(isinstance(operator, TimestampsAndWatermarksOperator) for operator in self.operators)
 
     @property
+    def timed_stages(self) -> int:
+        """The first operator that makes event time anew: those behind it have another one than the input."""
+        made = (i for i, operator in enumerate(self.operators) if isinstance(operator, TimestampsAndWatermarksOperator))
+        return next(made, len(self.operators))
+
+    @property
     def timers_fired(self) -> int:
         """Timers of all operators, of either kind of time."""
         return sum(service.fired for context in self.contexts for service in context.timer_services)

@@ -14,6 +14,8 @@ ENDED = "tests/api/test_unaligned.py::test_checkpoints_complete_while_records_of
 
 HELD_UP = f"{HERE}test_a_task_held_up_by_one_checkpoint_keeps_what_was_in_flight_at_those_that_came_meanwhile"
 
+LATE = "tests/task/test_rescaled_time.py::test_nothing_becomes_late_or_stops_being_late_by_a_rescale"
+
 UNALIGNED_MUTANTS: list[Mutant] = [
     Mutant(
         "an unaligned checkpoint has the rest of a firing done in one turn",
@@ -80,7 +82,7 @@ UNALIGNED_MUTANTS: list[Mutant] = [
     Mutant(
         "what waits in the chain is not kept",
         "aioflow/task/overtaking.py",
-        "                capture.add(capture.log(0, ChannelSide.CHAIN, first + 1), (batch,), input_index)\n",
+        "                capture.add(capture.log(0, ChannelSide.CHAIN, first + 1, ChannelTime(watermark)), (batch,), input_index)\n",
         "                pass\n",
         (CLOSED_GATE,),
     ),
@@ -107,16 +109,16 @@ UNALIGNED_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "data in flight is not dealt out by key",
-        "aioflow/task/inflight.py",
-        "        chosen = [i for i, key in enumerate(keys) if key_group(key, max_parallelism) in own]\n",
-        "        chosen = list(range(len(keys)))\n",
+        "aioflow/task/inflight_restore.py",
+        "chosen = [i for i, key in enumerate(batch.keys) if key_group(key, groups) in own]\n",
+        "chosen = list(range(len(batch.keys)))\n",
         (RESCALED,),
     ),
     Mutant(
         "the watermark of a channel is not restored with its data in flight",
-        "aioflow/task/network_input.py",
-        "            self._valve.restore(one.channel, place.watermark, place.idle)\n",
-        "            self._valve.restore(one.channel, MIN_WATERMARK, place.idle)\n",
+        "aioflow/task/inflight_restore.py",
+        "            valve.restore(number, found.time)\n",
+        "            valve.restore(number, BEGINNING)\n",
         (f"{HERE}test_a_channel_that_has_nothing_in_flight_does_not_hold_back_event_time_after_a_restore",),
     ),
     Mutant(
@@ -157,8 +159,8 @@ UNALIGNED_MUTANTS: list[Mutant] = [
     Mutant(
         "data in flight are dropped where an exchange has become one to one",
         "aioflow/checkpoint/assignment.py",
-        "        for subtask in range(self._parallelism[vertex.uid]):\n            rest",
-        "        for subtask in range(self._parallelism[vertex.uid] if read.may_be_overtaken else 0):\n            rest",
+        "        ends = {which[1:] for which in files if which[0] not in _IN_TASK}\n",
+        "        ends = {which[1:] for which in files if which[0] is ChannelSide.INPUT and vertex.inputs[0].may_be_overtaken}\n",
         (
             "tests/checkpoint/test_assignment.py::test_data_in_flight_is_dealt_out_although_the_exchange_is_one_to_one_now",
         ),
@@ -183,5 +185,33 @@ UNALIGNED_MUTANTS: list[Mutant] = [
         "        self._on_processed(index)\n        self._unreleased -= 1\n",
         "        self._unreleased -= 1\n",
         ("tests/network/test_partition.py::test_a_consumer_that_leaves_is_not_waited_for",),
+    ),
+    Mutant(
+        "data in flight of former subtasks is processed by turns, whatever its event time",
+        "aioflow/task/inflight_restore.py",
+        "        until = ahead[1][0] if len(ahead) > 1 else MAX_WATERMARK\n",
+        "        until = MAX_WATERMARK\n",
+        (LATE,),
+    ),
+    Mutant(
+        "the event time behind data in flight is not restored",
+        "aioflow/task/network_input.py",
+        "        self._valve.resume(restored.watermark)\n",
+        "",
+        (LATE,),
+    ),
+    Mutant(
+        "a channel that has told nothing yet holds nothing back after a second restore",
+        "aioflow/task/inflight_restore.py",
+        "        valve = StatusWatermarkValve(max(len(channels), head.channels, 1))\n",
+        "        valve = StatusWatermarkValve(max(len(channels), 1))\n",
+        (LATE,),
+    ),
+    Mutant(
+        "the event time in front of what waits in a chain is not kept",
+        "aioflow/task/chain.py",
+        "                        stage.watermark = part.watermark\n",
+        "                        pass\n",
+        (LATE,),
     ),
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aioflow.checkpoint.assignment import OperatorRestore, RestorePlan, TaskRestore, assign_splits, plan_restore
+from aioflow.checkpoint.assignment import OperatorRestore, TaskRestore, assign_splits, plan_restore
 from aioflow.checkpoint.completed import CheckpointedOperator, CheckpointKind, CompletedCheckpoint
 from aioflow.checkpoint.plan import CheckpointedVertex, VertexInput
 from aioflow.checkpoint.source_state import SplitState
-from aioflow.checkpoint.subtask import ChannelSide, ChannelStateHandle, OperatorStateHandle, SubtaskState
+from aioflow.checkpoint.subtask import HEAD_BYTES, ChannelSide, ChannelStateHandle, OperatorStateHandle, SubtaskState
 from aioflow.core.errors import RestoreError
 from aioflow.core.keygroups import KeyGroupRange, range_for_subtask
 from aioflow.state.handles import CANONICAL, KeyedStateHandle, StateFile
@@ -197,11 +198,18 @@ def counting(parallelism: int, *, keyed: bool = True) -> list[CheckpointedVertex
     return [a_vertex(0, an_operator("map", 1)), replace(a_vertex(1, an_operator("count", parallelism)), inputs=(read,))]
 
 
-def dealt(parallelism: int, *, keyed: bool = True) -> list[list[tuple[str, list[str], bool, bool]]]:
-    """What each count takes over: side, files, whether only its share, whether also what has no keys."""
+def names(files: Iterable[StateFile]) -> list[str]:
+    return [file.name.removeprefix("state/") for file in files]
+
+
+def dealt(parallelism: int, *, keyed: bool = True) -> list[list[tuple[int, list[list[str]], bool, bool]]]:
+    """What each count takes over of each former one: its files, whether only its share, whether also what has no keys."""
     plan = plan_restore(in_flight(2), counting(parallelism, keyed=keyed))
     return [
-        [(c.side, [f.name.removeprefix("state/") for f in c.files], c.dealt, c.takes_rest) for c in plan.tasks[1, i].channels]
+        [
+            (one.subtask, [*(names(c.files) for c in one.channels), names(f for _, f in one.chain)], one.dealt, one.takes_rest)
+            for one in plan.tasks[1, i].in_flight
+        ]
         for i in range(parallelism)
     ]
 
@@ -209,35 +217,44 @@ def dealt(parallelism: int, *, keyed: bool = True) -> list[list[tuple[str, list[
 def test_data_in_flight_goes_back_to_where_it_was() -> None:
     """F6: what waited at the producer comes behind what waited at the consumer."""
     assert dealt(2) == [
-        [("input", ["input-0", "output-0"], False, True), ("chain", ["chain-0"], False, True)],
-        [("input", ["input-1", "output-1"], False, True), ("chain", ["chain-1"], False, True)],
+        [(0, [["input-0", "output-0"], ["chain-0"]], False, True)],
+        [(1, [["input-1", "output-1"], ["chain-1"]], False, True)],
     ]
 
 
 @pytest.mark.parametrize("parallelism", range(1, 5))
-def test_every_place_of_data_in_flight_is_dealt_out_and_its_rest_taken_once(parallelism: int) -> None:
-    """F6: everybody looks for its keys everywhere, and one takes what has none; without keys nobody else reads it."""
+def test_data_in_flight_is_read_by_all_that_have_keys_of_it_and_its_rest_taken_once(parallelism: int) -> None:
+    """F6: a subtask reads former ones whose key groups meet its own; without keys one subtask reads each."""
     everywhere = dealt(parallelism)
-    if parallelism != 2:
-        for places in everywhere:
-            assert [files for _, files, _, _ in places] == [["input-0", "output-0"], ["input-1", "output-1"], ["chain-0"], ["chain-1"]]
-            assert all(share for _, _, share, _ in places)
-    for place in ("input-0", "input-1", "chain-0", "chain-1"):
-        assert sum(rest for places in everywhere for _, files, _, rest in places if files[0] == place) == 1
-        without = [files for places in dealt(parallelism, keyed=False) for _, files, _, _ in places if files[0] == place]
-        assert len(without) == 1 or place.startswith("chain")
+    for index, found in enumerate(everywhere):
+        own = range_for_subtask(index, parallelism, 128)
+        for former in range(2):
+            meets = own.intersection(range_for_subtask(former, 2, 128)) is not None
+            takes = [one for one in found if one[0] == former]
+            assert len(takes) == 1 if meets else all(rest for _, _, _, rest in takes)
+            assert all(share == (parallelism != 2) for _, _, share, _ in takes)
+    for former in range(2):
+        assert sum(rest for found in everywhere for one, _, _, rest in found if one == former) == 1
+        without = [one for found in dealt(parallelism, keyed=False) for one, _, _, _ in found if one == former]
+        assert without == [former]
 
 
 def test_data_in_flight_is_dealt_out_although_the_exchange_is_one_to_one_now() -> None:
     """F6: an exchange by turns becomes one from each to its own when both sides are as many. What was on its way is not lost with it."""
     read = VertexInput(0, ((0,),), edge_id=4)
     vertices = [a_vertex(0, an_operator("map", 1)), replace(a_vertex(1, an_operator("count", 1)), inputs=(read,))]
-    channels = plan_restore(in_flight(2), vertices).tasks[1, 0].channels
-    assert [[f.name.removeprefix("state/") for f in c.files] for c in channels if c.side == "restored"] == [
-        ["input-0", "output-0"],
-        ["input-1", "output-1"],
-    ]
-    assert all(c.takes_rest for c in channels)
+    found = plan_restore(in_flight(2), vertices).tasks[1, 0].in_flight
+    assert [names(file for c in one.channels for file in c.files) for one in found] == [["input-0", "output-0"], ["input-1", "output-1"]]
+    assert all(one.takes_rest for one in found)
+
+
+def test_event_time_alone_is_no_data_in_flight() -> None:
+    """F6.1: a checkpoint that was aligned in time may be restored to a flow that was changed."""
+    channel = ChannelStateHandle(0, ChannelSide.RESTORED, 0, StateFile("", HEAD_BYTES, b"", b"x" * HEAD_BYTES))
+    subtasks = {("count", 0): SubtaskState((OperatorStateHandle("count"),), (channel,))}
+    checkpoint = CompletedCheckpoint(checkpoint_id=7, operators=(an_operator("count", 1),), subtasks=subtasks)
+    changed = [a_vertex(0, an_operator("count", 1)), a_vertex(1, an_operator("new", 1))]
+    assert plan_restore(checkpoint, changed).tasks[0, 0].in_flight == ()
 
 
 @pytest.mark.parametrize(
@@ -253,24 +270,17 @@ def test_data_in_flight_refuses_another_shape(vertices: list[CheckpointedVertex]
         plan_restore(in_flight(2), vertices)
 
 
-def test_data_in_flight_that_nobody_would_take_is_refused() -> None:
-    """F6: each producer reached every consumer, and reaches one of its own now: what was on its way to the others would be lost."""
+def test_data_in_flight_goes_where_it_was_sent_though_that_producer_reaches_another_one_now() -> None:
+    """F6: each producer reached every consumer, and reaches one of its own now; what was on its way to the others is not lost."""
     outputs = [tuple(ChannelStateHandle(4, ChannelSide.OUTPUT, i, blob(f"{producer}-{i}")) for i in range(2)) for producer in range(2)]
     subtasks = {("map", i): SubtaskState((OperatorStateHandle("map"),), outputs[i]) for i in range(2)}
     subtasks |= {("count", i): SubtaskState((OperatorStateHandle("count"),)) for i in range(2)}
     operators = (an_operator("map", 2), an_operator("count", 2))
     checkpoint = CompletedCheckpoint(checkpoint_id=7, flow="counts", operators=operators, subtasks=subtasks)
-
-    def restored(read: VertexInput) -> RestorePlan:
-        return plan_restore(checkpoint, [a_vertex(0, an_operator("map", 2)), replace(a_vertex(1, an_operator("count", 2)), inputs=(read,))])
-
-    everything = restored(VertexInput(0, edge_id=4, may_be_overtaken=True))
-    assert [[f.name for c in everything.tasks[1, i].channels for f in c.files] for i in range(2)] == [
-        ["state/0-0", "state/1-0"],
-        ["state/0-1", "state/1-1"],
-    ]
-    with pytest.raises(RestoreError, match=r"the same exchanges between them, or restore a savepoint, which holds none"):
-        restored(VertexInput(0, ((0,), (1,)), edge_id=4))
+    for read in (VertexInput(0, edge_id=4, may_be_overtaken=True), VertexInput(0, ((0,), (1,)), edge_id=4)):
+        plan = plan_restore(checkpoint, [a_vertex(0, an_operator("map", 2)), replace(a_vertex(1, an_operator("count", 2)), inputs=(read,))])
+        found = [[names(c.files) for one in plan.tasks[1, i].in_flight for c in one.channels] for i in range(2)]
+        assert found == [[["0-0"], ["1-0"]], [["0-1"], ["1-1"]]]
 
 
 # Sources.

@@ -228,6 +228,7 @@ class Run:
         await asyncio.gather(*self.runners.values(), return_exceptions=True)
         for partition in self.registry.partitions.values():
             partition.release()
+        await self.host.close()
 
     # What the test asks for.
 

@@ -45,7 +45,7 @@ class Cut:
     @property
     def in_flight(self) -> Counter[str]:
         """Files of data in flight, by where it was."""
-        return Counter(channel.side for state in self.checkpoint.states.values() for channel in state.channels)
+        return Counter(one.side for state in self.checkpoint.states.values() for one in state.channels if one.is_data)
 
 
 class Wires(Registry):
