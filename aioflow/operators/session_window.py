@@ -23,10 +23,11 @@ from itertools import repeat
 from operator import itemgetter, length_hint
 from typing import TYPE_CHECKING, Any
 
-from aioflow.core.elements import RecordBatch, empty_batch
+from aioflow.core.elements import MAX_WATERMARK, RecordBatch, empty_batch
 from aioflow.core.errors import note_once
 from aioflow.core.functions import OutputTag, WindowResult
 from aioflow.operators.adding_window import AddingWindowOperator
+from aioflow.operators.slice_grid import last_instant
 from aioflow.operators.stateless import describe_place
 from aioflow.operators.userfunction import describe_record
 from aioflow.operators.windowing import SessionWindows, TimeWindow
@@ -151,13 +152,13 @@ class SessionWindowOperator(AddingWindowOperator):
         if touched:
             merged = reduce(self._aggregate.merge, map(_ACCUMULATOR, touched))
             grown = [min(start, starts[first]), max(end, touched[-1][1]), add(value, merged)]
-        elif end - 1 <= reached:
+        elif last_instant(end) <= reached:
             self._drop_late(value, start, reached)
             return
         else:
             grown = [start, end, add(value, self._aggregate.create_accumulator())]
         if not sessions or grown[1] < sessions[0][1]:
-            self._timers.register_event_time_timer(key, None, grown[1] - 1)
+            self._timers.register_event_time_timer(key, None, last_instant(grown[1]))
         starts[first:behind], sessions[first:behind] = [grown[0]], [grown]
         table[key] = sessions if len(sessions) == 1 else (starts, sessions)
 
@@ -178,9 +179,9 @@ class SessionWindowOperator(AddingWindowOperator):
         """A timer of `key` is due: what is over fires, what goes on gets another timer."""
         table = self._table.of_key(None, key)
         starts, sessions = _in_order(table.get(key, []))
-        over = bisect_right(sessions, time + 1, key=_END)
+        over = len(sessions) if time == MAX_WATERMARK else bisect_right(sessions, time + 1, key=_END)
         if over < len(sessions):
-            self._timers.register_event_time_timer(key, None, sessions[over][1] - 1)
+            self._timers.register_event_time_timer(key, None, last_instant(sessions[over][1]))
         if not over:
             return
         ended = sessions[:over]
@@ -196,9 +197,9 @@ class SessionWindowOperator(AddingWindowOperator):
     def _emit(self, key: Any, start: int, end: int, held: Any) -> None:
         result = self._aggregate.get_result(held)
         if self._window_fn is None:
-            self._out.add(WindowResult(key, start, end, result), end - 1, end - 2)
+            self._out.add(WindowResult(key, start, end, result), last_instant(end), last_instant(end) - 1)
             return
-        self._emit_made(self._window_fn.call, TimeWindow(start, end), end - 2, (key,), (result,))
+        self._emit_made(self._window_fn.call, TimeWindow(start, end), last_instant(end) - 1, (key,), (result,))
 
     def _shown(self, stored: Any) -> list[tuple[int, int, Any]]:
         """What queries show: (start, end, result so far) of each open session."""

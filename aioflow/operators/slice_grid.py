@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from math import gcd
 
-__all__ = ["SliceGrid"]
+from aioflow.core.elements import MAX_WATERMARK
+
+__all__ = ["SliceGrid", "last_instant"]
+
+
+def last_instant(end: int) -> int:
+    """The last instant of a window that ends at `end`: it fires there. Event time itself ends at MAX_WATERMARK."""
+    return min(end - 1, MAX_WATERMARK)
 
 
 class SliceGrid:
@@ -36,7 +43,12 @@ class SliceGrid:
         return watermark + 1 - (watermark + 1 - origin) % self.slide + self.slide
 
     def deadline(self, watermark: int) -> int:
-        """The next watermark at which a window fires or is forgotten."""
+        """The next watermark at which a window fires or is forgotten, above MAX_WATERMARK behind the end of time."""
+        if watermark < MAX_WATERMARK:
+            return min(self._deadline(watermark), MAX_WATERMARK)
+        return self._deadline(watermark)
+
+    def _deadline(self, watermark: int) -> int:
         fires = self.next_end(watermark) - 1
         if not self.lateness:
             return fires

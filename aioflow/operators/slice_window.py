@@ -34,7 +34,7 @@ from aioflow.operators.adding_window import AddingWindowOperator
 from aioflow.operators.aggregates import explain_failure
 from aioflow.operators.column_aggregates import why_rows
 from aioflow.operators.settling import settled_by_turns
-from aioflow.operators.slice_grid import SliceGrid
+from aioflow.operators.slice_grid import SliceGrid, last_instant
 from aioflow.operators.slice_store import SliceStore
 from aioflow.operators.stateless import describe_place
 from aioflow.operators.taking import at_record, between_records
@@ -93,7 +93,7 @@ class SliceWindowOperator(AddingWindowOperator):
     def next_due(self) -> int:
         """The watermark from which on it has something to do, whatever comes; above all of them when it holds nothing."""
         starts = self._slices.starts
-        return max(self._deadline, self._grid.first_end(starts[0]) - 1) if starts else MAX_WATERMARK
+        return max(self._deadline, last_instant(self._grid.first_end(starts[0]))) if starts else MAX_WATERMARK
 
     def settle_state(self) -> None:
         for _ in self._slices.settle():
@@ -272,7 +272,7 @@ class SliceWindowOperator(AddingWindowOperator):
         grid = self._grid
         yield from self._slices.settle()
         end = max(grid.first_end(start), grid.next_end(reached - grid.lateness))
-        while end <= grid.last_end(start) and end - 1 <= reached:
+        while end <= grid.last_end(start) and last_instant(end) <= reached:
             self._emit(end, watermark, [key], self._slices.results([key], self._slices.tables_of(end)))
             if self._out.full:
                 yield
@@ -306,7 +306,7 @@ class SliceWindowOperator(AddingWindowOperator):
         """Fire the windows that end up to `watermark`, in order, and forget the slices that no window needs any more."""
         grid, starts = self._grid, self._slices.starts
         end = grid.next_end(self._watermark)
-        while end - 1 <= watermark:
+        while last_instant(end) <= watermark:
             index = bisect_left(starts, end - grid.size)
             if index == len(starts):
                 break
@@ -316,7 +316,7 @@ class SliceWindowOperator(AddingWindowOperator):
                 continue
             yield from self._fire(end)
             # Everything up to here is done: should a snapshot or an error come now, it finds this window fired.
-            self._moved_to(end - 1)
+            self._moved_to(last_instant(end))
             end += grid.slide
         self._moved_to(watermark)
         self._slices.forget(self._late_below)
@@ -330,7 +330,7 @@ class SliceWindowOperator(AddingWindowOperator):
             for piece in pieces:
                 if not out.empty:
                     yield
-                out.add_columns(piece, end - 1, end - 2)
+                out.add_columns(piece, last_instant(end), last_instant(end) - 1)
                 yield
             return
         parts = tables = yield from slices.cover(end)
@@ -341,7 +341,7 @@ class SliceWindowOperator(AddingWindowOperator):
             # Keys and accumulators apart: to take pairs of them apart costs three times as much.
             keys_left, held_left = iter(tables[0]), iter(tables[0].values())
             while keys := list(islice(keys_left, max(1, out.room))):
-                self._emit(end, end - 2, keys, aggregate.results(islice(held_left, len(keys))))
+                self._emit(end, last_instant(end) - 1, keys, aggregate.results(islice(held_left, len(keys))))
                 if out.full:
                     yield
             return
@@ -351,12 +351,12 @@ class SliceWindowOperator(AddingWindowOperator):
             items = iter(table.items())
             while chunk := list(islice(items, max(1, out.room))):
                 if len(tables) == 1 and not self._ahead:
-                    self._emit(end, end - 2, [key for key, _ in chunk], aggregate.results([held for _, held in chunk]))
+                    self._emit(end, last_instant(end) - 1, [key for key, _ in chunk], aggregate.results([held for _, held in chunk]))
                 else:
                     keys = _not_in([key for key, _ in chunk], earlier) if earlier else [key for key, _ in chunk]
                     if self._ahead:
-                        keys = [key for key in keys if self._reached(key) < end - 1]
-                    self._emit(end, end - 2, keys, slices.results(keys, later))
+                        keys = [key for key in keys if self._reached(key) < last_instant(end)]
+                    self._emit(end, last_instant(end) - 1, keys, slices.results(keys, later))
                 if out.full:
                     yield
 
@@ -368,7 +368,7 @@ class SliceWindowOperator(AddingWindowOperator):
             return
         # 0.65 of what `tuple.__new__` takes for each of them. Keys and values are of no type, and stay the objects that they are.
         results = convert(list(zip(keys, repeat(start), repeat(end), values, strict=False)), _RESULTS)
-        self._out.add_all(results, len(keys), end - 1, watermark)
+        self._out.add_all(results, len(keys), last_instant(end), watermark)
 
 
 def _parted(items: Sequence[Any], timestamps: Sequence[int], instant: int) -> tuple[list[Any], list[Any]]:

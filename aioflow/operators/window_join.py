@@ -24,7 +24,7 @@ from aioflow.core.elements import MIN_WATERMARK, RecordBatch
 from aioflow.core.functions import Pair
 from aioflow.operators.joins import CoGroupOperator
 from aioflow.operators.settling import settled_by_turns
-from aioflow.operators.slice_grid import SliceGrid
+from aioflow.operators.slice_grid import SliceGrid, last_instant
 from aioflow.operators.slice_store import by_slice
 from aioflow.operators.window import CONTENTS
 from aioflow.operators.windowing import SlidingWindows, TumblingWindows, WindowAssigner
@@ -202,7 +202,7 @@ class WindowJoinOperator(CoGroupOperator):
         passed = 0
         while sides.starts:
             end = max(grid.first_end(sides.starts[0]), grid.next_end(self._until - 1))
-            if end - 1 > watermark:
+            if last_instant(end) > watermark:
                 break
             begin, self._until = end - grid.size, end
             if sides.has(0, begin, end) and sides.has(1, begin, end):
@@ -229,7 +229,7 @@ class WindowJoinOperator(CoGroupOperator):
         for at in range(0, len(pairs), PAIRS_MAX):
             if not out.empty:
                 yield
-            out.add_columns(pairs.part(at, min(at + PAIRS_MAX, len(pairs))), end - 1, end - 2)
+            out.add_columns(pairs.part(at, min(at + PAIRS_MAX, len(pairs))), last_instant(end), last_instant(end) - 1)
             yield
         if not len(pairs):
             yield

@@ -22,6 +22,7 @@ from aioflow.core.expressions import Expr
 from aioflow.core.signatures import check_takes
 from aioflow.core.timeunits import Duration, to_ms
 from aioflow.operators.arguments import is_event_time, positive_ms, signed_ms
+from aioflow.operators.slice_grid import last_instant
 from aioflow.operators.triggers import Trigger, default_trigger, global_trigger
 
 __all__ = [
@@ -60,7 +61,7 @@ class TimeWindow(NamedTuple):
     @property
     def max_timestamp(self) -> int:
         """The last instant that belongs to the window."""
-        return self.end - 1
+        return last_instant(self.end)
 
 
 class GlobalWindow(NamedTuple):

@@ -359,4 +359,14 @@ STATE_MUTANTS: list[Mutant] = [
         "    except AttributeError as error:\n        raise RestoreError(f\"{where} holds",
         ("tests/checkpoint_store/test_savepoint.py::test_values_without_their_times_are_refused_by_name",),
     ),
+    Mutant(
+        "a window that would end behind the end of time never fires",
+        "aioflow/operators/slice_grid.py",
+        "    return min(end - 1, MAX_WATERMARK)\n",
+        "    return end - 1\n",
+        (
+            "tests/operators/test_end_of_time.py::test_every_element_at_the_ends_of_time_is_in_its_windows",
+            "tests/operators/test_end_of_time.py::test_pairs_at_the_ends_of_time_are_joined",
+        ),
+    ),
 ]
