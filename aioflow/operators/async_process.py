@@ -13,6 +13,8 @@ import inspect
 from collections import deque
 from collections.abc import Awaitable
 from contextlib import aclosing
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 from aioflow.core.availability import Availability
@@ -33,12 +35,14 @@ from aioflow.operators.process_context import note_no_time
 from aioflow.operators.results import elements_of
 from aioflow.operators.stateless import describe_place
 from aioflow.operators.userfunction import describe_record
+from aioflow.operators.valve import mark_after_restore
 from aioflow.state.backend import INTERNAL_PREFIX, NO_KEY, require_keyed
 
 __all__ = ["AsyncBroadcastProcessOperator", "AsyncCoProcessOperator", "AsyncProcessOperator", "is_async_process"]
 
 PENDING = f"{INTERNAL_PREFIX}async-process-input"
-"""Name of the state that holds (input, value, timestamp) of what was taken and not begun."""
+"""Name of the state that holds (input, value, timestamp, watermark in force, number of subtasks) of what was taken and not begun; earlier
+versions left out the last two."""
 
 PENDING_UNKEYED: ListStateDescriptor[Any] = ListStateDescriptor(PENDING)
 
@@ -102,10 +106,15 @@ class AsyncProcessOperator(ProcessOperator):
         in_hand = [] if self._batch is None else [(self._input, self._batch, self._position)]
         unkeyed: list[Any] = []
         keyed: dict[Any, list[Any]] = {}
+        parallelism, mark = self.ctx.runtime.parallelism, self._context.watermark
         for index, batch, first in [*in_hand, *((index, batch, 0) for index, batch in self._backlog)]:
             for i in range(first, len(batch.values)):
                 place = unkeyed if batch.keys is None or self._keyed is None else keyed.setdefault(batch.keys[i], [])
-                place.append((index, batch.values[i], None if batch.timestamps is None else batch.timestamps[i]))
+                if batch.watermarks is not None:
+                    mark = max(mark, batch.watermarks[i])
+                stamp = None if batch.timestamps is None else batch.timestamps[i]
+                place.append((index, batch.values[i], stamp, mark, parallelism))
+            mark = max(mark, batch.watermark)
         self.ctx.operator_state.get_list_state(PENDING_UNKEYED).update(unkeyed)
         if self._keyed is not None:
             table = self._keyed.table(PENDING)
@@ -278,9 +287,16 @@ class AsyncProcessOperator(ProcessOperator):
             table = self._keyed.table(PENDING)
             elements += [(key, *element) for key, found in table.peek(None).items() for element in found]
             table.drop(None)
-        for index in sorted({element[1] for element in elements}):
-            keys, _, values, stamps = (list(column) for column in zip(*(e for e in elements if e[1] == index), strict=True))
-            self._backlog.append((index, RecordBatch(values, None if None in stamps else stamps, None if None in keys else keys)))
+        parallelism = self.ctx.runtime.parallelism
+        found = []
+        for key, index, value, stamp, *kept in elements:
+            found.append((mark_after_restore(kept, parallelism), index, key, value, stamp))
+        # Of one key they stand in their order, which is that of their watermarks; those of several keys meet here.
+        for index, run in groupby(sorted(found, key=itemgetter(0, 1)), key=itemgetter(1)):
+            marks, _, keys, values, stamps = (list(column) for column in zip(*run, strict=True))
+            known = None if marks[-1] == MIN_WATERMARK else marks
+            batch = RecordBatch(values, None if None in stamps else stamps, None if None in keys else keys, known, marks[-1])
+            self._backlog.append((index, batch))
         if self._backlog:
             self._begin(*self._backlog.popleft())
 

@@ -27,6 +27,7 @@ from aioflow.operators.operator import CHEAPER_ASYNC_OR_BLOCKING, Operator
 from aioflow.operators.results import FirstResult, elements_of
 from aioflow.operators.stateless import StatelessKind, describe_place
 from aioflow.operators.userfunction import UserFunction, describe_record, with_resources
+from aioflow.operators.valve import mark_after_restore
 from aioflow.state.backend import NO_KEY
 
 if TYPE_CHECKING:
@@ -42,7 +43,8 @@ BLOCKING_CONCURRENCY = 8
 """The same for blocking functions: each takes a thread."""
 
 IN_FLIGHT: ListStateDescriptor[Any] = ListStateDescriptor("async-in-flight")
-"""Operator state: (value, timestamp) of the elements whose results did not go on yet."""
+"""Operator state of the elements whose results did not go on yet: (value, timestamp, watermark in force, number of subtasks); earlier
+versions left out the last two."""
 
 
 class AsyncWaitOperator(Operator):
@@ -104,8 +106,10 @@ class AsyncWaitOperator(Operator):
         metrics = self.ctx.runtime.metrics
         metrics.gauge("asyncCallsInFlight", lambda: self._running)
         metrics.gauge("asyncCallsMax", lambda: self._concurrency)
-        for value, timestamp in self.ctx.operator_state.get_list_state(IN_FLIGHT).get():
-            entry = Entry(value, timestamp, MIN_WATERMARK)
+        parallelism = self.ctx.runtime.parallelism
+        for value, timestamp, *kept in self.ctx.operator_state.get_list_state(IN_FLIGHT).get():
+            mark = mark_after_restore(kept, parallelism)
+            entry = Entry(value, timestamp, mark)
             self._queue.add(entry)
             self._waiting.append(entry)
         if self._waiting:
@@ -140,7 +144,8 @@ class AsyncWaitOperator(Operator):
 
     def snapshot_state(self, checkpoint_id: int) -> Awaitable[None] | None:
         """The checkpoint holds the inputs of what is in flight: their results come behind the barrier."""
-        in_flight = [(entry.value, entry.timestamp) for entry in self._queue.entries()]
+        parallelism = self.ctx.runtime.parallelism
+        in_flight = [(entry.value, entry.timestamp, entry.mark, parallelism) for entry in self._queue.entries()]
         self.ctx.operator_state.get_list_state(IN_FLIGHT).update(in_flight)
         return self._user.snapshot_state(self.ctx)
 

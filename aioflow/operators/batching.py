@@ -10,6 +10,7 @@ import inspect
 import math
 from collections import deque
 from collections.abc import Awaitable, Callable
+from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 from aioflow.core.availability import Availability
@@ -25,6 +26,7 @@ from aioflow.operators.process import Rows
 from aioflow.operators.results import elements_of
 from aioflow.operators.stateless import describe_place
 from aioflow.operators.userfunction import UserFunction, describe_record
+from aioflow.operators.valve import mark_after_restore
 
 if TYPE_CHECKING:
     from aioflow.operators.operator import ProcessingTimeTimer
@@ -32,7 +34,8 @@ if TYPE_CHECKING:
 __all__ = ["MapBatchesOperator", "ThrottleOperator"]
 
 GATHERED: ListStateDescriptor[Any] = ListStateDescriptor("map-batches-gathered")
-"""Operator state: (value, timestamp) of the elements whose results did not go on yet."""
+"""Operator state of the elements whose results did not go on yet: (value, timestamp, watermark in force, number of subtasks); earlier
+versions left out the last two."""
 
 
 class _Gathered:
@@ -107,9 +110,10 @@ class MapBatchesOperator(Operator):
         self._scope = None if scope is None else scope.at(self.ctx)
         restored = self.ctx.operator_state.get_list_state(GATHERED).get()
         if restored:
-            stamps = [stamp for _, stamp in restored]
-            batch = RecordBatch([value for value, _ in restored], None if None in stamps else stamps)
-            self._gathered.add(batch, MIN_WATERMARK)
+            parallelism = self.ctx.runtime.parallelism
+            for value, stamp, *kept in restored:
+                mark = mark_after_restore(kept, parallelism)
+                self._gathered.add(RecordBatch([value], None if stamp is None else [stamp]), mark)
             self._is_due = True
             self.availability.set_unavailable()
             self.ctx.execute(self._on_wait_over, "restored batch", 0)
@@ -142,8 +146,9 @@ class MapBatchesOperator(Operator):
     def snapshot_state(self, checkpoint_id: int) -> Awaitable[None] | None:
         """The checkpoint holds the inputs: their results come behind the barrier."""
         held = [part for part in (self._in_flight, self._gathered) if part is not None]
-        pairs = [pair for part in held for pair in zip(part.values, part.stamps, strict=True)]
-        self.ctx.operator_state.get_list_state(GATHERED).update(pairs)
+        former = repeat(self.ctx.runtime.parallelism)
+        elements = [one for part in held for one in zip(part.values, part.stamps, part.marks, former, strict=False)]
+        self.ctx.operator_state.get_list_state(GATHERED).update(elements)
         return self._user.snapshot_state(self.ctx)
 
     async def close(self) -> None:

@@ -15,13 +15,13 @@ hold back.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK, RecordBatch, Watermark, WatermarkStatus
 
-__all__ = ["BEGINNING", "ChannelTime", "CombinedWatermark", "MultiInputWatermarks", "StatusWatermarkValve", "clamped"]
+__all__ = ["BEGINNING", "ChannelTime", "CombinedWatermark", "MultiInputWatermarks", "StatusWatermarkValve", "clamped", "mark_after_restore"]
 
 
 class ChannelTime(NamedTuple):
@@ -178,6 +178,15 @@ class StatusWatermarkValve:
     def _append(outputs: list[Watermark | WatermarkStatus], watermark: int | None) -> None:
         if watermark is not None:
             outputs.append(Watermark(watermark))
+
+
+def mark_after_restore(kept: Sequence[int], parallelism: int) -> int:
+    """The watermark that a restored element sees again. `kept`: that watermark, and the number of former subtasks; may be empty.
+
+    Where elements of several former subtasks may meet, no watermark of one may make those of another late.
+    """
+    mark, former = kept or (MIN_WATERMARK, 1)
+    return mark if former in (1, parallelism) else MIN_WATERMARK
 
 
 def clamped(watermarks: list[int], low: int, high: int) -> list[int] | None:

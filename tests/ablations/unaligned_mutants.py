@@ -214,4 +214,11 @@ UNALIGNED_MUTANTS: list[Mutant] = [
         "                        pass\n",
         (LATE,),
     ),
+    Mutant(
+        "an async call in flight forgets its event time over a restore",
+        "aioflow/operators/valve.py",
+        "    return mark if former in (1, parallelism) else MIN_WATERMARK\n",
+        "    return MIN_WATERMARK\n",
+        (LATE,),
+    ),
 ]

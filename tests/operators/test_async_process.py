@@ -162,7 +162,7 @@ async def test_an_element_with_a_key_that_nobody_needs_is_in_the_checkpoint_too(
     operator = await opened(AsyncProcessOperator(Passes()), context)
     operator.process_batch(keyed_batch("k", [7], [70]))
     operator.snapshot_state(1)
-    assert context.operator_state.get_list_state(PENDING_UNKEYED).get() == [(0, 7, 70)]
+    assert [one[:3] for one in context.operator_state.get_list_state(PENDING_UNKEYED).get()] == [(0, 7, 70)]
     await context.work()
     assert context.emitted_values == [7]
 
