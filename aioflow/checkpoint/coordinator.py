@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from math import inf
 
 from aioflow.checkpoint.completed import CheckpointKind, CheckpointRetention, CompletedCheckpoint, Discard
 from aioflow.checkpoint.failure import CheckpointFailureReason, FailureCounter
@@ -31,6 +32,7 @@ from aioflow.checkpoint.instructions import (
     Store,
     Trigger,
     WakeAt,
+    WarnBehind,
 )
 from aioflow.checkpoint.pending import PendingCheckpoint
 from aioflow.checkpoint.plan import CheckpointedVertex, CheckpointRefused, SubtaskTable
@@ -56,6 +58,14 @@ _CLOSING = (
 
 CLOSING_TRIES = 5
 """So often is begun again what somebody asked for."""
+
+LATE_INTERVALS = 3
+LATE_MS = 5_000
+"""A checkpoint that takes so many intervals, and so long, is warned of.
+
+The next warning comes at twice the age of the last one: one is enough for many checkpoints that take equally long. Once a checkpoint takes
+less than an interval, the first age counts again.
+"""
 
 _ENDED_BADLY_MAX = 1000
 """So many failed checkpoints are remembered; what is acknowledged for older ones is left to the sweep of orphans."""
@@ -88,6 +98,10 @@ class CheckpointCoordinator:
         self._needs_full = False
         """Nothing was completed since a restore without claim: whatever is taken refers to no file of what was restored."""
         self._wake_at_s: float | None = None
+        interval_ms = options.interval_ms
+        self._late_at_first_ms = inf if interval_ms is None else max(LATE_INTERVALS * interval_ms, LATE_MS)
+        self._late_ms = self._late_at_first_ms
+        """The age at which a checkpoint is warned of."""
         self._is_over = False
 
     @property
@@ -152,6 +166,7 @@ class CheckpointCoordinator:
             if now.s >= pending.expires_s and pending.id in self._pending:
                 detail = pending.missing(self.options.timeout_ms, self._subtasks.name_of)
                 instructions += self._abort(pending, CheckpointFailureReason.EXPIRED, detail, now)
+        instructions += self._warnings(now)
         if not self._is_over and self.latest is not None and self._turns.repeats(now):
             instructions.append(NotifyComplete(self.latest.checkpoint_id))
         return self._after(instructions, now)
@@ -251,6 +266,8 @@ class CheckpointCoordinator:
         checkpoint = replace(pending.storing, location=location)
         self._turns.completed(pending.request, now)
         self._failures.succeeded(checkpoint_id)
+        if self.options.interval_ms is not None and now.s - pending.begun_s < self.options.interval_ms / 1000:
+            self._late_ms = self._late_at_first_ms
         self.statistics.completed(checkpoint_id, location)
         instructions: list[Instruction] = []
         discard = self._retention.ended(checkpoint_id)
@@ -328,10 +345,25 @@ class CheckpointCoordinator:
         if self._is_over:
             return None
         times = [pending.expires_s for pending in self._pending.values()]
+        times += [self._late_s(pending) for pending in self._pending.values()]
         due = self._turns.next_due(has_slot=len(self._pending) < self.options.max_concurrent)
         if due is not None:
             times.append(due)
-        return min(times, default=None)
+        due = min(times, default=inf)
+        return None if due == inf else due
+
+    def _warnings(self, now: Moment) -> list[Instruction]:
+        warnings: list[Instruction] = []
+        for pending in self._pending.values():
+            if now.s >= self._late_s(pending) and self.options.interval_ms is not None:
+                age_ms = round((now.s - pending.begun_s) * 1000)
+                self._late_ms = 2.0 * age_ms
+                warnings.append(WarnBehind(pending.id, age_ms, self.options.interval_ms, pending.waits_for(self._subtasks.name_of)))
+        return warnings
+
+    def _late_s(self, pending: PendingCheckpoint) -> float:
+        """When it is to be warned of."""
+        return inf if pending.request.kind.is_savepoint else pending.begun_s + self._late_ms / 1000
 
     def _trigger(self, request: Request, now: Moment) -> list[Instruction]:
         plan = self._subtasks.plan()
@@ -356,6 +388,7 @@ class CheckpointCoordinator:
             barrier=barrier,
             request=request,
             plan=plan,
+            begun_s=now.s,
             expires_s=now.s + options.timeout_ms / 1000,
             waiting=dict.fromkeys(plan.acknowledging),
             states=finished,

@@ -22,6 +22,7 @@ __all__ = [
     "Store",
     "Trigger",
     "WakeAt",
+    "WarnBehind",
 ]
 
 
@@ -119,4 +120,14 @@ class WakeAt:
     at_s: float | None
 
 
-Instruction = Trigger | Store | NotifyComplete | NotifyAborted | Discard | FailJob | Answer | WakeAt
+@dataclass(frozen=True, slots=True)
+class WarnBehind:
+    """Warn that checkpoint `checkpoint_id` takes several intervals, and has for `age_ms`. `waits_for` names who has not acknowledged it."""
+
+    checkpoint_id: int
+    age_ms: int
+    interval_ms: int
+    waits_for: str
+
+
+Instruction = Trigger | Store | NotifyComplete | NotifyAborted | Discard | FailJob | Answer | WakeAt | WarnBehind

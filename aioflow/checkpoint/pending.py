@@ -22,6 +22,7 @@ class PendingCheckpoint:
     barrier: CheckpointBarrier
     request: Request
     plan: CheckpointPlan
+    begun_s: float
     expires_s: float
     waiting: dict[ExecutionAttemptId, None]
     states: dict[tuple[str, int], SubtaskState] = field(default_factory=dict)
@@ -56,5 +57,11 @@ class PendingCheckpoint:
         """Whom it waited for when its time was over."""
         if self.storing is not None:
             return f"{timeout_ms} ms have passed, and it is still being stored"
+        return f"{timeout_ms} ms have passed without a word of {self.waits_for(name_of)}"
+
+    def waits_for(self, name_of: Callable[[ExecutionAttemptId], str]) -> str:
+        """Who has not acknowledged it, or the store."""
+        if self.storing is not None:
+            return "the store"
         rest = len(self.waiting) - 1
-        return f"{timeout_ms} ms have passed without a word of {name_of(next(iter(self.waiting)))}" + (f" and {rest} more" if rest else "")
+        return name_of(next(iter(self.waiting))) + (f" and {rest} more" if rest else "")

@@ -29,6 +29,7 @@ from aioflow.checkpoint.instructions import (
     Store,
     Trigger,
     WakeAt,
+    WarnBehind,
 )
 from aioflow.checkpoint.store import FlowStore, open_store
 from aioflow.checkpoint.sweeping import sweep
@@ -349,6 +350,16 @@ class JobCheckpoints:
                 self._answer(number, checkpoint, error)
             case WakeAt(at_s):
                 self._wake_at(at_s)
+            case WarnBehind(checkpoint_id, age_ms, interval_ms, waits_for):
+                logger.warning(
+                    "job %s: checkpoint %d is not complete after %d ms and waits for %s: checkpoints fall behind, one is due each %d ms "
+                    "(every=); until it completes, sinks do not commit, pushed elements stay in memory and a restart goes further back",
+                    self._job_id,
+                    checkpoint_id,
+                    age_ms,
+                    waits_for,
+                    interval_ms,
+                )
 
     async def _store(self, checkpoint: CompletedCheckpoint) -> None:
         try:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from aioflow.checkpoint.statistics import CheckpointStatus
 from aioflow.cluster.execution_graph import JobStatus
 from aioflow.monitoring.adapters import MonitoredCluster
 from aioflow.monitoring.calls import BadRequest, Call
@@ -133,6 +134,9 @@ def job_metrics(view: JobView, now_ms: int) -> dict[str, float]:
         restored = latest.restored
         metrics |= {
             "numberOfInProgressCheckpoints": counts.in_progress,
+            "inProgressCheckpointAge": max(
+                (now_ms - r.trigger_timestamp for r in statistics.history if r.status is CheckpointStatus.IN_PROGRESS), default=0
+            ),
             "numberOfCompletedCheckpoints": counts.completed,
             "numberOfFailedCheckpoints": counts.failed,
             "totalNumberOfCheckpoints": counts.total,

@@ -79,6 +79,20 @@ COORDINATION_MUTANTS: list[Mutant] = [
         (f"{ALIGNMENT}test_savepoint_is_aligned_whatever_else_is_asked_for",),
     ),
     Mutant(
+        "a checkpoint that takes several intervals is not warned of",
+        "aioflow/checkpoint/coordinator.py",
+        "        instructions += self._warnings(now)\n",
+        "",
+        (f"{COORDINATOR}test_short_intervals_are_not_warned_of_before_five_seconds",),
+    ),
+    Mutant(
+        "each of many checkpoints that take equally long is warned of",
+        "aioflow/checkpoint/coordinator.py",
+        "                self._late_ms = 2.0 * age_ms\n",
+        "                self._late_ms = self._late_at_first_ms\n",
+        (f"{COORDINATOR}test_a_checkpoint_that_takes_several_intervals_is_warned_of_once_and_again_at_twice_its_age",),
+    ),
+    Mutant(
         "the acknowledgement of an old attempt counts",
         "aioflow/checkpoint/coordinator.py",
         "        if pending is None or attempt not in pending.waiting:\n",

@@ -9,7 +9,16 @@ import pytest
 from aioflow.checkpoint.completed import CheckpointKind, CompletedCheckpoint, Discard
 from aioflow.checkpoint.coordinator import CLOSING_TRIES
 from aioflow.checkpoint.failure import CheckpointFailureReason as Reason
-from aioflow.checkpoint.instructions import Answer, CoordinatorOptions, FailJob, NotifyAborted, NotifyComplete, Store, Trigger
+from aioflow.checkpoint.instructions import (
+    Answer,
+    CoordinatorOptions,
+    FailJob,
+    NotifyAborted,
+    NotifyComplete,
+    Store,
+    Trigger,
+    WarnBehind,
+)
 from aioflow.checkpoint.plan import CheckpointedVertex, VertexInput
 from aioflow.checkpoint.requests import REQUESTS_MAX
 from aioflow.checkpoint.subtask import ChannelSide, ChannelStateHandle, CheckpointStats, SubtaskState
@@ -92,6 +101,46 @@ def test_slow_acknowledgement_keeps_the_next_one_back_and_a_savepoint_goes_first
     assert triggered(job.complete(2)) == [3]  # What was asked for,
     assert answered(job.complete(3)) == {7: "file:///3"}
     assert triggered(job.advance(1000)) == [4]  # and then what the clock asks for.
+
+
+def test_a_checkpoint_that_takes_several_intervals_is_warned_of_once_and_again_at_twice_its_age() -> None:
+    job = Job(interval_ms=2_000)
+    job.run()
+    assert triggered(job.advance(2_000)) == [1]
+    job.ack((SOURCE, 0), 1)
+    assert job.advance(5_999) == []
+    assert job.advance(1) == [WarnBehind(1, 6_000, 2_000, "Source (2/2), attempt 0 and 3 more")]
+    assert job.advance(5_999) == []
+    assert job.advance(1) == [WarnBehind(1, 12_000, 2_000, "Source (2/2), attempt 0 and 3 more")]
+    for key in KEYS[1:]:
+        job.ack(key, 1)
+    assert job.advance(12_000) == [WarnBehind(1, 24_000, 2_000, "the store")]
+    assert triggered(job.stored(1)) == [2]
+    assert only(WarnBehind, job.advance(40_000)) == [], "those that take no longer need no second warning"
+    job.complete(2)
+    assert only(WarnBehind, job.advance(1_000)) == []
+    job.complete(3)  # In time.
+    assert triggered(job.advance(1_000)) == [4]
+    assert only(WarnBehind, job.advance(6_000)) == [WarnBehind(4, 6_000, 2_000, "Source (1/2), attempt 0 and 4 more")]
+
+
+def test_nothing_is_behind_without_an_interval_and_no_savepoint_ever_is() -> None:
+    job = Job()
+    job.run()
+    assert triggered(job.checkpoint(1)) == [1]
+    assert only(WarnBehind, job.advance(500_000)) == []
+    job = Job(interval_ms=100)
+    job.run()
+    assert triggered(job.savepoint(1)) == [1]
+    assert only(WarnBehind, job.advance(500_000)) == []
+
+
+def test_short_intervals_are_not_warned_of_before_five_seconds() -> None:
+    job = Job(interval_ms=10)
+    job.run()
+    assert triggered(job.advance(10)) == [1]
+    assert only(WarnBehind, job.advance(4_999)) == []
+    assert only(WarnBehind, job.advance(1)) == [WarnBehind(1, 5_000, 10, "Source (1/2), attempt 0 and 4 more")]
 
 
 def test_several_may_be_under_way() -> None:

@@ -95,6 +95,7 @@ JOB = {
     "lastCompletedCheckpointId": COUNT,
     "lastCheckpointRestoreTimestamp": COUNT,
     "numberOfInProgressCheckpoints": COUNT,
+    "inProgressCheckpointAge": COUNT,
     "numberOfCompletedCheckpoints": COUNT,
     "numberOfFailedCheckpoints": COUNT,
     "totalNumberOfCheckpoints": COUNT,
