@@ -91,7 +91,10 @@ class StateTable(Protocol):
         """All namespaces that hold something."""
 
     def removed(self, namespace: Any, key: Any) -> None:
-        """`key` was deleted from the mapping that `of_key` gave. A namespace other than None that is empty then is dropped."""
+        """`key` was deleted from the mapping that `of_key` gave, which may not be used for it any more.
+
+        A namespace other than None that is empty then is dropped.
+        """
 
     def drop(self, namespace: Any) -> None:
         """Removes `namespace` with all its keys; one that does not exist is no error."""

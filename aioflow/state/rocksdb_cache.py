@@ -6,6 +6,9 @@ the database, unless the space is *complete*, as it is until something of it was
 
 Over its limit the cache lets go of the oldest entries that were not named lately, dirty ones after writing them, in one batch.
 
+A dirty key is *fresh* if the database holds no row of it, and no snapshot is yet to write one. When a fresh key goes, nothing has to be
+written: what comes and goes between two snapshots costs neither of them anything.
+
 A snapshot takes the dirty keys over: they are *frozen* for it until they are written. Whoever is about to change a frozen key, or gets a
 mutable value of one, has it encoded first. While a snapshot is captured nothing newer may reach the database: so nothing dirty is evicted.
 """
@@ -82,7 +85,7 @@ class Space:
     """One namespace of one table."""
 
     __slots__ = (
-        "cache", "complete", "dirty", "dropped", "entries", "few", "groups", "namespace", "number", "passed", "spelled", "stored",
+        "cache", "complete", "dirty", "dropped", "entries", "few", "fresh", "groups", "namespace", "number", "passed", "spelled", "stored",
         "table", "token",
     )  # fmt: skip
 
@@ -107,6 +110,8 @@ class Space:
         self.dropped = False
         self.dirty: dict[Any, int] = {}
         """Key -> when it was named last, if `token` is the cache's; otherwise it counts as empty."""
+        self.fresh: set[Any] = set()
+        """Those of `dirty` of which there was nothing when they were named first."""
         self.token: object = None
         self.spelled: dict[Any, Any] = {}
         """Of the keys in memory that have several spellings: how each was first spelled."""
@@ -123,9 +128,17 @@ class Space:
         """The dirty keys, to add to."""
         cache = self.cache
         if self.token is not cache.token:
-            self.token, self.dirty = cache.token, {}
+            self.token, self.dirty, self.fresh = cache.token, {}, set()
             cache.dirty[self] = self.dirty
         return self.dirty
+
+    def forget(self, key: Any) -> None:
+        """`key`, which was named, is gone: if it is fresh, nothing has to be written. It is named again before it comes back."""
+        if self.token is self.cache.token and key in self.fresh:
+            self.fresh.discard(key)
+            del self.dirty[key]
+            self.spelled.pop(key, None)
+            self.cache.held -= 1
 
     def touch(self, keys: Iterable[Any]) -> None:
         """`keys` are about to change; what they hold is in memory then."""
@@ -195,16 +208,24 @@ class Space:
     def _bring(self, keys: Sequence[Any]) -> None:
         # For keys that are not dirty yet: saved for who still needs them as they are, and fetched.
         cache, entries = self.cache, self.entries
+        written: set[Any] | None = None
         for capture in cache.captures:
             frozen = capture.frozen.get(self)
             if frozen:
                 for key in keys:
                     if key in frozen:
+                        if written is None:
+                            written = set()
+                        written.add(key)
                         capture.save(self, key, self.lookup(key))
                         del frozen[key]
                         self.dirty[key] = cache.epoch
         if not self.complete:
             self._fetch([key for key in keys if not self.is_known(key)])
+        lookup, fresh = self.lookup, self.fresh
+        for key in keys:
+            if lookup(key) is MISSING and (written is None or key not in written):
+                fresh.add(key)
         if not self.is_timers:
             for key in keys:
                 if type(key) not in _PLAIN and key not in self.spelled:
@@ -432,6 +453,7 @@ class Cache:
             if named is not None:
                 self.put(batch, space, key, entries[key])
                 del dirty[key]
+                space.fresh.discard(key)
             del entries[key]
             space.spelled.pop(key, None)
             space.complete = False
@@ -441,6 +463,7 @@ class Cache:
             for key in [key for key in islice(dirty, count) if key not in entries and dirty[key] < lately]:
                 self.put(batch, space, key, MISSING)
                 del dirty[key]
+                space.fresh.discard(key)
                 space.spelled.pop(key, None)
                 gone += 1
         return gone

@@ -28,6 +28,7 @@ from aioflow.core.serializers import Codec
 from aioflow.state.changes import MISSING
 from aioflow.state.format import TIMERS, FileHeader, encode_end, encode_entries, encode_header
 from aioflow.state.handles import CANONICAL, KeyedStateHandle, StateFile, StateOutput, whole
+from aioflow.state.heap_keys import KEYS_A_SLICE, Pace
 from aioflow.state.rocksdb_cache import Cache, Space
 from aioflow.state.rocksdb_files import Directory, View, WriteBatch, list_files, read_part, remove_files
 from aioflow.state.rocksdb_rows import END, SPACES, Spaced, group_in, prefix, space_of
@@ -109,6 +110,7 @@ class RocksSnapshot:
         self._saved: list[tuple[Space, bytes, bytes | None]] = []
         self._phase = _Phase.WRITING
         self._began = self._empty = False
+        self._pace = Pace()
         self._view: View | None = None
         self._path: str | None = None
         self._linking: asyncio.Future[None] | None = None
@@ -145,7 +147,11 @@ class RocksSnapshot:
                 # The eldest comes first, whoever writes it: files of this snapshot hold what it wrote.
                 eldest = self._cache.captures[0]
                 assert isinstance(eldest, RocksSnapshot)
-                await asyncio.sleep(eldest.advance())
+                wait_s = eldest.advance()
+                if wait_s:
+                    await asyncio.sleep(wait_s)
+                else:
+                    await self._pace.looked_at(KEYS_A_SLICE)
             if self._error is not None:
                 raise self._error
             if self._empty:
@@ -168,7 +174,11 @@ class RocksSnapshot:
             cache.remove(self._doomed)
             self._doomed = []
             database = cache.database
-            no_rows = database is None or next(database.rows(prefix(groups.start), prefix(groups.end + 1)), None) is None
+            # To look for a first row is to walk all that was deleted and is not compacted yet.
+            no_rows = database is None or (
+                not any(len(space.entries) for space in cache.spaces.values())
+                and next(database.rows(prefix(groups.start), prefix(groups.end + 1)), None) is None
+            )
             if no_rows and all(reached == MIN_WATERMARK for reached in self.plan.header.watermarks.values()):
                 self._empty = True
                 self._captured()
@@ -261,6 +271,8 @@ class RocksSnapshot:
                 keys.update(heirs.get(space, ()))
                 heirs[space] = keys
                 if later is None:
+                    if space.token is not self._cache.token:
+                        space.fresh = set()
                     space.dirty, space.token = keys, self._cache.token
         self.frozen = {}
 

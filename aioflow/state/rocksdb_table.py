@@ -70,7 +70,9 @@ class RocksTable:
 
     def removed(self, namespace: Any, key: Any) -> None:
         """`key` of `namespace` is gone. So is a namespace without keys."""
-        if namespace is not None and not self._spaces[namespace].entries:
+        space = self._spaces[namespace]
+        space.forget(key)
+        if namespace is not None and not space.entries:
             self.drop(namespace)
 
     def check(self, value: Any) -> None:

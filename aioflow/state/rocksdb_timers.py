@@ -50,7 +50,7 @@ class _Log:
         self._space.touch_one((bucket.namespace, *timer))
 
     def forget(self, bucket: Any, timer: tuple[Any, Any]) -> None:
-        """The timer is gone."""
+        self._space.forget((bucket.namespace, *timer))
 
     def drop(self, bucket: Any) -> None:
         """All of its timers were touched before they went."""

@@ -144,9 +144,8 @@ class TimerQueue:
             if bucket.born < self._log.since:
                 self._log.touch_one(bucket, timer)
             del bucket.entries[timer]
-            if bucket.entries:
-                self._log.forget(bucket, timer)
-            else:
+            self._log.forget(bucket, timer)
+            if not bucket.entries:
                 self._drop(bucket)
 
     def pop(self, limit: int) -> tuple[int, Any, Any] | None:
@@ -215,9 +214,11 @@ class TimerQueue:
 
     def _spend(self, bucket: Bucket, timer: Timer) -> None:
         # A bucket that has begun to fire loses a timer. After its last one come those registered meanwhile.
-        if bucket.born < self._log.since:
+        if noted := bucket.born < self._log.since:
             self._log.touch_one(bucket, timer)
         bucket.entries[timer] = 0
+        if noted:
+            self._log.forget(bucket, timer)
         bucket.pending -= 1
         if not bucket.pending:
             bucket.firing = None

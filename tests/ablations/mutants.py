@@ -385,8 +385,8 @@ MUTANTS: list[Mutant] = [
     Mutant(
         "a deleted timer fires",
         "aioflow/state/timers.py",
-        "            del bucket.entries[timer]\n            if bucket.entries:\n",
-        "            if bucket.entries:\n",
+        "            del bucket.entries[timer]\n            self._log",
+        "            self._log",
         (
             "tests/state/test_timers.py::test_deleted_timer_does_not_fire",
         ),

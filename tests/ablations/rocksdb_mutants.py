@@ -18,6 +18,20 @@ ROCKSDB_MUTANTS: list[Mutant] = [
         (f"{SNAPSHOTS}test_what_is_gone_stays_gone_after_a_restore", f"{ROCKSDB}test_a_file_of_the_database_is_uploaded_once"),
     ),
     Mutant(
+        "RocksDB writes what came and went since the last checkpoint",
+        "aioflow/state/rocksdb_cache.py",
+        "            del self.dirty[key]\n",
+        "            pass\n",
+        (f"{ROCKSDB}test_what_comes_and_goes_between_two_checkpoints_is_never_written",),
+    ),
+    Mutant(
+        "a key whose row a snapshot was to delete is fresh when it comes back",
+        "aioflow/state/rocksdb_cache.py",
+        "            if lookup(key) is MISSING and (written is None or key not in written):\n",
+        "            if lookup(key) is MISSING:\n",
+        (f"{ROCKSDB}test_a_key_that_came_and_went_is_gone_also_where_a_cancelled_snapshot_was_to_say_so",),
+    ),
+    Mutant(
         "whether a window on disk is empty is asked of all of its rows each time",
         "aioflow/state/rocksdb_cache.py",
         "self.cache.stored_from(self, self.passed)",

@@ -679,7 +679,7 @@ def test_every_checkpoint_agrees_with_plain_dicts_whatever_happens_while_it_is_w
     agrees("heap", steps)
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(steps=st.lists(STEP, min_size=20, max_size=120))
 def test_every_checkpoint_of_rocksdb_agrees_with_plain_dicts_with_hardly_anything_in_memory(steps: list[Any]) -> None:
     """F7.9, G5, H7: likewise; fewer examples, as each opens databases by the dozen."""

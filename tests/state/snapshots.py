@@ -8,9 +8,11 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from aioflow.core.host import SystemHost
+from aioflow.core.state_descriptors import ValueStateDescriptor
 from aioflow.state.backend import KeyedStateBackend, create_keyed_backend
 from aioflow.state.handles import KeyedStateHandle
 from aioflow.state.inline import InlineState
+from aioflow.state.timers import InternalTimerService
 
 T = TypeVar("T")
 
@@ -88,3 +90,48 @@ def taken(backend: KeyedStateBackend) -> KeyedStateHandle:
 def restore(backend: KeyedStateBackend, handles: Sequence[KeyedStateHandle]) -> None:
     """Restores `backend` from what `taken` gave."""
     run_now(backend.restore_from([handle for handle in handles if handle.files], InlineState()))
+
+
+FAR = 1 << 40
+"""A time that does not come."""
+
+
+class Passing:
+    """Values, entries of a table and timers that come and go, in a subtask that has some that stay."""
+
+    def __init__(self, state: KeyedStateBackend) -> None:
+        self.state = state
+        self.value = state.get_state(ValueStateDescriptor("value"))
+        self.table = state.table("table", transient=True)
+        self.timers = InternalTimerService("timers", state, self.fire, self.fire, lambda _timestamp, _callback: None)  # type: ignore[arg-type,return-value]
+        self.watermark = 0
+
+    def fire(self, timestamp: int, key: Any, namespace: Any) -> None:
+        self.value.clear()
+        self.leave(None, key)
+        self.leave(timestamp, key)
+
+    def leave(self, namespace: Any, key: Any) -> None:
+        del self.table.of_key(namespace, key)[key]
+        self.table.removed(namespace, key)
+
+    def come(self, key: Any, timestamp: int) -> None:
+        self.state.set_current_key(key)
+        self.value.update(key)
+        self.table.of(None, [key])[key] = [key]
+        self.table.of_key(timestamp, key)[key] = [key]
+        self.timers.register_event_time_timer(key, None, timestamp)
+        self.timers.register_event_time_timer(key, "deleted", FAR)
+        self.timers.delete_event_time_timer(key, "deleted", FAR)
+
+    def pass_through(self, keys: range) -> None:
+        """Each key stays for a while in which ten others come."""
+        for key in keys:
+            self.come(key, self.watermark + 10)
+            self.watermark += 1
+            self.timers.advance_watermark(self.watermark)
+
+    def settle(self) -> None:
+        """All are gone but those that stay."""
+        self.watermark += 100
+        self.timers.advance_watermark(self.watermark)

@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 
 from aioflow.core.keygroups import KeyGroupRange
-from aioflow.core.state_descriptors import ValueStateDescriptor
 from aioflow.state.changes import KEPT_TOGETHER, ChangeLog, Kept, Space, values_at
 from aioflow.state.heap import HeapKeyedStateBackend
 from aioflow.state.heap_table import HeapStateTable
 from aioflow.state.inline import InlineState
 from aioflow.state.snapshot import TableMeta
-from aioflow.state.timers import InternalTimerService
+from tests.state.snapshots import FAR, Passing
 
 
 def backend() -> HeapKeyedStateBackend:
@@ -95,53 +94,11 @@ async def test_batches_changed_in_place_are_in_every_snapshot_as_they_were(seed:
     state.close()
 
 
-class Passing:
-    """Values, entries of a table and timers that come and go, in a subtask that has some that stay."""
-
-    def __init__(self, state: HeapKeyedStateBackend) -> None:
-        self.state = state
-        self.value = state.get_state(ValueStateDescriptor("value"))
-        self.table = state.table("table", transient=True)
-        self.timers = InternalTimerService("timers", state, self.fire, self.fire, lambda _timestamp, _callback: None)  # type: ignore[arg-type,return-value]
-        self.watermark = 0
-
-    def fire(self, timestamp: int, key: Any, namespace: Any) -> None:
-        self.value.clear()
-        self.leave(None, key)
-        self.leave(timestamp, key)
-
-    def leave(self, namespace: Any, key: Any) -> None:
-        del self.table.of_key(namespace, key)[key]
-        self.table.removed(namespace, key)
-
-    def come(self, key: Any, timestamp: int) -> None:
-        self.state.set_current_key(key)
-        self.value.update(key)
-        self.table.of(None, [key])[key] = [key]
-        self.table.of_key(timestamp, key)[key] = [key]
-        self.timers.register_event_time_timer(key, None, timestamp)
-        self.timers.register_event_time_timer(key, "deleted", FAR)
-        self.timers.delete_event_time_timer(key, "deleted", FAR)
-
-    def pass_through(self, keys: range) -> None:
-        """Each key stays for a while in which ten others come."""
-        for key in keys:
-            self.come(key, self.watermark + 10)
-            self.watermark += 1
-            self.timers.advance_watermark(self.watermark)
-
-    def settle(self) -> None:
-        """All are gone but those that stay."""
-        self.watermark += 100
-        self.timers.advance_watermark(self.watermark)
-
-    def noted(self) -> int:
-        generation = self.state._log.current
-        notes = sum(len(keys) for _, keys in generation.noted())
-        return notes + len(generation.whole) + len(generation.drops) + len(self.state._log._dropped)
-
-
-FAR = 1 << 40
+def noted(state: HeapKeyedStateBackend) -> int:
+    """How much the next snapshot has to look at."""
+    generation = state._log.current
+    notes = sum(len(keys) for _, keys in generation.noted())
+    return notes + len(generation.whole) + len(generation.drops) + len(state._log._dropped)
 
 
 async def test_what_comes_and_goes_between_two_snapshots_leaves_no_note() -> None:
@@ -153,17 +110,17 @@ async def test_what_comes_and_goes_between_two_snapshots_leaves_no_note() -> Non
     passing.settle()
     for number in range(1, 6):
         snapshot = state.begin_snapshot(number)
-        before = passing.noted()
+        before = noted(state)
         passing.pass_through(range(1000 * number, 1000 * number + 300))
         passing.settle()
-        assert passing.noted() == before, "while it is unfinished"
+        assert noted(state) == before, "while it is unfinished"
         writing = snapshot.write(output)
         handle = await writing
         state.checkpoint_completed(number)
-        before = passing.noted()
+        before = noted(state)
         passing.pass_through(range(1000 * number + 300, 1000 * number + 600))
         passing.settle()
-        assert passing.noted() == before
+        assert noted(state) == before
         assert snapshot.rows == (80 if number == 1 else 0), "those that stay, once"
     assert handle is not None
     restored = backend()
@@ -185,7 +142,7 @@ async def test_work_and_notes_of_a_snapshot_are_bounded_by_what_is_there_however
         worst = max(worst, snapshot.rows)
         state.checkpoint_completed(number)
     assert worst <= 6 * 4 * 10, "rows: of ten keys a value, two entries and a timer, and what is gone since"
-    assert passing.noted() <= 4 * 4 * 10
+    assert noted(state) <= 4 * 4 * 10
     state.close()
 
 

@@ -31,7 +31,7 @@ from aioflow.state.rocksdb import RocksDB
 from aioflow.state.rocksdb_cache import EVICTED_MAX, ROWS_FEW, Cache
 from aioflow.state.rocksdb_rows import RowCodec, StoredSpace, group_in, plain_key
 from aioflow.state.timers import InternalTimerService
-from tests.state.snapshots import closing_backends, made
+from tests.state.snapshots import FAR, Passing, closing_backends, made
 
 GROUPS = 16
 ALL = KeyGroupRange(0, GROUPS - 1)
@@ -275,6 +275,51 @@ async def test_a_window_of_few_keys_leaves_no_deleted_range_that_reads_would_hav
     table.drop((5, 15))
     # The row that tells of the space goes, too.
     assert (Deletions.rows, Deletions.ranges) == (1 if ranges else keys + 1, ranges)
+
+
+async def test_what_comes_and_goes_between_two_checkpoints_is_never_written() -> None:
+    state: Any = backend()
+    passing = Passing(state)
+
+    def dirty() -> int:
+        return sum(map(len, state._cache.dirty.values()))
+
+    for key in range(-20, 0):
+        passing.come(key, FAR)
+    for number in range(1, 6):
+        snapshot = state.begin_snapshot(number)
+        before = dirty()
+        passing.pass_through(range(1000 * number, 1000 * number + 200))
+        passing.settle()
+        assert dirty() == before, "while it is unfinished"
+        handle = await snapshot.write(InlineState())
+        state.checkpoint_completed(number)
+        passing.pass_through(range(1000 * number + 200, 1000 * number + 400))
+        passing.settle()
+        assert dirty() == 0
+        assert state._cache.held >= 0
+    assert handle is not None
+    other: Any = await restored("rocksdb", [handle])
+    assert dict(other.items("value")) == {key: key for key in range(-20, 0)}
+
+
+async def test_a_key_that_came_and_went_is_gone_also_where_a_cancelled_snapshot_was_to_say_so() -> None:
+    state: Any = backend()
+    passing = Passing(state)
+    passing.come("key", 10)
+    passing.come("stays", FAR)
+    await checkpoint(state, 1)
+    passing.settle()
+    snapshot = state.begin_snapshot(2)
+    passing.come("key", 200)
+    passing.settle()
+    passing.settle()
+    snapshot.cancel()
+    state.checkpoint_aborted(2)
+    handle = await checkpoint(state, 3)
+    other: Any = await restored("rocksdb", [handle])
+    assert dict(other.items("value")) == {"stays": "stays"}
+    assert dict(other.items("table")) == {"stays": ["stays"]}
 
 
 async def checkpoint_or_none(of: KeyedStateBackend) -> KeyedStateHandle | None:
