@@ -6,10 +6,10 @@ import os
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from aioflow.core.errors import GraphError
+from aioflow.core.errors import GraphError, MalformedInput
 from aioflow.core.explained_calls import explained
 from aioflow.io.column_files import ColumnFiles
-from aioflow.io.column_reader import Pages
+from aioflow.io.column_reader import Pages, named
 from aioflow.io.columns_extra import require_columns
 from aioflow.io.parts import RollPolicy
 from aioflow.operators.source import Split
@@ -153,23 +153,31 @@ class ArrowFiles(ColumnFiles):
 
 
 class _ArrowFile:
-    """One open file; its pages are its record batches."""
+    """One open file; its pages are its record batches.
+
+    A damaged file says anything of offsets and codes, and whoever follows them reads memory that is not there and ends the process.
+    So each batch is validated in full: bounds of offsets and codes, and UTF-8.
+    """
 
     def __init__(self, file: BinaryIO, path: str, fields: tuple[str, ...] | None = None) -> None:
         import pyarrow as pa
 
+        self._path = path
         try:
             self._file = pa.ipc.open_file(file)
             names = self._file.schema.names
             if fields is not None and set(fields) < set(names):
                 wanted = pa.ipc.IpcReadOptions(included_fields=[i for i, name in enumerate(names) if name in fields])
                 self._file = pa.ipc.open_file(file, options=wanted)
-        except pa.ArrowInvalid as error:
-            raise ValueError(f"{path} is no file in Arrow's IPC format: {error}") from error
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise MalformedInput(f"{path} is no file in Arrow's IPC format: {error}") from error
 
     @property
     def pages(self) -> int:
         return int(self._file.num_record_batches)
 
     def read_page(self, number: int) -> Any:
-        return self._file.get_batch(number)
+        with named(self._path, f"record batch {number + 1}"):
+            batch = self._file.get_batch(number)
+            batch.validate(full=True)
+        return batch

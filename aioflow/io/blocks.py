@@ -16,7 +16,7 @@ import zipfile
 import zlib
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple, cast
 
-from aioflow.core.errors import RestoreError
+from aioflow.core.errors import MalformedInput, RestoreError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -78,9 +78,12 @@ def is_compressed(path: str) -> bool:
 
 
 def zip_members(fs: FileSystem, path: str) -> list[str]:
-    """The files in an archive, in its order."""
-    with fs.open_read(path) as raw, zipfile.ZipFile(raw) as archive:
-        return [info.filename for info in archive.infolist() if not info.is_dir()]
+    """The files in an archive, in its order. Raises MalformedInput, naming it, for one that is damaged."""
+    try:
+        with fs.open_read(path) as raw, zipfile.ZipFile(raw) as archive:
+            return [info.filename for info in archive.infolist() if not info.is_dir()]
+    except (zipfile.BadZipFile, ValueError, NotImplementedError, EOFError) as error:
+        raise MalformedInput(f"{path} is no zip archive, or is damaged: {error}") from error
 
 
 class BlockFile:

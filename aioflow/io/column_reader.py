@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol
 
-from aioflow.core.errors import RestoreError
+from aioflow.core.errors import MalformedInput, RestoreError
 from aioflow.io.blocks import MARK_BYTES, mark_of
 from aioflow.io.read_ahead import ReadAhead
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from aioflow.io.blocks import Mark
     from aioflow.operators.source import SourceContext, Split
 
-__all__ = ["ColumnReader", "PagedFile", "Pages", "mark_of_file"]
+__all__ = ["ColumnReader", "PagedFile", "Pages", "mark_of_file", "named"]
 
 PAGES_AHEAD = 1
 """A row group may hold a million rows."""
@@ -35,6 +36,20 @@ class PagedFile(Protocol):
     def pages(self) -> int: ...
     def read_page(self, number: int) -> Any:
         """A table or record batch of Arrow."""
+
+
+@contextmanager
+def named(path: str, part: str = "") -> Iterator[None]:
+    """Raises MalformedInput naming `path`, and the `part` of it, in place of what pyarrow raises for a damaged file."""
+    import pyarrow as pa
+
+    try:
+        yield
+    except (pa.ArrowException, OSError, ValueError, TypeError, OverflowError, RecursionError, MemoryError) as error:
+        if isinstance(error, FileNotFoundError):
+            raise
+        place = f"{path}, {part}" if part else path
+        raise MalformedInput(f"{place} cannot be read: {error}. The file is damaged, or of another format") from error
 
 
 class Pages(NamedTuple):

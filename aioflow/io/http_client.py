@@ -16,7 +16,7 @@ from aioflow.core.timeunits import to_seconds
 from aioflow.inspection.redaction import redacted
 from aioflow.io.backoff import Backoff
 from aioflow.io.buffered import BufferedReader
-from aioflow.io.malformed import Malformed, checked_on_error
+from aioflow.io.malformed import MALFORMED, Malformed, checked_on_error
 from aioflow.operators.source import Split
 
 if TYPE_CHECKING:
@@ -219,7 +219,7 @@ class _HttpReader(BufferedReader):
                 answer = msgspec.json.decode(body)
             elif config.decode == "text":
                 answer = body.decode()
-        except (msgspec.DecodeError, ValueError) as error:
+        except MALFORMED as error:
             self._malformed.report(body[:BODY_BYTES_MAX], f"{config!r}: {error}", error)
             return
         if config.items is None:

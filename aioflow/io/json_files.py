@@ -17,6 +17,7 @@ from msgspec.structs import astuple
 from aioflow.core.explained_calls import explained
 from aioflow.io.file_reader import Bad, Decoded
 from aioflow.io.files import Files, split_lines
+from aioflow.io.malformed import MALFORMED
 from aioflow.io.paths import SPLIT_BYTES
 from aioflow.io.shapes import are_scalars, hints_of, is_namedtuple, namedtuple_from, struct_like
 
@@ -128,7 +129,7 @@ class JsonDecoder:
         found = split_lines(data)
         try:
             return Decoded(list(map(self._decode, found)))
-        except (msgspec.MsgspecError, UnicodeDecodeError):
+        except MALFORMED:
             return self._decode_each(found)
 
     def _decode_each(self, found: list[bytes]) -> Decoded:
@@ -141,7 +142,7 @@ class JsonDecoder:
                 continue
             try:
                 record = decode(line)
-            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            except MALFORMED as error:
                 if "truncated" in str(error) and i + 1 < len(found):
                     error = msgspec.DecodeError(f"{error}; {ONE_A_LINE}")
                 bad.append(Bad(len(records), i, line, error))
@@ -175,7 +176,7 @@ def _of_one_line(decode_lines: Callable[[bytes], list[Any]], otherwise: Callable
     floats. So it is the same whichever lines stand beside it. `otherwise` takes more forms, and says better what is wrong."""
     try:
         records = decode_lines(line)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except MALFORMED:
         records = []
     return records[0] if len(records) == 1 else otherwise(line)
 
@@ -203,7 +204,7 @@ def decode_objects(
         return None
     try:
         records = decode_lines(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except MALFORMED:
         return None
     return records if len(records) == lines else None
 

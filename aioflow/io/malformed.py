@@ -5,16 +5,22 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from aioflow.core.errors import GraphError, MalformedInput, did_you_mean
 from aioflow.core.functions import Failed, OutputTag
 
 if TYPE_CHECKING:
     from aioflow.operators.source import SourceContext
 
-__all__ = ["Malformed", "OnError", "checked_on_error"]
+__all__ = ["MALFORMED", "Malformed", "OnError", "checked_on_error"]
 
 OnError = str | OutputTag[Any]
 """What happens to a malformed element: "fail", "skip", or the side output that gets it as `Failed`."""
+
+MALFORMED = (msgspec.MsgspecError, ValueError, RecursionError)
+"""What reading a value raises if it is not as it should be: msgspec's errors, text of another encoding, numbers that are too large, and
+values that are nested too deep."""
 
 logger = logging.getLogger(__name__)
 

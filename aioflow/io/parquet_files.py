@@ -6,10 +6,10 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
-from aioflow.core.errors import GraphError
+from aioflow.core.errors import GraphError, MalformedInput
 from aioflow.core.explained_calls import explained
 from aioflow.io.column_files import ColumnFiles
-from aioflow.io.column_reader import Pages, mark_of_file
+from aioflow.io.column_reader import Pages, mark_of_file, named
 from aioflow.io.columns_extra import require_columns
 from aioflow.io.parts import RollPolicy
 from aioflow.io.paths import SPLIT_BYTES
@@ -91,7 +91,9 @@ class _ParquetFile:
             columns = [name for name in found.names if name in fields]
         texts = [field.name for field in found if pa.types.is_string(field.type) or pa.types.is_large_string(field.type)]
         # Text is mostly stored as a dictionary and its codes, which is what columns want.
-        self._file = pq.ParquetFile(file, read_dictionary=texts)
+        with named(path):
+            self._file = pq.ParquetFile(file, read_dictionary=texts)
+        self._path = path
         self._columns = columns
 
     @property
@@ -99,7 +101,10 @@ class _ParquetFile:
         return int(self._file.num_row_groups)
 
     def read_page(self, number: int) -> Any:
-        return self._file.read_row_group(number, columns=self._columns, use_threads=False)
+        with named(self._path, f"row group {number + 1}"):
+            table = self._file.read_row_group(number, columns=self._columns, use_threads=False)
+            table.validate(full=True)
+        return table
 
 
 def _opened(file: BinaryIO, path: str) -> Any:
@@ -108,8 +113,8 @@ def _opened(file: BinaryIO, path: str) -> Any:
 
     try:
         return pq.ParquetFile(file)
-    except pa.ArrowInvalid as error:
-        raise ValueError(f"{path} is no Parquet file: {error}") from error
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise MalformedInput(f"{path} is no Parquet file: {error}") from error
 
 
 def _cut(host: Host, path: str, split_bytes: int) -> list[Pages]:

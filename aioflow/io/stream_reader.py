@@ -15,10 +15,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import msgspec
-
 from aioflow.io.buffered import BUFFER_RECORDS
-from aioflow.io.malformed import Malformed
+from aioflow.io.malformed import MALFORMED, Malformed
 from aioflow.io.read_ahead import ReadAhead
 
 if TYPE_CHECKING:
@@ -120,7 +118,7 @@ class StreamReader:
             message = messages[i]
             try:
                 values.append(decode(message.content))
-            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            except MALFORMED as error:
                 if self._malformed.fails and values:
                     end = i  # The good ones first.
                     break

@@ -20,6 +20,7 @@ from aioflow.core.explained_calls import explained
 from aioflow.core.timeunits import to_seconds
 from aioflow.io.buffered import BufferedReader
 from aioflow.io.http_client import DECODINGS
+from aioflow.io.malformed import MALFORMED
 from aioflow.network.door import Door
 from aioflow.operators.source import Split
 
@@ -176,7 +177,7 @@ class WebhookReader(BufferedReader):
                 value = msgspec.json.decode(body)
             elif config.decode == "text":
                 value = body.decode()
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except MALFORMED as error:
             return web.Response(status=400, text=f"the body is no {config.decode}: {error}\n")
         try:
             async with asyncio.timeout(config.patience_s):

@@ -13,6 +13,23 @@ _REDIS, _NATS, _KAFKA = (f"tests/integration/test_{name}.py::" for name in ("red
 
 SINK_MUTANTS: list[Mutant] = [
     Mutant(
+        "values that are nested too deep are not malformed",
+        "aioflow/io/malformed.py",
+        "MALFORMED = (msgspec.MsgspecError, ValueError, RecursionError)",
+        "MALFORMED = (msgspec.MsgspecError, ValueError)",
+        (
+            "tests/io/test_damaged_input.py::test_json_that_is_nested_deep_goes_to_the_side",
+            "tests/io/test_network.py::test_a_webhook_says_what_is_wrong_with_a_body",
+        ),
+    ),
+    Mutant(
+        "what pyarrow says of a damaged file does not name it",
+        "aioflow/io/column_reader.py",
+        '        raise MalformedInput(f"{place} cannot be read: {error}. The file is damaged, or of another format") from error\n',
+        "        raise\n",
+        ("tests/io/test_damaged_input.py::test_an_arrow_file_with_an_offset_behind_its_end_is_refused_by_name_and_batch",),
+    ),
+    Mutant(
         "a sink makes a directory of the name of a URL",
         "aioflow/core/locations.py",
         "    elif scheme:\n",

@@ -424,6 +424,14 @@ async def test_what_is_posted_is_an_element(ctx: Context) -> None:
         assert not reader.finished
 
 
+@pytest.mark.parametrize("body", [b"{", b"\xff", b"[" * 100_000, b"1e999", b"9" * 5000, b'"\\ud800"'], ids=lambda body: body[:8].hex())
+async def test_a_webhook_says_what_is_wrong_with_a_body(ctx: Context, body: bytes) -> None:
+    async with hook(webhook(port=0), ctx) as (_, session, url):
+        async with session.post(url, data=body) as response:
+            assert response.status == 400
+            assert (await response.text()).startswith("the body is no json")
+
+
 async def test_a_full_webhook_waits_then_answers_503(ctx: Context) -> None:
     async with hook(webhook(port=0, capacity=1, patience="20ms"), ctx) as (reader, session, url):
         assert await status_of(session.post(url, json=1)) == 202
