@@ -1,4 +1,4 @@
-"""What crashed jobs left in the store of a flow: found when the next one begins, and removed once it is old.
+"""What crashed jobs and tasks left in the store of a flow: found when the next one begins, and removed once it is old.
 
 Nothing that a completed checkpoint refers to is ever removed, and nothing at all when one of them cannot be read: then nobody knows.
 """
@@ -16,7 +16,7 @@ from aioflow.core.errors import RestoreError
 if TYPE_CHECKING:
     from aioflow.core.host import Host
 
-__all__ = ["GRACE_MS", "sweep"]
+__all__ = ["GRACE_MS", "sweep", "sweep_state"]
 
 logger = logging.getLogger(__name__)
 
@@ -37,9 +37,7 @@ async def sweep(store: FlowStore, host: Host, *, retain: int, keep: Collection[i
     removed: list[str] = []
 
     async def remove(names: list[str]) -> None:
-        old = [name for name in names if await objects.modified_ms(name) < before]
-        await objects.delete(old)
-        removed.extend(old)
+        removed.extend(await _remove_old(store, names, before))
 
     try:
         await objects.sweep(before)
@@ -50,10 +48,7 @@ async def sweep(store: FlowStore, host: Host, *, retain: int, keep: Collection[i
         stays = {*going[-retain:], *(number for number in left if not going or number > going[-1])}
         over = [number for number in numbers if number not in keep and (number <= finished or number not in stays)]
         await remove([f"checkpoints/{number}/{METADATA}" for number in over])
-        referred: set[str] = set()
-        for number in await store.checkpoints():
-            referred.update(files_of((await store.checkpoint(number)).subtasks.values()))
-        await remove([name for name in await objects.names("state") if name not in referred])
+        removed += await _remove_state(store, before)
         saved: dict[str, list[str]] = {}
         for name in await objects.names("savepoints"):
             saved.setdefault(name.split("/")[1], []).append(name)
@@ -65,3 +60,34 @@ async def sweep(store: FlowStore, host: Host, *, retain: int, keep: Collection[i
     if removed:
         logger.info("removed %d left-over objects from %s", len(removed), store.url)
     return removed
+
+
+async def sweep_state(store: FlowStore, host: Host, *, grace_ms: int = GRACE_MS) -> list[str]:
+    """Remove the state that no checkpoint refers to, and return its names. For a job whose tasks are about to be deployed again.
+
+    A task that was killed had written files for a checkpoint that never came. Checkpoints may be completed meanwhile: their files are
+    either younger than `grace_ms`, or belong to one that is there already.
+    """
+    removed: list[str] = []
+    try:
+        removed = await _remove_state(store, host.clock.wall_ms() - grace_ms)
+    except (OSError, RestoreError) as error:  # Perhaps a checkpoint that went while it was read: the next time.
+        logger.debug("state that is left over in %s stays there: %s", store.url, error)
+    if removed:
+        logger.info("removed %d left-over files of state from %s", len(removed), store.url)
+    return removed
+
+
+async def _remove_state(store: FlowStore, before_ms: int) -> list[str]:
+    """Removes the state files that are older and that no checkpoint refers to. Returns their names."""
+    referred: set[str] = set()
+    for number in await store.checkpoints():
+        referred.update(files_of((await store.checkpoint(number)).subtasks.values()))
+    return await _remove_old(store, [name for name in await store.objects.names("state") if name not in referred], before_ms)
+
+
+async def _remove_old(store: FlowStore, names: list[str], before_ms: int) -> list[str]:
+    """Removes those of `names` that are older. Returns their names."""
+    old = [name for name in names if await store.objects.modified_ms(name) < before_ms]
+    await store.objects.delete(old)
+    return old

@@ -32,7 +32,7 @@ from aioflow.checkpoint.instructions import (
     WarnBehind,
 )
 from aioflow.checkpoint.store import FlowStore, open_store
-from aioflow.checkpoint.sweeping import sweep
+from aioflow.checkpoint.sweeping import GRACE_MS, sweep, sweep_state
 from aioflow.checkpoint.urls import flow_url, join_url
 from aioflow.cluster.checkpoint_settings import LATEST, CheckpointSettings
 from aioflow.cluster.checkpoint_shape import checkpointed_vertices
@@ -104,6 +104,8 @@ class JobCheckpoints:
         self._stop_asked: tuple[bool, str | None] | None = None
         self._opening: asyncio.Future[None] | None = None
         self._over = False
+        self._swept_s = 0.0
+        """When the store was last looked through for files that nothing refers to."""
         self._first_id = 1
         self._savepoint_before: CompletedCheckpoint | None = None
         self._told: CompletedCheckpoint | None = None
@@ -152,6 +154,7 @@ class JobCheckpoints:
         if found is None and settings.fresh and not recovered:
             await begin_anew(self.store, first_id - 1)
         await sweep(self.store, self._host, retain=settings.retain, keep=() if found is None else (found.checkpoint_id,))
+        self._swept_s = self._host.clock.monotonic()
         self._coordinator = CheckpointCoordinator(options, vertices, flow=self._graph.name, job_id=self._job_id, first_id=first_id)
         if found is not None:
             for other in await self._others(found):
@@ -199,7 +202,14 @@ class JobCheckpoints:
         if self._told is not None:  # Not before it is known that it fits this flow.
             await self.store.begin_with(self._told, self._first_id - 1)
             self._told = None
+        now_s = self._host.clock.monotonic()
+        if now_s - self._swept_s >= GRACE_MS / 1000:  # Before, nothing can be old enough.
+            self._swept_s = now_s
+            self._begin(self._sweep_state(), f"sweep of the state of job {self._job_id}")
         return point
+
+    async def _sweep_state(self) -> None:
+        await sweep_state(self.store, self._host)
 
     def restarts(self, subtasks: Sequence[tuple[int, int]]) -> None:
         """These, by vertex and index, are about to be deployed again, from the last `restore_point`."""

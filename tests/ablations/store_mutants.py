@@ -178,8 +178,8 @@ STORE_MUTANTS: list[Mutant] = [
     Mutant(
         "what a completed checkpoint refers to is swept away",
         "aioflow/checkpoint/sweeping.py",
-        "if name not in referred]",
-        "if name]",
+        "if name not in referred], before_ms)",
+        "if name], before_ms)",
         (
             "tests/checkpoint_store/test_sweeping.py::test_state_that_no_checkpoint_refers_to_goes_once_it_is_old",
             "tests/checkpoint_store/test_crashes.py::test_after_a_crash_the_newest_is_whole_and_not_older_than_what_was_acknowledged",
@@ -188,12 +188,19 @@ STORE_MUTANTS: list[Mutant] = [
     Mutant(
         "what is younger than the grace is swept away",
         "aioflow/checkpoint/sweeping.py",
-        "if await objects.modified_ms(name) < before]",
-        "if await objects.modified_ms(name)]",
+        "if await store.objects.modified_ms(name) < before_ms]",
+        "if await store.objects.modified_ms(name)]",
         (
             "tests/checkpoint_store/test_sweeping.py::test_state_that_no_checkpoint_refers_to_goes_once_it_is_old",
             "tests/checkpoint_store/test_sweeping.py::test_savepoints_that_were_never_completed_go_and_the_others_stay",
         ),
+    ),
+    Mutant(
+        "files that killed tasks left stay as long as the job lives",
+        "aioflow/cluster/job_checkpoints.py",
+        "            self._begin(self._sweep_state(),",
+        "            False and self._begin(self._sweep_state(),",
+        ("tests/cluster/test_job_checkpoints.py::test_state_that_killed_tasks_left_goes_with_a_later_restart",),
     ),
     Mutant(
         "a copy of state in the process is believed",

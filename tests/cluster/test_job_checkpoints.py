@@ -6,20 +6,24 @@ import asyncio
 
 from aioflow.cluster.checkpoint_settings import CheckpointSettings
 from aioflow.cluster.job_checkpoints import JobCheckpoints
-from aioflow.core.host import SystemHost
+from aioflow.core.host import Host, SystemHost
 from aioflow.core.serializers import Codec
 from aioflow.graph.job_graph import build_job_graph
 from aioflow.graph.stream_graph import StreamGraph, StreamNode
+from aioflow.testing import simulate
+from aioflow.testing.simulation import SimulatedHost
+from tests.checkpoint_store.samples import LARGE, checkpoint, chunks
 
 
-def job(store: str) -> JobCheckpoints:
+def job(store: str, host: Host | None = None) -> JobCheckpoints:
     graph = StreamGraph("beside")
     graph.add_node(StreamNode(id=0, kind="op", name="op"))
 
     def on_error(error: BaseException) -> None:
         raise error
 
-    return JobCheckpoints(SystemHost(), "0" * 32, build_job_graph(graph), CheckpointSettings(store=store), Codec(), on_error, on_error)
+    host = host or SystemHost()
+    return JobCheckpoints(host, "0" * 32, build_job_graph(graph), CheckpointSettings(store=store), Codec(), on_error, on_error)
 
 
 async def test_a_restart_at_the_moment_at_which_a_write_has_ended_does_not_wait_for_it() -> None:
@@ -40,3 +44,27 @@ async def test_a_restart_at_the_moment_at_which_a_write_has_ended_does_not_wait_
     checkpoints._begin(asyncio.sleep(0), "another")
     await checkpoints.close(finished=False)
     assert not [task for task in checkpoints._beside if not task.done()]
+
+
+def test_state_that_killed_tasks_left_goes_with_a_later_restart() -> None:
+    """A job that runs for months, and of which a worker dies each day, is not to fill its store."""
+
+    async def main(host: SimulatedHost) -> None:
+        checkpoints = job("/store", host)
+        await checkpoints.open()
+        kept = await checkpoints.store.complete(await checkpoint(checkpoints.store, 1))
+        used = sorted(await checkpoints.store.objects.names("state"))
+        orphan = await checkpoints.store.output().write(chunks(LARGE))
+        await asyncio.sleep(300)
+        await checkpoints.restore_point({})
+        await checkpoints._nothing_beside()
+        assert orphan.name in await checkpoints.store.objects.names("state")  # Whoever wrote it may still be alive.
+        await asyncio.sleep(400)
+        young = await checkpoints.store.output().write(chunks(LARGE))
+        await checkpoints.restore_point({})
+        await checkpoints._nothing_beside()
+        assert sorted(await checkpoints.store.objects.names("state")) == sorted([*used, young.name])
+        assert await checkpoints.store.checkpoint(1) == kept
+        await checkpoints.close(finished=False)
+
+    simulate(main, 1)
