@@ -31,8 +31,9 @@ _HOMES = {
     "cluster.restart": "RestartPolicy exponential_delay failure_rate fixed_delay no_restart",
     "core.elements": "MAX_WATERMARK",
     "core.errors": (
-        "AioflowError Broken CheckpointError Closed GraphError InsufficientBuffers JobCanceled JobError JobFailed JobNotRunning "
-        "LocalProtocolError MailboxClosed MalformedInput NoResourceAvailable NotAuthenticated ProducerFailed ProtocolError RemoteError "
+        "AioflowError Broken CancellationTimeout CheckpointError Closed GraphError InsufficientBuffers JobCanceled JobError JobFailed "
+        "JobNotRunning LocalProtocolError MailboxClosed MalformedInput NoResourceAvailable NotAuthenticated ProducerFailed ProtocolError "
+        "RemoteError "
         "RemoteProtocolError RestoreError StateError TypeNotSupported"
     ),
     "core.expression_roots": "col left lit right when",

@@ -23,6 +23,7 @@ from aioflow.cluster.restart import no_restart as no_restart
 from aioflow.core.elements import MAX_WATERMARK as MAX_WATERMARK
 from aioflow.core.errors import AioflowError as AioflowError
 from aioflow.core.errors import Broken as Broken
+from aioflow.core.errors import CancellationTimeout as CancellationTimeout
 from aioflow.core.errors import CheckpointError as CheckpointError
 from aioflow.core.errors import Closed as Closed
 from aioflow.core.errors import GraphError as GraphError

@@ -13,7 +13,8 @@ import aioflow
 
 NAMES = [
     "AggregateFunction", "AggregatingState", "AggregatingStateDescriptor", "AioflowError", "BroadcastProcessFunction",
-    "BroadcastStream", "Broken", "CheckpointError", "CheckpointedFunction", "Closed", "CoProcessFunction", "Committer",
+    "BroadcastStream", "Broken", "CancellationTimeout",
+    "CheckpointError", "CheckpointedFunction", "Closed", "CoProcessFunction", "Committer",
     "ConnectedStreams", "DataStream", "Evictor", "Expr", "Failed", "FilterFunction", "FlatMapFunction", "Flow", "Function",
     "GlobalWindow", "GraphError", "InsufficientBuffers", "Job", "JobCanceled", "JobError", "JobFailed", "JobNotRunning",
     "JobResult", "JobStatus", "KeyedBroadcastProcessFunction", "KeyedCoProcessFunction", "KeyedProcessFunction", "KeyedStream",

@@ -83,6 +83,9 @@ class RunOptions:
     machine."""
     stop_timeout: str | timedelta = "30s"
     """How long a graceful stop may take before the job is cancelled."""
+    cancellation_timeout: str | timedelta = "30s"
+    """How long functions may take to end once the job is cancelled, or has failed. The job then fails with `af.CancellationTimeout`, which
+    names the operator that holds it."""
     strict: bool = False
     """Refuse values that could not travel to another process, instead of warning once for each edge."""
     subscribe: Sequence[Any] = ()
@@ -111,12 +114,17 @@ class RunOptions:
             checkpoints=checkpoints,
             debug=debug,
             replays=self.restart.retries,
+            cancellation_timeout_s=self.cancellation_timeout_s,
             strict=self.strict or self.tasks.strict,
         )
 
     @property
     def stop_timeout_s(self) -> float:
         return to_seconds(self.stop_timeout, "stop_timeout")
+
+    @property
+    def cancellation_timeout_s(self) -> float:
+        return to_seconds(self.cancellation_timeout, "cancellation_timeout")
 
 
 def parse_options(given: Mapping[str, Any]) -> RunOptions:
@@ -141,6 +149,8 @@ def parse_options(given: Mapping[str, Any]) -> RunOptions:
         raise ValueError(f"on= takes a place to run, like af.RemoteCluster(...), and no workers= beside it; got {options.on!r}")
     if options.stop_timeout_s < 0:
         raise ValueError(f"stop_timeout must not be negative, got {options.stop_timeout!r}")
+    if options.cancellation_timeout_s < 0:
+        raise ValueError(f"cancellation_timeout must not be negative, got {options.cancellation_timeout!r}")
     if options.monitor is not None:
         served_options(options.monitor, options.monitor_options)
     elif options.monitor_options:

@@ -117,7 +117,7 @@ def _taskmanager(arguments: argparse.Namespace) -> int:
         where = Whereabouts(named.addresses, None if arguments.data is None else str(arguments.data))
         options = TaskManagerOptions(jobmanagers=where, slots=arguments.slots, bind=arguments.bind)
         secret = secret_of(arguments.secret_file or (arguments.data or DATA) / "secret")
-        manager = TaskManager(host, secret, options)
+        manager = TaskManager(host, secret, options, end_process=_end_soon)
         manager.inspector.start()
         print(f"taskmanager {manager.id[:8]} offers {arguments.slots} slots", flush=True)
         with _stopped_by_signals(manager.stop):
@@ -125,6 +125,19 @@ def _taskmanager(arguments: argparse.Namespace) -> int:
         return FINISHED
 
     return run_on_host(arguments, body)
+
+
+STUCK = 4
+"""Exit code of a process that ends because of a function that does not."""
+
+STUCK_GRACE_S = 1.0
+
+
+def _end_soon(why: str) -> None:
+    """A function goes on although its task was cancelled: this process ends, and whoever started it starts another one."""
+    print(f"this taskmanager ends: {why}", file=sys.stderr, flush=True)
+    # Not at once: the job is to hear of it.
+    asyncio.get_running_loop().call_later(STUCK_GRACE_S, os._exit, STUCK)
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from aioflow.cluster.job_master import CHECKPOINTS_CLOSE_S, JobMaster
 from aioflow.cluster.job_peers import SUBMITTER, JobPeers
 from aioflow.cluster.job_session import AttemptKey, attempt_key, pack_error, unpack_error
 from aioflow.cluster.job_taps import JobTaps, Submitter
+from aioflow.cluster.overdue import until_overdue
 from aioflow.cluster.scheduler import (
     DeclareRequirement,
     FreeSlot,
@@ -172,7 +173,8 @@ class ClusterJob:
     def cancel_task(self, attempt: ExecutionAttemptId) -> None:
         worker_id = self._placed.get(attempt)
         if worker_id is not None:
-            self._peers.ask(worker_id, "cancel_task", attempt_key(attempt))
+            answers = self._peers.ask(worker_id, "cancel_task", attempt_key(attempt))
+            _ = self._group.create_task(self._watch(worker_id, attempt, answers), name=f"cancel {attempt}")
             return
         # It still waits for a slot: it never ran.
         self.job_master.update_task_state(attempt, ExecutionState.CANCELED, None)
@@ -181,6 +183,19 @@ class ClusterJob:
             if not batch:
                 del self._requests[number]
                 self._carry_out(self._scheduler.withdraw(number))
+
+    async def _watch(self, worker_id: str, attempt: ExecutionAttemptId, answers: Sequence[asyncio.Future[None]]) -> None:
+        """A TaskManager that does not end a task is lost for this job; its tasks end when its loop is free again."""
+        why = await until_overdue(answers, self._shipped.options.cancellation_timeout_s)
+        if self._placed.get(attempt) != worker_id:
+            return
+        logger.error("job %s: task %s %s; taskmanager %s counts as lost", self.job_id, attempt, why, worker_id or "of the submitter")
+        if worker_id == SUBMITTER:
+            self._placed.pop(attempt)
+            self.job_master.update_task_state(attempt, ExecutionState.FAILED, Broken(f"task {attempt} {why}"))
+            self._publish()
+        else:
+            self.worker_lost(worker_id)
 
     def stop_sources(self, job_id: str, *, drain: bool) -> None:
         self._stop_drains = drain

@@ -19,7 +19,7 @@ from enum import Enum, StrEnum
 from typing import TYPE_CHECKING
 
 from aioflow.cluster.restart import RestartPolicy, RestartStrategy
-from aioflow.core.errors import Broken
+from aioflow.core.errors import Broken, CancellationTimeout
 from aioflow.graph.deployment import (
     ExecutionAttemptId,
     ExecutionState,
@@ -277,6 +277,8 @@ class ExecutionGraph:
     def _on_failure(
         self, region: _Region, error: BaseException, now: float, jitter: float, *, is_consequence: bool = False
     ) -> list[Instruction]:
+        if isinstance(error, CancellationTimeout) and self.status in (JobStatus.CANCELLING, JobStatus.RESTARTING):
+            return self._on_stuck(error)
         if self.status is JobStatus.CANCELLING:
             return []
         if self.status is JobStatus.FAILING or region.state is not _RegionState.RUNNING:
@@ -301,10 +303,19 @@ class ExecutionGraph:
         self.status = JobStatus.FAILING
         return self._cancel_all()
 
+    def _on_stuck(self, error: CancellationTimeout) -> list[Instruction]:
+        """User code of a task goes on although it was cancelled: nothing may run beside it, and nobody must think that it has ended."""
+        if self.status is JobStatus.CANCELLING or self._is_consequence:
+            self.failure, self._is_consequence = error, False
+        else:
+            self._attach(error)
+        self.status = JobStatus.FAILING
+        return self._cancel_all()
+
     def _is_final(self, error: BaseException) -> bool:
         """Whether no restart can help, whatever the strategy says."""
         # What is no Exception (SystemExit, KeyboardInterrupt) asks for the end, not for another try.
-        final = isinstance(error, self.restart.fatal) or not isinstance(error, Exception)
+        final = isinstance(error, (*self.restart.fatal, CancellationTimeout)) or not isinstance(error, Exception)
         if self.restart.from_running and not self.has_run:
             final = final or not isinstance(error, Broken)  # A process that is lost is no fault of the program.
         return final

@@ -19,7 +19,7 @@ from aioflow.cluster.split_discovery import SplitDiscovery, unpack_splits
 from aioflow.cluster.task_executor import TaskExecutor
 from aioflow.core.aio import cancel_and_wait
 from aioflow.core.batch_codec import encode_batch
-from aioflow.core.errors import AioflowError, Closed, TypeNotSupported
+from aioflow.core.errors import AioflowError, Broken, Closed, TypeNotSupported
 from aioflow.core.metrics import MetricGroup
 from aioflow.core.serializers import Codec
 from aioflow.graph.deployment import ExecutionAttemptId, ExecutionState
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from aioflow.checkpoint.subtask import CheckpointStats, SubtaskState
     from aioflow.cluster.shipping import ShippedJob
     from aioflow.core.elements import CheckpointBarrier, RecordBatch
+    from aioflow.core.errors import CancellationTimeout
     from aioflow.core.host import Host
     from aioflow.core.ids import TapPlace
     from aioflow.graph.job_graph import JobGraph
@@ -87,7 +88,11 @@ class JobSession:
         tell: Tell,
         is_writable: Callable[[], bool],
         on_end: Callable[[ExecutionAttemptId], None],
+        end_process: Callable[[str], None] | None = None,
     ) -> None:
+        """`end_process(why)` is called for a task that does not end although it was cancelled. None: the process is not the engine's, and
+        the task is given up.
+        """
         self._host = host
         self._job_id = job_id
         self._job = job
@@ -109,7 +114,9 @@ class JobSession:
         self.token = token
         """Of the JobMaster that is told. The submitter learns it with its first task."""
         self.metrics = MetricGroup(host.clock.monotonic)
-        self.executor = TaskExecutor(host, self, self._executor_token, self.metrics, job.options, self._codec)
+        self._end_process = end_process
+        on_stuck = None if end_process is None else self._on_stuck
+        self.executor = TaskExecutor(host, self, self._executor_token, self.metrics, job.options, self._codec, on_stuck)
         self._data_plane = DataPlane(host, secret, self._codec, self.executor.partitions)
         self.location = ""
         """Where others find what is produced here."""
@@ -230,6 +237,12 @@ class JobSession:
         if state.is_terminal:
             self._attempts.discard(attempt)
             self._on_end(attempt)
+
+    def _on_stuck(self, attempt: ExecutionAttemptId, error: CancellationTimeout) -> None:
+        """For the job the task is lost with this process, which ends."""
+        assert self._end_process is not None
+        self.update_task_state(attempt, ExecutionState.FAILED, Broken(str(error)))
+        self._end_process(str(error))
 
     def acknowledge_checkpoint(self, attempt: ExecutionAttemptId, checkpoint_id: int, state: SubtaskState, stats: CheckpointStats) -> None:
         packed = encode_subtask(state), astuple(stats)

@@ -37,6 +37,7 @@ from aioflow.task.stream_task import StreamTask
 if TYPE_CHECKING:
     from aioflow.cluster.gateways import JobMasterGateway, OnMissed
     from aioflow.core.elements import CheckpointBarrier, RecordBatch
+    from aioflow.core.errors import CancellationTimeout
     from aioflow.core.host import Host
     from aioflow.core.ids import TapPlace
     from aioflow.core.metrics import MetricGroup
@@ -137,8 +138,12 @@ class TaskExecutor:
         metrics: MetricGroup,
         options: TaskOptions,
         codec: Codec | None = None,
+        on_stuck: Callable[[ExecutionAttemptId, CancellationTimeout], None] | None = None,
     ) -> None:
-        """`codec` knows the types of the job; None: the job is of this process, and knows what is registered here."""
+        """`codec` knows the types of the job; None: the job is of this process, and knows what is registered here.
+
+        `on_stuck(attempt, error)` ends the process because of a task that does not end. None: this is the program, which gives up the task.
+        """
         self._job_master = job_master
         self._fencing_token = fencing_token
         self._group = OrderedTaskGroup()
@@ -162,6 +167,7 @@ class TaskExecutor:
             store=open_store(RESTORE_ONLY if options.checkpoints is None else options.checkpoints.store, host),
             local_state=LocalState(options.local_state_bytes),
             responder=job_master,
+            on_stuck=on_stuck,
         )
 
     async def __aenter__(self) -> TaskExecutor:
@@ -213,7 +219,7 @@ class TaskExecutor:
             raise
         if self._stop_drains is not None:
             task.stop_source(drain=self._stop_drains)
-        execution = TaskExecution(task, self._on_state)
+        execution = TaskExecution(task, self._on_state, self._group.abandon)
         self._executions[descriptor.attempt] = execution
         name = f"{descriptor.vertex.name}-{descriptor.attempt.subtask_index + 1}"
         execution.runner = self._group.create_task(execution.run(), name=name)

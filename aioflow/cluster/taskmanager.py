@@ -68,8 +68,16 @@ class TaskManagerOptions:
 class TaskManager:
     """`run` is the whole life, which ends when it is cancelled or the JobManager sends it home."""
 
-    def __init__(self, host: Host, secret: bytes, options: TaskManagerOptions, own_id: str | None = None) -> None:
-        """`own_id` is given by whoever started it, and was never used before."""
+    def __init__(
+        self,
+        host: Host,
+        secret: bytes,
+        options: TaskManagerOptions,
+        own_id: str | None = None,
+        end_process: Callable[[str], None] | None = None,
+    ) -> None:
+        """`own_id` is given by whoever started it, and was never used before. `end_process(why)` as for a `JobSession`."""
+        self._end_process = end_process
         self._host = host
         self._secret = secret
         self._options = options
@@ -321,7 +329,15 @@ class TaskManager:
                 if old is None:
                     job = load_job(content)
                     session = JobSession(
-                        self._host, self._secret, job_id, job, token, self._tell, self._is_writable, self._on_task_end
+                        self._host,
+                        self._secret,
+                        job_id,
+                        job,
+                        token,
+                        self._tell,
+                        self._is_writable,
+                        self._on_task_end,
+                        self._end_process,
                     )
                     await session.open(self._options.bind)
                     self._sessions[job_id] = session

@@ -32,7 +32,7 @@ from aioflow.cluster.task_executor import TaskExecutor
 from aioflow.core.aio import cancel_and_wait
 from aioflow.core.batch_codec import encode_batch
 from aioflow.core.elements import CheckpointBarrier, RecordBatch
-from aioflow.core.errors import AioflowError, Broken, Closed, NotAuthenticated, TypeNotSupported
+from aioflow.core.errors import AioflowError, Broken, CancellationTimeout, Closed, NotAuthenticated, TypeNotSupported
 from aioflow.core.host import Host, SystemHost
 from aioflow.core.ids import TapPlace
 from aioflow.core.metrics import MetricGroup
@@ -138,7 +138,7 @@ class Worker:
         """Load the job and listen for the other workers. Returns where they find this one."""
         job = self._job = load_job(content)
         self._codec = Codec(job.types)
-        executor = TaskExecutor(self._host, self, fencing_token, self._metrics, job.options, self._codec)
+        executor = TaskExecutor(self._host, self, fencing_token, self._metrics, job.options, self._codec, self._on_stuck)
         self._data_plane = DataPlane(self._host, self._secret, self._codec, executor.partitions)
         location = f"127.0.0.1:{await self._data_plane.listen()}"
         executor.join(self._data_plane, location)
@@ -245,6 +245,11 @@ class Worker:
     def end_of_data_reached(self, attempt: ExecutionAttemptId) -> None:
         if self._connection is not None:
             self._connection.notify("end_of_data_reached", _key(attempt))
+
+    def _on_stuck(self, attempt: ExecutionAttemptId, error: CancellationTimeout) -> None:
+        """This process is of no use any more: the program ends it."""
+        if self._connection is not None:
+            self._connection.notify("task_stuck", _key(attempt), str(error))
 
     def _packed(self, error: BaseException | None) -> bytes:
         return b"" if error is None else message_body(describe_error(error, self._codec))

@@ -21,11 +21,12 @@ from aioflow.checkpoint.metadata import decode_subtask
 from aioflow.checkpoint.subtask import CheckpointStats
 from aioflow.cluster.execution_graph import JobStatus
 from aioflow.cluster.job_master import CHECKPOINTS_CLOSE_S, JobMaster
+from aioflow.cluster.overdue import until_overdue
 from aioflow.cluster.shipping import local_job, ship_job
 from aioflow.cluster.split_discovery import pack_splits
 from aioflow.cluster.task_executor import RESOURCES_CLOSE_S, TaskExecutor
 from aioflow.cluster.worker_pool import MASTER_SILENCE_FACTOR, WORKER_HEARTBEAT, WorkerPool, WorkerProcess
-from aioflow.core.aio import OrderedTaskGroup, cancel_and_wait, close_within, wait_all
+from aioflow.core.aio import OrderedTaskGroup, cancel_and_wait, close_within, end_task, wait_all
 from aioflow.core.batch_codec import decode_batch
 from aioflow.core.errors import Broken, JobNotRunning, RemoteError, TypeNotSupported
 from aioflow.core.metrics import MetricGroup
@@ -62,9 +63,6 @@ HERE = ""
 CLOSE_TIMEOUT_S = RESOURCES_CLOSE_S + 5.0
 """How long workers may take to close what their tasks shared, when the job has ended by itself."""
 
-CANCEL_TIMEOUT_S = 15.0
-"""A task that has not ended so long after it was cancelled is ended with its worker: its function blocks."""
-
 Tap = Callable[["RecordBatch"], None]
 
 
@@ -94,6 +92,7 @@ class WorkersCluster:
         self._graph = graph
         self._content = ship_job(graph, options)
         self._job = local_job(graph, options)
+        self._cancellation_timeout_s = options.cancellation_timeout_s
         self._codec = Codec(self._job.types)
         self._count = count
         secret = fresh_secret(host)
@@ -105,6 +104,7 @@ class WorkersCluster:
         self._location = ""
         handlers: dict[str, Callable[..., Any]] = {
             "update_task_state": self._on_task_state,
+            "task_stuck": self._on_stuck,
             "acknowledge_checkpoint": self._on_acknowledged,
             "decline_checkpoint": self._on_declined,
             "end_of_data_reached": self._on_end_of_data,
@@ -117,7 +117,7 @@ class WorkersCluster:
         self._placed: dict[tuple[int, int], str] = {}
         self._deployed: dict[ExecutionAttemptId, str] = {}
         """Attempts on other processes that have not ended."""
-        self._cancelling: dict[ExecutionAttemptId, asyncio.TimerHandle] = {}
+        self._cancelling: dict[ExecutionAttemptId, asyncio.Task[None]] = {}
         self._taps: dict[int, _Tap] = {}
         self._tap_numbers = itertools.count(1)
         self._stop_drains: bool | None = None
@@ -245,8 +245,7 @@ class WorkersCluster:
                 raise error
 
     async def _close(self) -> None:
-        for timer in self._cancelling.values():
-            timer.cancel()
+        await cancel_and_wait(list(self._cancelling.values()))
         # Before the workers are ended nobody may start one any more.
         await cancel_and_wait([task for task in (self._starting, self._filling) if task is not None])
         await self.pool.close()
@@ -286,10 +285,14 @@ class WorkersCluster:
             self._here.cancel_task(attempt)
             return
         worker = self.pool[place]
-        worker.tell("cancel_task", _key(attempt))
-        why = f"its task {attempt} did not end within {CANCEL_TIMEOUT_S:g} s after it was cancelled"
-        if attempt not in self._cancelling:
-            self._cancelling[attempt] = asyncio.get_running_loop().call_later(CANCEL_TIMEOUT_S, self.pool.lose, worker, why)
+        if attempt not in self._cancelling and worker.connection is not None:
+            answers = [worker.connection.ask("cancel_task", _key(attempt))]
+            self._cancelling[attempt] = self._group.create_task(self._watch(worker, attempt, answers), name=f"cancel {attempt}")
+
+    async def _watch(self, worker: WorkerProcess, attempt: ExecutionAttemptId, answers: Sequence[asyncio.Future[None]]) -> None:
+        why = await until_overdue(answers, self._cancellation_timeout_s)
+        if self._deployed.get(attempt) == worker.id:
+            self.pool.lose(worker, f"its task {attempt} {why}")
 
     def stop_sources(self, job_id: str, *, drain: bool) -> None:
         self._stop_drains = drain
@@ -361,6 +364,11 @@ class WorkersCluster:
             self._ended(attempt)
         self.job_master.update_task_state(attempt, reached, self._error(told) if told else None)
 
+    def _on_stuck(self, worker: WorkerProcess, key: tuple[str, int, int, int], told: str) -> None:
+        """User code of a task goes on although it was cancelled: its process ends."""
+        if self._deployed.get(ExecutionAttemptId(*key)) == worker.id:
+            self.pool.lose(worker, told)
+
     def _on_acknowledged(
         self, worker: WorkerProcess, key: tuple[str, int, int, int], checkpoint_id: int, state: list[Any], stats: tuple[Any, ...]
     ) -> None:
@@ -376,9 +384,9 @@ class WorkersCluster:
 
     def _ended(self, attempt: ExecutionAttemptId) -> None:
         self._deployed.pop(attempt, None)
-        timer = self._cancelling.pop(attempt, None)
-        if timer is not None:
-            timer.cancel()
+        watch = self._cancelling.pop(attempt, None)
+        if watch is not None and watch is not asyncio.current_task():
+            end_task(watch)
 
     def _error(self, told: bytes) -> BaseException:
         response = decode_message(FrameType.ERROR_RESPONSE, told)

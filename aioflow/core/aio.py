@@ -126,6 +126,23 @@ class OrderedTaskGroup:
         for task in list(self._children):
             end_task(task)
 
+    @property
+    def children(self) -> list[asyncio.Task[Any]]:
+        """Those that have not ended, in order of creation."""
+        return list(self._children)
+
+    def abandon(self, child: asyncio.Task[Any]) -> None:
+        """Wait no longer for a child that does not end on its cancellation. Whatever becomes of it is ignored."""
+        if child in self._children:
+            child.remove_done_callback(self._child_done)
+            child.add_done_callback(_ignore)
+            self._forget(child)
+
+    def _forget(self, task: asyncio.Task[Any]) -> None:
+        del self._children[task]
+        if self._drained is not None and not self._children and not self._drained.done():
+            self._drained.set_result(None)
+
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
@@ -173,9 +190,7 @@ class OrderedTaskGroup:
         self.cancel_children()
 
     def _child_done(self, task: asyncio.Task[Any]) -> None:
-        del self._children[task]
-        if self._drained is not None and not self._children and not self._drained.done():
-            self._drained.set_result(None)
+        self._forget(task)
         if task.cancelled():
             return
         error = task.exception()
@@ -192,6 +207,10 @@ class OrderedTaskGroup:
             # The body is still running: cancelling it is the only way to end its await.
             self._self_cancelled = True
             self._owner.cancel()
+
+
+def _ignore(task: asyncio.Task[Any]) -> None:
+    _ = task.cancelled() or task.exception()
 
 
 async def supervise(coro: Coroutine[Any, Any, object], report: Callable[[Exception], None]) -> None:

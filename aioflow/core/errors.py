@@ -15,6 +15,7 @@
     │   ├── JobFailed         the job ended FAILED; the cause is chained
     │   ├── JobCanceled       the job ended CANCELED while somebody waited for its result
     │   └── JobNotRunning     the job is not in a state in which it can answer
+    ├── CancellationTimeout   user code did not end on its cancellation
     ├── NoResourceAvailable   a cluster has fewer slots than a job needs
     ├── CheckpointError       a checkpoint or savepoint could not be made
     ├── RestoreError          a checkpoint or savepoint could not be read back
@@ -34,6 +35,7 @@ from collections.abc import Iterable
 __all__ = [
     "AioflowError",
     "Broken",
+    "CancellationTimeout",
     "CheckpointError",
     "Closed",
     "GraphError",
@@ -119,6 +121,13 @@ class JobCanceled(JobError):
 
 class JobNotRunning(JobError):
     """The job cannot answer now: not started, restarting for too long, or over."""
+
+
+class CancellationTimeout(AioflowError):
+    """A function did not end within `cancellation_timeout` after it was cancelled. Names the operator and where its code waits.
+
+    Let CancelledError pass: code that catches it has to raise it again.
+    """
 
 
 class NoResourceAvailable(AioflowError):

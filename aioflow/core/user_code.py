@@ -11,11 +11,18 @@ like any other. A CancelledError is a cancellation only in a task that the engin
 from __future__ import annotations
 
 import asyncio
+import inspect
+import logging
+from pathlib import Path
 from typing import Any
 
-from aioflow.core.aio import is_asked_to_end
+from aioflow.core.aio import end_task, is_asked_to_end
 
-__all__ = ["check_own_task", "take_back_cancellation", "user_error"]
+__all__ = ["check_own_task", "close_user_code", "take_back_cancellation", "user_error"]
+
+logger = logging.getLogger(__name__)
+
+ENGINE = str(Path(__file__).parents[1])
 
 SIGNALS = (asyncio.CancelledError, StopIteration)
 
@@ -60,6 +67,24 @@ async def take_back_cancellation() -> None:
     except asyncio.CancelledError:
         if is_asked_to_end(task):
             raise
+
+
+def close_user_code(task: asyncio.Task[Any]) -> None:
+    """Close the coroutine of user code in which `task` waits although it was cancelled, and wake `task`.
+
+    It is the outermost one on the stack that is not of the engine, so that the engine's own unwind as ever. Python raises GeneratorExit
+    where it waits, as in every coroutine that is dropped.
+    """
+    current: Any = task.get_coro()
+    while inspect.iscoroutine(current) and current.cr_code.co_filename.startswith(ENGINE):
+        current = current.cr_await
+    # In place of `close`: that of an async generator's step does not reach the generator before Python 3.13.
+    if hasattr(current, "throw"):
+        try:
+            current.throw(GeneratorExit())
+        except BaseException as error:  # noqa: BLE001  # As a rule the GeneratorExit itself.
+            logger.debug("%r, when the code of %s was closed", error, task.get_name())
+    end_task(task)
 
 
 def _running_task() -> asyncio.Task[Any] | None:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from aioflow.core.aio import cancel_and_wait
-from aioflow.core.user_code import check_own_task, user_error
+from aioflow.core.user_code import check_own_task, close_user_code, user_error
 
 if TYPE_CHECKING:
     from aioflow.operators.source import SourceContext, Split
@@ -140,7 +140,11 @@ class BufferedReader:
     async def close(self) -> None:
         pump, self._pump = self._pump, None
         if pump is not None:
-            await cancel_and_wait([pump])
+            try:
+                await cancel_and_wait([pump])
+            except asyncio.CancelledError:  # The time to close is over.
+                close_user_code(pump)
+                raise
 
 
 def say_at_most_once(ctx: SourceContext, what: str) -> None:

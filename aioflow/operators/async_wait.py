@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
+from aioflow.core.aio import is_asked_to_end
 from aioflow.core.availability import Availability
 from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK, RecordBatch, empty_batch
 from aioflow.core.errors import GraphError, note_once
@@ -234,6 +235,8 @@ class AsyncWaitOperator(Operator):
             try:
                 return await self._once(value)
             except retry.on as error:
+                if is_asked_to_end(asyncio.current_task()):
+                    raise  # Of its cancellation, whatever it made of that.
                 if tries == retry.attempts:
                     error.add_note(f"after {tries} tries")
                     raise

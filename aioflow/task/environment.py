@@ -12,7 +12,10 @@ from aioflow.task.chain import SLICE_NS
 from aioflow.task.output import FLUSH_MAX_AGE_NS
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from aioflow.checkpoint.subtask import CheckpointStats, SubtaskState
+    from aioflow.core.errors import CancellationTimeout
     from aioflow.core.host import Host
     from aioflow.core.metrics import MetricGroup
     from aioflow.graph.deployment import ExecutionAttemptId, InputChannelDescriptor, PartitionId
@@ -50,6 +53,8 @@ class TaskOptions:
     """Look for functions that change values which others see too."""
     strict: bool = False
     """Refuse a first value of an edge that could not travel to another process, instead of a warning."""
+    cancellation_timeout_s: float = 30.0
+    """How long functions may take to end once their task is cancelled."""
     local_state_bytes: int = LOCAL_BYTES_MAX
     """So much of what its tasks wrote for checkpoints a process keeps, for those that are restored there. 0: all is read from the store."""
 
@@ -97,5 +102,7 @@ class TaskEnvironment:
     local_state: LocalState = field(default_factory=LocalState)
     """What this worker's tasks wrote there."""
     responder: CheckpointResponder | None = None
+    on_stuck: Callable[[ExecutionAttemptId, CancellationTimeout], None] | None = None
+    """Ends the process, because of a task that does not end. None: it is the program's, and such a task is given up."""
     checked_edges: set[int] = field(default_factory=set)
     """Edges whose first value was looked at."""

@@ -3,6 +3,8 @@
     CREATED -> DEPLOYING -> INITIALIZING -> RUNNING -> FINISHED
     any of them -> CANCELING -> CANCELED, or -> FAILED
 
+A task whose user code does not end when it is cancelled has FAILED, too: see `end_watch`.
+
 Cancelled before it ran, a task never calls user code. An error that arises because of a cancel is logged, not reported. Consumers of a
 task that failed or was cancelled see their producer fail; they end CANCELED, not FAILED, and report what they saw. Only the input of
 the task says that a producer failed: a ProducerFailed of user code is an error like any other. A task that somebody else cancels (a
@@ -16,7 +18,6 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from aioflow.core.aio import end_task
 from aioflow.core.errors import Broken, ProducerFailed
 from aioflow.graph.deployment import ExecutionState
 
@@ -34,8 +35,11 @@ StateReport = Callable[["ExecutionAttemptId", ExecutionState, BaseException | No
 class TaskExecution:
     """Runs `task` and reports to `report(attempt, state, error)`."""
 
-    def __init__(self, task: StreamTask, report: StateReport) -> None:
+    def __init__(self, task: StreamTask, report: StateReport, abandon: Callable[[asyncio.Task[None]], None] | None = None) -> None:
+        """`abandon(runner)`: the worker waits no longer for the asyncio task of one that does not end."""
         self.task = task
+        self._abandon = abandon
+        task.on_abandoned = self._on_abandoned
         self.attempt = task.descriptor.attempt
         self.state = ExecutionState.CREATED
         self._report = report
@@ -84,7 +88,7 @@ class TaskExecution:
             if self.state is state and (self.task.failure is None or self.task.failure is self.task.failed_producer):
                 self.state = ExecutionState.CANCELING
                 if self.runner is not None:
-                    end_task(self.runner)
+                    self.task.end(self.runner)
                 return
 
     def _on_initializing(self) -> None:
@@ -93,7 +97,20 @@ class TaskExecution:
     def _on_running(self) -> None:
         self.transition(ExecutionState.INITIALIZING, ExecutionState.RUNNING)
 
+    def _on_abandoned(self) -> None:
+        """Its code goes on, whatever is done: for the job it is over."""
+        self._end(None)
+        if self._abandon is not None and self.runner is not None:
+            self._abandon(self.runner)
+
     def _end(self, error: BaseException | None) -> None:
+        if self.state.is_terminal:  # Abandoned, and it ends after all.
+            return
+        if self.task.stuck is not None:
+            stuck = self.task.stuck
+            if self.task.failure is not None and self.state is not ExecutionState.CANCELING:
+                stuck.__cause__ = self.task.failure
+            error, self.state = stuck, ExecutionState.RUNNING  # Also where it was cancelled: that has not worked.
         producer = self.task.failed_producer
         if self.state is ExecutionState.CANCELING or (error is not None and error is producer):
             if error is not None and error is not producer:

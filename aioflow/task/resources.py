@@ -15,7 +15,7 @@ from typing import Any
 from aioflow.core.aio import end_task, wait_all
 from aioflow.core.errors import GraphError, note_once
 from aioflow.core.injection import Resource, injected_parameters
-from aioflow.core.user_code import check_own_task, user_error
+from aioflow.core.user_code import check_own_task, close_user_code, user_error
 from aioflow.task.closing import attach_errors
 
 __all__ = ["ResourceScope"]
@@ -59,7 +59,13 @@ class ResourceScope:
                 entry.close.set_result(None)
             if not entry.ready.done():
                 end_task(entry.owner)  # It is still opening, and nobody waits for it any more.
-            await wait_all([entry.owner])
+            try:
+                await wait_all([entry.owner])
+            except asyncio.CancelledError:  # The time to close is over.
+                for other in self._opened.values():
+                    if other.owner is not None and not other.owner.done():
+                        close_user_code(other.owner)
+                raise
             if entry.error is not None and first is not None:
                 attach_errors(first, [entry.error])
             first = first or entry.error

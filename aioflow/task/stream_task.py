@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from aioflow.core.aio import OrderedTaskGroup, close_within, is_asked_to_end
+from aioflow.core.aio import OrderedTaskGroup, close_within, end_task, is_asked_to_end
 from aioflow.core.availability import Availability
 from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK, Event, RecordBatch, WatermarkStatus, empty_batch
 from aioflow.core.errors import JobNotRunning, ProducerFailed, has_place, note_once
@@ -38,6 +38,7 @@ from aioflow.task.chain import ChainStatus, OperatorChain, Tap
 from aioflow.task.checkpoint_mail import CheckpointMail
 from aioflow.task.checkpointing import SubtaskCheckpoints
 from aioflow.task.closing import CLEANUP_TIMEOUT_S, attach_errors, close_user_code
+from aioflow.task.end_watch import EndWatch
 from aioflow.task.ending import TaskEnd
 from aioflow.task.handover import HandOver
 from aioflow.task.inflight import Waiting
@@ -54,6 +55,7 @@ from aioflow.task.unread_sides import tell_unread_sides
 if TYPE_CHECKING:
     from aioflow.checkpoint.assignment import TaskRestore
     from aioflow.core.elements import CheckpointBarrier
+    from aioflow.core.errors import CancellationTimeout
     from aioflow.core.functions import OutputTag
     from aioflow.core.ids import TapPlace
     from aioflow.graph.deployment import TaskDeploymentDescriptor
@@ -110,6 +112,17 @@ class StreamTask:
         self._checkpoints = SubtaskCheckpoints(
             descriptor.attempt, environment, self._output, self.group, self._scope, self._resume, self._task_timers.register_timer
         )
+        on_stuck = environment.on_stuck
+        self._watch_over_end = EndWatch(
+            self.name,
+            self._options.cancellation_timeout_s,
+            self._scope,
+            self.group,
+            None if on_stuck is None else partial(on_stuck, descriptor.attempt),
+            self._on_abandoned,
+        )
+        self.on_abandoned: Callable[[], None] | None = None
+        self._owner: asyncio.Task[Any] | None = None
         self._mail = CheckpointMail(self._checkpoints, self._processor, self._resume)
 
     # The life of the task.
@@ -131,12 +144,15 @@ class StreamTask:
 
     async def _live(self, on_initializing: Callable[[], None], on_running: Callable[[], None]) -> BaseException | None:
         """From restoring to the end of the stream. What failed is returned as it is: the group would wrap it."""
+        owner = asyncio.current_task()
+        assert owner is not None, "a task runs in an asyncio task of its own"
+        self._owner = owner
         async with self.group:
             failure: BaseException | None = None
             try:
                 on_initializing()
                 await self._restore()
-                if is_asked_to_end(asyncio.current_task()):
+                if is_asked_to_end(owner):
                     raise asyncio.CancelledError  # What was opened has swallowed it.
                 on_running()
                 self._running = True
@@ -151,10 +167,29 @@ class StreamTask:
             finally:
                 self._running = False
                 self._mail.close()
+                self._end_helpers(owner)
             self.failure = failure
-            self.group.cancel_children()
             await take_back_cancellation()
+        self._watch_over_end.over()
         return failure
+
+    def _end_helpers(self, owner: asyncio.Task[Any]) -> None:
+        self.group.cancel_children()
+        self._watch_over_end.begin(owner, helpers_only=True)
+
+    def end(self, owner: asyncio.Task[Any]) -> None:
+        """Ask the task, which `owner` runs, to end."""
+        end_task(owner)
+        self._watch_over_end.begin(owner)
+
+    @property
+    def stuck(self) -> CancellationTimeout | None:
+        """Which user code did not end when the task was to."""
+        return self._watch_over_end.error
+
+    def _on_abandoned(self) -> None:
+        if self.on_abandoned is not None:
+            self.on_abandoned()
 
     async def _restore(self) -> None:
         """Build the chain, fill its state, and open it; the source comes last, and may be stopped by then."""
@@ -451,6 +486,8 @@ class StreamTask:
 
     def report(self, error: BaseException) -> None:
         """An error of a helper task fails this task."""
+        if self._running and self._owner is not None:
+            self._watch_over_end.begin(self._owner)  # It may be awaiting a function.
         self._processor.report_throwable(error)
 
     def _resume(self) -> None:

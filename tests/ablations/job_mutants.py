@@ -18,6 +18,37 @@ CANCELS = "tests/api/test_user_code_cancels.py::"
 
 JOB_MUTANTS: list[Mutant] = [
     Mutant(
+        "code that swallows its cancellation is waited for without an end",
+        "aioflow/task/end_watch.py",
+        "            self._timer = asyncio.get_running_loop().call_later(delay_s, self._on_timeout)\n",
+        "            pass\n",
+        (
+            CANCELS + "test_code_that_swallows_its_cancellation_is_named_and_ended",
+            CANCELS + "test_a_failure_is_not_held_up_by_another_call_that_swallows_its_cancellation",
+        ),
+    ),
+    Mutant(
+        "code that was closed and goes on is waited for",
+        "aioflow/task/end_watch.py",
+        "            self._abandon(held_by)\n",
+        "            pass\n",
+        (CANCELS + "test_code_that_cannot_even_be_closed_is_abandoned_and_the_loop_goes_on",),
+    ),
+    Mutant(
+        "a job whose function did not end counts as cancelled",
+        "aioflow/cluster/execution_graph.py",
+        "        if isinstance(error, CancellationTimeout) and self.status in",
+        "        if False and self.status in",
+        (CANCELS + "test_code_that_swallows_its_cancellation_is_named_and_ended",),
+    ),
+    Mutant(
+        "a call that was cancelled is tried again",
+        "aioflow/operators/async_wait.py",
+        "                if is_asked_to_end(asyncio.current_task()):\n",
+        "                if False:\n",
+        (CANCELS + "test_a_call_that_makes_another_error_of_its_cancellation_is_not_tried_again",),
+    ),
+    Mutant(
         "every CancelledError is taken for one that was asked for",
         "aioflow/core/user_code.py",
         "        if is_asked_to_end(_running_task()):\n",

@@ -459,3 +459,144 @@ async def test_an_error_of_a_resource_that_is_closed_comes_out_of_the_run(error:
     told = "".join([*map(str, caught.value.args), *caught.value.__notes__])
     assert type(error).__name__ in told or "resource" in told
     assert "while closing resource '" in told
+
+
+# Code that does not end on its cancellation.
+
+
+class Swallows:
+    """Catches CancelledError and goes on, until the test lets it go."""
+
+    def __init__(self) -> None:
+        self.reached = asyncio.Event()
+        self.let_go = asyncio.Event()
+
+    async def __call__(self) -> None:
+        self.reached.set()
+        while not self.let_go.is_set():
+            with suppress(asyncio.CancelledError):
+                await self.let_go.wait()
+
+
+CLOSED = ("async source", "source with positions", "open of a writer", "close of a writer", "resource")
+STUCK = [place for place in BUILDERS if place not in CLOSED]
+"""Where the functions of a task are called until it ends. What is closed has a time-out of its own."""
+
+
+@pytest.mark.parametrize("place", STUCK)
+async def test_code_that_swallows_its_cancellation_is_named_and_ended(place: str) -> None:
+    misdeed, out = Swallows(), list[Any]()
+    error = await run_and_cancel(BUILDERS[place](misdeed, out), misdeed)
+    assert isinstance(error, af.CancellationTimeout)
+    assert "operator '" in str(error)
+    assert "Swallows.__call__ (api/test_user_code_cancels.py:" in str(error), "with its stack"
+    assert "within 0.02 s" in str(error)
+
+
+async def run_and_cancel(flow: af.Flow, misdeed: Swallows, **options: Any) -> BaseException | None:
+    async with flow.run(cancellation_timeout="20ms", **options) as job:
+        await misdeed.reached.wait()
+        async with asyncio.timeout(30):
+            await job.cancel()
+        assert job.status is af.JobStatus.FAILED
+        with pytest.raises(af.CancellationTimeout) as caught:
+            await job.wait()
+        return caught.value
+
+
+@pytest.mark.parametrize("place", ["map", "process"])
+async def test_code_that_cannot_even_be_closed_is_abandoned_and_the_loop_goes_on(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a helper of its task, and in the task itself. Such code is an awaitable that an extension module made."""
+    monkeypatch.setattr("aioflow.task.end_watch.close_user_code", lambda task: None)
+    misdeed = Swallows()
+    before = asyncio.all_tasks()
+    error = await run_and_cancel(BUILDERS[place](misdeed, []), misdeed)
+    assert isinstance(error, af.CancellationTimeout)
+    left = asyncio.all_tasks() - before
+    assert left, "it goes on"
+    misdeed.let_go.set()
+    await asyncio.wait(left, timeout=30)
+
+
+async def test_a_failure_is_not_held_up_by_another_call_that_swallows_its_cancellation() -> None:
+    misdeed = Swallows()
+
+    async def function(value: int) -> int:
+        if value == BAD:
+            await misdeed()
+        await misdeed.reached.wait()
+        if value > BAD:
+            raise ValueError("first")
+        return value
+
+    flow = af.Flow("f")
+    flow.source(VALUES).map(function).sink(print)
+    with pytest.raises(af.CancellationTimeout, match="map") as caught:
+        await flow.execute(cancellation_timeout="20ms")
+    assert isinstance(caught.value.__cause__, ValueError), "what failed first is not lost"
+
+
+@pytest.mark.parametrize("place", ["async source", "source with positions"])
+async def test_what_is_closed_has_a_time_of_its_own_and_is_then_closed_by_force(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aioflow.task.stream_task.CLEANUP_TIMEOUT_S", 0.02)
+    monkeypatch.setattr("aioflow.cluster.task_executor.RESOURCES_CLOSE_S", 0.02)
+    misdeed, out = Swallows(), list[Any]()
+    before = asyncio.all_tasks()
+    run = asyncio.ensure_future(BUILDERS[place](misdeed, out).execute())
+    await misdeed.reached.wait()
+    run.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        async with asyncio.timeout(30):
+            await run
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert asyncio.all_tasks() <= before
+
+
+async def test_a_call_that_makes_another_error_of_its_cancellation_is_not_tried_again() -> None:
+    calls = 0
+    reached = asyncio.Event()
+
+    async def function(value: int) -> int:
+        nonlocal calls
+        calls += 1
+        reached.set()
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError as cancel:
+            raise ConnectionError("the client was closed") from cancel
+        return value
+
+    flow = af.Flow("f")
+    flow.source([1]).map(function, retry=af.Retry(5, backoff="1ms")).sink(print)
+    async with flow.run() as job:
+        await reached.wait()
+        await job.cancel()
+        assert job.status is af.JobStatus.CANCELED
+    assert calls == 1
+
+
+@pytest.mark.parametrize("restart", [af.no_restart(), af.fixed_delay(3, "1ms")], ids=str)
+async def test_a_task_that_swallows_its_cancellation_is_not_run_twice(restart: Any) -> None:
+    """A restart beside it would have two of them at work."""
+    misdeed, tries = Swallows(), 0
+
+    async def numbers() -> AsyncIterator[int]:
+        nonlocal tries
+        tries += 1
+        for value in VALUES:
+            yield value
+
+    async def function(value: int) -> int:
+        if value == BAD:
+            await misdeed()
+        await misdeed.reached.wait()
+        if value > BAD:
+            raise ValueError("first")
+        return value
+
+    flow = af.Flow("f")
+    flow.source(numbers).rebalance().map(function).sink(print)
+    with pytest.raises(af.CancellationTimeout):
+        await flow.execute(cancellation_timeout="20ms", restart=restart)
+    assert tries == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import re
 import signal
@@ -400,3 +401,27 @@ async def test_a_job_restarts_on_another_task_manager_when_its_own_is_killed(clu
             assert await anext(aiter(rows)) is not None
         await job.stop()
     assert job.status == "FINISHED"
+
+
+async def swallow(n: int) -> int:
+    """The fourth call does not end when it is cancelled."""
+    while n == 3:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(3600)
+    return n
+
+
+async def test_a_function_that_swallows_its_cancellation_ends_with_its_taskmanager(cluster: Cluster) -> None:
+    await asyncio.to_thread(cluster.start, workers=1, slots=1)
+    flow = af.Flow("stuck")
+    rows = flow.source(slow_ticks).map(swallow)
+    rows.sink(af.io.blackhole())
+    where = af.RemoteCluster(cluster.data, secret=cluster.secret)
+    async with flow.run(on=where, cancellation_timeout="500ms", subscribe=[rows]) as job:
+        assert await first_rows(job, rows) == [0, 1, 2]
+        async with asyncio.timeout(60):
+            await job.cancel()
+        assert job.status == "CANCELED"
+    told = "this taskmanager ends: operator 'map(swallow)', subtask 1/1 did not end within 0.5 s"
+    await asyncio.to_thread(until, lambda: told in cluster.log("taskmanager-1"), "it says why")
+    await asyncio.to_thread(until, lambda: not is_alive(cluster.pids()[1]), "it ends")

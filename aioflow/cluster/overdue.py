@@ -1,0 +1,28 @@
+"""How long a task in another process may take to end once it is cancelled.
+
+A process that is well watches over its own tasks (`task/end_watch.py`). Here the processes are watched: one whose loop is held by a
+function does not even hear of the cancellation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from aioflow.core.aio import wait_all
+from aioflow.task.closing import CLEANUP_TIMEOUT_S
+
+__all__ = ["until_overdue"]
+
+GRACE_S = 5.0
+"""Beyond what the process grants: for the messages on their way."""
+
+
+async def until_overdue(answers: Sequence[asyncio.Future[Any]], timeout_s: float) -> str:
+    """Returns why, once a task should have ended long ago. `answers`: done when its process has heard of the cancellation."""
+    if not await wait_all(answers, timeout_s=timeout_s):
+        return f"was cancelled {timeout_s:g} s ago, and its process does not answer: a function holds its event loop"
+    longest = timeout_s + CLEANUP_TIMEOUT_S + GRACE_S
+    await asyncio.sleep(longest)
+    return f"has not ended {longest:g} s after it was cancelled"

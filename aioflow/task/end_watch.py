@@ -1,0 +1,116 @@
+"""Watches over the end of a task. User code that does not end on its cancellation is named, and ended by force or given up.
+
+A function that catches CancelledError and goes on would keep its task, its job and `cancel()` waiting for ever. After the time-out the
+watch says which operator holds the task, and where its code waits. In a process of its own that is all: the process ends. In the program
+the code is closed where it waits, as Python closes a coroutine that is dropped (GeneratorExit). What goes on even then is abandoned.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from aioflow.core.aio import CANCEL_GRACE_S, OrderedTaskGroup
+from aioflow.core.errors import CancellationTimeout
+from aioflow.core.user_code import close_user_code
+from aioflow.inspection.await_stacks import await_chain
+from aioflow.operators.stateless import describe_place
+from aioflow.task.context import TaskOperatorContext
+
+if TYPE_CHECKING:
+    from aioflow.core.scope import Scope
+
+__all__ = ["EndWatch"]
+
+logger = logging.getLogger(__name__)
+
+
+class EndWatch:
+    """Of one task. `begin` when its end is asked for, `over` when its functions have ended; closing has a time-out of its own.
+
+    `group` holds its helper tasks. `on_stuck(error)`, if given, ends the process. `on_abandoned` is called when the task itself, and not
+    a helper, is given up.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        timeout_s: float,
+        scope: Scope,
+        group: OrderedTaskGroup,
+        on_stuck: Callable[[CancellationTimeout], None] | None,
+        on_abandoned: Callable[[], None],
+    ) -> None:
+        self.error: CancellationTimeout | None = None
+        """Set once the time is over."""
+        self._name = name
+        self._timeout_s = timeout_s
+        self._scope = scope
+        self._group = group
+        self._on_stuck = on_stuck
+        self._on_abandoned = on_abandoned
+        self._owner: asyncio.Task[Any] | None = None
+        self._helpers_only = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    def begin(self, owner: asyncio.Task[Any], *, helpers_only: bool = False) -> None:
+        """`owner` runs the task. `helpers_only`: its own loop has ended, and its helpers were cancelled."""
+        self._owner = owner
+        self._helpers_only = self._helpers_only or helpers_only
+        if self._timer is None:
+            delay_s = self._timeout_s if self.error is None else CANCEL_GRACE_S
+            self._timer = asyncio.get_running_loop().call_later(delay_s, self._on_timeout)
+
+    def over(self) -> None:
+        """Nothing of it runs any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _held_by(self) -> Sequence[asyncio.Task[Any]]:
+        assert self._owner is not None, "begin() says whose end it is"
+        return self._group.children if self._helpers_only else [self._owner]
+
+    def _on_timeout(self) -> None:
+        self._timer = None
+        held_by = [task for task in self._held_by() if not task.done()]
+        if not held_by:
+            return  # It ends in this turn of the loop.
+        if self.error is not None:
+            self._abandon(held_by)
+            return
+        self.error = error = CancellationTimeout(
+            f"{self._place(held_by)} did not end within {self._timeout_s:g} s after task {self._name} was cancelled: code that catches "
+            f"CancelledError has to raise it again. It waits here:{''.join(map(_stack, held_by))}"
+        )
+        logger.error("%s", error)
+        if self._on_stuck is not None:
+            self._on_stuck(error)
+            return
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(CANCEL_GRACE_S, self._on_timeout)
+        for task in held_by:
+            close_user_code(task)
+
+    def _abandon(self, held_by: Sequence[asyncio.Task[Any]]) -> None:
+        logger.error("task %s is abandoned: its code goes on although it was closed", self._name)
+        if self._helpers_only:
+            for helper in held_by:
+                self._group.abandon(helper)
+        else:
+            self._on_abandoned()
+
+    def _place(self, held_by: Sequence[asyncio.Task[Any]]) -> str:
+        context: Any = self._scope.operator_context
+        if self._helpers_only and held_by:
+            # The coroutine of a helper is a method of the context that started it.
+            frame = getattr(held_by[0].get_coro(), "cr_frame", None)
+            context = None if frame is None else frame.f_locals.get("self")
+        return describe_place(context) if isinstance(context, TaskOperatorContext) else "user code"
+
+
+def _stack(task: asyncio.Task[Any]) -> str:
+    return "".join(f"\n    {place}" for place in await_chain(task))
+
