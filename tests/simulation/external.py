@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,7 @@ LATE_S = (0.02, 3.0)
 PREPARE_TRIES = 12
 
 
-def _nothing(_what: str) -> None: ...
+async def _nothing(_what: str) -> None: ...
 
 
 @dataclass(slots=True)
@@ -41,14 +41,16 @@ class Database:
     down: bool = False
     prepared: dict[str, tuple[Any, ...]] = field(default_factory=dict)
     committed: dict[str, None] = field(default_factory=dict)
-    before_call: Callable[[str], None] = _nothing
-    """Called with `prepare` or `commit` where a function of the user may raise."""
+    before_call: Callable[[str], Awaitable[None]] = _nothing
+    """Called with `flush`, `prepare` or `commit` where a function of the user may raise."""
+    before_write: Callable[[str], None] = lambda _what: None
+    """The same of `write`, which is not asynchronous."""
     struck: Counter[str] = field(default_factory=Counter)
     """How often each of them was."""
 
     async def call(self, what: str, transaction: str, rows: tuple[Any, ...] = ()) -> None:
         """Send one request and wait for its reply. Raises TimeoutError when none comes, whatever became of the request."""
-        self.before_call(what)
+        await self.before_call(what)
         loop, rng = self.sim.loop, self.sim.fault_rng
         sender = loop.current
         reply: asyncio.Future[None] = loop.create_future()
@@ -113,10 +115,12 @@ class _Writer:
         self._rows: list[Any] = []
 
     def write_batch(self, values: Sequence[Any], timestamps: Sequence[int] | None) -> None:
+        self._database.before_write("write")
         self._rows += values
 
     async def flush(self) -> None:
         """Nothing goes out before it is prepared."""
+        await self._database.before_call("flush")
 
     async def prepare(self, checkpoint_id: int) -> list[str]:
         rows, self._rows = tuple(self._rows), []

@@ -2,7 +2,8 @@
 
 Rows are what the sinks have committed. Of the external store: `("n", key, n, record)` counts the records of a key, `("t", key, time)` is an
 event-time timer that fired, `("p", key)` the one processing-time timer of a key, `("l", key, record)` a record that came late for its
-window, `("r", key, record, n)` a record that met n rules, all that were told before it. Of the files: `[key, start, count]`, one a window.
+window, `("r", key, record, n)` a record that met n rules, all that were told before it, `("c", key, n)` the number of records of a key that
+comes and goes, `("d", key)` its second timer. Of the files: `[key, start, count]`, one a window.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ STEP_MS = {"a": 10, "b": 25}
 
 LAG_MS = 12
 TIMER_MS = 37
+CHURN_MS = 80
+"""Two records of one key that comes and goes are nearer than that, however late the second one is."""
 WINDOW_MS = 100
 
 Record = tuple[str, int, int]
@@ -51,6 +54,12 @@ def time_of(record: Record) -> int:
     return i * STEP_MS[source] + i * 7 % LAG_MS
 
 
+def churn_key_of(record: Record) -> str:
+    """Two records that follow each other in their split have one key, and no others."""
+    source, split, i = record
+    return f"{source}{split}-{i // 2}"
+
+
 def has_timer(record: Record) -> bool:
     return record[2] % 3 == 0
 
@@ -70,6 +79,9 @@ class Data:
     """Splits that are found later hold records that are late: they are on a side output, and missing in their windows."""
     rules: int = 0
     """So many rules are told to every subtask of a part that each record goes through, too; 0: there is none."""
+
+    churns: bool = False
+    """Whether each record is also counted under a key that comes and goes."""
 
     def all(self) -> Iterable[Record]:
         for source, splits in self.splits.items():
@@ -112,6 +124,10 @@ class Oracle:
     """By window."""
     ruled: set[Record] = field(default_factory=set)
     """Records that came through where the rules are."""
+    churn: dict[str, int] = field(default_factory=dict)
+    """By key that comes and goes: how many records it had."""
+    all_churn: Counter[str] = field(default_factory=Counter)
+    due_churn: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         end = self.data.final_time
@@ -124,6 +140,10 @@ class Oracle:
             windows[key, time - time % WINDOW_MS] += 1
             if has_timer(record):
                 self.all_timers[key, time + TIMER_MS] += 1
+            if self.data.churns:
+                self.all_churn[churn_key_of(record)] += 1
+                if record[2] % 2 == 0 and time + CHURN_MS <= end:
+                    self.due_churn.add(churn_key_of(record))
         self.windows = dict(windows)
         self.due_timers = {timer for timer in self.all_timers if timer[1] <= end}
         # When the input ends, processing time does.
@@ -151,6 +171,14 @@ class Oracle:
                 if self.timers[timer] > (self.all_timers[timer] if self.data.may_be_late else timer in self.all_timers):
                     set_by = f"and {self.all_timers[timer]} records set it"
                     raise Violation(f"timer {timer} is committed {self.timers[timer]} times, {set_by}")
+            elif kind == "c":
+                if key in self.churn or rest[0] != self.all_churn[key]:
+                    again = "" if key not in self.churn else " again"
+                    raise Violation(f"key {key} is committed{again} with {rest[0]} records, expected {self.all_churn[key]}")
+                self.churn[key] = rest[0]
+            elif kind == "d":
+                if self.all_churn[key] != 1:
+                    raise Violation(f"the timer of key {key} has fired that was deleted")
             elif kind == "l":
                 self._late(key, tuple(rest[0]))
             elif kind == "r":
@@ -199,6 +227,8 @@ class Oracle:
         for key, seen in self.counts.items():
             if max(seen) != len(seen):
                 raise Violation(f"key {key}: all records are committed, with the counts {sorted(seen)}")
+        if not self.churn.keys() >= self.due_churn:
+            return False
         return self.timers.keys() >= self.due_timers and self.alarms >= self.due_alarms and all(map(self._is_over, self.due_windows))
 
     def missing(self) -> str:
@@ -208,5 +238,13 @@ class Oracle:
         alarms = sorted(self.due_alarms - self.alarms)
         windows = sorted(window for window in self.due_windows if not self._is_over(window))
         ruled = sorted(set(self.data.all()) - self.ruled) if self.data.rules else []
-        parts = ((records, "records"), (ruled, "records with rules"), (timers, "timers"), (alarms, "alarms"), (windows, "windows"))
+        churn = sorted(self.due_churn - self.churn.keys())
+        parts = (
+            (records, "records"),
+            (churn, "keys that go"),
+            (ruled, "records with rules"),
+            (timers, "timers"),
+            (alarms, "alarms"),
+            (windows, "windows"),
+        )
         return ", ".join(f"{len(part)} {name} {part[:4]}" for part, name in parts)

@@ -1,11 +1,11 @@
 """Runs many seeds of the simulated world, on several processors, and keeps account of them.
 
     python -m tests.simulation.sweep --seeds 0:20000 --jobs 2 --ledger
-    python -m tests.simulation.sweep --seeds 0:1000 --workers
+    python -m tests.simulation.sweep --seeds 0:1000 --place cluster
 
-Every twelfth seed is run of the world of worker processes as well, which costs four times as much; with `--workers` nothing else is.
-A failure is printed with its seed and the commit, and with the command that repeats it. With `--ledger` what was run is added to
-`ledger.jsonl`, from which `--sum` computes how many seeds ran without a violation, over which commits.
+Each seed chooses where the tasks of its world run; with `--place` all run there. A failure is printed with its seed and the
+commit, and with the command that repeats it. With `--ledger` what was run is added to `ledger.jsonl`, from which `--sum`
+computes how many seeds ran without a violation, over which commits.
 """
 
 from __future__ import annotations
@@ -17,54 +17,42 @@ import multiprocessing
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests.simulation.world import Outcome, run_world
+from tests.simulation.world import PLACES, Outcome, run_world
 
 __all__ = ["main", "sweep_one"]
 
 LEDGER = Path(__file__).parent / "ledger.jsonl"
 ROOT = Path(__file__).parents[2]
-WORKERS_EVERY = 12
 COLLECT_EVERY = 20
 CHUNK = 10
 
 
-def sweep_one(seed: int, *, workers: bool = False) -> tuple[int, Outcome | None, str]:
+def sweep_one(seed: int, place: str | None = None) -> tuple[int, Outcome | None, str]:
     """One seed: what it came to, or what was wrong."""
     if seed % COLLECT_EVERY == 0:
         gc.collect()
     try:
-        return seed, run_world(seed, workers=workers), ""
+        return seed, run_world(seed, place), ""
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # Whatever ends a run is what this is for.
         return seed, None, f"{type(error).__name__}: {error}"
 
 
-def _worlds(seeds: Sequence[int], only_workers: bool) -> Iterator[tuple[int, bool]]:
-    """What is run of each seed, and whether it is the world of workers."""
-    for seed in seeds:
-        if not only_workers:
-            yield seed, False
-        if only_workers or seed % WORKERS_EVERY == 0:
-            yield seed, True
-
-
-def _run(world: tuple[int, bool]) -> tuple[bool, tuple[int, Outcome | None, str]]:
-    seed, workers = world
-    return workers, sweep_one(seed, workers=workers)
-
-
-def _outcomes(worlds: Iterator[tuple[int, bool]], jobs: int) -> Iterator[tuple[bool, tuple[int, Outcome | None, str]]]:
+def _outcomes(seeds: range, place: str | None, jobs: int) -> Iterator[tuple[int, Outcome | None, str]]:
+    run = partial(sweep_one, place=place)
     if jobs == 1:
-        yield from map(_run, worlds)
+        yield from map(run, seeds)
         return
     # Fresh interpreters: nothing is inherited that a seed run alone would not have.
     with multiprocessing.get_context("spawn").Pool(jobs, gc.freeze) as pool:
-        yield from pool.imap_unordered(_run, worlds, CHUNK)
+        yield from pool.imap_unordered(run, seeds, CHUNK)
 
 
 def commit() -> str:
@@ -98,7 +86,7 @@ def _print_sum() -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation.sweep", description="Run seeds of the simulated world.")
     parser.add_argument("--seeds", type=_parse_seeds, default=range(1000), help="FIRST:END, or how many from 0")
-    parser.add_argument("--workers", action="store_true", help="only of the world whose tasks run in worker processes")
+    parser.add_argument("--place", choices=list(PLACES), help="where the tasks of all worlds run; otherwise each seed chooses")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--for", dest="for_s", type=float, default=float("inf"), metavar="SECONDS", help="stop after so long")
     parser.add_argument("--ledger", action="store_true", help="add the result to ledger.jsonl")
@@ -110,32 +98,32 @@ def main(argv: Sequence[str] | None = None) -> int:
     at = commit()
     begun = time.monotonic()
     gc.freeze()  # What is loaded stays: the collection after each seed need not walk it.
-    failed: dict[bool, list[int]] = {False: [], True: []}
-    done: dict[bool, list[int]] = {False: [], True: []}
+    failed: list[int] = []
+    done: list[int] = []
+    places: Counter[str] = Counter()
     faults = steps = 0
-    for workers, (seed, outcome, error) in _outcomes(_worlds(given.seeds, given.workers), given.jobs):
-        done[workers].append(seed)
+    for seed, outcome, error in _outcomes(given.seeds, given.place, given.jobs):
+        done.append(seed)
         if outcome is None:
-            failed[workers].append(seed)
-            again = f"--seeds {seed}:{seed + 1} --jobs 1" + (" --workers" if workers else "")
+            failed.append(seed)
+            again = f"--seeds {seed}:{seed + 1} --jobs 1" + (f" --place {given.place}" if given.place else "")
             print(f"seed {seed} at commit {at}: {error}\n  repeat it: python -m tests.simulation.sweep {again}")
             sys.stdout.flush()
         else:
             faults += sum(outcome.faults.values())
             steps += outcome.steps
+            places[outcome.place] += 1
         if time.monotonic() - begun > given.for_s:
             break
     spent = time.monotonic() - begun
-    total, wrong = sum(map(len, done.values())), sum(map(len, failed.values()))
-    print(f"{total} seeds at commit {at}, {wrong} failed, {faults} faults, {steps} steps, {spent:.1f} s")
-    if given.ledger:
+    where = ", ".join(f"{count} {place}" for place, count in sorted(places.items()))
+    print(f"{len(done)} seeds at commit {at}, {len(failed)} failed, {faults} faults, {steps} steps, {spent:.1f} s ({where})")
+    if given.ledger and done:
+        test = f"world of {given.place}" if given.place else "worlds"
+        entry: dict[str, Any] = {"commit": at, "test": test, "first": min(done), "count": len(done)}
         with LEDGER.open("a", encoding="utf-8") as ledger:
-            for workers, seeds in done.items():
-                if seeds:
-                    test = "world of workers" if workers else "world"
-                    entry: dict[str, Any] = {"commit": at, "test": test, "first": min(seeds), "count": len(seeds)}
-                    ledger.write(json.dumps({**entry, "failed": sorted(failed[workers])}) + "\n")
-    return 1 if wrong else 0
+            ledger.write(json.dumps({**entry, "failed": sorted(failed)}) + "\n")
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

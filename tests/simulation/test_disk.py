@@ -353,3 +353,24 @@ def test_disk_faults_refuse_fail_and_delay() -> None:
         assert host.clock.monotonic() - before > 0.1
 
     simulate(main, 1)
+
+
+def test_disk_that_fills_cuts_off_the_write_that_reaches_its_end() -> None:
+    async def main(host: SimulatedHost) -> None:
+        fs, disk = host.fs, host.sim.disk
+        await fs.write("/old", bytes(100))
+        disk.capacity = 150
+        await fs.write("/fits", bytes(40))
+        with pytest.raises(OSError, match="No space left") as caught:
+            await fs.append("/fits", bytes(20))
+        assert caught.value.errno == errno.ENOSPC
+        assert (await fs.stat("/fits")).size == 50
+        with pytest.raises(OSError, match="No space left"):
+            await fs.write("/more", b"1")
+        await fs.delete("/old")
+        await fs.write("/more", bytes(90))
+        with pytest.raises(OSError, match="No space left"), fs.open_write("/stream") as stream:
+            stream.write(bytes(11))
+        assert disk.used == 150
+
+    simulate(main, 1)

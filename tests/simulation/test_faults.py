@@ -11,7 +11,7 @@ import pytest
 from aioflow.testing import Faults, simulate
 from aioflow.testing.simulation import SimulatedHost, inject
 
-ALL = Faults(kill=1, power=1, pause=1, cut=1, reset=1, slow=1, disk=1)
+ALL = Faults(kill=1, power=1, pause=1, cut=1, reset=1, slow=1, disk=1, give_up=1)
 
 
 async def forever(host: SimulatedHost) -> None:
@@ -27,7 +27,7 @@ async def suffer(host: SimulatedHost, faults: Faults, duration_s: float = 30) ->
     assert all(host.sim.is_alive(name) for name in names)
     assert not any(host.sim.network.is_cut(a, b) for a in [*names, "main"] for b in names)
     disk = host.sim.disk
-    assert (disk.slow, disk.full, disk.error_rate) == (1.0, False, 0.0)
+    assert (disk.slow, disk.full, disk.error_rate, disk.capacity) == (1.0, False, 0.0, None)
     return done
 
 
@@ -35,7 +35,7 @@ def test_every_kind_strikes_and_all_are_undone_at_the_end() -> None:
     for seed in range(10):
         done = simulate(lambda host: suffer(host, ALL), seed).value
         assert set(done) == set(ALL.rates())
-        assert 100 < sum(done.values()) < 300
+        assert 120 < sum(done.values()) < 340
 
 
 def test_same_seed_inflicts_the_same_faults() -> None:

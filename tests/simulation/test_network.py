@@ -306,6 +306,27 @@ def test_reset_breaks_both_ends_at_once() -> None:
     simulate(main, 1)
 
 
+def test_one_side_that_gives_up_leaves_the_other_half_open_until_it_sends() -> None:
+    async def main(host: SimulatedHost) -> None:
+        client, server = await connected(host)
+        host.sim.network.cut("server", "main")
+        host.sim.network.give_up("server", "main")
+        host.sim.network.give_up("server", "main")  # A connection without its other side cannot be given up again.
+        await asyncio.sleep(1)
+        ends = [client, server]
+        (gone,) = [end for end in ends if end.ended.done()]
+        (half_open,) = [end for end in ends if end is not gone]
+        assert isinstance(gone.ended.result(), TimeoutError)
+        host.sim.network.heal("server", "main")
+        await asyncio.sleep(10)
+        assert not half_open.ended.done()
+        half_open.transport.write(b"is anybody there")
+        assert isinstance(await half_open.ended, ConnectionResetError)
+
+    for seed in range(10):
+        simulate(main, seed)
+
+
 def test_slow_link_takes_the_factor_longer() -> None:
     async def main(host: SimulatedHost) -> tuple[float, float]:
         client, server = await connected(host)

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from tests.simulation.planted import FOUND, FOUND_AMONG_WORKERS, SEEDS_MAX, WORLD_MUTANTS, mutant_named
+from tests.simulation.planted import FOUND, SEEDS_MAX, WORLD_MUTANTS, mutant_named
 from tests.simulation.sweep import ROOT
 
 
@@ -19,7 +19,7 @@ def test_the_line_of_a_bug_exists_exactly_once_and_the_bug_is_python(mutant) -> 
     sound = (ROOT / mutant.file).read_text(encoding="utf-8")
     assert sound.count(mutant.old) == 1, f"{mutant.file} has changed: adapt the bug"
     ast.parse(sound.replace(mutant.old, mutant.new))
-    assert mutant.name in FOUND or mutant.name in FOUND_AMONG_WORKERS
+    assert mutant.name in FOUND
 
 
 EASY = [bug for bug, seed in FOUND.items() if seed < 5]
@@ -43,17 +43,9 @@ def test_a_bug_is_found(bug: str) -> None:
     find(bug, FOUND[bug], SEEDS_MAX)
 
 
-@pytest.mark.slow
-@pytest.mark.hunt
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize("bug", FOUND_AMONG_WORKERS)
-def test_a_bug_is_found_among_workers(bug: str) -> None:
-    find(bug, FOUND_AMONG_WORKERS[bug], SEEDS_MAX, "--workers")
-
-
-def find(bug: str, first: int, seeds: int, *options: str) -> None:
+def find(bug: str, first: int, seeds: int) -> None:
     mutant_named(bug)
-    command = [sys.executable, "-m", "tests.simulation.planted", bug, "--first", str(first), "--max", str(seeds), *options]
+    command = [sys.executable, "-m", "tests.simulation.planted", bug, "--first", str(first), "--max", str(seeds)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.match(r"found at seed \d+", done.stdout)

@@ -10,70 +10,44 @@ from collections import Counter
 
 import pytest
 
-from tests.simulation import worker_world
 from tests.simulation.sweep import ROOT, main
-from tests.simulation.world import KINDS, run_world
+from tests.simulation.world import KINDS, LONG_ROUNDS, OF_PLACE, PLACES, Settings, run_world
 
 SEEDS_A_TEST = 25
-FIRST = range(0, 300, SEEDS_A_TEST)
-
-REPAIRED = {
-    69: "several that settled what was in doubt forgot more than they had removed",
-    463: "files went that a discarded checkpoint named whose metadata could not be removed",
-    5292: "the oracle took the order of commits after a change of parallelism for a guarantee",
-    31019: "data in flight were dropped where an exchange became one to one",
-    55765: "the simulation took the error of a killed process, which had not looked at it yet, for one that nobody awaited",
-    31463: "a restart waited for a write that had just ended, and the loop never got its turn",
-}
-"""Seeds that showed a mistake once, in the world as it was then. What they showed has a test of its own, too."""
-
-
-REPAIRED_AMONG_WORKERS = {
-    52704: "of what barriers of several checkpoints overtook while a worker stood still, only the last one's was kept",
-    53412: "the same",
-}
-"""As `REPAIRED`, of the world whose tasks run in worker processes."""
-
+FIRST = range(0, 200, SEEDS_A_TEST)
 
 @pytest.mark.parametrize("first", FIRST)
 def test_whatever_fails_everything_is_committed_exactly_once(first: int) -> None:
-    """RELIABILITY 1, 2, 6, 8, 13, 14, 16, 18-20, 22: 25 seeds a test."""
+    """RELIABILITY 1, 2, 6, 8, 10, 11, 13, 14, 16, 18-20, 22, 32: 25 seeds a test, in one process, with workers and on clusters."""
     for seed in range(first, first + SEEDS_A_TEST):
         run_world(seed)
 
 
-@pytest.mark.parametrize("first", range(0, 12, 3))
-def test_whatever_becomes_of_worker_processes_everything_is_committed_exactly_once(first: int) -> None:
-    """RELIABILITY 1, 2, 6, 8, 10, 11, 18: 3 seeds a test. Tasks run in worker processes, which are killed, replaced and cut off."""
-    for seed in range(first, first + 3):
-        run_world(seed, workers=True)
-
-
-def test_what_was_in_flight_of_a_finished_subtask_is_not_restored_again() -> None:
-    """A seed that showed that later checkpoints held it, although those downstream had processed it before them."""
-    run_world(107, workers=True)
-
-
-@pytest.mark.parametrize("seed", REPAIRED)
-def test_a_seed_that_showed_a_mistake_shows_none(seed: int) -> None:
-    run_world(seed)
-
-
-@pytest.mark.parametrize("seed", REPAIRED_AMONG_WORKERS)
-def test_a_seed_that_showed_a_mistake_among_workers_shows_none(seed: int) -> None:
-    run_world(seed, workers=True)
-
-
-@pytest.mark.parametrize(("workers", "seeds", "kinds"), [(False, 30, KINDS), (True, 14, (*worker_world.KINDS, worker_world.LINK_CUT))])
-def test_every_kind_of_fault_strikes(workers: bool, seeds: int, kinds: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(("place", "seeds"), [("one", 40), ("workers", 20), ("cluster", 14)])
+def test_every_kind_of_fault_strikes(place: str, seeds: int) -> None:
     done: Counter[str] = Counter()
     met: Counter[str] = Counter()
     for seed in range(1000, 1000 + seeds):
-        outcome = run_world(seed, workers=workers)
+        outcome = run_world(seed, place)
         done += outcome.faults
         met.update(outcome.faults.keys())
-    assert set(kinds) <= done.keys()
+    assert {*(KINDS if place == "one" else ()), *OF_PLACE[place]} <= done.keys()
     assert max(met.values()) < seeds, "each seed lacks some kinds"
+
+
+def test_seeds_choose_among_all_places_and_few_choose_a_long_world() -> None:
+    drawn = [Settings.drawn(seed) for seed in range(2000)]
+    assert {settings.place for settings in drawn} == PLACES.keys()
+    assert 0 < sum(settings.long for settings in drawn) < 20
+
+
+@pytest.mark.parametrize("place", ["one", "workers"])
+def test_what_a_service_holds_does_not_grow_in_ten_minutes_of_faults(place: str) -> None:
+    """RELIABILITY G7, for ten minutes: each calm completes checkpoints, and holds no more than the first."""
+    seed = next(seed for seed in range(3000, 10_000) if Settings.drawn(seed, place).long)
+    outcome = run_world(seed, place)
+    assert outcome.virtual_s > 400
+    assert outcome.checkpoints > 2 * LONG_ROUNDS
 
 
 def test_the_same_seed_takes_the_same_way_in_another_process_with_another_hash_seed() -> None:
@@ -93,7 +67,7 @@ def test_the_same_seed_takes_the_same_way_in_another_process_with_another_hash_s
 
 
 def test_a_failure_is_printed_with_its_seed_and_commit(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(seed: int, *, workers: bool) -> None:
+    def fails(seed: int, place: str | None) -> None:
         raise AssertionError("lost")
 
     monkeypatch.setattr("tests.simulation.sweep.run_world", fails)

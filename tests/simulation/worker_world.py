@@ -24,19 +24,17 @@ from aioflow.protocol.consumer import ConsumerExchange
 from aioflow.testing.simulation import SimulatedHost, Simulation
 from tests.simulation.oracle import Violation
 
-__all__ = ["HEARTBEAT", "KINDS", "LINK_CUT", "check_credit", "install", "simulated_workers", "strike"]
-
-KINDS = ("worker killed", "worker paused", "connection reset", "all cut", "all slow")
-"""What may happen to them and between them."""
+__all__ = ["KINDS", "LINK_CUT", "SimulatedPulse", "check_credit", "heartbeat", "install", "simulated_workers", "strike"]
 
 LINK_CUT = "link cut"
-"""Two workers cannot reach each other, one way or both, for about as long as a link is given up after; the service reaches all."""
+KINDS = ("worker killed", "worker paused", "connection reset", "all cut", "all slow", "given up", LINK_CUT)
+"""What may happen to them and between them. `LINK_CUT`: two workers cannot reach each other, one way or both, for about as long as a
+link is given up after; the service reaches all."""
 
 LINK_TIMES = {"HEARTBEAT_S": 0.01, "HANDSHAKE_TIMEOUT_S": 0.05, "GIVE_UP_S": 0.15, "FORGET_S": 0.225}
 """Those of links, in the proportions of the real ones, and short beside the length of a world."""
 
 PROGRAM = "aioflow.cluster.worker_program"
-HEARTBEAT = HeartbeatOptions(interval_s=0.02, timeout_s=0.15, suspicion_s=0.01)
 DATA_RATE = 0.8
 """Share of the resets that leave the connections to the service whole: without those a worker is lost."""
 
@@ -54,11 +52,16 @@ async def _worker(host: SimulatedHost, argv: list[str]) -> int:
         return UNREACHABLE
 
 
+def heartbeat(slower: float) -> HeartbeatOptions:
+    """How workers are watched; `slower` than in a world that lasts a second."""
+    return HeartbeatOptions(interval_s=0.02 * slower, timeout_s=0.15 * slower, suspicion_s=0.01 * slower)
+
+
 def install(sim: Simulation) -> None:
     sim.programs[PROGRAM] = _worker
 
 
-class _Pulse(Pulse):
+class SimulatedPulse(Pulse):
     """The sign of life of a worker from its loop: there are no threads here."""
 
     _beating: asyncio.Task[None]
@@ -82,19 +85,19 @@ class _SeenExchange(ConsumerExchange):
 
 
 @contextmanager
-def simulated_workers(*, short_links: bool = False) -> Iterator[None]:
+def simulated_workers(links_shorter: float | None = None) -> Iterator[None]:
     """Workers take their pulse from their loop, leave the garbage of the whole simulation alone, and their exchanges are looked into.
 
-    With `short_links` a link is given up after `LINK_TIMES`.
+    With `links_shorter` a link is given up after so many times `LINK_TIMES`.
     """
     changed: Any = worker_module
     made: Any = exchange_module
     before = changed.Pulse, changed.gc, made.ConsumerExchange
-    times = [(module, name) for module in (link, links) for name in LINK_TIMES if short_links and hasattr(module, name)]
+    times = [(module, name) for module in (link, links) for name in LINK_TIMES if links_shorter and hasattr(module, name)]
     usual = [getattr(module, name) for module, name in times]
     for module, name in times:
-        setattr(module, name, LINK_TIMES[name])
-    changed.Pulse, changed.gc = _Pulse, SimpleNamespace(collect=lambda: 0, freeze=lambda: None)
+        setattr(module, name, LINK_TIMES[name] * (links_shorter or 1.0))
+    changed.Pulse, changed.gc = SimulatedPulse, SimpleNamespace(collect=lambda: 0, freeze=lambda: None)
     made.ConsumerExchange = _SeenExchange
     try:
         yield
@@ -154,9 +157,13 @@ def strike(sim: Simulation, kind: str, service: str) -> bool:
         case "all cut":
             network.cut(machine, machine)
             later(rng.uniform(0.005, 0.3), network.heal, machine, machine)
+        case "given up":
+            network.cut(machine, machine)
+            network.give_up(machine, machine, workers if rng.random() < DATA_RATE else None)
+            later(rng.uniform(0.0, 0.3), network.heal, machine, machine)
         case "all slow":
             network.slow(machine, machine, rng.choice((5.0, 50.0)))
             later(rng.uniform(0.02, 0.3), network.slow, machine, machine, 1.0)
         case _:
-            raise ValueError(f"fault {kind!r} is unknown, expected one of {(*KINDS, LINK_CUT)}")
+            raise ValueError(f"fault {kind!r} is unknown, expected one of {KINDS}")
     return True

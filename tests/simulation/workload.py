@@ -6,23 +6,66 @@ Everything is plain functions and classes of this module, so that worker process
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from random import Random  # Only its type; the streams come from the loop.
+from types import MappingProxyType
 from typing import Any
 
 import aioflow as af
 from aioflow.operators.source import Split
 from tests.simulation.external import Database, DatabaseSink
-from tests.simulation.oracle import LAG_MS, TIMER_MS, WINDOW_MS, Data, Record, Violation, has_alarm, has_timer, key_of, time_of
+from tests.simulation.oracle import (
+    CHURN_MS,
+    LAG_MS,
+    TIMER_MS,
+    WINDOW_MS,
+    Data,
+    Record,
+    Violation,
+    churn_key_of,
+    has_alarm,
+    has_timer,
+    key_of,
+    time_of,
+)
 
-__all__ = ["OUT", "SITES", "Shared", "share", "shared", "unshare", "world_flow"]
+__all__ = ["MISDEEDS", "OUT", "SITES", "Shared", "share", "shared", "unshare", "world_flow"]
 
 OUT = "/out"
 ALARM_MS = 8
 SUM_EVERY = 3
-SITES = ("poll", "enrich", "count", "prepare", "commit")
-"""Functions of the user that may raise."""
+ASYNC_SITES = ("wait", "enrich", "flush", "prepare", "commit")
+SITES = ("poll", "open", "count", "timer", "write", *ASYNC_SITES)
+"""Functions of the user that may misbehave. Those of `ASYNC_SITES` are asynchronous."""
+
+
+class Odd(BaseException):
+    """What no function should raise."""
+
+
+ERRORS: tuple[type[BaseException], ...] = (
+    MemoryError,
+    RecursionError,
+    StopIteration,
+    StopAsyncIteration,
+    GeneratorExit,
+    TimeoutError,
+    asyncio.CancelledError,
+    asyncio.InvalidStateError,
+    af.ProducerFailed,
+    af.JobCanceled,
+    Odd,
+)
+"""Any of them may come out of a function. The simulation takes none of them for a bug of its own."""
+
+MISDEEDS = MappingProxyType({"user": ("raises",), "odd user": ("odd", "cancelled", "cancels"), "slow user": ("slow", "swallows")})
+"""What a function may do, by kind of fault: raise a plain error or an odd one, await what was cancelled, cancel its own task, take
+long, swallow a cancellation."""
+
+SLOW_S = 0.3
+STUBBORN_S = 1.0
+"""How long a function goes on that was cancelled and swallows it."""
 
 
 @dataclass(slots=True)
@@ -42,14 +85,46 @@ class Shared:
     """Whether splits are found one after the other."""
     found: dict[str, int] = field(default_factory=dict)
     """How many splits of each source are found by now."""
-    fails: set[str] = field(default_factory=set)
-    """Where the next call of a function raises: one of `SITES`, or `commit`, a function of the sink."""
+    fails: dict[str, tuple[str, str]] = field(default_factory=dict)
+    """What the next call of a function does, by site: a kind of `MISDEEDS`, and one of its misdeeds."""
+    churns: bool = False
+    """Whether each record is also counted under a key that comes and goes."""
+    acknowledged: dict[tuple[str, str], int] = field(default_factory=dict)
+    """Up to which position the sources have told the outside world that a split is done with, by source and split."""
+    is_over: Callable[[], bool] = lambda: False
+    """Whether everything is committed: the next run begins with nothing then."""
 
     def maybe_fail(self, site: str) -> None:
-        if site in self.fails:
-            self.fails.remove(site)
-            self.database.struck["user"] += 1
+        """Raise, if that is what the next call of the function at `site` does."""
+        if not self.fails or site not in self.fails:
+            return
+        kind, misdeed = self.fails.pop(site)
+        self.database.struck[kind] += 1
+        if misdeed == "raises":
             raise ConnectionError(f"no answer in {site}")
+        if misdeed == "cancels" and (task := asyncio.current_task()) is not None:
+            task.cancel()
+            return
+        if misdeed in ("odd", "cancelled"):
+            raise self.rng.choice(ERRORS)(f"raised in {site}")
+
+    async def misbehave(self, site: str) -> None:
+        """As `maybe_fail`, of an asynchronous function."""
+        misdeed = self.fails.get(site, ("", ""))[1]
+        self.maybe_fail(site) if misdeed in ("raises", "odd", "cancels") else None
+        if misdeed not in ("cancelled", "slow", "swallows"):
+            return
+        self.database.struck[self.fails.pop(site)[0]] += 1
+        if misdeed == "cancelled":
+            given_up: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            given_up.cancel()
+            await given_up
+        try:
+            await asyncio.sleep(self.rng.uniform(0, SLOW_S))
+        except asyncio.CancelledError:
+            if misdeed == "slow":
+                raise
+            await asyncio.sleep(self.rng.uniform(0, STUBBORN_S))
 
 
 _current: list[Shared] = []
@@ -162,13 +237,20 @@ class NumbersReader:
         self._ends = world.data.bounded or world.discovers
         """Whether a split is over when all of it was read."""
         self._at: dict[str, int] = {}
+        self._taken: dict[int, dict[str, int]] = {}
+        """Positions by checkpoint: once it is completed they are acknowledged, and what lies before them is gone."""
         self._budget = 0
         self.finished_splits: set[str] = set()
         self.current_split = ""
 
     async def open(self, splits: Sequence[Split]) -> None:
+        world = self._world
         for split in splits:
             self._at[split.id] = split.position or 0
+            gone = world.acknowledged.get((self._source, split.id), 0)
+            if self._at[split.id] < gone and not world.is_over():
+                at = f"is to be read from {split.position}, and it was acknowledged up to {gone}"
+                raise Violation(f"split {split.id} of {self._source} {at}")
             self._note_end(split.id)
 
     def poll_batch(self, max_records: int) -> list[Record] | None:
@@ -189,6 +271,7 @@ class NumbersReader:
 
     async def wait(self) -> None:
         world = self._world
+        await world.misbehave("wait")
         if all(at == self._records for at in self._at.values()) and not self._ends:
             await asyncio.get_running_loop().create_future()
         await asyncio.sleep(world.pace_s[self._source] * self._rng.uniform(0.2, 1.8))
@@ -200,6 +283,16 @@ class NumbersReader:
 
     def position(self, split_id: str) -> int:
         return self._at[split_id]
+
+    def checkpoint(self, checkpoint_id: int) -> None:
+        self._taken[checkpoint_id] = dict(self._at)
+
+    def checkpoint_completed(self, checkpoint_id: int) -> None:
+        acknowledged = self._world.acknowledged
+        for taken in [taken for taken in self._taken if taken <= checkpoint_id]:
+            for split_id, at in self._taken.pop(taken).items():
+                split = self._source, split_id
+                acknowledged[split] = max(at, acknowledged.get(split, 0))
 
     async def close(self) -> None:
         self._at = {}
@@ -215,6 +308,7 @@ class Counting(af.KeyedProcessFunction[int, Record, Any]):
         self.count = ctx.get_state(af.ValueStateDescriptor("count", default=0))
         self.waiting = ctx.get_map_state(af.MapStateDescriptor("waiting"))
         self.recent = ctx.get_list_state(af.ListStateDescriptor("recent"))
+        shared().maybe_fail("open")
 
     def process_element(self, value: Record, ctx: Any) -> Iterator[Any]:
         shared().maybe_fail("count")
@@ -239,6 +333,7 @@ class Counting(af.KeyedProcessFunction[int, Record, Any]):
         yield "n", key, count, value
 
     def on_timer(self, timestamp: int, ctx: Any) -> Iterator[Any]:
+        shared().maybe_fail("timer")
         if timestamp > 1_000_000_000_000:  # No event time is that late.
             yield "p", ctx.current_key
             return
@@ -247,6 +342,34 @@ class Counting(af.KeyedProcessFunction[int, Record, Any]):
             raise Violation(f"key {ctx.current_key}: a timer fires at {timestamp}, those that wait are {waiting}")
         self.waiting.remove(timestamp)
         yield "t", ctx.current_key, timestamp
+
+
+class Churning(af.KeyedProcessFunction[str, Record, Any]):
+    """Counts the records of a key that has few of them. A timer tells the number and clears everything; a second one is deleted when
+    another record comes."""
+
+    def open(self, ctx: Any) -> None:
+        self.count = ctx.get_state(af.ValueStateDescriptor("count", default=0))
+        self.due = ctx.get_state(af.ValueStateDescriptor("due"))
+
+    def process_element(self, value: Record, ctx: Any) -> None:
+        count, timers = self.count.value() + 1, ctx.timer_service
+        self.count.update(count)
+        if count == 1:
+            due = time_of((*value[:2], value[2] - value[2] % 2)) + CHURN_MS  # Behind an exchange either may be the first.
+            self.due.update(due)
+            timers.register_event_time_timer(due)
+            timers.register_event_time_timer(due + 1)
+        else:
+            timers.delete_event_time_timer(self.due.value() + 1)
+
+    def on_timer(self, timestamp: int, ctx: Any) -> Iterator[Any]:
+        if self.due.value() != timestamp:
+            yield "d", ctx.current_key
+            return
+        yield "c", ctx.current_key, self.count.value()
+        self.count.clear()
+        self.due.clear()
 
 
 RULES = af.MapStateDescriptor[int, int]("rules")
@@ -278,7 +401,7 @@ async def enrich(record: Record) -> Record:
     """An answer takes its time, and sometimes never comes."""
     world = shared()
     await asyncio.sleep(world.rng.uniform(0, world.answer_s))
-    world.maybe_fail("enrich")
+    await world.misbehave("enrich")
     return record
 
 
@@ -310,6 +433,9 @@ def world_flow(parallelism: int, *, asked: str, ordered: bool, slow: bool) -> af
         told = flow.source(Rules(rules), uid="rules of one split", parallelism=1).broadcast(RULES)
         ruled = records.key_by(key_of).connect(told).process(Ruling, uid="ruling")
         ruled.sink(DatabaseSink(database), uid="ruled database")
+    if shared().churns:
+        churned = records.key_by(churn_key_of).process(Churning, uid="churn")
+        churned.sink(DatabaseSink(database), uid="churn database")
     if shared().discovers:
         windows.late.map(late_row, uid="late").sink(DatabaseSink(database), uid="late database")
     return flow

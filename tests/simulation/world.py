@@ -2,11 +2,15 @@
 
     outcome = run_world(37)
 
-The seed chooses the shape (parallelism, pace, intervals), a random half of the kinds of faults and their rates, and then every moment. The
-service is killed, loses power, stands still; its disk is slow, full, failing; functions raise; the database loses, delays and repeats
-requests; the operator takes savepoints, stops the job, starts it again at another parallelism. Checked at every fault and every commit: the
-oracle, and that the files which checkpoints name are there and whole. After the last fault everything must be committed within
-LIVENESS_S virtual seconds.
+The seed chooses where tasks run (in the service, in its worker processes, on a cluster), the shape (parallelism, pace, intervals), a
+random half of the kinds of faults and their rates, and then every moment. Processes are killed, lose power, stand still; the disk is slow,
+fills, fails; functions raise, are cancelled, cancel, are slow; connections break, one side of them gives up; clocks are set; the database
+loses, delays and repeats requests; the operator takes savepoints, stops or cancels the job, starts it again at another parallelism.
+
+Safety is checked at every fault and every commit: the oracle, and that the files which checkpoints name are there and whole. Liveness is
+checked once the faults are over: everything is committed within LIVENESS_S virtual seconds, a job that goes on completes checkpoints, what
+the operator asks for ends, and the service leaves nothing behind. One seed of LONG_EVERY is a world of ten minutes, in which faults and
+calm take turns: in each calm the job gets on, and what it holds does not grow.
 """
 
 from __future__ import annotations
@@ -17,11 +21,11 @@ import hashlib
 import json
 import logging
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from random import Random  # Seeded: it chooses the shape of a world.
-from typing import Any
+from typing import Any, TypeVar
 
 import aioflow as af
 from aioflow.checkpoint import state_files
@@ -34,14 +38,37 @@ from aioflow.state.handles import StateFile
 from aioflow.task import partitioners
 from aioflow.task.environment import TaskOptions
 from aioflow.testing.simulation import Faults, SimulatedHost, Simulation, inject, simulate
-from tests.simulation import worker_world
+from aioflow.testing.simulation.host import ProcessMain
+from tests.simulation import cluster_world, worker_world
 from tests.simulation.external import Database
 from tests.simulation.oracle import STEP_MS, Data, Oracle, Violation
-from tests.simulation.workload import OUT, SITES, Shared, share, unshare, world_flow
+from tests.simulation.watch import Watch
+from tests.simulation.workload import ASYNC_SITES, MISDEEDS, OUT, SITES, Shared, share, unshare, world_flow
 
-__all__ = ["KINDS", "Outcome", "Settings", "run_world"]
+__all__ = ["KINDS", "PLACES", "Outcome", "Settings", "run_world"]
+
+PLACES = {"one": 13, "workers": 2, "cluster": 1}
+"""Where the tasks of a world run, and how many seeds of 16 choose it: a world of workers costs four times as much as one of one process,
+a cluster six times."""
+
+LONG_EVERY = 400
+LONG_S, LONG_ROUNDS, CALM_S = 600.0, 8, 20.0
+"""Virtual seconds of a long world; how often faults and calm take turns in it, and how long each calm is."""
+
+T = TypeVar("T")
 
 LIVENESS_S = 60.0
+CHECKPOINT_S = 5.0
+"""When all is well: within so long a job that runs completes a checkpoint."""
+
+ASKED_S = 35.0
+"""When all is well: within so long a savepoint, a stop or a cancellation ends."""
+
+MORE_CHECKPOINTS = 2
+"""When everything is committed and the job goes on: it is watched until it has completed so many more."""
+
+TICK_S = 0.01
+RETRY_S = 0.1
 STRIKE_AT_ONCE = 0.2
 """Share of the faults that do not wait until the job has got on since the last one."""
 
@@ -53,21 +80,25 @@ AT_ONCE, ANSWER_S = 64, 1e-3
 """When all is well: how many records a source reads at a time, and how long answers take."""
 
 STORE = "/store"
-KINDS = ("kill", "power", "pause", "disk", "user", "lost", "repeated", "down", "savepoint", "stop")
-"""What may happen. The first four are `Faults`, the rest is inflicted here."""
-
 INJECTED = ("kill", "power", "pause", "disk")
-TROUBLES = ("user", "down", *worker_world.KINDS, worker_world.LINK_CUT)
+KINDS = (*INJECTED, *MISDEEDS, "lost", "repeated", "down", "savepoint", "stop", "cancel", "term")
+"""What may happen. `INJECTED` are `Faults`, the rest is inflicted here. Workers and clusters have more of their own."""
+
+OF_PLACE = {"one": (), "workers": worker_world.KINDS, "cluster": cluster_world.KINDS}
 BUGS = (TypeError, AttributeError, LookupError, ValueError, NameError, ArithmeticError, RemoteProtocolError, LocalProtocolError)
 """No fault makes anything raise these: they end the run."""
 
-CHEAP = {"user": 3, "connection reset": 4}
+CHEAP = {"link cut": 2, "user": 3, "odd user": 2, "slow user": 2, "connection reset": 4, "cancel": 0.3, "term": 0.5}
 """What strikes so many times more often: little has to be done again."""
 
 CALLBACK_S = 20.0
 """Processor time that one callback may take: a whole world takes a tenth of a second."""
 
-CLOCK_MS = 2_000
+CLOCK_MS = (2_000,)
+"""By how much a clock may be set, forward or back, in milliseconds."""
+
+GROWTH = {"tasks": 30, "timers": 60, "connections": 20, "files": 60, "bytes of state": 60_000}
+"""What may be held beyond three times what a long world held at the end of its first calm."""
 
 SHORT_LEASE = LeaseOptions(lease_s=0.6, renew_s=0.1, stop_s=0.15)
 
@@ -81,8 +112,13 @@ class Settings:
     data: Data
     parallelism: tuple[int, ...]
     """The service starts with one of these."""
+    place: str
+    """One of `PLACES`."""
     workers: int
-    """So many worker processes run the tasks; 0: the service does."""
+    """How many worker processes or TaskManagers there are; 0: the service runs the tasks."""
+    jobmanagers: int
+    long: bool
+    """Ten minutes of faults and calm."""
     standby: bool
     """Two machines have the service, one of them runs the flow."""
     duration_s: float
@@ -108,49 +144,65 @@ class Settings:
     clock_s: float
     """The wall clocks of machines are set to and fro after so long each time, on average; 0: they are right."""
 
+    @property
+    def slower(self) -> float:
+        """By how much the times of heartbeats and leases between processes are longer than in a world that lasts a second."""
+        return 10.0 if self.long else 1.0
+
     @staticmethod
-    def drawn(seed: int, *, workers: bool = False) -> Settings:
-        """Drawn from a stream of its own. With `workers` the world has some."""
-        rng = Random(f"{seed}/world of workers" if workers else f"{seed}/world")
-        kinds = tuple(kind for kind in (*KINDS, *(worker_world.KINDS if workers else ())) if rng.random() < 0.5)
-        standby = not workers and rng.random() < 0.05
-        duration_s = rng.uniform(0.15, 0.35) * (3 if standby or workers else 1)
-        share_s = rng.uniform(6, 20) / duration_s / max(1, len(kinds))
+    def drawn(seed: int, place: str | None = None) -> Settings:
+        """Drawn from a stream of its own. `place`: not chosen by the seed."""
+        chooser = Random(f"{seed}/place")
+        chosen = chooser.choices(list(PLACES), list(PLACES.values()))[0]
+        place = place or chosen
+        long = chooser.randrange(LONG_EVERY) == 0
+        rng = Random(f"{seed}/world of {place}")
+        elsewhere, cluster = place != "one", place == "cluster"
+        kinds = tuple(kind for kind in (*KINDS, *OF_PLACE[place]) if rng.random() < 0.5)
+        standby = not elsewhere and rng.random() < 0.05
+        duration_s = rng.uniform(0.15, 0.35) * (3 if standby or elsewhere else 1)
+        duration_s = LONG_S if long else duration_s * (2 if cluster else 1)
+        share_s = (rng.uniform(30, 60) if long else rng.uniform(6, 20)) / duration_s / max(1, len(kinds))
         splits = {"a": rng.choice((1, 2, 2, 3)), "b": rng.choice((1, 1, 2))}
-        records = {"a": rng.randrange(10, 28)}
+        records = {"a": rng.randrange(10, 28) * (10 if long else 1)}
         records["b"] = max(4, records["a"] * STEP_MS["a"] // STEP_MS["b"])
         burst = rng.choice((2, 4, 8))
         unaligned = rng.choice((False, False, True, "3ms"))
         inline = rng.choice((0, 64, 16384, 16384, 16384))
         rates = {kind: share_s * rng.uniform(0.3, 2.0) * CHEAP.get(kind, 1) for kind in kinds}
         bounded = rng.random() < 0.5
-        # A stream of its own: these came later, and change nothing where they are not chosen.
-        more = Random(f"{seed}/more")
-        discovers = not bounded and more.random() < 0.25
-        rules = more.randrange(3, 12) if more.random() < 0.15 else 0
-        clock_s = duration_s * more.uniform(0.05, 0.5) if more.random() < 0.15 else 0.0
-        if workers and more.random() < 0.5:
-            kinds = (*kinds, worker_world.LINK_CUT)
-            rates[worker_world.LINK_CUT] = more.uniform(5.0, 20.0)
+        discovers = not bounded and rng.random() < 0.25
+        rules = rng.randrange(3, 12) if rng.random() < 0.15 else 0
+        clock_s = duration_s * rng.uniform(0.05, 0.5) if rng.random() < 0.15 else 0.0
+        churns = not discovers and (long or rng.random() < 0.25)
+        alone = ((1,), (1,), (1,), (2,), (1, 2), (1, 3), (2, 3))
+        workers = rng.choice((1, 2, 3)) if elsewhere else 0
+        timeouts = (60 if inline > 64 else 200, 200, 2000)
         return Settings(
             kinds=kinds,
             rates=rates,
-            data=Data(splits, records, bounded, may_be_late=discovers, rules=rules),
-            parallelism=rng.choice(((1, 2), (2,), (2, 3), (3,)) if workers else ((1,), (1,), (1,), (2,), (1, 2), (1, 3), (2, 3))),
-            workers=rng.choice((1, 2, 3)) if workers else 0,
+            data=Data(splits, records, bounded, discovers, rules, churns),
+            parallelism=rng.choice(((1, 2), (2,), (2, 3), (3,)) if elsewhere else alone),
+            place=place,
+            workers=max(2, workers) if cluster else workers,
+            jobmanagers=rng.choice((1, 2)) if cluster else 0,
+            long=long,
             standby=standby,
             duration_s=duration_s,
-            every_ms=rng.choice((20, 50) if workers else (4, 12, 30)),
+            every_ms=1000 if long else rng.choice((20, 50) if elsewhere else (4, 12, 30)),
             # What is slow without any fault is not to fail again and again.
-            timeout_ms=rng.choice((60 if inline > 64 else 200, 200, 2000)),
+            timeout_ms=rng.choice((500, 2000) if cluster or long else timeouts),
             min_pause_ms=rng.choice((0, 0, 10)),
             max_concurrent=1 if unaligned else rng.choice((1, 1, 2, 3)),
             unaligned=unaligned,
             retain=rng.choice((1, 1, 2)),
             batch=rng.choice((4, 1024)),
             inline=inline,
-            # Each source is through with its splits after about the time in which faults strike, sooner or later.
-            pace_s={name: duration_s * (burst + 1) / 2 / count / splits[name] * rng.uniform(0.4, 1.2) for name, count in records.items()},
+            # Each source is through with its splits after about the time in which faults strike.
+            pace_s={
+                name: duration_s * (burst + 1) / 2 / count / splits[name] * rng.uniform(0.4, 1.2)
+                for name, count in records.items()
+            },
             burst=burst,
             asked=rng.choice(("", "a", "b", "ab")),
             answer_s=rng.choice((2e-3, 6e-3, 2e-2)),
@@ -172,6 +224,7 @@ class Outcome:
     faults: Counter[str]
     starts: int
     checkpoints: int
+    place: str
     trace: list[str] | None = None
 
 
@@ -182,6 +235,7 @@ class World:
     sim: Simulation
     settings: Settings
     oracle: Oracle
+    watch: Watch
     database: Database = field(init=False)
     shared: Shared = field(init=False)
     done: Counter[str] = field(default_factory=Counter)
@@ -190,6 +244,15 @@ class World:
     stopped_with: str | None = None
     """The savepoint that the job was stopped with, while nothing newer has been completed."""
     calm: bool = False
+    """No fault is active, and none comes."""
+    asked: dict[str, float] = field(default_factory=dict)
+    """What the operator waits for, and since when."""
+    job: af.Job | None = None
+    """What runs in the service."""
+    ended: int = 0
+    """How often the service has ended by itself."""
+    sizes: list[dict[str, int]] = field(default_factory=list)
+    """What was held at the end of each calm of a long world."""
     _gets_on: asyncio.Event = field(default_factory=asyncio.Event)
     """Set with each commit: the job that runs has something to lose."""
     _parts: dict[str, tuple[bytes, list[Any]]] = field(default_factory=dict)
@@ -199,10 +262,11 @@ class World:
         settings = self.settings
         self.database = Database(self.sim, self._committed, struck=self.done)
         functions = self.sim.loop.stream("functions")
-        self.shared = Shared(
+        self.shared = shared = Shared(
             self.database, settings.data, settings.pace_s, settings.burst, settings.answer_s, functions, settings.discovers
         )
-        self.database.before_call = self.shared.maybe_fail
+        shared.churns, shared.is_over = settings.data.churns, lambda: self.oracle.complete
+        self.database.before_call, self.database.before_write = shared.misbehave, shared.maybe_fail
 
     # The service.
 
@@ -211,6 +275,7 @@ class World:
         settings = self.settings
         self.look()
         if self.oracle.complete:
+            self.ended += 1
             return 0
         self.starts += 1
         flow = world_flow(host.rng.choice(settings.parallelism), asked=settings.asked, ordered=settings.ordered, slow=settings.slow)
@@ -226,8 +291,10 @@ class World:
             "restart": af.exponential_delay("5ms", "1s", reset_after="500ms", fatal=BUGS),
             "tasks": TaskOptions(batch_records_max=settings.batch),
         }
-        if settings.workers:
-            options |= {"workers": settings.workers, "heartbeat": worker_world.HEARTBEAT}
+        if settings.place == "workers":
+            options |= {"workers": settings.workers, "heartbeat": worker_world.heartbeat(settings.slower)}
+        elif settings.place == "cluster":
+            options["on"] = cluster_world.remote_cluster(host)
         if self.stopped_with is not None and host.rng.random() < 0.5:
             options["restore"] = self.stopped_with
         try:
@@ -238,26 +305,51 @@ class World:
             self.look()
             if not self.oracle.complete:
                 raise Violation(f"the job has finished, and there is missing: {self.oracle.missing()}")
+        left = [task.get_name() for task in self.sim.loop.current.tasks if task is not asyncio.current_task()]
+        if left:
+            raise Violation(f"the service has ended and leaves these tasks: {left}")
+        self.ended += 1
         return 0
 
     async def _run(self, flow: af.Flow, host: SimulatedHost, options: dict[str, Any]) -> bool:
         """True: the operator has stopped it."""
+        if self.settings.place == "cluster" and (line := await cluster_world.follow(host, flow.name)) is not None:
+            if line.status is not af.JobStatus.FINISHED:
+                raise ConnectionError(f"the job has ended as {line.status}: {line.error}")
+            return bool(self.done["stop"])
         stopped = False
-        async with flow.run(**options) as job:
-            operator = asyncio.get_running_loop().create_task(self._operate(host, job), name="operator")
-            try:
-                await job.wait()
-            finally:
-                operator.cancel()
+        self.asked.clear()
+        try:
+            async with flow.run(**options) as job:
+                operator = asyncio.get_running_loop().create_task(self._operate(host, job), name="operator")
+                self.job = job
                 try:
-                    stopped = await operator
-                except asyncio.CancelledError:
-                    stopped = bool(self.done["stop"])
+                    await job.wait()
+                except af.JobCanceled:
+                    if not self.done["cancel"]:
+                        raise
+                finally:
+                    operator.cancel()
+                    try:
+                        stopped = await operator
+                    except asyncio.CancelledError:
+                        stopped = bool(self.done["stop"] or self.done["cancel"])
+        finally:
+            self.job = None
         return stopped
+
+    async def ask(self, what: str, answer: Coroutine[Any, Any, T]) -> T:
+        """Wait for what the job was asked for. It is looked at how long that takes."""
+        self.asked[what] = self.sim.loop.time()
+        try:
+            return await answer
+        finally:
+            self.asked.pop(what, None)
 
     async def _operate(self, host: SimulatedHost, job: af.Job) -> bool:
         """What a person does beside it. True: the job was stopped."""
-        rates = {kind: self.settings.rates[kind] for kind in ("savepoint", "stop") if kind in self.settings.kinds}
+        operations = ("savepoint", "stop", "cancel", "term")
+        rates = {kind: self.settings.rates[kind] for kind in operations if kind in self.settings.kinds}
         while rates:
             await self.ready()
             await asyncio.sleep(host.rng.expovariate(sum(rates.values())))
@@ -267,9 +359,16 @@ class World:
             self.done[kind] += 1
             try:
                 if kind == "savepoint":
-                    await job.savepoint()
+                    await self.ask(kind, job.savepoint())
                     continue
-                self.stopped_with = await job.stop(savepoint=None if host.rng.random() < 0.7 else False, drain=False)
+                if kind == "term":
+                    self.sim.life(host.name).terminate()
+                    continue
+                if kind == "cancel":
+                    await self.ask(kind, job.cancel())
+                    return True
+                stop = job.stop(savepoint=None if host.rng.random() < 0.7 else False, drain=False)
+                self.stopped_with = await self.ask(kind, stop)
             except af.AioflowError:
                 if kind == "savepoint":
                     continue
@@ -277,10 +376,10 @@ class World:
         await asyncio.get_running_loop().create_future()
         return False
 
-    async def supervise(self, name: str) -> None:
+    async def supervise(self, name: str, main: ProcessMain) -> None:
         """Start it again whenever it has ended, as a service manager does."""
         rng = self.sim.loop.stream(f"supervisor/{name}")
-        self.sim.spawn(name, self.service)
+        self.sim.spawn(name, main)
         delay_s = 0.01
         while True:
             code = await self.sim.life(name).wait()
@@ -299,14 +398,19 @@ class World:
             database.lost = rng.uniform(0.02, 0.3)
         if "repeated" in settings.kinds:
             database.repeated = rng.uniform(0.05, 0.5)
-        rates = {kind: settings.rates[kind] for kind in TROUBLES if kind in settings.kinds}
+        known = (*MISDEEDS, "down", *worker_world.KINDS)
+        rates = {kind: settings.rates[kind] for kind in known if kind in settings.kinds}
         while rates:
             await self.ready()
             await asyncio.sleep(rng.expovariate(sum(rates.values())))
             kind = rng.choices(list(rates), list(rates.values()))[0]
-            if kind == "user":
-                self.shared.fails.add(rng.choice(SITES))
-            elif kind in worker_world.KINDS or kind == worker_world.LINK_CUT:
+            if self.calm:
+                continue
+            if kind in MISDEEDS:
+                misdeed = rng.choice(MISDEEDS[kind])
+                site = rng.choice(ASYNC_SITES if misdeed in ("cancelled", "slow", "swallows") else SITES)
+                self.shared.fails[site] = kind, misdeed
+            elif kind in worker_world.KINDS:
                 self.done[kind] += worker_world.strike(self.sim, kind, "alpha")
                 self.look()
             else:
@@ -320,7 +424,10 @@ class World:
         rng = self.sim.loop.stream("clocks")
         while self.settings.clock_s:
             await asyncio.sleep(rng.expovariate(1 / self.settings.clock_s))
-            rng.choice(list(self.sim.loop.machines.values())).clock_ms = rng.randrange(-CLOCK_MS, CLOCK_MS)
+            if self.calm:
+                continue
+            step_ms = rng.choice(CLOCK_MS)
+            rng.choice(list(self.sim.loop.machines.values())).clock_ms = rng.randrange(-step_ms, step_ms)
             self.done["clock"] += 1
 
     async def ready(self) -> None:
@@ -337,16 +444,111 @@ class World:
         except TimeoutError:
             return
 
-    def heal(self) -> None:
-        """Whatever is in trouble is well again, and what input is left comes at once."""
+    def heal(self, *, at_once: bool = True) -> None:
+        """What is in trouble is well again. With `at_once` what input is left comes at once."""
         self.calm = True
-        self.shared.pace_s, self.shared.burst = dict.fromkeys(self.shared.pace_s, 0.0), AT_ONCE
-        self.shared.answer_s = ANSWER_S
+        if at_once:
+            self.shared.pace_s, self.shared.burst = dict.fromkeys(self.shared.pace_s, 0.0), AT_ONCE
+            self.shared.answer_s = ANSWER_S
         self.shared.fails.clear()
         self.database.lost = self.database.repeated = 0.0
         self.database.down = False
         for machine in self.sim.loop.machines.values():
             machine.clock_ms = 0
+
+    # Liveness, when all is well.
+
+    async def until(self, done: Callable[[], bool], within_s: float, what: Callable[[], str]) -> None:
+        """Look on until `done`. Raises Violation after `within_s`, or when what the operator asked for does not end."""
+        loop = self.sim.loop
+        since = loop.time()
+        while True:
+            self.look()
+            if done():
+                return
+            now = loop.time()
+            if now >= since + within_s:
+                raise Violation(f"{within_s:g} s after all is well: {what()}")
+            for asked, at in self.asked.items():
+                if self.job is not None and now >= max(at, since) + ASKED_S:
+                    raise Violation(f"{asked} was asked for at {at:g} and has not ended at {now:g}, all is well since {since:g}")
+            await asyncio.sleep(TICK_S)
+
+    async def calm_down(self) -> None:
+        """In a calm of a long world: the job gets on, and holds no more than before."""
+        await asyncio.sleep(CALM_S / 2)
+        begun = len(self.completed), len(self.oracle.records)
+
+        def gets_on() -> bool:
+            return len(self.completed) > begun[0] or self.oracle.complete
+
+        await self.until(gets_on, CALM_S / 2, lambda: f"{begun[0]} checkpoints are completed, and no more")
+        self.sizes.append(self._sizes())
+        first = self.sizes[0]
+        for name, size in self.sizes[-1].items():
+            if size > 3 * first[name] + GROWTH[name]:
+                raise Violation(f"{name} have grown: {[sizes[name] for sizes in self.sizes]}")
+
+    def _sizes(self) -> dict[str, int]:
+        loop, disk = self.sim.loop, self.sim.disk
+        return {
+            "tasks": sum(len(process.tasks) for process in loop.processes.values() if process.alive),
+            "timers": sum(not loop._is_stale(handle) for _, _, handle in loop._timers),
+            "connections": len(self.sim.network._live),
+            "files": sum(name.startswith(STORE) for name in disk._names),
+            "bytes of state": sum(len(file.data) for name, file in disk._names.items() if name.startswith(f"{STORE}/world/")),
+        }
+
+    async def finish(self, services: Sequence[str]) -> None:
+        """Everything is committed; a job that goes on completes checkpoints, answers and ends when it is asked to."""
+        await self.until(lambda: self.oracle.complete, LIVENESS_S, lambda: f"there is missing {self.oracle.missing()}")
+        if self.settings.standby:
+            return
+        begun = self.ended
+        if not self.settings.data.bounded and (job := await self._goes_on()) is not None:
+            rng = self.sim.loop.stream("end")
+            if rng.random() < 0.3:
+                await self._asked("savepoint", job, job.savepoint, services[0])
+            how = rng.choice(("stop", "cancel", "term"))
+            begun = self.ended
+            if how == "term":
+                life = self.sim.life(services[0])
+                life.terminate()
+                await self.until(lambda: life.returncode is not None, ASKED_S, lambda: "SIGTERM has not ended the service")
+                return
+            self.done[how] += 1
+            await self._asked(how, job, job.cancel if how == "cancel" else job.stop, services[0])
+        await self.until(lambda: self.ended > begun, ASKED_S, lambda: "the service has not ended, and everything is committed")
+
+    async def _goes_on(self) -> af.Job | None:
+        """The job of the service once it has completed MORE_CHECKPOINTS. None: it follows a job of a former life, or was stopped."""
+        completed, ended = len(self.completed), self.ended
+
+        def more() -> bool:
+            return len(self.completed) >= completed + MORE_CHECKPOINTS or self.ended > ended
+
+        within_s = CHECKPOINT_S * MORE_CHECKPOINTS + LIVENESS_S * (not self.watch.is_running())
+        await self.until(more, within_s, lambda: f"{len(self.completed) - completed} more checkpoints are completed")
+        return self.job
+
+    async def _asked(self, what: str, job: af.Job, ask: Callable[[], Coroutine[Any, Any, object]], service: str) -> None:
+        """Ask the job for something, in its process, until it answers or is over: connections may still find out that they broke."""
+        life = self.sim.life(service)
+        answers: list[bool] = []
+
+        async def asked() -> None:
+            while not job.status.is_terminal:
+                try:
+                    await ask()
+                except af.AioflowError:
+                    await asyncio.sleep(RETRY_S)
+                else:
+                    break
+            answers.append(True)
+
+        self.sim.loop.post_io(life.process, lambda: self.sim.loop.create_task(asked(), name=what))
+        # The service may be gone before the one who asked hears the answer.
+        await self.until(lambda: bool(answers) or life.returncode is not None, ASKED_S, lambda: f"{what} has not ended")
 
     # What is looked at.
 
@@ -360,6 +562,7 @@ class World:
         """Check all that can be seen now."""
         if self.settings.workers:
             worker_world.check_credit()
+        self.watch.look()
         if not self.oracle.complete:
             self.oracle.visible(self._visible())
         self._check_files()
@@ -413,53 +616,69 @@ def _named_files(checkpoint: CompletedCheckpoint) -> Iterator[StateFile]:
                     yield file
 
 
-def run_world(seed: int, *, workers: bool = False, keep_trace: bool = False, settings: Settings | None = None) -> Outcome:
-    """Run one seed, of the world whose tasks run in worker processes or of the other one.
+def run_world(
+    seed: int, place: str | None = None, *, keep_trace: bool = False, settings: Settings | None = None
+) -> Outcome:
+    """Run one seed. `place` is one of `PLACES`; None: as the seed chooses.
 
-    Raises Violation, SimDeadlock, SimLivelock or whatever else broke; a note names the seed."""
-    chosen = settings or Settings.drawn(seed, workers=workers)
+    Raises Violation, SimDeadlock, SimLivelock or whatever else broke; a note names the seed.
+    """
+    chosen = settings or Settings.drawn(seed, place)
     worlds: list[World] = []
 
     async def main(host: SimulatedHost) -> None:
-        world = World(host.sim, chosen, Oracle(chosen.data, in_order=len(chosen.parallelism) == 1))
+        watch = Watch(host.sim.loop)
+        world = World(host.sim, chosen, Oracle(chosen.data, in_order=len(chosen.parallelism) == 1), watch)
         worlds.append(world)
         worker_world.install(host.sim)
         share(world.shared)
-        await _live(world)
+        with watch.installed():
+            await _live(world)
 
-    with _environment(chosen), worker_world.simulated_workers(short_links=worker_world.LINK_CUT in chosen.kinds):
-        result = simulate(main, seed, max_steps=100_000, max_callback_s=CALLBACK_S, keep_trace=keep_trace)
+    steps = 3_000_000 if chosen.long else 200_000
+    shorter = 3.0 if chosen.place == "cluster" else 1.0 if worker_world.LINK_CUT in chosen.kinds else None
+    shorter = None if shorter is None else shorter * chosen.slower
+    with _environment(chosen), worker_world.simulated_workers(shorter), cluster_world.short_times():
+        result = simulate(main, seed, max_steps=steps, max_callback_s=CALLBACK_S, keep_trace=keep_trace)
     (world,) = worlds
     strange = [error for error in result.errors if ": ended with " not in error]
     if strange:
         raise Violation(f"seed {seed}: errors that nobody awaited: {strange[:3]}")
     return Outcome(
-        result.trace_crc, result.steps, result.virtual_s, world.done, world.starts, len(world.completed), result.trace
+        result.trace_crc, result.steps, result.virtual_s, world.done, world.starts, len(world.completed), chosen.place, result.trace
     )
 
 
 async def _live(world: World) -> None:
     settings, sim = world.settings, world.sim
     loop = asyncio.get_running_loop()
-    names = ["alpha", "beta"] if settings.standby else ["alpha"]
-    beside = [loop.create_task(world.supervise(name), name=f"supervise {name}") for name in names]
+    services = ["alpha", "beta"] if settings.standby else ["alpha"]
+    mains: dict[str, ProcessMain] = {}
+    if settings.place == "cluster":
+        jobmanager = functools.partial(cluster_world.jobmanager, slower=settings.slower)
+        mains |= dict.fromkeys(cluster_world.JOBMANAGERS[: settings.jobmanagers], jobmanager)
+        taskmanager = functools.partial(cluster_world.taskmanager, slower=settings.slower)
+        mains |= {f"tm{number}": taskmanager for number in range(1, settings.workers + 1)}
+    mains |= dict.fromkeys(services, world.service)
+    beside = [loop.create_task(world.supervise(*named), name=f"supervise {named[0]}") for named in mains.items()]
     trouble = loop.create_task(world.trouble(), name="trouble")
     clocks = loop.create_task(world.set_clocks(), name="clocks")
     await asyncio.sleep(0)
-    rates: dict[str, Any] = {kind: settings.rates[kind] for kind in INJECTED if kind in settings.kinds}
-    faults = Faults(**rates, outage_s=(0.002, 1.2 if settings.standby else 0.05))
-    await inject(sim, faults, names, duration_s=settings.duration_s, check=world.look, done=world.done, ready=world.ready)
+    rates: dict[str, Any] = {kind: settings.rates[kind] for kind in (*INJECTED, *cluster_world.KINDS) if kind in settings.kinds}
+    outage_s = 5.0 if settings.long else 1.2 if settings.standby or settings.place == "cluster" else 0.05
+    faults = Faults(**rates, outage_s=(0.002, outage_s))
+    rounds = LONG_ROUNDS if settings.long else 1
+    for number in range(rounds):
+        duration_s = settings.duration_s / rounds - (CALM_S if settings.long else 0.0)
+        await inject(sim, faults, list(mains), duration_s=duration_s, check=world.look, done=world.done, ready=world.ready)
+        if number < rounds - 1:
+            world.heal(at_once=False)
+            await world.calm_down()
+            world.calm = False
     trouble.cancel()
     clocks.cancel()
     world.heal()
-    deadline = loop.time() + LIVENESS_S
-    while True:
-        world.look()
-        if world.oracle.complete:
-            break
-        if loop.time() >= deadline:
-            raise Violation(f"{LIVENESS_S:g} s after the last fault there is missing: {world.oracle.missing()}")
-        await asyncio.sleep(0.01)
+    await world.finish(services)
     for task in beside:
         task.cancel()
     for process in list(sim.loop.processes.values()):
@@ -470,20 +689,23 @@ async def _live(world: World) -> None:
 
 @contextmanager
 def _environment(settings: Settings) -> Iterator[None]:
-    """Small files and a short lease, and no log: expected troubles would fill it."""
-    inline, lease, generate = state_files.INLINE_BYTES, checkpoint_store.LeaseOptions, partitioners._generate_loop
-    partitioners._generate_loop = _generate_loop  # Compiled anew at each start they would take a tenth of the time.
+    """Small files and short times, and no log: expected troubles would fill it."""
+    changes: dict[tuple[Any, str], Any] = {
+        (state_files, "INLINE_BYTES"): settings.inline,
+        (checkpoint_store, "LeaseOptions"): lambda: SHORT_LEASE,
+        (partitioners, "_generate_loop"): _generate_loop,  # Compiled at each start they would take a tenth of the time.
+    }
+    before = {(module, name): getattr(module, name) for module, name in changes}
+    for (module, name), value in changes.items():
+        setattr(module, name, value)
     disabled = logging.root.manager.disable
-    state_files.INLINE_BYTES = settings.inline
-    checkpoint_store.LeaseOptions = lambda: SHORT_LEASE  # type: ignore[assignment,misc]  # The times of a cluster are too long here.
     if disabled < logging.CRITICAL and not _LOG:
         logging.disable(logging.CRITICAL)
     try:
         yield
     finally:
-        state_files.INLINE_BYTES = inline
-        checkpoint_store.LeaseOptions = lease  # type: ignore[misc]
-        partitioners._generate_loop = generate
+        for (module, name), value in before.items():
+            setattr(module, name, value)
         logging.disable(disabled)
         unshare()
 

@@ -63,13 +63,15 @@ class SimDisk:
     """Contents and faults of the disk that all machines of a simulation share.
 
     The fields are the faults: `slow` multiplies the time of operations, `full` makes writes fail with ENOSPC, and
-    `error_rate` is the share of operations that fail with EIO, before they have done anything.
+    `error_rate` is the share of operations that fail with EIO, before they have done anything. `capacity` is the number of bytes that
+    the disk holds: the write that reaches it is cut off there and fails with ENOSPC, until files are deleted.
     """
 
     def __init__(self, loop: SimLoop) -> None:
         self.loop = loop
         self.slow = 1.0
         self.full = False
+        self.capacity: int | None = None
         self.error_rate = 0.0
         self._rng = loop.stream("disk")
         self._faults = loop.stream("disk faults")
@@ -119,6 +121,19 @@ class SimDisk:
         if self.error_rate and self._faults.random() < self.error_rate:
             self.loop.note("EIO", what, path)
             raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+
+    @property
+    def used(self) -> int:
+        """Bytes of all files that have a name."""
+        return sum(len(file.data) for file in self._names.values())
+
+    def fit(self, path: str, file: SimFile, machine: SimMachine, data: bytes) -> None:
+        """Fail with ENOSPC when `data` does not fit, behind as much of it as fits."""
+        if self.capacity is None or (room := self.capacity - self.used) >= len(data):
+            return
+        self.append(machine, file, data[: max(0, room)])
+        self.loop.note("ENOSPC", path)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
 
     def split(self, data: bytes) -> int:
         """Return how many bytes of a write reach the page cache at first."""

@@ -19,8 +19,8 @@ from aioflow.testing.simulation.host import Simulation
 __all__ = ["Faults", "inject"]
 
 SLOW_FACTORS = (5.0, 20.0, 50.0)
-DISK_TROUBLES = (("slow", 40.0, 1.0), ("full", True, False), ("error_rate", 0.2, 0.0))
-"""Field of SimDisk, its value in trouble, its value in health."""
+DISK_TROUBLES = (("slow", 40.0, 1.0), ("full", True, False), ("error_rate", 0.2, 0.0), ("capacity", 4096, None))
+"""Field of SimDisk, its value in trouble, its value in health. The capacity in trouble is up to so many bytes above what is used."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,9 @@ class Faults:
     slow: float = 0.0
     """Packets between two machines take 5 to 50 times as long for a while."""
     disk: float = 0.0
-    """The disk is slow, full or failing for a while."""
+    """The disk is slow, full, filling up or failing for a while."""
+    give_up: float = 0.0
+    """Two machines cannot reach each other for a while, and one side of each of their connections gives up."""
     outage_s: tuple[float, float] = (0.02, 1.5)
     """How long "a while" is."""
 
@@ -147,11 +149,17 @@ def _strike(sim: Simulation, kind: str, targets: Sequence[str], later: Callable[
             later(lambda: network.heal(here, there))
         case "reset":
             network.reset(here, there)
+        case "give_up":
+            network.cut(here, there)
+            network.give_up(here, there)
+            later(lambda: network.heal(here, there))
         case "slow":
             network.slow(here, there, rng.choice(SLOW_FACTORS))
             later(lambda: network.slow(here, there, 1.0))
         case "disk":
             trouble, value, healthy = rng.choice(DISK_TROUBLES)
+            if trouble == "capacity":
+                value = disk.used + rng.randrange(int(value))
             setattr(disk, trouble, value)
             later(lambda: setattr(disk, trouble, healthy))
         case _:

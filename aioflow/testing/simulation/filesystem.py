@@ -50,6 +50,7 @@ class SimFileSystem:
         disk, machine = self._disk, self._process.machine
         disk.check("write", full, writes=True)
         file = disk.open(machine, full, empty=empty)
+        disk.fit(full, file, machine, data)
         cut = disk.split(data)
         disk.append(machine, file, data[:cut])
         if cut < len(data):
@@ -207,6 +208,7 @@ class _Writer(io.RawIOBase):
             raise ValueError("I/O operation on closed file.")
         chunk = bytes(memoryview(data))  # type: ignore[arg-type]  # Anything with the buffer protocol.
         self._disk.check("write", self._path, writes=True)
+        self._disk.fit(self._path, self._file, self._machine, chunk)
         self._disk.append(self._machine, self._file, chunk)
         return len(chunk)
 

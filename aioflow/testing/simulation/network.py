@@ -157,11 +157,19 @@ class SimNetwork:
         self.loop.note("RESET", a, b)
         for transport in list(self._live):
             peer = transport.peer
-            if (transport.machine.name, peer.machine.name) == (a, b) and (
-                among is None or {transport.process.name, peer.process.name}.issubset(among)
-            ):
+            if (transport.machine.name, peer.machine.name) == (a, b) and _is_among(transport, among):
                 transport.break_off(os_error(errno.ECONNRESET))
                 peer.break_off(os_error(errno.ECONNRESET))
+
+    def give_up(self, a: str, b: str, among: Collection[str] | None = None) -> None:
+        """End one side of each connection between two machines with ETIMEDOUT, as a kernel does that got no answer for too long. The other
+        side hears nothing of it until it sends: its connection stays half open. The seed chooses the side. `among` is that of `reset`."""
+        self.loop.note("GIVE UP", a, b)
+        for transport in list(self._live):
+            peer = transport.peer
+            if (transport.machine.name, peer.machine.name) == (a, b) and not peer.is_over and _is_among(transport, among):
+                side = transport if self.rng.random() < 0.5 else peer
+                side.break_off(os_error(errno.ETIMEDOUT))
 
     # Links.
 
@@ -251,6 +259,11 @@ class SimNetwork:
     def closed(self, transport: SimTransport) -> None:
         """Forget a transport that is over."""
         self._live.pop(transport, None)
+
+
+def _is_among(transport: SimTransport, processes: Collection[str] | None) -> bool:
+    """Whether both ends of a connection belong to `processes`; None: to any."""
+    return processes is None or {transport.process.name, transport.peer.process.name}.issubset(processes)
 
 
 def _link(a: str, b: str) -> tuple[str, str]:

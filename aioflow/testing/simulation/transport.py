@@ -358,6 +358,11 @@ class SimTransport(asyncio.Transport):
             self._loop.call_soon(protocol.connection_lost, self._end_error)
         self._set_read()
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the kernel has forgotten this end."""
+        return self._gone
+
     def break_off(self, error: OSError) -> None:
         """End this side with `error`; whatever was under way from it is lost."""
         if not self._gone:
