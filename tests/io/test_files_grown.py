@@ -313,7 +313,7 @@ async def test_a_file_that_is_not_complete_keeps_no_other_from_being_read(
         (inbox / ".b").rename(inbox / "b")
         await eventually(lambda: rows == [4])
         assert len(told(caplog)) == 1
-        assert f"{inbox}/a cannot be opened now, and is tried again: ValueError(" in told(caplog)[0]
+        assert f"{inbox}/a cannot be opened now, and is tried again: MalformedInput(" in told(caplog)[0]
         (inbox / "a").write_bytes(content)
         await eventually(lambda: len(rows) == 4)
     assert rows == [4, 1, 2, 3]
