@@ -165,7 +165,7 @@ def held(name: str, keys: int, collector: Collector | None) -> dict[str, Any]:
     async def execute() -> float:
         beside = [asyncio.create_task(watch(holds))]
         if collector is not None:
-            beside.append(asyncio.create_task(collector.collect_young()))
+            beside.append(asyncio.create_task(collector.collect()))
         begun = thread_time()
         try:
             await FLOWS[name](keys).execute()

@@ -100,7 +100,7 @@ async def measure_with_checkpoints(
 
     made = there.union(coming).key_by(lambda record: record[0])
     made.aggregate(af.agg(n=af.count(), made=af.last(lambda record: record[1]))).sink(arrived)
-    collecting = None if collector is None else asyncio.create_task(collector.collect_young())
+    collecting = None if collector is None else asyncio.create_task(collector.collect())
     with tempfile.TemporaryDirectory() as directory:
         async with flow.run(checkpoints=Path(directory, "store").as_uri(), every="1s", stop_timeout="60s") as job:
             await all_there.wait()

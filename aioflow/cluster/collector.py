@@ -10,7 +10,9 @@ as it is where state holds values, and it is that process which has the large st
 
 A collection of the young walks what was made since the last one, and is due when ten thousand more objects were made than went. Where each
 record puts an accumulator in the place of another that never comes, or after a second's records, cold by then: 60 ms. So the young are
-collected by hand all the while, fifty milliseconds' worth at a time, most of which are still in the processor's cache.
+collected by hand all the while, fifty milliseconds' worth at a time, most of which are still in the processor's cache. Where fewer than
+ten thousand objects are made in that time, the interpreter never finds a collection due, of the older ones neither: they are collected by
+hand too, from time to time.
 
 What ends at once, as the state of a task that is started anew does, is in cycles too: it is looked for when it ends.
 
@@ -24,7 +26,7 @@ import gc
 from collections.abc import Callable
 from typing import Protocol
 
-__all__ = ["COMPLETE_FROM_NS", "FREEZE_FROM_NS", "LATER", "YOUNG", "Collector", "Generations", "collector_of_process"]
+__all__ = ["COMPLETE_FROM_NS", "FREEZE_FROM_NS", "FULL_EVERY_S", "LATER", "YOUNG", "Collector", "Generations", "collector_of_process"]
 
 FREEZE_FROM_NS = 5_000_000
 """A full collection that takes less holds nobody up, and what it found stays in sight."""
@@ -40,6 +42,9 @@ OBJECT_NS = 50
 
 YOUNG_EVERY_S = 0.05
 """What 50,000 records in a second leave by then is half a millisecond's work."""
+
+FULL_EVERY_S = 10.0
+"""What survived is walked so often at least: until then garbage in cycles may stay, as a task that was started anew leaves it."""
 
 YOUNG, FULL = 0, 2
 """The youngest and the oldest generation."""
@@ -73,11 +78,14 @@ class Collector:
         """Much that was put aside may be garbage now: the next full collection walks all of it."""
         self._must_be_complete = True
 
-    async def collect_young(self) -> None:
-        """Without end."""
+    async def collect(self) -> None:
+        """The young all the while, and everything from time to time. Without end."""
         while True:
+            for _ in range(round(FULL_EVERY_S / YOUNG_EVERY_S) - 1):
+                await asyncio.sleep(YOUNG_EVERY_S)
+                self._generations.collect(YOUNG)
             await asyncio.sleep(YOUNG_EVERY_S)
-            self._generations.collect(YOUNG)
+            self._generations.collect(FULL)
 
     def hear(self, phase: str, info: dict[str, int]) -> None:
         """A collection begins (`phase` is "start") or has ended."""

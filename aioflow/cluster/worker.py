@@ -150,7 +150,7 @@ class Worker:
         self._monitor.monitor(MASTER, self._host.clock.monotonic())
         self._reporting = asyncio.get_running_loop().create_task(self._report(), name="report")
         if self._collector is not None:
-            self._collecting = asyncio.get_running_loop().create_task(self._collector.collect_young(), name="collect young")
+            self._collecting = asyncio.get_running_loop().create_task(self._collector.collect(), name="collect garbage")
         who = (self._worker_id,)
         pulse = Pulse(self._host, self._secret, PeerRole.TASKMANAGER, self._address, min(REPORT_S, interval_s), who)
         self._pulse = await pulse.__aenter__()

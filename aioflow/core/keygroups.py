@@ -172,16 +172,25 @@ class KeyGroupRange:
         return KeyGroupRange(start, end) if start <= end else None
 
 
+CACHED_MIN = 1 << 15
+"""Keys that a cache holds in any case: some four MB."""
+
+SAMPLED = 64
+
+
 class SubtaskCache:
     """key -> index of the subtask that owns it, computed at the first look-up of a distinct key.
 
     The hot loop looks into `known`, and calls `find` for what is not there: a plain dict, as the interpreter has an instruction for
-    that alone. One look-up costs a third less so than in a subclass with `__missing__`. Full at `limit` entries, it starts over. A
-    refused key raises KeyNotSupported and is not kept; an unhashable one raises TypeError from `dict` itself: the caller then asks
-    `canonical_key`, which raises with the better message.
+    that alone. One look-up costs a third less so than in a subclass with `__missing__`. A refused key raises KeyNotSupported and is
+    not kept; an unhashable one raises TypeError from `dict` itself: the caller then asks `canonical_key`, which raises with the
+    better message.
+
+    A full cache starts over. It holds `CACHED_MIN` keys at first, and up to `limit` if keys come again that it had forgotten, as a
+    sample of one key in `SAMPLED` tells. Keys that come once and go thus take little memory, however many there are.
     """
 
-    __slots__ = ("_limit", "_max_parallelism", "_parallelism", "known")
+    __slots__ = ("_again", "_limit", "_max_parallelism", "_missed", "_parallelism", "_room", "_sample", "known")
 
     def __init__(self, parallelism: int, max_parallelism: int, *, limit: int = 1_000_000) -> None:
         self.known: dict[Any, int] = {}
@@ -189,6 +198,12 @@ class SubtaskCache:
         self._parallelism = parallelism
         self._max_parallelism = max_parallelism
         self._limit = limit
+        self._room = min(CACHED_MIN, limit)
+        """How many keys are kept now."""
+        self._sample: set[Any] = set()
+        """The last `limit / SAMPLED` keys of the sample."""
+        self._missed = self._again = 0
+        """Keys of the sample that were looked up since the cache started over, and those that had been looked up before."""
 
     def __getitem__(self, key: Any) -> int:
         subtask = self.known.get(key)
@@ -197,11 +212,28 @@ class SubtaskCache:
     def find(self, key: Any) -> int:
         """The subtask of a key that is not known yet."""
         known, max_parallelism = self.known, self._max_parallelism
-        subtask = zlib.crc32(canonical_key(key)) % max_parallelism * self._parallelism // max_parallelism
-        if len(known) >= self._limit:
-            known.clear()
-        known[key] = subtask
+        checksum = zlib.crc32(canonical_key(key))
+        if checksum >> 16 & SAMPLED - 1 == 0:  # Not the bits that decide about the group.
+            self._note(key)
+        if len(known) >= self._room:
+            self._start_over()
+        known[key] = subtask = checksum % max_parallelism * self._parallelism // max_parallelism
         return subtask
+
+    def _note(self, key: Any) -> None:
+        self._missed += 1
+        if key in self._sample:
+            self._again += 1
+            return
+        if len(self._sample) * SAMPLED >= self._limit:
+            self._sample.clear()
+        self._sample.add(key)
+
+    def _start_over(self) -> None:
+        self.known.clear()
+        room = self._room * 2 if self._again * 2 > self._missed else self._room // 2
+        self._room = max(min(CACHED_MIN, self._limit), min(room, self._limit))
+        self._missed = self._again = 0
 
 
 def _encode_other(key: Any) -> bytes:

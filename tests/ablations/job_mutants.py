@@ -608,4 +608,25 @@ JOB_MUTANTS: list[Mutant] = [
         "collected.lengths.setdefault(restored, 0)",
         ("tests/api/test_checkpoints.py::test_collect_keeps_the_rows_of_a_part_that_had_ended_when_another_failed",),
     ),
+    Mutant(
+        "a worker that makes few objects never looks for garbage that has grown old",
+        "aioflow/cluster/collector.py",
+        "            self._generations.collect(FULL)\n",
+        "            self._generations.collect(YOUNG)\n",
+        ("tests/cluster/test_collector.py::test_garbage_that_survived_the_young_is_found_in_a_process_that_makes_few_objects",),
+    ),
+    Mutant(
+        "a partitioner remembers a million keys, whether they come again or not",
+        "aioflow/core/keygroups.py",
+        "        room = self._room * 2 if self._again * 2 > self._missed else self._room // 2\n",
+        "        room = self._room * 2\n",
+        ("tests/core/test_keygroups.py::test_keys_that_come_once_and_go_fill_no_more_than_the_least_cache",),
+    ),
+    Mutant(
+        "a partitioner never remembers more keys than the least",
+        "aioflow/core/keygroups.py",
+        "            self._again += 1\n            return\n",
+        "            return\n",
+        ("tests/core/test_keygroups.py::test_a_cache_grows_until_all_keys_that_come_again_are_in_it",),
+    ),
 ]

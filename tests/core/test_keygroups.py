@@ -22,6 +22,8 @@ from hypothesis import strategies as st
 
 from aioflow.core.errors import GraphError, TypeNotSupported
 from aioflow.core.keygroups import (
+    CACHED_MIN,
+    SAMPLED,
     KeyGroupRange,
     KeyNotSupported,
     SubtaskCache,
@@ -417,6 +419,28 @@ def test_the_subtask_cache_is_bounded() -> None:
     answers = [cache[key] for key in range(100)]
     assert len(cache.known) <= 10
     assert answers == [cache[key] for key in range(100)]
+
+
+def test_keys_that_come_once_and_go_fill_no_more_than_the_least_cache() -> None:
+    """A partitioner of a service that runs for days sees ever new keys."""
+    cache = SubtaskCache(4, 128)
+    most = 0
+    for key in range(8 * CACHED_MIN):
+        assert cache[key] == subtask_for_group(key_group(key, 128), 4, 128)
+        most = max(most, len(cache.known))
+    assert most == CACHED_MIN
+    assert len(cache._sample) <= 8 * CACHED_MIN // SAMPLED * 2
+
+
+def test_a_cache_grows_until_all_keys_that_come_again_are_in_it() -> None:
+    cache, keys = SubtaskCache(4, 128), 4 * CACHED_MIN
+    for _ in range(6):
+        for key in range(keys):
+            cache[key]
+    assert len(cache.known) == keys
+    for key in range(keys, 20 * CACHED_MIN):  # They are gone, and others come once each.
+        cache[key]
+    assert len(cache.known) <= CACHED_MIN
 
 
 def test_the_subtask_cache_refuses_what_cannot_be_a_key_each_time() -> None:
