@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from aioflow.operators.operator import Operator
     from aioflow.task.context import TaskOperatorContext
 
-__all__ = ["naming", "opening_source", "source_place"]
+__all__ = ["naming", "naming_source", "source_place"]
 
 
 @contextmanager
@@ -31,14 +31,14 @@ def naming(operator: Operator, what: str) -> Iterator[None]:
 
 
 @contextmanager
-def opening_source(context: TaskOperatorContext, scope: Scope) -> Iterator[None]:
+def naming_source(context: TaskOperatorContext, scope: Scope, what: str = "open()") -> Iterator[None]:
     """What a reader starts as it opens, tasks and threads, belongs to the source, whichever operator runs meanwhile."""
     token = enter_scope(scope.at(context))
     try:
         yield
         check_own_task()
     except BaseException as error:
-        note_once(error, f"in open() of {source_place(context)}")
+        note_once(error, f"in {what} of {source_place(context)}")
         raise
     finally:
         leave_scope(token)

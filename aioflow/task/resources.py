@@ -99,6 +99,9 @@ class ResourceScope:
                 entry.error = error
                 return
             self._opened.pop(resource, None)
+            if isinstance(error, GeneratorExit):  # To whoever awaits the resource it would be the end of its coroutine.
+                told = RuntimeError(f"user code raised {type(error).__name__}")
+                told.__cause__, error = error, told
             note_once(error, f"while opening resource {resource.name!r}")
             entry.ready.set_exception(error)
             entry.ready.exception()  # Read here, so that an opening nobody waits for any more is not reported twice.

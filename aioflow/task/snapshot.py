@@ -15,7 +15,7 @@ from aioflow.checkpoint.source_state import SourceState
 from aioflow.checkpoint.subtask import OperatorStateHandle, SubtaskState
 from aioflow.state import operator_state as operator_states
 from aioflow.state.handles import KeyedStateHandle, StateFile, StateInput, StateOutput, whole
-from aioflow.task.blame import naming
+from aioflow.task.blame import naming, naming_source
 
 if TYPE_CHECKING:
     from aioflow.core.elements import CheckpointBarrier
@@ -77,7 +77,10 @@ class SubtaskSnapshot:
             scope.operator_context = None
             # One instant for all state: whatever was awaited above is over.
             for context in reversed(contexts):
-                positions = source() if source is not None and context is contexts[0] else None
+                positions = None
+                if source is not None and context is contexts[0]:
+                    with naming_source(context, scope, "position()"):
+                        positions = source()
                 self._views.append(self._view(context, positions))
         except BaseException:
             self.cancel()

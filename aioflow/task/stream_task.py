@@ -33,7 +33,7 @@ from aioflow.mailbox.timers import ProcessingTimeService
 from aioflow.operators.stateless import describe_place
 from aioflow.state.backend import require_keyed
 from aioflow.task.assembly import TaskAssembly, create_output
-from aioflow.task.blame import opening_source, source_place
+from aioflow.task.blame import naming_source, source_place
 from aioflow.task.chain import ChainStatus, OperatorChain, Tap
 from aioflow.task.checkpoint_mail import CheckpointMail
 from aioflow.task.checkpointing import SubtaskCheckpoints
@@ -205,7 +205,7 @@ class StreamTask:
         network = self._input if isinstance(self._input, NetworkInput) else None
         self._checkpoints.bind(self._operators.contexts, self._operators.operators, source, self.emit_from, restored, self._chain, network)
         if isinstance(self._input, SourceInput):
-            with opening_source(self._operators.head, self._scope):
+            with naming_source(self._operators.head, self._scope):
                 await self._input.open()
             if self._stop is not None:
                 self._input.stop(drain=self._stop is InputStatus.END_OF_DATA)
@@ -254,7 +254,8 @@ class StreamTask:
             head = self._operators.operators[0]
             self._input = assembly.create_network_input(head, self._checkpoints, self._task_timers, self._mail.urgently)
         else:
-            self._input = assembly.create_source_input(self._operators.head)
+            with naming_source(self._operators.head, self._scope, "reader()"):
+                self._input = assembly.create_source_input(self._operators.head)
         self._metrics = assembly.create_metrics(
             self._chain,
             self._input,
@@ -525,7 +526,7 @@ class StreamTask:
 
     async def _read_too(self, source: SourceInput, splits: Sequence[Split]) -> None:
         try:
-            with opening_source(self._operators.head, self._scope):
+            with naming_source(self._operators.head, self._scope):
                 await source.add_splits(splits)
         except BaseException as raised:  # noqa: BLE001
             # Not only told to whoever found them: some may be read by now, others not.

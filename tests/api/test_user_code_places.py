@@ -1,0 +1,754 @@
+"""Every place where user code is called, and what it may do there: the job fails by name, or ends complete. It never loses an element."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+import aioflow as af
+from aioflow.api.joins import CoGroupedStreams, IntervalJoin, JoinedStreams
+from aioflow.operators.sink import Committer
+from aioflow.operators.source import SourceReader
+
+pytestmark = pytest.mark.timeout(60)
+"""Far above what anything here takes: only a hang is cut off."""
+
+VALUES = range(6)
+BAD = 3
+
+Act = Callable[[], None]
+
+
+class Bare(BaseException):
+    """No Exception."""
+
+
+def raise_cancelled() -> None:
+    raise asyncio.CancelledError
+
+
+def cancel_own_task() -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    task.cancel()
+
+
+def take_a_cancelled_result() -> None:
+    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    future.cancel()
+    future.result()
+
+
+def raising(error: type[BaseException]) -> Act:
+    def act() -> None:
+        raise error("of user code")
+
+    act.__name__ = f"raise_{error.__name__}"
+    return act
+
+
+ACTS: list[Act] = [raise_cancelled, cancel_own_task, *map(raising, (ValueError, af.ProducerFailed, Bare, SystemExit))]
+MORE_ACTS: list[Act] = [
+    take_a_cancelled_result,
+    *map(raising, (af.MailboxClosed, StopAsyncIteration, KeyboardInterrupt, GeneratorExit)),
+]
+"""Of the same kinds; not in the fast lane."""
+
+
+@dataclass
+class Run:
+    """One flow with one place that misbehaves. `out` gets what arrives; `complete` says what that is if nothing is lost."""
+
+    deed: Act
+    acted: bool = False
+    out: list[Any] = field(default_factory=list)
+    complete: int = len(VALUES)
+    options: dict[str, Any] = field(default_factory=dict)
+    flow: af.Flow = field(default_factory=lambda: af.Flow("f"))
+
+    def __deepcopy__(self, memo: Any) -> Run:
+        """Each subtask has a copy of a function; what happened is noted once."""
+        return self
+
+    def act(self) -> None:
+        self.acted = True
+        self.deed()
+
+    def trip(self, value: Any) -> Any:
+        if value == BAD:
+            self.act()
+        return value
+
+    def source(self, values: Any = VALUES, **options: Any) -> Any:
+        return self.flow.source(values, **options)
+
+    def timed(self) -> Any:
+        return self.source(watermarks=af.WatermarkStrategy.monotonous_timestamps(timestamp=lambda v: v * 1000))
+
+    def windows(self, **options: Any) -> Any:
+        return self.timed().key_by(lambda v: v).window(af.tumbling("1s"), **options)
+
+
+PLACES: dict[str, Callable[[Run], Any]] = {}
+COVERED: dict[str, str] = {}
+"""Callable of the API: the place that calls it."""
+
+
+def place(*covers: str) -> Callable[[Callable[[Run], Any]], Callable[[Run], Any]]:
+    def keep(build: Callable[[Run], Any]) -> Callable[[Run], Any]:
+        PLACES[build.__name__] = build
+        COVERED.update(dict.fromkeys(covers, build.__name__))
+        return build
+
+    return keep
+
+
+# Functions of streams.
+
+
+@place("DataStream.map.fn", "KeyedStream.map.fn")
+def map_(run: Run) -> Any:
+    return run.source().map(lambda v: run.trip(v) * 1)
+
+
+@place("DataStream.filter.fn", "KeyedStream.filter.fn")
+def filter_(run: Run) -> Any:
+    return run.source().filter(lambda v: run.trip(v) is not None)
+
+
+@place("DataStream.flat_map.fn", "KeyedStream.flat_map.fn")
+def flat_map(run: Run) -> Any:
+    return run.source().flat_map(lambda v: [run.trip(v)])
+
+
+@place()
+def flat_map_generator(run: Run) -> Any:
+    def function(value: int) -> Iterator[int]:
+        yield run.trip(value)
+
+    return run.source().flat_map(function)
+
+
+@place("DataStream.map_batches.fn", "KeyedStream.map_batches.fn")
+def map_batches(run: Run) -> Any:
+    return run.source().map_batches(lambda values: [run.trip(v) for v in values], max_size=2)
+
+
+@place()
+def map_in_a_thread(run: Run) -> Any:
+    return run.source().map(lambda v: run.trip(v), blocking=True)
+
+
+@place()
+def async_map(run: Run) -> Any:
+    async def function(value: int) -> int:
+        run.trip(value)
+        await asyncio.sleep(0)
+        return value
+
+    return run.source().map(function, timeout="10s", retry=af.Retry(2, backoff="1ms"))
+
+
+@place("DataStream.key_by.fn", "KeyedStream.key_by.fn")
+def key_by(run: Run) -> Any:
+    return run.source().key_by(lambda v: run.trip(v)).count()
+
+
+@place("DataStream.partition_custom.fn", "KeyedStream.partition_custom.fn")
+def partition_custom(run: Run) -> Any:
+    return run.source().partition_custom(lambda v, n: run.trip(v) % n).map(lambda v: v)
+
+
+@place("KeyedStream.reduce.fn")
+def reduce(run: Run) -> Any:
+    return run.source().key_by(lambda v: 0).reduce(lambda a, b: run.trip(b))
+
+
+@place("KeyedStream.sum.fn", "KeyedStream.min.fn", "KeyedStream.max.fn")
+def sum_(run: Run) -> Any:
+    return run.source().key_by(lambda v: 0).sum(lambda v: run.trip(v))
+
+
+@place("DataStream.sink.sink", "KeyedStream.sink.sink")
+def sink_function(run: Run) -> None:
+    run.source().sink(lambda v: run.out.append(run.trip(v)))
+
+
+@place()
+def async_sink_function(run: Run) -> None:
+    async def write(value: int) -> None:
+        run.out.append(run.trip(value))
+        await asyncio.sleep(0)
+
+    run.source().sink(write)
+
+
+# Event time.
+
+
+@place(
+    "WatermarkStrategy.monotonous_timestamps.timestamp",
+    "WatermarkStrategy.bounded_out_of_orderness.timestamp",
+    "WatermarkStrategy.no_watermarks.timestamp",
+)
+def timestamp(run: Run) -> Any:
+    return run.source(watermarks=af.WatermarkStrategy.monotonous_timestamps(timestamp=lambda v: run.trip(v)))
+
+
+@place("WatermarkStrategy.punctuated.fn", "WatermarkStrategy.punctuated.timestamp")
+def punctuated(run: Run) -> Any:
+    return run.source().assign_timestamps_and_watermarks(af.WatermarkStrategy.punctuated(lambda v, t: run.trip(v), timestamp=lambda v: v))
+
+
+@place("WatermarkStrategy.custom.timestamp", "WatermarkStrategy.custom.generator")
+def custom_generator(run: Run) -> Any:
+    class Generator:
+        def on_event(self, value: int, timestamp: int) -> int | None:
+            return int(run.trip(value))
+
+    return run.source(watermarks=af.WatermarkStrategy.custom(Generator, timestamp=lambda v: v))
+
+
+# Process functions.
+
+
+class Process(af.KeyedProcessFunction[int, int, int]):
+    def __init__(self, run: Run, where: str) -> None:
+        self.run, self.where = run, where
+
+    def at(self, where: str) -> None:
+        if where == self.where:
+            self.run.act()
+
+    def open(self, ctx: Any) -> None:
+        self.at("open")
+
+    def process_element(self, value: int, ctx: Any) -> Iterator[int]:
+        if value == BAD:
+            self.at("process_element")
+        if self.where == "on_timer":
+            ctx.timer_service.register_event_time_timer(value * 1000 + 1)
+        yield value
+
+    def on_timer(self, timestamp: int, ctx: Any) -> None:
+        if timestamp == BAD * 1000 + 1:
+            self.at("on_timer")
+
+    def finish(self) -> None:
+        self.at("finish")
+
+    def close(self) -> None:
+        self.at("close")
+
+
+def in_process_function(where: str) -> Callable[[Run], Any]:
+    def build(run: Run) -> Any:
+        return run.timed().key_by(lambda v: v).process(Process(run, where))
+
+    build.__name__ = f"process_function_{where}"
+    return build
+
+
+for _where in ("process_element", "on_timer", "finish"):
+    place(f"ProcessFunction.{_where}", "DataStream.process.fn", "KeyedStream.process.fn")(in_process_function(_where))
+for _where in ("open", "close"):
+    place(f"Function.{_where}")(in_process_function(_where))
+
+
+@place(
+    "CoProcessFunction.process_element1", "CoProcessFunction.process_element2", "CoProcessFunction.on_timer", "ConnectedStreams.process.fn"
+)
+def co_process(run: Run) -> Any:
+    class Two(af.CoProcessFunction[int, int, int]):
+        def process_element1(self, value: int, ctx: Any) -> list[int]:
+            return [run.trip(value)]
+
+        def process_element2(self, value: int, ctx: Any) -> list[int]:
+            return []
+
+    return run.source().connect(run.source([7])).process(Two())
+
+
+@place("ConnectedStreams.map.f1", "ConnectedStreams.map.f2")
+def co_map(run: Run) -> Any:
+    run.complete += 1
+    return run.source().connect(run.source([7])).map(lambda v: run.trip(v), lambda v: v)
+
+
+@place("ConnectedStreams.flat_map.f1", "ConnectedStreams.flat_map.f2")
+def co_flat_map(run: Run) -> Any:
+    run.complete += 1
+    return run.source([7]).connect(run.source()).flat_map(lambda v: [v], lambda v: [run.trip(v)])
+
+
+@place("ConnectedStreams.key_by.left", "ConnectedStreams.key_by.right")
+def co_key_by(run: Run) -> Any:
+    run.complete += 1
+    return run.source().connect(run.source([7])).key_by(lambda v: run.trip(v), lambda v: v).map(lambda v: v, lambda v: v)
+
+
+@place(
+    "BroadcastProcessFunction.process_element", "BroadcastProcessFunction.process_broadcast_element", "BroadcastProcessFunction.on_timer"
+)
+def broadcast(run: Run) -> Any:
+    class Ruled(af.BroadcastProcessFunction[int, int, int]):
+        def process_element(self, value: int, ctx: Any) -> list[int]:
+            return [value]
+
+        def process_broadcast_element(self, value: int, ctx: Any) -> None:
+            run.trip(value)
+
+    rules = run.source().broadcast(af.MapStateDescriptor[int, int]("rules"))
+    return run.source().connect(rules).process(Ruled())
+
+
+# Windows and joins.
+
+
+@place("WindowedStream.reduce.fn")
+def window_reduce(run: Run) -> Any:
+    run.complete = 1
+    return run.timed().key_by(lambda v: 0).window(af.tumbling("1h")).reduce(lambda a, b: run.trip(b))
+
+
+@place("WindowedStream.process.fn", "ProcessWindowFunction.process")
+def window_process(run: Run) -> Any:
+    return run.windows().process(lambda key, ctx, values: [run.trip(v) for v in values])
+
+
+@place("ProcessWindowFunction.clear")
+def window_clear(run: Run) -> Any:
+    class Whole(af.ProcessWindowFunction[int, int, int]):
+        def process(self, key: int, ctx: Any, elements: Sequence[int]) -> list[int]:
+            return list(elements)
+
+        def clear(self, ctx: Any) -> None:
+            run.act()
+
+    return run.windows().process(Whole())
+
+
+class Counting(af.AggregateFunction[int, int, int]):
+    def __init__(self, run: Run, where: str) -> None:
+        self.run, self.where = run, where
+
+    def at(self, where: str) -> None:
+        if where == self.where:
+            self.run.act()
+
+    def create_accumulator(self) -> int:
+        self.at("create_accumulator")
+        return 0
+
+    def add(self, value: int, accumulator: int) -> int:
+        if value == BAD:
+            self.at("add")
+        return accumulator + 1
+
+    def get_result(self, accumulator: int) -> int:
+        self.at("get_result")
+        return accumulator
+
+    def merge(self, a: int, b: int) -> int:
+        self.at("merge")
+        return a + b
+
+
+def aggregated(where: str) -> Callable[[Run], Any]:
+    def build(run: Run) -> Any:
+        return run.windows().aggregate(Counting(run, where))
+
+    def merging(run: Run) -> Any:
+        run.complete = 1
+        values = run.source([0, 5, 3], watermarks=af.WatermarkStrategy.bounded_out_of_orderness("1m", timestamp=lambda v: v * 1000))
+        return values.key_by(lambda v: 0).window(af.session("3s")).aggregate(Counting(run, where))
+
+    build.__name__ = merging.__name__ = f"aggregate_{where}"
+    return merging if where == "merge" else build
+
+
+for _where in ("create_accumulator", "add", "get_result", "merge"):
+    place(f"AggregateFunction.{_where}")(aggregated(_where))
+
+
+@place("KeyedStream.aggregate.agg")
+def running_aggregate(run: Run) -> Any:
+    return run.source().key_by(lambda v: v).aggregate(Counting(run, "add"))
+
+
+class Firing(af.Trigger[int]):
+    def __init__(self, run: Run, where: str) -> None:
+        self.run, self.where = run, where
+
+    def at(self, where: str) -> None:
+        if where == self.where:
+            self.run.act()
+
+    def on_element(self, value: int, timestamp: Any, window: Any, ctx: Any) -> af.TriggerResult:
+        if value == BAD:
+            self.at("on_element")
+        ctx.register_event_time_timer(window.end - 1)
+        return af.TriggerResult.CONTINUE
+
+    def on_event_time(self, time: int, window: Any, ctx: Any) -> af.TriggerResult:
+        self.at("on_event_time")
+        return af.TriggerResult.FIRE
+
+    def on_merge(self, window: Any, ctx: Any) -> None:
+        self.at("on_merge")
+        ctx.register_event_time_timer(window.end - 1)
+
+    def clear(self, window: Any, ctx: Any) -> None:
+        self.at("clear")
+
+
+def triggered(where: str) -> Callable[[Run], Any]:
+    def build(run: Run) -> Any:
+        firing = Firing(run, where)
+        if where == "on_merge":
+            run.complete = 1
+            return run.timed().key_by(lambda v: 0).window(af.session("2s"), trigger=firing).aggregate(Counting(run, "nowhere"))
+        return run.windows(trigger=firing).aggregate(Counting(run, "nowhere"))
+
+    build.__name__ = f"trigger_{where}"
+    return build
+
+
+for _where in ("on_element", "on_event_time", "on_merge", "clear"):
+    place(f"Trigger.{_where}")(triggered(_where))
+
+
+@place("Evictor.evict_before", "Evictor.evict_after")
+def evictor(run: Run) -> Any:
+    class Keeps(af.Evictor[int]):
+        def evict_before(self, elements: list[Any], window: Any, ctx: Any) -> list[Any]:
+            run.act()
+            return elements
+
+    return run.windows(evictor=Keeps()).process(lambda key, ctx, values: values)
+
+
+@place("session.gap")
+def session_gap(run: Run) -> Any:
+    return run.timed().key_by(lambda v: v).window(af.session(lambda v: run.trip(v) + 1)).aggregate(Counting(run, "nowhere"))
+
+
+@place("JoinedStreams.where.key", "JoinedStreams.equal_to.key", "CoGroupedStreams.where.key", "CoGroupedStreams.equal_to.key")
+def join_key(run: Run) -> Any:
+    joined = run.timed().join(run.timed()).where(lambda v: run.trip(v)).equal_to(lambda v: v)
+    return joined.window(af.tumbling("1s")).apply(lambda a, b: a)
+
+
+@place("JoinedStreams.apply.fn")
+def join_apply(run: Run) -> Any:
+    joined = run.timed().join(run.timed()).where(lambda v: v).equal_to(lambda v: v)
+    return joined.window(af.tumbling("1s")).apply(lambda a, b: run.trip(a))
+
+
+@place("CoGroupedStreams.apply.fn")
+def co_group(run: Run) -> Any:
+    grouped = run.timed().co_group(run.timed()).where(lambda v: v).equal_to(lambda v: v)
+    return grouped.window(af.tumbling("1s")).apply(lambda key, lefts, rights: [run.trip(v) for v in lefts])
+
+
+@place("IntervalJoin.process.fn")
+def interval_join(run: Run) -> Any:
+    left, right = run.timed().key_by(lambda v: v), run.timed().key_by(lambda v: v)
+    return left.interval_join(right, "-1ms", "1ms").process(lambda a, b, ctx: [run.trip(a)])
+
+
+# State, resources, metrics.
+
+
+def checkpointed(where: str) -> Callable[[Run], Any]:
+    def build(run: Run) -> Any:
+        class Counts(af.MapFunction[int, int]):
+            def initialize_state(self, ctx: Any) -> None:
+                if where == "initialize_state":
+                    run.act()
+
+            def snapshot_state(self, ctx: Any) -> None:
+                if where == "snapshot_state":
+                    run.act()
+
+            def map(self, value: int) -> int:
+                return value
+
+        run.options = {"checkpoints": f"memory://{where}-{id(run)}", "every": "1h", "restart": af.no_restart()}
+        return run.source().map(Counts())
+
+    build.__name__ = where
+    return build
+
+
+for _where in ("initialize_state", "snapshot_state"):
+    place(f"CheckpointedFunction.{_where}")(checkpointed(_where))
+
+
+@place("MapFunction.map", "FilterFunction.filter", "FlatMapFunction.flat_map")
+def map_function(run: Run) -> Any:
+    class Trips(af.MapFunction[int, int]):
+        def map(self, value: int) -> int:
+            return int(run.trip(value))
+
+    return run.source().map(Trips())
+
+
+def resource(where: str) -> Callable[[Run], Any]:
+    def build(run: Run) -> Any:
+        @af.resource
+        def client() -> Iterator[int]:
+            if where == "enter":
+                run.act()
+            yield 1
+            if where == "exit":
+                run.act()
+
+        def function(value: int, client: int = af.use(client)) -> int:
+            return value
+
+        return run.source().map(function)
+
+    build.__name__ = f"resource_{where}"
+    return build
+
+
+for _where in ("enter", "exit"):
+    place(f"resource.{_where}")(resource(_where))
+
+
+@place("MetricGroup.gauge")
+def gauge(run: Run) -> Any:
+    class Measured(af.MapFunction[int, int]):
+        def open(self, ctx: Any) -> None:
+            ctx.metrics.gauge("mine", self.measure)
+            self.metrics = ctx.metrics
+
+        def measure(self) -> float:
+            run.act()
+            return 1.0
+
+        def map(self, value: int) -> int:
+            found = [v for name, v in self.metrics.snapshot().items() if name.endswith("mine")]
+            assert len(found) == 1
+            assert math.isnan(found[0]) or found == [1.0]
+            return value
+
+    return run.source().map(Measured())
+
+
+# Sources and sinks.
+
+
+class Source:
+    """Its methods, and those of its reader."""
+
+    bounded = True
+
+    def __init__(self, run: Run, where: str) -> None:
+        self.run, self.where = run, where
+        self.left = list(VALUES)
+        self.finished = False
+
+    def at(self, where: str) -> None:
+        if where == self.where:
+            self.run.act()
+
+    async def discover(self) -> list[af.Split]:
+        self.at("discover")
+        return [af.Split("0")]
+
+    def reader(self, ctx: Any) -> Source:
+        self.at("reader")
+        return self
+
+    async def open(self, splits: Any) -> None:
+        self.at("open")
+
+    def poll_batch(self, max_records: int) -> list[int] | None:
+        if self.left and self.left[0] == BAD:
+            self.at("poll_batch")
+        if not self.left:
+            self.finished = self.where != "position"  # Until a checkpoint asks for it.
+            return None
+        return [self.left.pop(0)]
+
+    async def wait(self) -> None:
+        self.at("wait")
+        await asyncio.sleep(0)
+
+    def position(self, split_id: str) -> int:
+        self.at("position")
+        return 0
+
+    async def close(self) -> None:
+        self.at("close")
+
+
+class Sink:
+    """Its methods, and those of its writer and committer."""
+
+    full = True
+
+    def __init__(self, run: Run, where: str) -> None:
+        self.run, self.where = run, where
+        self.waiting: list[int] = []
+
+    def at(self, where: str) -> None:
+        if where == self.where:
+            self.run.act()
+
+    def writer(self, ctx: Any) -> Sink:
+        self.at("writer")
+        return self
+
+    def committer(self) -> Sink:
+        return self
+
+    def write_batch(self, values: Sequence[int], timestamps: Any) -> None:
+        if BAD in values:
+            self.at("write_batch")
+        self.waiting += values
+
+    async def flush(self) -> None:
+        self.at("flush")
+
+    async def prepare(self, checkpoint_id: int) -> list[Any]:
+        self.at("prepare")
+        waiting, self.waiting = self.waiting, []
+        return waiting
+
+    async def commit(self, committables: Sequence[Any]) -> None:
+        self.at("commit")
+        self.run.out += committables
+
+    async def abort(self, committables: Sequence[Any]) -> None: ...
+
+    async def close(self) -> None:
+        self.at("close_writer")
+
+
+def of_source(where: str) -> Callable[[Run], Any]:
+    def build(run: Run) -> Any:
+        if where == "position":
+            run.options = {"checkpoints": f"memory://position-{id(run)}", "every": "10ms", "restart": af.no_restart()}
+        return run.source(Source(run, where))
+
+    build.__name__ = f"source_{where}"
+    return build
+
+
+def of_sink(where: str) -> Callable[[Run], Any]:
+    def build(run: Run) -> None:
+        run.source().sink(Sink(run, where))
+
+    build.__name__ = f"sink_{where}"
+    return build
+
+
+for _where in ("discover", "reader"):
+    place(f"Source.{_where}")(of_source(_where))
+for _where in ("open", "poll_batch", "position", "close"):
+    place(f"SourceReader.{_where}")(of_source(_where))
+for _where in ("write_batch", "flush", "prepare"):
+    place(f"SinkWriter.{_where}")(of_sink(_where))
+place("Sink.writer")(of_sink("writer"))
+place("Committer.commit")(of_sink("commit"))
+place("SinkWriter.close")(of_sink("close_writer"))
+
+
+@place()
+def plain_generator(run: Run) -> Any:
+    def numbers() -> Iterator[int]:
+        for value in VALUES:
+            yield run.trip(value)
+
+    return run.source(numbers)
+
+
+@place()
+def async_generator(run: Run) -> Any:
+    async def numbers() -> Any:
+        for value in VALUES:
+            run.trip(value)
+            await asyncio.sleep(0)
+            yield value
+
+    return run.source(numbers)
+
+
+IN_A_THREAD = ("plain_generator", "map_in_a_thread")
+DOCUMENTED = {"gauge": "a gauge that raises is shown as NaN"}
+"""Where the job goes on."""
+
+ELSEWHERE = {
+    "SourceReader.wait": "test_user_code_cancels",
+    "SourceReader.finished": "a property; called beside poll_batch",
+    "Source.bounded": "a property, read while the flow is built",
+    "Sink.committer": "called while the flow is built, and where the committer begins",
+    "Committer.abort": "for commits by hand; the engine never calls it",
+    "Trigger.on_processing_time": "as on_event_time, from the mail of a timer",
+    "Trigger.can_merge": "a property, read while the flow is built",
+    "WatermarkStrategy.create.now_ms": "the engine's clock",
+}
+"""Callables of the API that have no place of their own here, and why."""
+
+
+@pytest.mark.parametrize("act", [*ACTS, *(pytest.param(act, marks=pytest.mark.slow) for act in MORE_ACTS)], ids=lambda act: act.__name__)
+@pytest.mark.parametrize("place", PLACES)
+async def test_whatever_user_code_does_the_job_fails_by_name_or_ends_complete(place: str, act: Act) -> None:
+    run = Run(act)
+    if place in IN_A_THREAD and act in (cancel_own_task, take_a_cancelled_result):
+        pytest.skip("a thread has no task of its own, and no loop")
+    stream = PLACES[place](run)
+    if stream is not None:
+        stream.sink(run.out.append)
+    error: BaseException | None = None
+    try:
+        async with asyncio.timeout(50):
+            await run.flow.execute(**run.options)
+    except BaseException as caught:
+        error = caught
+    assert run.acted, "the table calls it"
+    if error is None:
+        assert place in DOCUMENTED or act is cancel_own_task, "what it raised is lost"
+        assert len(run.out) == run.complete, "never FINISHED with less"
+        return
+    assert not isinstance(error, (asyncio.CancelledError, TimeoutError))
+    # Python itself replaces a StopAsyncIteration that leaves an async generator, and names it as the cause.
+    told = [error, error.__cause__] if isinstance(error.__cause__, StopAsyncIteration) else [error]
+    notes = "".join(note for one in told for note in getattr(one, "__notes__", ()) if note.startswith("aioflow: "))
+    assert any(word in notes for word in ("operator '", "source '", "resource '", "sink '", "discover() of")), (error, notes)
+
+
+def callables_of_the_api() -> set[str]:
+    """Parameters that take a function, and methods that users implement."""
+    found: set[str] = set()
+    streams = (af.DataStream, af.KeyedStream, af.WindowedStream, af.ConnectedStreams, JoinedStreams, CoGroupedStreams, IntervalJoin)
+    for owner in (*streams, af.WatermarkStrategy):
+        for name, method in inspect.getmembers(owner, callable):
+            if name.startswith("_"):
+                continue
+            for parameter in inspect.signature(method).parameters.values():
+                if "Callable" in str(parameter.annotation) or "Function" in str(parameter.annotation) or parameter.name == "fn":
+                    found.add(f"{owner.__name__}.{name}.{parameter.name}")
+    implemented = (
+        *(af.Function, af.MapFunction, af.FilterFunction, af.FlatMapFunction, af.ProcessFunction, af.CoProcessFunction),
+        *(af.BroadcastProcessFunction, af.ProcessWindowFunction, af.AggregateFunction, af.CheckpointedFunction, af.Trigger, af.Evictor),
+        *(af.Source, SourceReader, af.Sink, af.SinkWriter, Committer),
+    )
+    for owner in implemented:
+        found.update(f"{owner.__name__}.{name}" for name in vars(owner) if not name.startswith("_"))
+    return found
+
+
+def test_the_table_of_places_is_complete() -> None:
+    missing = callables_of_the_api() - COVERED.keys() - ELSEWHERE.keys()
+    assert not missing, f"user code is called there, and no place of this table does it: {sorted(missing)}"
+    assert len(PLACES) >= 60
