@@ -19,7 +19,7 @@ from enum import Enum, StrEnum
 from typing import TYPE_CHECKING
 
 from aioflow.cluster.restart import RestartPolicy, RestartStrategy
-from aioflow.core.errors import Broken, CancellationTimeout
+from aioflow.core.errors import Broken, CancellationTimeout, ProcessCrashed, TypeNotSupported
 from aioflow.graph.deployment import (
     ExecutionAttemptId,
     ExecutionState,
@@ -217,6 +217,16 @@ class ExecutionGraph:
         region.epoch += 1
         return [ScheduleRestart(region_index, region.epoch, delay)]
 
+    def start_failed(self, error: BaseException, now: float, jitter: float) -> float | None:
+        """What a job that has not started needs could not be had. Returns seconds until the next try, or None if there is to be none."""
+        if self.status is not JobStatus.CREATED:
+            return None
+        delay = None if self._is_final(error) else self._strategy.on_failure(now, jitter)
+        if delay is not None:
+            self.failure = error
+            self.restarts += 1
+        return delay
+
     def cancel(self) -> list[Instruction]:
         """End the job without a result; ended jobs stay as they are."""
         if self.status.is_terminal or self.status is JobStatus.CANCELLING:
@@ -315,9 +325,12 @@ class ExecutionGraph:
     def _is_final(self, error: BaseException) -> bool:
         """Whether no restart can help, whatever the strategy says."""
         # What is no Exception (SystemExit, KeyboardInterrupt) asks for the end, not for another try.
-        final = isinstance(error, (*self.restart.fatal, CancellationTimeout)) or not isinstance(error, Exception)
+        # A value that cannot be kept, or travel, would be the same again.
+        fatal = (*self.restart.fatal, CancellationTimeout, TypeNotSupported)
+        final = isinstance(error, fatal) or not isinstance(error, Exception)
         if self.restart.from_running and not self.has_run:
-            final = final or not isinstance(error, Broken)  # A process that is lost is no fault of the program.
+            # A process that is killed is no fault of the program. One that crashed is.
+            final = final or not isinstance(error, Broken) or isinstance(error, ProcessCrashed)
         return final
 
     def _restart(self, region: _Region, delay_s: float) -> list[Instruction]:

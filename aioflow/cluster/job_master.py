@@ -146,6 +146,15 @@ class JobMaster:
             for vertex in self._discovery.vertices.values():
                 _ = self._group.create_task(self._discovery.watch(vertex, workers), name=f"discover {vertex.name}")
 
+    async def start_failed(self, error: Exception) -> None:
+        """What the job needs to start could not be had. Returns when it is to be tried again; raises `error` if never."""
+        delay_s = self.executions.start_failed(error, self._host.clock.monotonic(), self._host.rng.random())
+        if delay_s is None:
+            raise error
+        logger.warning("job %s: cannot start: %s; it tries again in %.1f s", self.executions.job_id, error, delay_s)
+        self.history.failed(error, self._host.clock.wall_ms(), None, "", is_root=True)
+        await asyncio.sleep(delay_s)
+
     def cancel(self) -> None:
         """End the job without a result."""
         self._carry_out(self.executions.cancel())
@@ -298,24 +307,27 @@ class JobMaster:
         try:
             if self._ready is not None:
                 await self._ready()
-        except Exception as error:  # noqa: BLE001  # Where nothing can be deployed, no restart can help.
-            if self.error is not None:
+        except Exception as error:  # noqa: BLE001  # There are no processes to deploy to.
+            if self.error is not None and error is not self.error:
                 error.__cause__ = self.error
-            self.fail(error)
+            self._restart_failed(region, epoch, error, "has no process to run in now")
             return
         if self._begins_with is not None:
             try:
                 point = await self._begins_with.restore_point(self._discovered)
             except Exception as error:  # noqa: BLE001  # As a rule the store is away for a while.
-                logger.warning("job %s: cannot be restored now: %s", self.executions.job_id, error)
-                now, jitter = self._host.clock.monotonic(), self._host.rng.random()
-                self._carry_out(self.executions.restart_failed(region, epoch, error, now, jitter))
+                self._restart_failed(region, epoch, error, "cannot be restored now")
                 return
             if self.executions.awaits_restart(region, epoch):
                 self.executions.restore(point.states, point.splits)
                 if self._checkpoints is not None:
                     self._checkpoints.restarts(self.executions.subtasks_of(region))
         self._carry_out(self.executions.restart_due(region, epoch))
+
+    def _restart_failed(self, region: int, epoch: int, error: Exception, what: str) -> None:
+        logger.warning("job %s %s: %s", self.executions.job_id, what, error)
+        now, jitter = self._host.clock.monotonic(), self._host.rng.random()
+        self._carry_out(self.executions.restart_failed(region, epoch, error, now, jitter))
 
     def _fail_and_restart(self, error: BaseException) -> None:
         """As if every task had failed with it."""

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from aioflow.cluster.heartbeat import HeartbeatMonitor, HeartbeatOptions, Reason, SendHeartbeat, TimedOut
 from aioflow.cluster.rpc import RpcConnection, RpcServer
 from aioflow.core.aio import cancel_and_wait, wait_all
-from aioflow.core.errors import Broken, Closed, note_once
+from aioflow.core.errors import Broken, Closed, ProcessCrashed, note_once
 from aioflow.core.serializers import Codec
 from aioflow.protocol.handshake import PeerRole
 
@@ -48,6 +48,11 @@ START_TIMEOUT_S = 60.0
 
 EXIT_TIMEOUT_S = 5.0
 """How long a worker may take to end after its connection was closed."""
+
+CRASHES = frozenset(
+    [signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT, signal.SIGTRAP, signal.SIGSYS]
+)
+"""Signals that a process brings on itself. Any other comes from outside: an operator, or a machine that is out of memory."""
 
 Handlers = dict[str, Callable[..., Any]]
 
@@ -186,13 +191,16 @@ class WorkerPool:
             note_once(error, f"while {worker} opened the job")
             raise
 
-    def lose(self, worker: WorkerProcess, why: str) -> None:
-        """Fence `worker`: from here on nothing that it says or sends counts. Then tell the owner. Idempotent."""
+    def lose(self, worker: WorkerProcess, why: str, *, crashed: bool = False) -> None:
+        """Fence `worker`: from here on nothing that it says or sends counts. Then tell the owner. Idempotent.
+
+        `crashed`: its program did that itself, so that it may well do so again.
+        """
         if worker.state is WorkerState.LOST:
             return
         was_open = worker.is_open
         worker.state = WorkerState.LOST
-        worker.loss = Broken(f"{worker} is gone: {why}")
+        worker.loss = (ProcessCrashed if crashed else Broken)(f"{worker} is gone: {why}")
         self._monitor.unmonitor(worker.id)
         if worker.process is not None:
             worker.process.kill()
@@ -222,7 +230,8 @@ class WorkerPool:
     async def _watch_exit(self, worker: WorkerProcess, process: Process) -> None:
         code = await process.wait()
         self._exits = {task: other for task, other in self._exits.items() if other is not worker}
-        self.lose(worker, f"its process ended by {_signal_name(-code)}" if code < 0 else f"its process ended with exit code {code}")
+        how = f"by {_signal_name(-code)}" if code < 0 else f"with exit code {code}"
+        self.lose(worker, f"its process ended {how}", crashed=code > 0 or -code in CRASHES)
 
     def _on_connection_closed(self, connection: RpcConnection) -> None:
         for worker in self._workers.values():

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from aioflow.cluster.gateways import OnMissed
     from aioflow.cluster.heartbeat import HeartbeatOptions
     from aioflow.cluster.restart import RestartPolicy
+    from aioflow.cluster.rpc import RpcConnection
     from aioflow.core.elements import CheckpointBarrier, RecordBatch
     from aioflow.core.host import Host
     from aioflow.core.ids import TapPlace
@@ -156,12 +157,22 @@ class WorkersCluster:
             self._location = f"127.0.0.1:{await self._data_plane.listen()}"
             self._here.join(self._data_plane, self._location)
             await self.pool.listen()
-            await self._fill()
+            await self._begin()
         except Exception as error:  # noqa: BLE001  # A job whose workers cannot be started has failed.
             self.job_master.fail(error)
             return
-        self._place()
         await self.job_master.start(self)
+
+    async def _begin(self) -> None:
+        """Start all workers. While one of them is lost meanwhile, the restart policy says whether it is replaced."""
+        while len(self.pool.open) < self._count:
+            try:
+                await self._fill()
+            except Broken as error:
+                if not any(error is worker.loss for worker in self.pool.all):
+                    raise
+                await self.job_master.start_failed(error)
+        self._place()
 
     async def _open_worker(self, worker: WorkerProcess) -> str:
         assert worker.connection is not None
@@ -177,7 +188,7 @@ class WorkersCluster:
         return location
 
     async def _fill(self) -> None:
-        """Start as many workers as are missing, all at once. Raises what the first of those raised that could not be started."""
+        """Start as many workers as are missing, all at once. Raises the error of one that did not start, or was lost meanwhile."""
         starts = [
             asyncio.get_running_loop().create_task(self.pool.start_worker(), name="start worker")
             for _ in range(self._count - len(self.pool.open))
@@ -187,8 +198,12 @@ class WorkersCluster:
         finally:
             # Also of those that have ended: when this is cancelled, nobody else looks at their errors.
             errors = await cancel_and_wait(starts)
+        for start in starts:
+            if not start.cancelled() and start.exception() is None and (loss := start.result().loss) is not None:
+                errors.append(loss)
         if errors:
-            raise errors[0]
+            # What the program did wrong, if it did: another try would not help.
+            raise next((error for error in errors if not isinstance(error, Broken)), errors[0])
 
     async def _ready(self) -> None:
         """Wait for the replacements of lost workers, and give them the places of those. With fewer, they share; without any, Broken."""
@@ -270,12 +285,14 @@ class WorkersCluster:
         # Called here, awaited there: whoever cancels at once must not be faster.
         answer = worker.connection.call("submit_task", self._job.ship_task(descriptor), fencing_token)
         self._deployed[attempt] = place
-        _ = self._group.create_task(self._submitted(attempt, answer), name=f"submit {attempt}")
+        _ = self._group.create_task(self._submitted(attempt, worker.connection, answer), name=f"submit {attempt}")
 
-    async def _submitted(self, attempt: ExecutionAttemptId, answer: Coroutine[Any, Any, Any]) -> None:
+    async def _submitted(self, attempt: ExecutionAttemptId, connection: RpcConnection, answer: Coroutine[Any, Any, Any]) -> None:
         try:
             await answer
         except Exception as error:  # noqa: BLE001  # What cannot be deployed has failed, like any task.
+            if not connection.is_open:
+                return  # The worker is lost: `_on_lost` says how.
             self._ended(attempt)
             self.job_master.update_task_state(attempt, ExecutionState.FAILED, error)
 

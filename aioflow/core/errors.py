@@ -49,6 +49,7 @@ __all__ = [
     "MalformedInput",
     "NoResourceAvailable",
     "NotAuthenticated",
+    "ProcessCrashed",
     "ProducerFailed",
     "ProtocolError",
     "RemoteError",
@@ -85,6 +86,10 @@ class MailboxClosed(Closed):
 
 class Broken(AioflowError):
     """The other side went away."""
+
+
+class ProcessCrashed(Broken):
+    """A process ended by itself: with an exit code, or by a signal that its own code causes, like SIGSEGV."""
 
 
 class ProducerFailed(Broken):

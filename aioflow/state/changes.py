@@ -29,7 +29,7 @@ from typing import Any
 
 from aioflow.core.value_columns import lay_out, pick
 from aioflow.state.burial import bury
-from aioflow.state.snapshot import ATOMS, frozen_copy
+from aioflow.state.snapshot import ATOMS, Uncopied, frozen_copy
 
 __all__ = ["MISSING", "RESTORED", "ChangeLog", "Generation", "Guard", "GuardMarks", "Kept", "Space", "missing_in", "values_at", "values_of"]
 
@@ -392,7 +392,12 @@ def _save(saved: dict[Any, Any], keys: list[Any], held: list[Any]) -> None:
 
 
 def _saved(held: Any) -> Any:
-    return held if type(held) in _SHARED else frozen_copy(held)
+    if type(held) in _SHARED:
+        return held
+    try:
+        return frozen_copy(held)
+    except Exception as error:  # noqa: BLE001  # Of user code, or of a value that contains itself. It is named where it is encoded.
+        return Uncopied(f"{type(error).__name__}: {error}")
 
 
 def _nothing() -> None:

@@ -27,7 +27,7 @@ import msgspec
 from aioflow.core.errors import ProtocolError, RestoreError, TypeNotSupported
 from aioflow.core.keygroups import KeyGroupRange, key_groups
 from aioflow.core.serializers import Codec
-from aioflow.state.snapshot import TableMeta
+from aioflow.state.snapshot import TableMeta, Uncopied
 
 __all__ = [
     "TIMERS",
@@ -38,6 +38,7 @@ __all__ = [
     "encode_end",
     "encode_entries",
     "encode_header",
+    "encode_value",
     "groups_of",
     "groups_of_read",
     "read_frames",
@@ -50,6 +51,9 @@ TIMERS = "timers"
 """Kind of a table that holds the timers of one service in one time domain."""
 
 FRAME_BYTES_MAX = 1 << 30
+
+KEY_CHARS_MAX = 80
+"""Of a key in an error."""
 
 _HEADER, _DROPS, _PUTS, _REMOVES, _END = range(5)
 
@@ -155,7 +159,7 @@ def encode_entries(
             groups.end,
             None if namespaces.count(None) == len(namespaces) else _column(codec, namespaces, f"{owner}, namespaces"),
             _column(codec, keys, f"{owner}, keys"),
-            None if values is None else _column(codec, values, owner),
+            None if values is None else _values(codec, keys, values, owner),
         )
     )
 
@@ -173,6 +177,38 @@ def _column(codec: Codec, values: list[Any], owner: str) -> bytes:
         for value in values:
             codec.check(value, owner=owner)
         raise
+
+
+def _values(codec: Codec, keys: list[Any], values: list[Any], owner: str) -> bytes:
+    try:
+        return codec.encode_batch(values, owner=owner)
+    except Exception:
+        for key, value in zip(keys, values, strict=True):
+            encode_value(codec, key, value, owner)
+        raise
+
+
+def encode_value(codec: Codec, key: Any, value: Any, owner: str) -> bytes:
+    """The bytes of one value. Raises TypeNotSupported naming `owner`, the key, the type and the remedy, whatever the value's own code
+    raises: another try would come to the same value.
+    """
+    if type(value) is Uncopied:
+        raise TypeNotSupported(
+            f"{owner}, key {_shown(key)}: a value cannot be copied ({value.reason}), and would go on changing while the checkpoint is "
+            "written; keep values that do not contain themselves, and whose classes can be copied"
+        )
+    try:
+        return codec.encode(value, owner=owner)
+    except TypeNotSupported as error:
+        raise TypeNotSupported(str(error).replace(owner, f"{owner}, key {_shown(key)}", 1)) from None
+    except Exception as error:
+        what = f"a {type(value).__name__} cannot be encoded: {type(error).__name__}: {error}"
+        raise TypeNotSupported(f"{owner}, key {_shown(key)}: {what}") from error
+
+
+def _shown(key: Any) -> str:
+    text = repr(key)
+    return text if len(text) <= KEY_CHARS_MAX else f"{text[:KEY_CHARS_MAX]}..."
 
 
 def _frame(content: msgspec.Struct) -> bytes:

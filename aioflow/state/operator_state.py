@@ -272,7 +272,12 @@ def encode_operator_state(snapshot: OperatorSnapshot, codec: Codec, owner: str) 
 
     def batch(name: str, values: list[Any]) -> bytes:
         place = f"operator {owner!r}, operator state {name!r}"
-        content = codec.encode_batch(values, owner=place)  # What cannot travel either is named with its type.
+        try:
+            content = codec.encode_batch(values, owner=place)  # What cannot travel either is named with its type.
+        except TypeNotSupported:
+            raise
+        except Exception as error:  # Of a registered `encode=`: another try would come to the same value.
+            raise TypeNotSupported(f"{place}: a value cannot be encoded: {type(error).__name__}: {error}") from error
         if name in snapshot.uncopied:  # It may have changed since: these bytes would not be those of the checkpoint.
             raise TypeNotSupported(
                 f"{place}: a value cannot be copied ({snapshot.uncopied[name]}), and would go on changing while the checkpoint is written; "

@@ -20,6 +20,7 @@ import msgspec
 from aioflow.core.errors import ProtocolError, StateError
 from aioflow.core.keygroups import KeyNotSupported, canonical_key
 from aioflow.core.serializers import Codec
+from aioflow.state.format import encode_value
 
 __all__ = ["END", "SPACES", "RowCodec", "Spaced", "StoredSpace", "group_in", "plain_key", "prefix", "space_of"]
 
@@ -111,7 +112,7 @@ class RowCodec:
                 return b"".join((bytes((flags,)), spelled, _pack(value)))
             except (OverflowError, UnicodeEncodeError):
                 pass  # An int above 64 bits or a lone surrogate: the codec has a form for them.
-        return b"".join((bytes((flags | CODED,)), spelled, self._codec.encode(value, owner=space.owner)))
+        return b"".join((bytes((flags | CODED,)), spelled, encode_value(self._codec, key, value, space.owner)))
 
     def entry(self, space: Spaced, row: bytes, content: bytes) -> tuple[Any, Any]:
         """Key and value of a row. Raises StateError: it is damaged."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from aioflow.core.serializers import Codec
 from aioflow.state.changes import MISSING
+from aioflow.state.format import encode_value
 from aioflow.state.rocksdb_cache import Cache, Entries, Space
 from aioflow.state.snapshot import ATOMS, TableMeta
 
@@ -75,9 +76,9 @@ class RocksTable:
         if namespace is not None and not space.entries:
             self.drop(namespace)
 
-    def check(self, value: Any) -> None:
-        """Raises TypeNotSupported naming operator, state, type and remedy if `value`, the first of its type, cannot be encoded."""
-        self._codec.check(value, owner=self._spaces[None].owner)
+    def check(self, key: Any, value: Any) -> None:
+        """Raises TypeNotSupported naming operator, state, key, type and remedy if `value`, the first of its type, cannot be encoded."""
+        encode_value(self._codec, key, value, self._spaces[None].owner)
         self.checked.add(type(value))
 
     # For views, and for whoever fills the table.
@@ -157,7 +158,7 @@ class _Store:
 
     def __setitem__(self, key: Any, value: Any) -> None:
         if type(value) not in self._checked:
-            self._table.check(value)
+            self._table.check(key, value)
         self._entries[key] = value
 
     def __delitem__(self, key: Any) -> None:
@@ -227,7 +228,7 @@ class _Tracked(MutableMapping[Any, Any]):
 
     def __setitem__(self, key: Any, value: Any) -> None:
         if type(value) not in self._table.checked:
-            self._table.check(value)
+            self._table.check(key, value)
         self._table.of_key(self._namespace, key)[key] = value
 
     def __delitem__(self, key: Any) -> None:

@@ -15,7 +15,7 @@ from uuid import UUID
 
 from aioflow.core.errors import RestoreError
 
-__all__ = ["OperatorSnapshot", "TableMeta", "check_max_parallelism", "frozen_copy"]
+__all__ = ["OperatorSnapshot", "TableMeta", "Uncopied", "check_max_parallelism", "frozen_copy"]
 
 ATOMS = frozenset({type(None), bool, int, float, str, bytes, datetime, date, timedelta, Decimal, UUID})
 """Exact types that nobody can change."""
@@ -52,6 +52,13 @@ def check_max_parallelism(found: int, expected: int, what: str) -> None:
             f"{what} was written with max_parallelism={found}, but the operator has {expected}; max_parallelism is fixed for the "
             f"life of the state: set it to {found} again"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Uncopied:
+    """Stands in a snapshot for a value that could not be copied. Encoding it is refused, by name, with `reason`."""
+
+    reason: str
 
 
 def frozen_copy(value: Any) -> Any:

@@ -83,6 +83,27 @@ JOB_MUTANTS: list[Mutant] = [
         ),
     ),
     Mutant(
+        "a worker that is killed while it starts ends the job",
+        "aioflow/cluster/workers.py",
+        "                await self.job_master.start_failed(error)\n",
+        "                raise\n",
+        ("tests/integration/test_killed_while_starting.py::test_with_checkpoints_a_worker_that_is_killed_while_it_starts_is_replaced_by_default",),
+    ),
+    Mutant(
+        "a worker that crashes while it starts is started again and again",
+        "aioflow/cluster/worker_pool.py",
+        "crashed=code > 0 or -code in CRASHES)",
+        "crashed=False)",
+        ("tests/integration/test_killed_while_starting.py::test_a_worker_that_crashes_while_it_starts_ends_the_job_by_default",),
+    ),
+    Mutant(
+        "replacements that are killed end the job",
+        "aioflow/cluster/job_master.py",
+        "            self._restart_failed(region, epoch, error, \"has no process to run in now\")\n",
+        "            self.fail(error)\n",
+        ("tests/integration/test_killed_while_starting.py::test_replacements_that_are_killed_while_they_start_are_replaced_too",),
+    ),
+    Mutant(
         "a task that ends CANCELED unasked is no failure",
         "aioflow/cluster/execution_graph.py",
         "        unasked = state is ExecutionState.CANCELED and",

@@ -13,10 +13,24 @@ ARCHIVE = "tests/state/test_heap_archive.py::"
 
 STATE_MUTANTS: list[Mutant] = [
     Mutant(
+        "a value that cannot be copied fails the task, again and again",
+        "aioflow/state/changes.py",
+        "        return Uncopied(f\"{type(error).__name__}: {error}\")\n",
+        "        raise\n",
+        ("tests/api/test_unwritable_state.py::test_keyed_state_that_cannot_be_written_ends_the_job_by_name",),
+    ),
+    Mutant(
+        "a job is restarted for a value that cannot be written",
+        "aioflow/cluster/execution_graph.py",
+        "CancellationTimeout, TypeNotSupported)\n",
+        "CancellationTimeout)\n",
+        ("tests/api/test_unwritable_state.py::test_keyed_state_that_cannot_be_written_ends_the_job_by_name",),
+    ),
+    Mutant(
         "what a snapshot still needs is shared with the job that changes it",
         "aioflow/state/changes.py",
-        "    return held if type(held) in _SHARED else frozen_copy(held)\n",
-        "    return held\n",
+        "        return frozen_copy(held)\n",
+        "        return held\n",
         (
             f"{SNAPSHOTS}test_a_list_changed_while_the_snapshot_is_written_is_in_it_as_it_was",
             f"{SNAPSHOTS}test_accumulators_and_tables_changed_in_place_are_in_the_snapshot_as_they_were",
