@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from itertools import chain, filterfalse, groupby, islice, repeat
+from itertools import filterfalse, groupby, islice, repeat
 from operator import itemgetter
 from typing import Any
 
@@ -155,12 +155,7 @@ class GatheredKeys:
         if self._source_of.setdefault(space, self.sources) != self.sources:
             self._repeated.add(space)
         if group is None and len(keys) < KEYS_ALONE:
-            table = space.table.name
-            few = self._few.setdefault(table, [])
-            few.extend(zip(repeat(space), _sorted(keys) if isinstance(keys, set) else keys, strict=False))
-            if len(few) >= KEYS_A_SLICE:
-                self._add_few(table, few)
-                few.clear()
+            self._note_few(space, _sorted(keys) if isinstance(keys, set) else keys)
             await self._pace.looked_at(len(keys) + 1)
             return
         kind = space.table.meta.kind
@@ -184,6 +179,16 @@ class GatheredKeys:
                 known += some
             await self._pace.looked_at(len(some) + 1)
 
+    def _note_few(self, space: Space, keys: Iterable[Any]) -> None:
+        table = space.table.name
+        few = self._few.get(table)
+        if few is None:
+            few = self._few[table] = []
+        few.extend([(space, key) for key in keys])
+        if len(few) >= KEYS_A_SLICE:
+            self._add_few(table, few)
+            few.clear()
+
     def _add_few(self, table: str, few: list[tuple[Space, Any]]) -> None:
         rows = self._tables.setdefault(table, {})
         keys = [key for _, key in few]
@@ -197,8 +202,35 @@ class GatheredKeys:
             else:
                 pairs.append(pair)
 
-    async def add_whole(self, space: Space) -> None:
-        """All that `space` held at the end of the generation, of which nothing was noted: what it holds now, and what was touched since."""
+    async def add_whole(self, spaces: Iterable[Space]) -> None:
+        """All that each of `spaces` held at the end of the generation: what it holds now, and what was touched since."""
+        looked_at = 0
+        since = self._saved_since()
+        for space in spaces:
+            keys = space.keys(0, KEYS_ALONE) if len(space.entries) < KEYS_ALONE else None
+            if keys is None or len(keys) >= KEYS_ALONE:  # Timers may be more than their entries.
+                await self._add_many(space)
+                since = self._saved_since()
+                continue
+            for saved in since:
+                of = saved.get(space)
+                if of is not None:
+                    keys += filterfalse(space.entries.__contains__, of)
+            self._note_few(space, keys)
+            looked_at += len(keys) + 1
+            if looked_at >= KEYS_A_SLICE:
+                await self._pace.looked_at(looked_at)
+                looked_at = 0
+                since = self._saved_since()
+
+    def _saved_since(self) -> list[dict[Space, dict[Any, Any]]]:
+        saved, later = [], self._ended.next
+        while later is not None:
+            saved.append(later.saved)
+            later = later.next
+        return saved
+
+    async def _add_many(self, space: Space) -> None:
         parts = [space.keys(0, KEYS_LISTED)]
         count, step = len(parts[0]), max(KEYS_LISTED, len(space.entries) // 8)
         last = parts[0]
@@ -214,12 +246,7 @@ class GatheredKeys:
             count += len(last)
             parts.append(last)
         # At this very moment: what goes later is in the list, and what comes back later is in one of these.
-        later = self._ended.next
-        while later is not None:
-            parts.append(list(filterfalse(space.entries.__contains__, later.saved.get(space, ()))))
-            later = later.next
-        if len(parts[0]) < KEYS_ALONE:
-            parts = [list(chain.from_iterable(parts))]
+        parts += [list(filterfalse(space.entries.__contains__, saved.get(space, ()))) for saved in self._saved_since()]
         for keys in parts:
             await self.add(space, keys)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import compress, islice
+from itertools import chain, compress, islice
 from typing import Any
 
 from aioflow.core.elements import MIN_WATERMARK
@@ -78,7 +78,7 @@ class HeapSnapshot:
         """`spaces` gives all there are; `retired` holds what former checkpoints left, to be given back with this one."""
         self.plan = plan
         self._spaces = spaces
-        self._whole: set[Space] = set()
+        self._whole: dict[Space, None] = {}
         """Of which no file says anything."""
         self._retired = retired
         self._log = log
@@ -156,12 +156,10 @@ class HeapSnapshot:
         changed = 0
         for generation in self.plan.generations:
             changed += len(generation.drops)
-            for _, keys in generation.noted():
-                changed += len(keys)
-                await self._pace.looked_at(1)
-            for space in generation.whole:
-                changed += len(space.entries)
-                await self._pace.looked_at(1)
+            counted = chain((keys for _, keys in generation.noted()), (space.entries for space in generation.whole))
+            while part := list(islice(counted, KEYS_A_SLICE)):
+                changed += sum(map(len, part))
+                await self._pace.looked_at(KEYS_A_SLICE // 4)
         return changed
 
     def _drops(self, choice: Choice) -> dict[tuple[str, Any], None]:
@@ -178,10 +176,9 @@ class HeapSnapshot:
         plan = self.plan
         gathered = GatheredKeys(plan.ended, plan.header.max_parallelism, self._pace)
         if choice.is_base:
-            for space in self._log.spaces_at(plan.ended, self._spaces()):
-                await gathered.add_whole(space)
+            await gathered.add_whole(self._log.spaces_at(plan.ended, self._spaces()))
             return gathered
-        self._whole = {space for generation in plan.generations for space in generation.whole}
+        self._whole = {space: None for generation in plan.generations for space in generation.whole}
         for again in choice.again(plan.archive):
             gathered.sources += 1
             for section, spoken in again:
@@ -195,8 +192,7 @@ class HeapSnapshot:
                     if space not in self._whole:
                         await gathered.add(space, some)
         gathered.sources += 1
-        for space in self._whole:
-            await gathered.add_whole(space)
+        await gathered.add_whole(space for space in self._whole if not _is_gone(space, plan.ended))
         return gathered
 
     async def _content(self, gathered: GatheredKeys, choice: Choice, sections: Sections, written: WrittenFile) -> AsyncIterator[bytes]:
