@@ -10,6 +10,7 @@ import pytest
 from aioflow.task.chain import OperatorChain
 from benchmarks import (
     bare,
+    bench_churn,
     bench_columns,
     bench_holds,
     bench_latency,
@@ -199,3 +200,11 @@ def test_a_profile_counts_what_workers_do_as_the_stage_that_asks_for_it() -> Non
     told = profiles.stages(found)
     assert {name: round(share, 1) for name, share in told.items() if share} == {"route": 0.7, "send, receive": 0.1, profiles.REST: 0.2}
     assert profiles.line("rows", "w1", found).startswith("| rows w1 | 0% | 70% |")
+
+
+@pytest.mark.parametrize("name", list(bench_churn.FLOWS))
+async def test_keys_that_come_and_go_are_counted(name: str) -> None:
+    row = await bench_churn.run(name, "heap", 0, 0.2, "50ms", push=name == "timers", warm_up=0.0)
+    assert (row["flow"], row["state"], row["every"]) == (name, "heap", "50ms")
+    assert len(row["durations_ms"]) == row["completed"]
+    assert all(mb > 0 for mb in row["rss_mb"])
