@@ -191,21 +191,21 @@ UNALIGNED_MUTANTS: list[Mutant] = [
         "aioflow/task/inflight_restore.py",
         "        until = ahead[1][0] if len(ahead) > 1 else MAX_WATERMARK\n",
         "        until = MAX_WATERMARK\n",
-        (LATE,),
+        ("tests/task/test_inflight_restore.py::test_lines_of_former_subtasks_are_merged_in_the_order_of_their_watermarks",),
     ),
     Mutant(
         "the event time behind data in flight is not restored",
         "aioflow/task/network_input.py",
         "        self._valve.resume(restored.watermark)\n",
         "",
-        (LATE,),
+        ("tests/task/test_input.py::test_an_input_continues_at_the_event_time_behind_what_was_in_flight",),
     ),
     Mutant(
         "a channel that has told nothing yet holds nothing back after a second restore",
         "aioflow/task/inflight_restore.py",
         "        valve = StatusWatermarkValve(max(len(channels), head.channels, 1))\n",
         "        valve = StatusWatermarkValve(max(len(channels), 1))\n",
-        (LATE,),
+        ("tests/task/test_inflight_restore.py::test_a_channel_that_has_told_nothing_holds_back_though_it_left_nothing",),
     ),
     Mutant(
         "the event time in front of what waits in a chain is not kept",
@@ -220,5 +220,12 @@ UNALIGNED_MUTANTS: list[Mutant] = [
         "    return mark if former in (1, parallelism) else MIN_WATERMARK\n",
         "    return MIN_WATERMARK\n",
         (LATE,),
+    ),
+    Mutant(
+        "a line of data in flight that is through holds nothing back",
+        "aioflow/task/inflight_restore.py",
+        "            limit = min(limit, ended)\n            del waiting",
+        "            del waiting",
+        ("tests/task/test_inflight_restore.py::test_a_line_that_is_through_holds_the_others_at_its_end",),
     ),
 ]

@@ -21,6 +21,8 @@ from aioflow.network.buffers import NetworkBufferPool
 from aioflow.network.channels import LocalInputChannel
 from aioflow.network.partition import ResultPartition
 from aioflow.operators.operator import Operator
+from aioflow.operators.valve import ChannelTime
+from aioflow.task.inflight_restore import RestoredInFlight
 from aioflow.task.input import InputStatus
 from aioflow.task.network_input import InputEdge, NetworkInput
 
@@ -252,3 +254,20 @@ def test_records_and_waiting_batches_are_counted() -> None:
     assert world.input.queued_batches == 3
     world.poll_all()
     assert (world.input.queued_batches, world.input.records_in) == (0, 4)
+
+
+def test_an_input_continues_at_the_event_time_behind_what_was_in_flight() -> None:
+    """New channels hold it there until each has told more; one that is known continues where it stood."""
+    world = World((0, 2))
+    world.input.restore(RestoredInFlight([], 100))
+    world.send(0, empty_batch(150), channel=0)
+    assert world.poll_all() is InputStatus.NOTHING_AVAILABLE
+    assert (world.input.current_watermark, world.watermarks()) == (100, [])
+    world.send(0, empty_batch(120), channel=1)
+    world.poll_all()
+    assert world.watermarks() == [120]
+    known = World((0, 2))
+    known.input.restore(RestoredInFlight([], 100, {(-1, 0): ChannelTime(100), (-1, 1): ChannelTime(170)}, 2))
+    known.send(0, empty_batch(150), channel=0)
+    known.poll_all()
+    assert known.watermarks() == [150]
