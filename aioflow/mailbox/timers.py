@@ -1,8 +1,9 @@
 """Processing-time timers of one operator: when one is due, a mail is written, and its callback runs in the owner task.
 
 Timestamps are wall-clock milliseconds; a timer for `timestamp_ms` fires one millisecond later, when that millisecond is
-complete, as Watermark(T) says that T is. The wall clock is read only when a timer is registered: from then on the delay
-is kept on the loop's monotonic clock, so a step of the wall clock neither delays a timer nor fires one twice.
+complete, as Watermark(T) says that T is. From the registration on the delay is kept on the loop's monotonic clock, so a
+step of the wall clock neither delays a timer nor fires one twice. Where the clock has jumped ahead, as `ProcessingClock` does
+after the machine slept, timers come earlier by that: it is looked at with each registration, and while timers wait.
 
 All timers share one timer of the loop. asyncio's own heap is not first in first out where deadlines are equal; here the
 order is `(deadline, seq)`, so timers due together run in the order of registration. After Flink's
@@ -30,6 +31,12 @@ TimerCallback = Callable[[int], object]
 
 DEADLINE_TOLERANCE_S = 1e-6
 """How much early the loop's timer may be by its own clock; less than anyone can tell in milliseconds."""
+
+JUMP_S = 0.25
+"""A clock that is ahead of the loop's by so much more than before has jumped."""
+
+LOOK_S = 10.0
+"""How often the clock is looked at while timers wait; less often, at a sixteenth of the time that is left, while that is long."""
 
 HEAP_SLACK = 64
 """How many cancelled timers may stay in the heap, beyond as many as there are live ones, before it is rebuilt."""
@@ -95,6 +102,7 @@ class ProcessingTimeService:
     """
 
     __slots__ = (
+        "_ahead_s",
         "_closed",
         "_executor",
         "_handle",
@@ -109,6 +117,8 @@ class ProcessingTimeService:
 
     def __init__(self, now_ms: Callable[[], int], executor: TimerExecutor) -> None:
         self._now_ms = now_ms
+        self._ahead_s: float | None = None
+        """By how much the clock was ahead of the loop's when it was looked at last."""
         self._executor = executor
         self._heap: list[tuple[float, int, ProcessingTimer]] = []
         self._seq = 0
@@ -186,13 +196,27 @@ class ProcessingTimeService:
             raise MailboxClosed(f"timer for {timestamp_ms} refused: the timer service is shut down, its task is ending")
         if repeat is not Repeat.NEVER and period_ms <= 0:
             raise ValueError(f"period of a repeated timer is {period_ms} ms, expected at least 1")
-        delay_ms = max(timestamp_ms - self._now_ms(), 0) + 1
+        delay_ms = max(timestamp_ms - self._look(), 0) + 1
         timer = ProcessingTimer(self, timestamp_ms, callback, 0.0, repeat, period_ms)
         if self._quiesced:
             timer.state = TimerState.DONE
         else:
             self._arm(timer, asyncio.get_running_loop().time() + delay_ms / 1000.0)
         return timer
+
+    def _look(self) -> int:
+        """The clock. If it has jumped ahead, the timers that wait come earlier by that, in the same order."""
+        now_ms = self._now_ms()
+        ahead_s = now_ms / 1000.0 - asyncio.get_running_loop().time()
+        before, self._ahead_s = self._ahead_s, ahead_s
+        if before is not None and ahead_s - before > JUMP_S and self._pending:
+            for _, _, timer in self._heap:
+                if timer.repeat is Repeat.NEVER:
+                    timer.deadline_s -= ahead_s - before
+            self._heap = [(timer.deadline_s, seq, timer) for _, seq, timer in self._heap if timer.state is TimerState.PENDING]
+            heapq.heapify(self._heap)
+            self._set_alarm()
+        return now_ms
 
     def _arm(self, timer: ProcessingTimer, deadline_s: float) -> None:
         timer.state = TimerState.PENDING
@@ -206,11 +230,16 @@ class ProcessingTimeService:
     def _set_alarm(self) -> None:
         if self._handle is not None:
             self._handle.cancel()
-        self._handle = asyncio.get_running_loop().call_at(self._heap[0][0], self._on_alarm)
+        loop, deadline_s = asyncio.get_running_loop(), self._heap[0][0]
+        now_s = loop.time()
+        look_s = now_s + max(LOOK_S, (deadline_s - now_s) / 16)
+        self._handle = loop.call_at(min(deadline_s, look_s), self._on_alarm)
 
     def _on_alarm(self) -> None:
         """Writes the mail of every timer that is due, in order, and sets the alarm for the next one."""
         self._handle = None
+        if self._pending:
+            self._look()
         heap = self._heap
         due = asyncio.get_running_loop().time() + DEADLINE_TOLERANCE_S
         while heap and (heap[0][0] <= due or heap[0][2].state is not TimerState.PENDING):
@@ -224,6 +253,8 @@ class ProcessingTimeService:
                     timer.state = TimerState.DONE
         if heap:
             self._set_alarm()
+        else:
+            self._cancel_alarm()
 
     def _fire(self, timer: ProcessingTimer) -> object:
         """Runs the callback, in the owner. Returns an awaitable if it did."""
@@ -270,6 +301,9 @@ class ProcessingTimeService:
                 timer.state = TimerState.DONE
         self._heap.clear()
         self._pending = 0
+        self._cancel_alarm()
+
+    def _cancel_alarm(self) -> None:
         if self._handle is not None:
             self._handle.cancel()
             self._handle = None

@@ -4,12 +4,13 @@ What event time is there, the clock is here: all records of a batch come at one 
 operator stands for all keys; it fires every window that has ended. Results have the time `end - 1`, and the watermark that the
 records brought is in force for them.
 
-The clock may be put back, or be behind after a restore on another machine. A window that has fired stays closed: records then belong to
-the first instant after it.
+The clock may be behind after a restore, on another machine or because it had been wrong. A window that has fired stays closed, and
+none is to wait for a time that may be years away. So the operator's own time continues where it was, at the pace of the clock.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ClockWindowOperator"]
 
+logger = logging.getLogger(__name__)
+
 
 class ClockWindowOperator(SliceWindowOperator):
     """Emits `WindowResult(key, start, end, result)` once the clock has reached `end`, or what `window_fn` makes of it."""
@@ -29,6 +32,8 @@ class ClockWindowOperator(SliceWindowOperator):
     _timer: ProcessingTimeTimer | None = None
     _event_time = MIN_WATERMARK
     """The watermark of the input."""
+    _lead = 0
+    """By how much its time is ahead of the clock, in ms."""
     _due = MIN_WATERMARK
     """The instant up to which the timer has said that windows end."""
 
@@ -38,6 +43,7 @@ class ClockWindowOperator(SliceWindowOperator):
 
     async def open(self) -> None:
         await super().open()
+        self._continue()
         self._schedule()
 
     def process_batch(self, batch: RecordBatch) -> RecordBatch:
@@ -63,8 +69,22 @@ class ClockWindowOperator(SliceWindowOperator):
         await super().close()
 
     def _now(self) -> int:
-        """The clock, or the first instant that belongs to no window which has fired."""
-        return max([self.ctx.processing_time(), self._watermark + 1, *(reached + 1 for _, reached in self._ahead)])
+        """The time of the operator. It is in no window which has fired, though the clock may have been put back a little."""
+        now = self.ctx.processing_time() + self._lead
+        return max([now, self._watermark + 1, *(reached + 1 for _, reached in self._ahead)])
+
+    def _continue(self) -> None:
+        """After a restore: not before the time that was reached."""
+        starts = self._slices.starts
+        reached = [self._watermark + 1, *(reached + 1 for _, reached in self._ahead), *starts[-1:]]
+        self._lead = max(0, max(reached) - self.ctx.processing_time())
+        if self._lead > 0:
+            logger.warning(
+                "window %r: the clock is %.1f s behind what the checkpoint had reached: its windows continue from there, at the "
+                "pace of the clock, so that none waits for it",
+                self.ctx.name,
+                self._lead / 1000.0,
+            )
 
     def _schedule(self) -> None:
         """Register the timer for the first window that holds something."""
@@ -72,11 +92,11 @@ class ClockWindowOperator(SliceWindowOperator):
         starts = self._slices.starts
         if starts:
             end = max(self._grid.next_end(self._watermark), self._grid.first_end(starts[0]))
-            self._timer = self.ctx.register_processing_timer(end - 1, self._on_time)
+            self._timer = self.ctx.register_processing_timer(end - 1 - self._lead, self._on_time)
 
     def _on_time(self, timestamp: int) -> None:
         # While the windows before still give out their results, the timer after theirs is not registered.
-        self._due = timestamp
+        self._due = timestamp + self._lead
         batch = self._out.start(self._fire_due(), self._event_time)
         if batch.values or self.has_pending:  # What gives nothing has to go on, too.
             self.ctx.emit(batch)

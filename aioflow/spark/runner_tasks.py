@@ -183,6 +183,7 @@ class StageTasks:
             runtime,
             self._processor.executor(len(self.contexts)),
             self.scope,
+            self._services.host.clock.wall_ms,
             has_event_time=node.event_time,
             checkpointing=True,  # The end of the job is its one checkpoint: it decides what sinks commit.
             debug=False,

@@ -156,7 +156,7 @@ class TaskAssembly:
         network = NetworkInput(edges, self._owner, head)
         rows_max = self._options.batch_records_max
         network.debloat(rows_max * COLUMN_RECORDS_PER_ROW, self._environment.host.clock.monotonic, rows_max)
-        network.align(listener, self._environment.host.clock.wall_ms, timers.register_timer, urgently)
+        network.align(listener, self._environment.processing_ms, timers.register_timer, urgently)
         return network
 
     def create_source_input(self, context: TaskOperatorContext) -> SourceInput:
@@ -174,7 +174,7 @@ class TaskAssembly:
             self._owner,
             context.spawn,
             context.register_processing_timer,
-            clock.wall_ms,
+            self._environment.processing_ms,
             clock.perf_ns,
             self._options.slice_ns,
             unbounded=not node.source.bounded,
@@ -210,7 +210,7 @@ class TaskAssembly:
                 options.state_backend,
                 max_parallelism=vertex.max_parallelism,
                 key_group_range=range_for_subtask(attempt.subtask_index, vertex.parallelism, vertex.max_parallelism),
-                now_ms=self._environment.host.clock.wall_ms,
+                now_ms=self._environment.processing_ms,
                 codec=self._environment.codec,
                 operator=node.name,
                 host=self._environment.host,
@@ -237,6 +237,7 @@ class TaskAssembly:
             runtime,
             self._processor.executor(index),
             self._scope,
+            self._environment.processing_ms,
             has_event_time=node.event_time,
             checkpointing=options.checkpointing,
             debug=options.debug,

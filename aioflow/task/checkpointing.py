@@ -142,7 +142,9 @@ class SubtaskCheckpoints:
         self._takes.append(take)
         barrier = take.barrier
         if may_overtake_later(barrier):
-            at_ms = barrier.timestamp_ms + (barrier.aligned_timeout_ms or 0) + 1
+            # Its time was read by the clock of another process, and that may have stepped.
+            begun_ms = min(barrier.timestamp_ms, self._environment.processing_ms())
+            at_ms = begun_ms + (barrier.aligned_timeout_ms or 0) + 1
             self._schedule(at_ms, partial(self._on_timeout, barrier.checkpoint_id))
         self._look()
 

@@ -147,6 +147,7 @@ class TaskOperatorContext:
         runtime: SubtaskRuntimeContext,
         executor: MailboxExecutor,
         scope: Scope,
+        now_ms: Callable[[], int],
         *,
         has_event_time: bool,
         checkpointing: bool,
@@ -162,7 +163,7 @@ class TaskOperatorContext:
         self.debug = debug
         self._executor = executor
         self._scope = scope
-        self._timers = ProcessingTimeService(services.host.clock.wall_ms, _ScopedExecutor(executor, self._in_scope))
+        self._timers = ProcessingTimeService(now_ms, _ScopedExecutor(executor, self._in_scope))
         self._timer_services: list[InternalTimerService] = []
 
     @property

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from aioflow.checkpoint.local_state import LOCAL_BYTES_MAX, LocalState
 from aioflow.core.elements import BATCH_RECORDS_MAX
+from aioflow.core.processing_clock import ProcessingClock
 from aioflow.core.serializers import Codec
 from aioflow.task.chain import SLICE_NS
 from aioflow.task.output import FLUSH_MAX_AGE_NS
@@ -106,3 +107,8 @@ class TaskEnvironment:
     """Ends the process, because of a task that does not end. None: it is the program's, and such a task is given up."""
     checked_edges: set[int] = field(default_factory=set)
     """Edges whose first value was looked at."""
+    processing_ms: ProcessingClock = field(init=False)
+    """The time of windows, timers and times to live that go by the clock."""
+
+    def __post_init__(self) -> None:
+        self.processing_ms = ProcessingClock(self.host.clock)

@@ -108,7 +108,7 @@ class StreamTask:
         )
         self._log_slow = SlowActions(self._processor.now)
         self._executor = self._processor.executor(-1)
-        self._task_timers = ProcessingTimeService(self.host.clock.wall_ms, self._executor)
+        self._task_timers = ProcessingTimeService(environment.processing_ms, self._executor)
         self._checkpoints = SubtaskCheckpoints(
             descriptor.attempt, environment, self._output, self.group, self._scope, self._resume, self._task_timers.register_timer
         )

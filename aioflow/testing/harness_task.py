@@ -382,6 +382,7 @@ class HarnessTask:
             runtime,
             executor,
             self._scope,
+            self.host.clock.wall_ms,
             has_event_time=plan.event_time,
             checkpointing=True,  # A snapshot stands for a checkpoint: it decides what is committed.
             debug=True,

@@ -10,6 +10,7 @@ call (`trace_crc`). An hour of sleeping costs nothing; a flow that waits for wha
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -85,6 +86,7 @@ def run_simulated(
     seed: int | str = 0,
     faults: Faults | None = None,
     clock: int | None = None,
+    clock_steps: Sequence[tuple[float, int]] = (),
     collect: Sequence[DataStream[Any]] = (),
     drive: Callable[[Job], Awaitable[Any]] | None = None,
     perturb: bool = True,
@@ -98,7 +100,8 @@ def run_simulated(
     `collect`: streams whose elements are wanted. `drive(job)`: a coroutine function that talks to the running job; when it returns, the
     flow is left as by `async with`. Without it the run waits for the end of the job.
     `faults`: `pause` stalls the process, `disk` makes the simulated disk slow, full or failing; the other kinds are refused with
-    ValueError. `clock`: the wall clock at the start, in ms. `options` are those of `flow.run`; files are those of the simulated disk.
+    ValueError. `clock`: the wall clock at the start, in ms. `clock_steps`: after so many seconds the wall clock is set, ahead by so many
+    ms, or back by a negative number. `options` are those of `flow.run`; files are those of the simulated disk.
     `perturb=False` gives one plain history, `fence=False` lets user code touch the real machine.
 
     Raises what the job raised, SimDeadlock, SimLivelock, SimFenceBroken; a note names the seed.
@@ -117,6 +120,8 @@ def run_simulated(
     async def run_flow(host: SimulatedHost) -> None:
         if clock is not None:
             _set_clock(host, clock)
+        for after_s, by_ms in clock_steps:
+            asyncio.get_running_loop().call_later(after_s, _step_clock, host, by_ms)
         try:
             # The flow's own way of running a graph that is not all of it, which collect() goes too.
             async with flow._run(graph, {**options, "host": host}) as job:
@@ -163,6 +168,10 @@ def _check(faults: Faults) -> None:
     for kind, rate in faults.rates().items():
         if rate and kind in REFUSED:
             raise ValueError(f"run_simulated cannot inflict {kind}=: {REFUSED[kind]}; pause= and disk= make sense here")
+
+
+def _step_clock(host: SimulatedHost, by_ms: int) -> None:
+    _set_clock(host, host.clock.wall_ms() + by_ms)
 
 
 def _set_clock(host: SimulatedHost, start_ms: int) -> None:

@@ -383,4 +383,35 @@ STATE_MUTANTS: list[Mutant] = [
             "tests/operators/test_end_of_time.py::test_pairs_at_the_ends_of_time_are_joined",
         ),
     ),
+    Mutant(
+        "processing time is the wall clock, whatever that does",
+        "aioflow/task/environment.py",
+        "        self.processing_ms = ProcessingClock(self.host.clock)\n",
+        "        self.processing_ms = lambda: self.host.clock.wall_ms()  # type: ignore[assignment]\n",
+        ("tests/simulation/test_clock_steps.py::test_windows_timers_and_lives_by_the_clock_are_as_without_steps",),
+    ),
+    Mutant(
+        "timers that wait do not come earlier when the clock has jumped",
+        "aioflow/mailbox/timers.py",
+        "                    timer.deadline_s -= ahead_s - before\n",
+        "                    pass\n",
+        ("tests/mailbox/test_timers.py::test_timers_come_earlier_by_as_much_as_the_clock_has_jumped_ahead",),
+    ),
+    Mutant(
+        "windows by the clock wait after a restore until the clock is where it had been",
+        "aioflow/operators/clock_window.py",
+        "        self._lead = max(0, max(reached) - self.ctx.processing_time())\n",
+        "        self._lead = 0\n",
+        (
+            "tests/operators/test_clock_window.py::"
+            "test_windows_continue_after_a_restore_though_the_clock_had_been_years_ahead",
+        ),
+    ),
+    Mutant(
+        "a jump of the clock is followed before it has lasted",
+        "aioflow/core/processing_clock.py",
+        "        elif now_s - self._stepped_s < SETTLE_S:\n",
+        "        elif now_s < self._stepped_s:\n",
+        ("tests/core/test_processing_clock.py::test_a_step_that_is_taken_back_at_once_leaves_no_trace",),
+    ),
 ]

@@ -464,3 +464,25 @@ def test_any_sequence_of_registrations_and_cancellations_fires_as_a_sorted_list_
         await task.stop()
 
     run_virtual(main)
+
+
+def test_timers_come_earlier_by_as_much_as_the_clock_has_jumped_ahead(run_task: RunTask) -> None:
+    """After a sleep of the machine, of which the monotonic clock knows nothing; in their order, and periods are not moved."""
+
+    async def main(task: Task) -> None:
+        hour = 3_600_000
+        task.at(2 * hour)
+        task.at(hour)
+        task.at(10 * hour)
+        task.timers.schedule_at_fixed_rate(task.fire, 500_000, 500_000)
+        await asyncio.sleep(1)
+        task.wall_step_ms = 8 * hour
+        await asyncio.sleep(300)
+        assert [timestamp for _, timestamp in task.fired] == [hour, 2 * hour]
+        await asyncio.sleep(500)
+        assert [timestamp for _, timestamp in task.fired[2:]] == [500_000]
+        await asyncio.sleep(2 * hour / 1000 - 800)
+        assert task.fired[-1][1] == 10 * hour
+        assert task.timers.pending_timers == 1
+
+    run_task(main)

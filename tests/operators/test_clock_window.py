@@ -136,6 +136,27 @@ async def test_windows_that_ended_while_nothing_ran_fire_at_once_after_a_restore
     assert again.advance(100_000) == []
 
 
+@pytest.mark.parametrize("fired", [True, False], ids=["a window has fired", "none has"])
+@pytest.mark.parametrize("years", [1, 10])
+async def test_windows_continue_after_a_restore_though_the_clock_had_been_years_ahead(years: int, fired: bool) -> None:
+    """Records of a job that is restored on a clock that is right again wait for their own window, and not for years."""
+    wrong = years * 365 * 86_400_000
+    ctx = Clock(has_event_time=False, now_ms=wrong)
+    operator = await opened(TEN, ctx, aggregates.count())
+    operator.process_batch(untimed("k", 1))
+    if fired:
+        assert ctx.advance(10_000) == [WindowResult("k", wrong, wrong + 10_000, 1)]
+    operator.snapshot_state(1)
+    again = Clock(ctx, has_event_time=False, now_ms=60_000)
+    operator = await opened(TEN, again, aggregates.count())
+    operator.process_batch(untimed("k", 2, 3))
+    (row,) = again.advance(10_000)
+    assert (row.end - row.start, row.value) == (10_000, 2 if fired else 3)
+    operator.process_batch(untimed("k", 4))
+    (row,) = again.advance(10_000)
+    assert row.value == 1
+
+
 @pytest.mark.parametrize("later", [0, 3_000, 60_000])
 async def test_key_groups_that_had_got_further_before_a_rescaled_restore_do_not_fire_again(later: int) -> None:
     ranges = [KeyGroupRange(0, 30), KeyGroupRange(31, 127)]  # Key a is in the first, b is in the second.

@@ -1,0 +1,95 @@
+"""Processing time: the wall clock as long as it runs evenly, the monotonic clock where it does not.
+
+A wall clock steps: an operator sets it, a machine that slept finds out, a broken time server sends it ten years
+ahead for a moment. Windows, timers and times to live need a time that passes at the pace of a second a second.
+So a step, told by the monotonic clock, is not followed at once:
+
+    forward     when it has lasted for `SETTLE_S`; processing time then jumps, and what is due in between fires
+    backward    never; processing time keeps its lead until the process ends, or the wall clock catches up
+
+Each step is logged once. Drift of up to `TOLERANCE_MS` between two readings is followed as it comes.
+
+Invariant: readings never decrease.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from aioflow.core.elements import MIN_WATERMARK
+
+if TYPE_CHECKING:
+    from aioflow.core.host import Clock
+
+__all__ = ["SETTLE_S", "TOLERANCE_MS", "ProcessingClock"]
+
+logger = logging.getLogger(__name__)
+
+TOLERANCE_MS = 500
+"""A smaller difference to the monotonic clock is drift, and no step."""
+
+SETTLE_S = 10.0
+"""How long a step forward must last before it is followed."""
+
+
+class ProcessingClock:
+    """Call it for the processing time in ms since 1970-01-01 UTC. One for all tasks of a process."""
+
+    __slots__ = ("_clock", "_even_ms", "_last_ms", "_lead_ms", "_reached_ms", "_read_s", "_stepped_s")
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._lead_ms = 0
+        """By how much processing time is ahead of the wall clock, which was put back."""
+        self._reached_ms = self._last_ms = clock.wall_ms()
+        self._read_s = clock.monotonic()
+        """On the monotonic clock, when `_reached_ms` was compared with it."""
+        self._stepped_s: float | None = None
+        """On the monotonic clock, when a step forward was seen that is not followed yet."""
+        self._even_ms = self._reached_ms + TOLERANCE_MS
+        """Up to here the monotonic clock need not be asked: readings are many, and one costs as much as all the rest."""
+
+    def __call__(self) -> int:
+        now_ms = self._clock.wall_ms() + self._lead_ms
+        if not self._last_ms <= now_ms <= self._even_ms:
+            now_ms = max(self._last_ms, self._compared(now_ms))
+        self._last_ms = now_ms
+        return now_ms
+
+    def _compared(self, now_ms: int) -> int:
+        now_s = self._clock.monotonic()
+        expected_ms = self._reached_ms + round((now_s - self._read_s) * 1000.0)
+        ahead_ms = now_ms - expected_ms
+        if -TOLERANCE_MS <= ahead_ms <= TOLERANCE_MS:
+            self._stepped_s = None
+        elif ahead_ms < 0:
+            logger.warning(
+                "the wall clock was put back by %.1f s: processing time goes on by the monotonic clock, and is ahead by that until "
+                "the process ends or the wall clock has caught up",
+                -ahead_ms / 1000.0,
+            )
+            self._lead_ms -= ahead_ms
+            self._stepped_s = None
+            now_ms = expected_ms
+        elif ahead_ms <= self._lead_ms:
+            # It was put right again.
+            self._lead_ms -= ahead_ms
+            now_ms = expected_ms
+        elif self._stepped_s is None:
+            logger.warning(
+                "the wall clock is ahead by %.1f s all at once, as after a sleep of the machine, or because it was set: processing time "
+                "follows when that has lasted for %g s",
+                (ahead_ms - self._lead_ms) / 1000.0,
+                SETTLE_S,
+            )
+            self._stepped_s, self._even_ms = now_s, MIN_WATERMARK
+            return expected_ms
+        elif now_s - self._stepped_s < SETTLE_S:
+            return expected_ms
+        else:
+            logger.warning("processing time follows the wall clock, and jumps by %.1f s", (ahead_ms - self._lead_ms) / 1000.0)
+            now_ms -= self._lead_ms
+            self._lead_ms, self._stepped_s = 0, None
+        self._reached_ms, self._read_s, self._even_ms = now_ms, now_s, now_ms + TOLERANCE_MS
+        return now_ms
