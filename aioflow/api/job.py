@@ -223,8 +223,8 @@ class Job:
         With checkpoints a savepoint is the last thing that is done, and its path is returned: under the store, or in the directory
         `savepoint`; False: none, the job goes on from its last checkpoint then. None is returned where none was made: without checkpoints,
         and when `stop_timeout` was over before it was complete, of which a warning tells. With `drain`, event time ends too: open windows
-        fire and functions finish. Closing has 30 s of its own, also once cancelled. Raises what the job failed with, if it could not be
-        stopped that way.
+        fire and functions finish. Closing has 30 s of its own, also once cancelled. Raises CheckpointError when the store does not take the
+        savepoint, and what the job failed with, if it could not be stopped that way.
         """
         self._check_loop("stop()")
         assert self._runner is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import shutil
 import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -559,6 +560,24 @@ async def test_a_stop_whose_savepoint_fails_says_so_and_loses_nothing(tmp_path: 
     async with counting(numbers, rows).run(checkpoints=tmp_path / "store"):
         await eventually(lambda: len(rows) == 200)
     assert complete(rows, 200)
+
+
+@pytest.mark.parametrize("how", ["stop", "stop without", "leave", "savepoint"])
+async def test_a_store_that_is_dead_is_an_error_of_whatever_needs_it_and_nothing_hangs(how: str, tmp_path: Path) -> None:
+    """The guide: no path, no None, but the error; the job is over when its block is left."""
+    rows: list[Any] = []
+    store = tmp_path / "store"
+    async with asyncio.timeout(60):
+        with pytest.raises(af.CheckpointError, match="stored" if how != "stop without" else "lease|stored"):
+            async with counting(Numbers(10), rows).run(checkpoints=store, every="1h", restart=af.no_restart()) as job:
+                await eventually(lambda: len(rows) == 10)
+                shutil.rmtree(store)
+                store.write_text("a file, no directory")
+                if how == "savepoint":
+                    await job.savepoint()
+                elif how != "leave":
+                    await job.stop(savepoint=None if how == "stop" else False)
+    assert job.status.is_terminal
 
 
 async def test_a_job_that_lost_its_lease_ends_and_does_not_come_back(store: str) -> None:
