@@ -1094,6 +1094,7 @@ async def test_the_scope_names_job_operator_subtask_and_key_while_user_code_runs
     assert af.current_scope() is None
 
 
+@pytest.mark.slow_callbacks
 async def test_a_slow_operator_is_named_in_the_log_and_in_its_metric(caplog: pytest.LogCaptureFixture) -> None:
     def slow(x: int) -> int:
         burn(0.12)
@@ -1113,6 +1114,7 @@ def spin(value: Any) -> Any:
     return value
 
 
+@pytest.mark.slow_callbacks
 @pytest.mark.parametrize(
     ("slow", "remedy"),
     [

@@ -593,6 +593,7 @@ class TestFairness:
         assert slow == [("timer for 7", 0.2), ("count-1", 0.25)]
         assert processor.metrics.slow_actions == 2
 
+    @pytest.mark.slow_callbacks
     async def test_slow_actions_that_nobody_listens_to_are_logged_now_and_then(
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
