@@ -11,7 +11,7 @@ from aioflow.core.explained_calls import explained
 from aioflow.io.column_files import ColumnFiles
 from aioflow.io.column_reader import Pages, named
 from aioflow.io.columns_extra import require_columns
-from aioflow.io.parts import RollPolicy
+from aioflow.io.parts import RollPolicy, checked_roll
 from aioflow.operators.source import Split
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def arrow(what: Any, *, discover_every: Duration | None = None, roll: RollPolicy
     """
     if isinstance(what, (str, os.PathLike)):
         require_columns(f"arrow({str(what)!r})")
-        return ArrowFiles(what, discover_every, roll or RollPolicy())
+        return ArrowFiles(what, discover_every, checked_roll(roll, f"arrow({str(what)!r})"))
     require_columns("arrow(...)")
     for name, given in (("roll=", roll), ("discover_every=", discover_every)):
         if given is not None:

@@ -19,6 +19,7 @@ import msgspec
 
 from aioflow.core.errors import GraphError
 from aioflow.core.explained_calls import explained
+from aioflow.io.checks import checked_columns, checked_encoding
 from aioflow.io.file_reader import Bad, Decoded
 from aioflow.io.files import Files, split_lines
 from aioflow.io.shapes import field_names, fields_of_value, hints_of, row_converter, struct_like
@@ -102,8 +103,11 @@ def csv(
 
     As a sink: `part-<subtask>-<n>.csv`, each with a header if the first record has field names (a dict, dataclass, ...).
     """
-    if len(delimiter) != 1:
-        raise GraphError(f"csv({str(path)!r}): delimiter is {delimiter!r}, expected one character")
+    place = f"csv({str(path)!r})"
+    if not isinstance(delimiter, str) or len(delimiter) != 1 or delimiter in '"\r\n\0':
+        raise GraphError(f"{place}: delimiter is {delimiter!r}, expected one character, and no quote or line end")
+    checked_encoding(encoding, place)
+    columns = checked_columns(columns, place)
     if type is dict:
         type = None
     if type is not None:
@@ -113,8 +117,6 @@ def csv(
             raise GraphError(f"csv({str(path)!r}): {error}") from error
         if not header and columns is None:
             columns = fields
-    if columns is not None and (twice := _named_twice(columns)) is not None:
-        raise GraphError(f"csv({str(path)!r}): columns names {twice!r} twice, expected each column once")
 
     def column_decoder(names: list[str] | None) -> Decoder:
         from aioflow.io.csv_columns import CsvColumnDecoder  # Here, because a program of rows loads neither numpy nor pyarrow.

@@ -11,6 +11,7 @@ from aioflow.core.explained_calls import explained
 from aioflow.inspection.redaction import redacted
 from aioflow.io.backoff import Backoff
 from aioflow.io.buffered import BufferedReader
+from aioflow.io.checks import checked_headers, checked_seconds
 from aioflow.io.http_client import checked_url, client_session, http_error, without_secrets
 from aioflow.operators.source import Split
 
@@ -44,7 +45,9 @@ def sse(url: str, *, headers: Mapping[str, str] | None = None, reconnect: bool =
     without it that is the end of the source. An answer of 204 ends it in any case.
     """
     checked_url(url, "sse", ("http", "https"))
-    return SseSource(url, dict(headers or {}), reconnect, backoff)
+    place = f"sse({redacted(url)!r})"
+    checked_seconds(backoff, "backoff", place, may_be_zero=True)
+    return SseSource(url, checked_headers(headers, place), reconnect, backoff)
 
 
 class SseSource:

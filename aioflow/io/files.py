@@ -5,7 +5,6 @@ As a source: a file, a glob or a directory. As a sink: a directory of part files
 
 from __future__ import annotations
 
-import codecs
 import copy
 import os
 from collections.abc import Callable, Sequence
@@ -15,13 +14,13 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from aioflow.core.errors import GraphError
 from aioflow.core.explained_calls import explained
 from aioflow.core.functions import OutputTag
-from aioflow.core.timeunits import to_seconds
 from aioflow.io.blocks import BLOCK_BYTES
+from aioflow.io.checks import checked_encoding, checked_seconds, checked_whole
 from aioflow.io.file_reader import Bad, Decoded, FileReader
 from aioflow.io.follow_reader import FollowReader
 from aioflow.io.found_files import FoundFiles, check_sink, refuse_sink
 from aioflow.io.malformed import checked_on_error
-from aioflow.io.parts import PartCommitter, PartWriter, RollPolicy
+from aioflow.io.parts import PartCommitter, PartWriter, RollPolicy, checked_roll
 from aioflow.io.paths import SPLIT_BYTES, FilePart, checked_path, cut
 from aioflow.operators.source import Split
 
@@ -66,12 +65,7 @@ def lines(
     what happens to a line that is not text of `encoding`. As a sink: `str(value)`, one a line, in `part-<subtask>-<n>.txt`; `roll` says
     when a part is full.
     """
-    try:
-        known = codecs.lookup(encoding).name
-    except LookupError:
-        raise GraphError(f"lines({str(path)!r}): encoding is {encoding!r}, expected one that Python knows") from None
-    if known.startswith(("utf-16", "utf-32")):
-        raise GraphError(f"lines({str(path)!r}): encoding is {encoding!r}, expected one whose line end is a single byte")
+    checked_encoding(encoding, f"lines({str(path)!r})")
     return Files(
         "lines",
         path,
@@ -117,13 +111,13 @@ class Files(Generic[T]):
     ) -> None:
         """`column_decoder`: one that gives columns, if the format has any; `narrows`: it can leave some out; `no_columns`: for
         what it has none, and what has. `stands_in`: the fields of records for which `decoder` can give stand-ins, if it can."""
-        checked_on_error(on_error, f"{function}({str(path)!r})")
-        if split_bytes < 1:
-            raise GraphError(f"{function}({str(path)!r}): split_bytes is {split_bytes}, expected at least 1")
+        self._path = checked_path(path, function)
+        place = f"{function}({str(self._path)!r})"
+        checked_on_error(on_error, place)
+        checked_whole(split_bytes, "split_bytes", place)
         self.name = self._function = function
         if discover_every is not None and follow:
             raise GraphError(f"{function}({str(path)!r}): follow=True finds new files too: leave out discover_every=, or follow=")
-        self._path = checked_path(path, function)
         self._decoder = decoder
         self._column_decoder = column_decoder
         self._narrows = narrows
@@ -133,10 +127,10 @@ class Files(Generic[T]):
         self._extension = extension
         self._divisible = divisible
         self._follow = follow
-        self._every_s = to_seconds(every, "every")
+        self._every_s = checked_seconds(every, "every", place)
         self._on_error = on_error
         self._split_bytes = split_bytes
-        self._roll = roll or RollPolicy()
+        self._roll = checked_roll(roll, place)
         self._block_bytes = block_bytes
         self.finder = FoundFiles(self._path, self._cut, what=repr(self), discover_every=discover_every, follow=follow)
         """Knows what is there to be read."""

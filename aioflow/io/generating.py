@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 from aioflow.core.errors import GraphError
 from aioflow.core.explained_calls import explained
 from aioflow.core.signatures import check_takes
+from aioflow.io.checks import checked_whole
 from aioflow.operators.source import Split
 
 if TYPE_CHECKING:
@@ -64,12 +65,11 @@ class DatagenSource(Generic[T]):
             raise GraphError(f"datagen: fn is {fn!r}, expected a function of the index, or expressions of af.col.index by name")
         else:
             check_takes(fn, "datagen", "index")
-        if rate is not None and not (isinstance(rate, (int, float)) and rate > 0 and math.isfinite(rate)):
+        if rate is not None and not (isinstance(rate, (int, float)) and not isinstance(rate, bool) and rate > 0 and math.isfinite(rate)):
             raise GraphError(f"datagen: rate is {rate!r}, expected elements a second, more than 0")
-        if count is not None and count < 0:
-            raise GraphError(f"datagen: count is {count!r}, expected 0 or more")
-        if splits < 1:
-            raise GraphError(f"datagen: splits is {splits!r}, expected at least 1")
+        if count is not None:
+            checked_whole(count, "count", "datagen", least=0)
+        checked_whole(splits, "splits", "datagen")
         self._fn = fn
         self._rate = rate
         self._count = count

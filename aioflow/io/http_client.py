@@ -12,10 +12,10 @@ import msgspec
 
 from aioflow.core.errors import Broken, GraphError, did_you_mean
 from aioflow.core.explained_calls import explained
-from aioflow.core.timeunits import to_seconds
 from aioflow.inspection.redaction import redacted
 from aioflow.io.backoff import Backoff
 from aioflow.io.buffered import BufferedReader
+from aioflow.io.checks import check_host_and_port, checked_headers, checked_seconds, checked_whole
 from aioflow.io.malformed import MALFORMED, Malformed, checked_on_error
 from aioflow.operators.source import Split
 
@@ -66,18 +66,19 @@ def http(
     if decode not in DECODINGS:
         hint = did_you_mean(decode, DECODINGS)
         raise GraphError(f"{place}: decode is {decode!r}, expected 'json', 'text' or 'bytes'{hint}")
-    if batch < 1:
-        raise GraphError(f"{place}: batch is {batch!r}, expected at least 1")
+    if items is not None and not callable(items):
+        raise GraphError(f"{place}: items is {items!r}, expected a function of the answer")
+    checked_seconds(backoff, "backoff", place, may_be_zero=True)
     return HttpConnector(
         url,
-        to_seconds(every, "every"),
+        checked_seconds(every, "every", place, may_be_zero=True),
         decode,
         items,
-        dict(headers or {}),
-        to_seconds(timeout, "timeout"),
-        batch,
+        checked_headers(headers, place),
+        checked_seconds(timeout, "timeout", place),
+        checked_whole(batch, "batch", place),
         backoff,
-        retries,
+        checked_whole(retries, "retries", place, least=0),
         checked_on_error(on_error, place),
     )
 
@@ -89,6 +90,7 @@ def checked_url(url: str, connector: str, schemes: tuple[str, ...]) -> None:
         expected = " or ".join(f"{known}://HOST/PATH" for known in schemes)
         shown = redacted(str(url)) if found else redacted(f"://{url}").removeprefix("://")  # It may have a password all the same.
         raise GraphError(f"{connector}: the URL is {shown!r}, expected {expected}")
+    check_host_and_port(url, f"{connector}({redacted(url)!r})" if connector.isidentifier() else connector)
 
 
 class HttpConnector:

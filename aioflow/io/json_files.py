@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 import msgspec
 from msgspec.structs import astuple
 
+from aioflow.core.errors import GraphError
 from aioflow.core.explained_calls import explained
 from aioflow.io.file_reader import Bad, Decoded
 from aioflow.io.files import Files, split_lines
@@ -77,6 +78,10 @@ def jsonl(
     plain Python values without it. `follow`, `every`, `discover_every`, `on_error`, `roll` as in `lines`. As a sink:
     `part-<subtask>-<n>.jsonl`; a NamedTuple becomes an object with its fields.
     """
+    try:
+        JsonDecoder(type)
+    except (TypeError, ValueError) as error:
+        raise GraphError(f"jsonl({str(path)!r}): type is {type!r}, expected one that JSON is read into: {error}") from None
     return Files(
         "jsonl",
         path,

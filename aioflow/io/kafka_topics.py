@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, overload
 
 from aioflow.core.errors import GraphError, did_you_mean
 from aioflow.core.explained_calls import explained
-from aioflow.core.timeunits import to_seconds
+from aioflow.io.checks import check_host_and_port, checked_options, checked_seconds, checked_text
 from aioflow.io.kafka_partitions import KafkaPartitions
 from aioflow.io.malformed import checked_on_error
 from aioflow.io.message_bodies import checked_format, one_or_more
@@ -121,11 +121,16 @@ def kafka(
         raise GraphError(f"{place}: until is {until!r}, expected 'latest' or None{did_you_mean(until, ('latest',))}")
     if key is not None and not callable(key):
         raise GraphError(f"{place}: key is {key!r}, expected a function of a record that gives text, bytes or None")
+    for broker in brokers:
+        check_host_and_port(f"kafka://{broker}", place)
     if discover_every is not None:
-        to_seconds(discover_every, "discover_every")
+        checked_seconds(discover_every, "discover_every", place)
+    if group is not None:
+        checked_text(group, "group", place)
+    checked_seconds(backoff, "backoff", place, may_be_zero=True)
     checked_format(format, type, place)
     on_error = checked_on_error(on_error, place)
-    given = dict(options or {})
+    given = checked_options(options, "options", place)
     return KafkaTopics(
         brokers, topics, type, format, records, key, transactions, start, until, group, discover_every, given, backoff, on_error
     )

@@ -15,6 +15,7 @@ from aioflow.core.aio import cancel_and_wait
 from aioflow.core.errors import Broken, GraphError, StateError, did_you_mean
 from aioflow.core.explained_calls import explained
 from aioflow.io.backoff import Backoff
+from aioflow.io.checks import check_host_and_port, checked_options, checked_seconds
 from aioflow.io.malformed import checked_on_error
 from aioflow.io.message_bodies import body_decoder, checked_format, one_or_more
 from aioflow.io.stream_reader import Message, StreamReader
@@ -113,7 +114,14 @@ def nats(
         raise GraphError(f"{place}: until is {until!r}, expected 'latest' or None{did_you_mean(until, ('latest',))}")
     checked_format(format, type, place)
     on_error = checked_on_error(on_error, place)
-    return NatsStream(urls, subject, type, stream, format, start, until, dict(options or {}), backoff, on_error)
+    for url in urls:
+        scheme, found, _ = url.partition("://")
+        if found and scheme.lower() not in ("nats", "tls", "ws", "wss"):
+            raise GraphError(f"{place}: expected the URL of a server, nats://HOST:PORT, tls:// or ws://, or a list of them")
+        check_host_and_port(url if found else f"nats://{url}", place)
+    checked_seconds(backoff, "backoff", place, may_be_zero=True)
+    given = checked_options(options, "options", place)
+    return NatsStream(urls, subject, type, stream, format, start, until, given, backoff, on_error)
 
 
 class NatsStream(Generic[T]):

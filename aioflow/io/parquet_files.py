@@ -6,12 +6,13 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
-from aioflow.core.errors import GraphError, MalformedInput
+from aioflow.core.errors import MalformedInput
 from aioflow.core.explained_calls import explained
+from aioflow.io.checks import checked_columns, checked_whole
 from aioflow.io.column_files import ColumnFiles
 from aioflow.io.column_reader import Pages, mark_of_file, named
 from aioflow.io.columns_extra import require_columns
-from aioflow.io.parts import RollPolicy
+from aioflow.io.parts import RollPolicy, checked_roll
 from aioflow.io.paths import SPLIT_BYTES
 
 if TYPE_CHECKING:
@@ -36,10 +37,10 @@ def parquet(
     the fields to read; None: all. Files above `split_bytes` are cut between row groups. `discover_every` as in `lines`.
     As a sink: `part-<subtask>-<n>.parquet`, a row group at each flush. Needs the extra `[columns]`.
     """
-    require_columns(f"parquet({str(path)!r})")
-    if split_bytes < 1:
-        raise GraphError(f"parquet({str(path)!r}): split_bytes is {split_bytes}, expected at least 1")
-    return ParquetFiles(path, None if columns is None else list(columns), discover_every, split_bytes, roll or RollPolicy())
+    place = f"parquet({str(path)!r})"
+    require_columns(place)
+    checked_whole(split_bytes, "split_bytes", place)
+    return ParquetFiles(path, checked_columns(columns, place), discover_every, split_bytes, checked_roll(roll, place))
 
 
 class ParquetFiles(ColumnFiles):

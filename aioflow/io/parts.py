@@ -32,14 +32,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from aioflow.core.errors import RestoreError
+from aioflow.core.errors import GraphError, RestoreError
+from aioflow.io.checks import checked_whole
 from aioflow.io.hosts import lent
 
 if TYPE_CHECKING:
     from aioflow.core.host import Host
     from aioflow.operators.operator import OperatorContext, ProcessingTimeTimer
 
-__all__ = ["PartCommitter", "PartWriter", "RollPolicy"]
+__all__ = ["PartCommitter", "PartWriter", "RollPolicy", "checked_roll"]
 
 UNCHECKED = "none"
 """Stands for `since` where nobody takes checkpoints."""
@@ -78,6 +79,19 @@ class RollPolicy:
     """Checked after each flush, so a part may be larger by one buffer."""
     age_ms: int = 60_000
     """Since the first record of the part, by the wall clock."""
+
+    def __post_init__(self) -> None:
+        checked_whole(self.size_bytes, "size_bytes", "RollPolicy")
+        checked_whole(self.age_ms, "age_ms", "RollPolicy")
+
+
+def checked_roll(roll: RollPolicy | None, place: str) -> RollPolicy:
+    """`roll`, or the policy of those who give none. Raises GraphError."""
+    if roll is None:
+        return RollPolicy()
+    if not isinstance(roll, RollPolicy):
+        raise GraphError(f"{place}: roll is {roll!r}, expected a RollPolicy")
+    return roll
 
 
 class PartWriter:

@@ -14,6 +14,7 @@ import msgspec
 from aioflow.core.errors import GraphError, note_once
 from aioflow.core.explained_calls import explained
 from aioflow.io.buffered import BufferedReader
+from aioflow.io.checks import check_host_and_port, checked_columns
 from aioflow.io.shapes import value_maker
 from aioflow.io.tables import SCHEMA, TableCommitter, TableWriter, decode_piece, quoted, was_committed
 from aioflow.operators.source import Split
@@ -64,8 +65,13 @@ def postgres(
     without. The sink keeps two small tables of its own in the database, `aioflow_staged` and `aioflow_sinks`.
     """
     place = f"postgres(..., {table!r})"  # Without the dsn: it may hold a password.
-    if columns is not None and (isinstance(columns, str) or not columns):
-        raise GraphError(f"{place}: columns is {columns!r}, expected a list of names")
+    if not isinstance(table, str):
+        raise GraphError(f"{place}: table is {table!r}, expected a name")
+    checked_columns(columns, place)
+    if not isinstance(dsn, str) or not dsn.startswith(("postgres://", "postgresql://")):
+        raise GraphError(f"{place}: expected a URL as dsn, postgresql://USER:PASSWORD@HOST:PORT/DATABASE")
+    if "," not in dsn:  # Several hosts are written with commas.
+        check_host_and_port(dsn, place, needs_host=False)
     if query is not None and key is None:
         raise GraphError(f"{place}: a query needs key=, the unique column of its result by which its rows are ordered")
     try:

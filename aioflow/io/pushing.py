@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Generic, Never, TypeVar
 from aioflow.core.aio import DONE
 from aioflow.core.errors import CheckpointError, Closed, GraphError, JobNotRunning
 from aioflow.core.explained_calls import explained
+from aioflow.io.checks import checked_whole
 from aioflow.operators.source import Split
 
 if TYPE_CHECKING:
@@ -61,8 +62,7 @@ class PushSource(Generic[T]):
 
     def __init__(self, capacity: int = CAPACITY, uncovered: int = UNCOVERED) -> None:
         for name, bound in (("capacity", capacity), ("uncovered", uncovered)):
-            if bound < 1:
-                raise GraphError(f"push: {name} is {bound!r}, expected at least 1")
+            checked_whole(bound, name, "push")
         self._capacity = capacity
         self._uncovered = uncovered
         self.inlet: PushInlet[T] | None = None

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 from aioflow.core.errors import GraphError, StateError, did_you_mean
 from aioflow.core.explained_calls import explained
 from aioflow.io.backoff import Backoff
+from aioflow.io.checks import checked_seconds, checked_text, checked_whole
 from aioflow.io.http_client import checked_url
 from aioflow.io.malformed import checked_on_error
 from aioflow.io.message_bodies import checked_format, one_or_more
@@ -123,8 +124,11 @@ def redis(
         raise GraphError(f"{place}: start is {start!r}, expected 'earliest', 'latest' or an id like '1700000000000-0'{hint}")
     if until not in (None, "latest"):
         raise GraphError(f"{place}: until is {until!r}, expected 'latest' or None{did_you_mean(until, ('latest',))}")
-    if maxlen is not None and maxlen < 1:
-        raise GraphError(f"{place}: maxlen is {maxlen!r}, expected at least 1")
+    if maxlen is not None:
+        checked_whole(maxlen, "maxlen", place)
+    if group is not None:
+        checked_text(group, "group", place)
+    checked_seconds(backoff, "backoff", place, may_be_zero=True)
     if field is not None:
         checked_format(format, type, f"{place}, field {field!r}")
     elif format != "json":

@@ -11,10 +11,11 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from aioflow.core.errors import Broken, GraphError
+from aioflow.core.errors import Broken
 from aioflow.core.explained_calls import explained
 from aioflow.io.backoff import Backoff
 from aioflow.io.buffered import BufferedReader
+from aioflow.io.checks import PORT_MAX, checked_encoding, checked_seconds, checked_text, checked_whole
 from aioflow.io.malformed import Malformed, checked_on_error
 from aioflow.operators.source import Split
 
@@ -44,7 +45,12 @@ def socket(
     `reconnect`: connect again when the connection ends or is refused, for ever; without it the end of the connection is the end of the
     source, and a refusal an error. As a sink: `str(value)`, one a line.
     """
-    return SocketConnector(host, port, encoding, reconnect, backoff, checked_on_error(on_error, f"socket({host!r}, {port})"))
+    place = f"socket({host!r}, {port})"
+    checked_text(host, "host", place)
+    checked_whole(port, "port", place, 1, PORT_MAX)
+    checked_seconds(backoff, "backoff", place, may_be_zero=True)
+    checked_encoding(encoding, place)
+    return SocketConnector(host, port, encoding, reconnect, backoff, checked_on_error(on_error, place))
 
 
 class SocketConnector:
@@ -53,8 +59,6 @@ class SocketConnector:
     name = "socket"
 
     def __init__(self, host: str, port: int, encoding: str, reconnect: bool, backoff: Duration, on_error: OnError) -> None:
-        if not 0 < port < 65536:
-            raise GraphError(f"socket({host!r}, {port}): port is {port}, expected 1 to 65535")
         self.host = host
         self.port = port
         self.encoding = encoding

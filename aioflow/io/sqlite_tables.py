@@ -20,6 +20,7 @@ from aioflow.core.aio import wait_all
 from aioflow.core.errors import Closed, GraphError, note_once
 from aioflow.core.explained_calls import explained
 from aioflow.io.buffered import BufferedReader
+from aioflow.io.checks import checked_columns
 from aioflow.io.hosts import lent
 from aioflow.io.paths import checked_path
 from aioflow.io.shapes import value_maker
@@ -66,8 +67,8 @@ def sqlite(
     Exactly once under checkpoints, at least once without. bool is kept as int; datetime, date, time, Decimal and UUID as text, NaN as
     NULL. The sink keeps two small tables of its own in the file, `aioflow_staged` and `aioflow_sinks`.
     """
-    if columns is not None and (isinstance(columns, str) or not columns):
-        raise GraphError(f"sqlite({str(path)!r}, {table!r}): columns is {columns!r}, expected a list of names")
+    place = f"sqlite({str(path)!r}, {table!r})"
+    checked_columns(columns, place)
     try:
         for name in (table, key, *(columns or ())):
             quoted(name, f"sqlite({str(path)!r}, {table!r}): a name")

@@ -69,7 +69,7 @@ _CODEC = Codec()
 
 def quoted(name: str, what: str) -> str:
     """`name` as an SQL identifier, whatever is in it."""
-    if not name or "\0" in name:
+    if not isinstance(name, str) or not name or "\0" in name:
         raise ValueError(f"{what} is {name!r}, expected a name that is not empty and has no NUL in it")
     return '"' + name.replace('"', '""') + '"'
 

@@ -17,8 +17,8 @@ import msgspec
 from aioflow.core.aio import wait_first
 from aioflow.core.errors import GraphError, did_you_mean
 from aioflow.core.explained_calls import explained
-from aioflow.core.timeunits import to_seconds
 from aioflow.io.buffered import BufferedReader
+from aioflow.io.checks import PORT_MAX, checked_seconds, checked_text, checked_whole
 from aioflow.io.http_client import DECODINGS
 from aioflow.io.malformed import MALFORMED
 from aioflow.network.door import Door
@@ -61,15 +61,21 @@ def webhook(
     503 if the job has not made room among `capacity` elements after `patience`.
     """
     where = f"webhook({host!r}, {port}, {path!r})"
+    checked_text(host, "host", where)
+    checked_text(path, "path", where)
+    checked_whole(port, "port", where, 0, PORT_MAX)
+    checked_whole(capacity, "capacity", where)
+    checked_whole(max_bytes, "max_bytes", where)
+    if token is not None and (not isinstance(token, str) or not token):
+        raise GraphError(f"{where}: token is expected to be a text that is not empty, or None")
     if not _is_loopback(host) and not token:
         raise GraphError(f"{where}: {host} can be reached from other machines, expected a token: give token=, or listen on 127.0.0.1")
     if decode not in DECODINGS:
         raise GraphError(f"{where}: decode is {decode!r}, expected 'json', 'text' or 'bytes'{did_you_mean(decode, DECODINGS)}")
-    if not path.startswith("/"):
-        raise GraphError(f"{where}: path is {path!r}, expected one that begins with a slash")
-    if capacity < 1:
-        raise GraphError(f"{where}: capacity is {capacity!r}, expected at least 1")
-    return WebhookSource(host, port, path, token, decode, capacity, max_bytes, to_seconds(patience, "patience"))
+    if not path.startswith("/") or "{" in path or "}" in path:
+        raise GraphError(f"{where}: path is {path!r}, expected one that begins with a slash, without braces")
+    patience_s = checked_seconds(patience, "patience", where, may_be_zero=True)
+    return WebhookSource(host, port, path, token, decode, capacity, max_bytes, patience_s)
 
 
 def _is_loopback(host: str) -> bool:

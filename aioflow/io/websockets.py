@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from aioflow.core.errors import Broken
+from aioflow.core.errors import Broken, GraphError
 from aioflow.core.explained_calls import explained
 from aioflow.inspection.redaction import redacted
 from aioflow.io.backoff import Backoff
 from aioflow.io.buffered import BufferedReader
+from aioflow.io.checks import checked_headers, checked_seconds
 from aioflow.io.http_client import checked_url, client_session, without_secrets
 from aioflow.operators.source import Split
 
@@ -48,7 +49,11 @@ def websocket(
     they are, anything else as JSON; what was in hand when the connection broke is sent again.
     """
     checked_url(url, "websocket", ("ws", "wss", "http", "https"))
-    return WebSocketConnector(url, tuple(subscribe), dict(headers or {}), reconnect, backoff)
+    place = f"websocket({redacted(url)!r})"
+    if isinstance(subscribe, (str, bytes)) or not all(isinstance(message, (str, bytes)) for message in subscribe):
+        raise GraphError(f"{place}: subscribe is {type(subscribe).__name__}, expected a list of messages, each str or bytes")
+    checked_seconds(backoff, "backoff", place, may_be_zero=True)
+    return WebSocketConnector(url, tuple(subscribe), checked_headers(headers, place), reconnect, backoff)
 
 
 class WebSocketConnector:

@@ -13,6 +13,13 @@ _REDIS, _NATS, _KAFKA = (f"tests/integration/test_{name}.py::" for name in ("red
 
 SINK_MUTANTS: list[Mutant] = [
     Mutant(
+        "an encoding of csv is looked up when the job runs",
+        "aioflow/io/csv_files.py",
+        "    checked_encoding(encoding, place)\n",
+        "",
+        ("tests/io/test_refused_arguments.py::test_an_argument_that_cannot_be_meant_is_refused_where_it_is_given",),
+    ),
+    Mutant(
         "values that are nested too deep are not malformed",
         "aioflow/io/malformed.py",
         "MALFORMED = (msgspec.MsgspecError, ValueError, RecursionError)",

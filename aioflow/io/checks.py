@@ -1,0 +1,111 @@
+"""Checks of the arguments of connectors, made where they are given.
+
+All raise GraphError that begins with `place`, the call as it is shown, and names the argument; a duration that is none is a ValueError
+or TypeError, as everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from aioflow.core.errors import GraphError
+from aioflow.core.timeunits import to_seconds
+
+if TYPE_CHECKING:
+    from aioflow.core.timeunits import Duration
+
+__all__ = [
+    "check_host_and_port",
+    "checked_columns",
+    "checked_encoding",
+    "checked_headers",
+    "checked_options",
+    "checked_seconds",
+    "checked_text",
+    "checked_whole",
+]
+
+PORT_MAX = 65_535
+
+
+def checked_whole(value: Any, name: str, place: str, least: int = 1, most: int | None = None) -> int:
+    """`value` as a whole number from `least` to `most`."""
+    is_whole = isinstance(value, int) and not isinstance(value, bool)
+    if not is_whole or value < least or (most is not None and value > most):
+        expected = f"a whole number of at least {least}" if most is None else f"a whole number from {least} to {most}"
+        raise GraphError(f"{place}: {name} is {value!r}, expected {expected}")
+    return int(value)
+
+
+def checked_seconds(value: Duration, name: str, place: str, *, may_be_zero: bool = False) -> float:
+    """A duration in seconds."""
+    seconds = to_seconds(value, name)
+    if seconds < 0 or (seconds == 0 and not may_be_zero):
+        raise GraphError(f"{place}: {name} is {value!r}, expected {'no negative time' if may_be_zero else 'more than nothing'}")
+    return seconds
+
+
+def checked_text(value: Any, name: str, place: str) -> str:
+    """A text that is not empty."""
+    if not isinstance(value, str) or not value:
+        raise GraphError(f"{place}: {name} is {value!r}, expected a text that is not empty")
+    return value
+
+
+def checked_encoding(value: Any, place: str) -> str:
+    """The name of an encoding of text in which a line ends with the single byte that it ends with in ASCII."""
+    try:
+        # Of one with a mark at its begin, like utf-8-sig, the end alone is compared.
+        if "\r\n".encode(value).endswith(b"\r\n") and b"\r\n".decode(value) == "\r\n":
+            return str(value)
+        expected = "one whose line end is a single byte"
+    except (LookupError, TypeError, ValueError, UnicodeError):
+        expected = "one of text that Python knows"
+    raise GraphError(f"{place}: encoding is {value!r}, expected {expected}")
+
+
+def checked_columns(value: Sequence[str] | None, place: str) -> list[str] | None:
+    """Names of columns, each once; None stays."""
+    if value is None:
+        return None
+    given: object = value  # As given: the annotation is only a promise.
+    if isinstance(given, (str, bytes)) or not isinstance(given, Sequence) or not given or not all(isinstance(one, str) for one in given):
+        raise GraphError(f"{place}: columns is {given!r}, expected a list of names")
+    names = list(value)
+    twice = next((name for number, name in enumerate(names) if name in names[:number]), None)
+    if twice is not None:
+        raise GraphError(f"{place}: columns names {twice!r} twice, expected each column once")
+    return names
+
+
+def checked_options(value: Mapping[str, Any] | None, name: str, place: str) -> dict[str, Any]:
+    """A mapping by text. Its values may be secret and are not shown."""
+    given: object = {} if value is None else value
+    if not isinstance(given, Mapping) or not all(isinstance(key, str) for key in given):
+        raise GraphError(f"{place}: {name} is a {type(given).__name__}, expected a mapping of names to values")
+    return dict(given)
+
+
+def checked_headers(value: Mapping[str, str] | None, place: str) -> dict[str, str]:
+    """Headers of HTTP. Their values may be secret and are not shown."""
+    headers = checked_options(value, "headers", place)
+    for name, content in headers.items():
+        if not isinstance(content, str) or any(sign in name + content for sign in "\r\n\0"):
+            raise GraphError(f"{place}: the value of the header {name!r} in headers is expected to be a text of one line")
+    return headers
+
+
+def check_host_and_port(url: str, place: str, *, needs_host: bool = True) -> None:
+    """Raises GraphError for a URL whose host or port is none. The URL is not shown: it may hold a password."""
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError as error:
+        detail = "its port is no number from 1 to 65535" if "port" in str(error).lower() else "its host is malformed"
+        raise GraphError(f"{place}: the URL cannot be used: {detail}") from None
+    if port == 0:
+        raise GraphError(f"{place}: the URL cannot be used: its port is no number from 1 to 65535")
+    if (needs_host and not host) or any(sign.isspace() for sign in parts.netloc):
+        raise GraphError(f"{place}: the URL cannot be used: it has no host, or white space in it")
