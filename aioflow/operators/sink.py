@@ -25,6 +25,7 @@ from aioflow.core.errors import AioflowError, RestoreError, note_once
 from aioflow.core.functions import CheckpointedFunction
 from aioflow.core.optional_arguments import call_with, takes_argument
 from aioflow.core.retry import Retry
+from aioflow.core.user_code import check_own_task
 from aioflow.operators.operator import UNBOUNDED_ROOM, Operator
 
 if TYPE_CHECKING:
@@ -185,6 +186,7 @@ class SinkOperator(Operator):
     async def _flush(self, work: Callable[[], Awaitable[None]]) -> None:
         try:
             await work()  # Called only here: a task that is cancelled before it began must not leave a coroutine behind.
+            check_own_task()
         except BaseException as error:
             self._flush_failure = error
             raise
@@ -246,6 +248,7 @@ class SinkOperator(Operator):
     async def _commit_beside(self) -> None:
         try:
             await self._commit_confirmed()
+            check_own_task()
         finally:
             self._committing = False
             self._show_state()

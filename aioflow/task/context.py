@@ -266,7 +266,6 @@ class TaskOperatorContext:
     async def _supervised(self, coroutine: Coroutine[Any, Any, object]) -> None:
         try:
             await coroutine
-            check_own_task()
         except BaseException as raised:  # noqa: BLE001  # SystemExit too: user code that exits must not take the loop with it.
             error = user_error(raised)
             note_once(error, f"in {self._place}")

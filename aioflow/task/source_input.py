@@ -22,6 +22,7 @@ from aioflow.checkpoint.source_state import FinishedSplits, SourceState, SplitSt
 from aioflow.core.availability import Availability
 from aioflow.core.column_batch import COLUMN_RECORDS_MAX
 from aioflow.core.elements import MIN_WATERMARK, empty_batch
+from aioflow.core.user_code import check_own_task
 from aioflow.operators.watermarks import IdlenessTimer
 from aioflow.task.input import InputStatus
 from aioflow.task.split_watermarks import QuietSplits, SplitWatermarks
@@ -280,6 +281,7 @@ class SourceInput:
     async def _wait(self) -> None:
         try:
             await self._reader.wait()
+            check_own_task()
         finally:
             self._waiting = None
         self.availability.set_available()
