@@ -14,7 +14,7 @@ SLOW    = (integration or examples or simulation or spark or slow) and not hunt
 # The tests start hundreds of processes. Where bytecode is not kept, each of them compiles all that it imports: that is most of the time.
 unexport PYTHONDONTWRITEBYTECODE
 .NOTPARALLEL:
-.PHONY: help setup venv demo test lint types layers unit debug hashseeds suite spark sim hunt ablations peers bench screenshots docs clean
+.PHONY: help setup venv demo test lint types layers unit debug hashseeds suite spark sim hunt fuzz ablations peers bench screenshots docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -71,6 +71,11 @@ sim: venv ## whole services under seeds and faults; SEEDS=FIRST:END chooses whic
 
 hunt: venv ## drawn programs against a plain model, in every way to run them; SEEDS=FIRST:END or MINUTES=N, LEDGER=1 keeps account
 	$(BIN)/python -m tests.programs.hunt --jobs $(JOBS) --seeds $(if $(findstring :,$(SEEDS)),$(SEEDS),1000:11000) $(if $(MINUTES),--minutes $(MINUTES)) $(if $(LEDGER),--ledger)
+
+# atheris guides by coverage. It has no wheel for every system, so it is no part of .[dev]; without it inputs are made by chance.
+fuzz: venv ## fuzz every reader of bytes, guided by coverage; TARGET=NAME one of them, SECONDS=60 each, KEEP=1 into the corpora
+	-$(BIN)/python $(PIP) --only-binary :all: atheris
+	$(BIN)/python -m tests.fuzz $(or $(TARGET),all) --seconds $(or $(SECONDS),60) $(if $(KEEP),--keep)
 
 ablations: venv ## plant known bugs in a copy; each must be found by its tests
 	$(BIN)/python -m tests.ablations
