@@ -14,7 +14,7 @@ SLOW    = (integration or examples or simulation or spark or slow) and not hunt
 # The tests start hundreds of processes. Where bytecode is not kept, each of them compiles all that it imports: that is most of the time.
 unexport PYTHONDONTWRITEBYTECODE
 .NOTPARALLEL:
-.PHONY: help setup venv demo test lint types layers unit debug hashseeds suite spark sim hunt fuzz ablations peers bench screenshots docs clean
+.PHONY: help setup venv demo test lint types layers unit debug hashseeds suite spark sim hunt fuzz soak ablations peers bench screenshots docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -76,6 +76,9 @@ hunt: venv ## drawn programs against a plain model, in every way to run them; SE
 fuzz: venv ## fuzz every reader of bytes, guided by coverage; TARGET=NAME one of them, SECONDS=60 each, KEEP=1 into the corpora
 	-$(BIN)/python $(PIP) --only-binary :all: atheris
 	$(BIN)/python -m tests.fuzz $(or $(TARGET),all) --seconds $(or $(SECONDS),60) $(if $(KEEP),--keep)
+
+soak: venv ## run a service for MINUTES=100; kill it each minute, and look for what grows; plots go to build/soak
+	$(BIN)/python -m benchmarks.soak --minutes $(or $(MINUTES),100)
 
 ablations: venv ## plant known bugs in a copy; each must be found by its tests
 	$(BIN)/python -m tests.ablations

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from math import log10
 
-__all__ = ["bars", "curve"]
+__all__ = ["bars", "curve", "series"]
 
 INK, FAINT = "#333", "#ddd"
 COLOURS = ("#3b6ea5", "#c46a2b", "#4f8f4f", "#8a5ca0", "#a04848")
@@ -54,6 +54,28 @@ def curve(title: str, lines: Mapping[str, Sequence[tuple[float, float]]], across
         parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
         x, y = at(*line[-1])
         parts.append(_text(x + 6, y + 4, name, colour=colour))
+    return _svg(height, parts)
+
+
+def series(title: str, points: Sequence[tuple[float, float]], trend: tuple[float, float], across: str, up: str) -> str:
+    """Points of (x, y) on linear scales from 0, and a straight line: its slope, and its height in the middle of all x."""
+    height, bottom, left, right = 220, 170, 70, 24
+    widest = max([x for x, _ in points] or [1.0]) or 1.0
+    highest = max([y for _, y in points] or [1.0]) or 1.0
+
+    def at(x: float, y: float) -> tuple[float, float]:
+        return left + x / widest * (WIDTH - left - right), bottom - min(y, highest) / highest * (bottom - TOP)
+
+    parts = [_text(12, 22, title, size=14), _text(left, height - 12, across), _text(8, TOP - 4, up)]
+    for part in (0.0, 0.5, 1.0):
+        (x, y), (end, _) = at(0, highest * part), at(widest, 0)
+        parts += [_line(x, y, end, y, FAINT), _text(left - 8, y + 4, _short(highest * part), anchor="end")]
+        x, y = at(widest * part, 0)
+        parts.append(_text(x, y + 16, _short(widest * part), anchor="middle"))
+    parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="1" fill="{COLOURS[0]}"/>' for x, y in (at(*point) for point in points)]
+    slope, middle = trend
+    first, last = ((x, max(0.0, middle + slope * (x - widest / 2))) for x in (0.0, widest))
+    parts.append(_line(*at(*first), *at(*last), COLOURS[4]))
     return _svg(height, parts)
 
 
