@@ -792,6 +792,8 @@ def counted(program: Program, step: Step, stream: Stream) -> Stream:
 def at_end(program: Program, step: Step, stream: Stream) -> Stream:
     """Windows that fire when the input ends: global ones, and those of a clock that does not come so far."""
     how = step.args["window"]
+    if not stream.known:  # What the clock gives at the end comes behind the end of event time, or before it.
+        raise Undetermined("what comes at the end")
     if not stream.ordered and not is_free_result(step.args["result"]):
         raise Undetermined("the order of a window's elements")
     start, end = (0, how["size"]) if how["kind"] == "clock" else (None, None)
