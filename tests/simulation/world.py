@@ -529,6 +529,8 @@ class World:
 
         within_s = CHECKPOINT_S * MORE_CHECKPOINTS + LIVENESS_S * (not self.watch.is_running())
         await self.until(more, within_s, lambda: f"{len(self.completed) - completed} more checkpoints are completed")
+        # What was asked for while faults were active ends as well.
+        await self.until(lambda: self.job is None or not self.asked, 2 * ASKED_S, lambda: f"{list(self.asked)} has not ended")
         return self.job
 
     async def _asked(self, what: str, job: af.Job, ask: Callable[[], Coroutine[Any, Any, object]], service: str) -> None:
