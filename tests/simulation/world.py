@@ -94,8 +94,8 @@ CHEAP = {"link cut": 2, "user": 3, "odd user": 2, "slow user": 2, "connection re
 CALLBACK_S = 20.0
 """Processor time that one callback may take: a whole world takes a tenth of a second."""
 
-CLOCK_MS = (2_000,)
-"""By how much a clock may be set, forward or back, in milliseconds."""
+CLOCK_MS = (2_000, 2_000, 3_600_000, 315_576_000_000)
+"""By how much a clock may be set, forward or back: up to two seconds, an hour, ten years."""
 
 GROWTH = {"tasks": 30, "timers": 60, "connections": 20, "files": 60, "bytes of state": 60_000}
 """What may be held beyond three times what a long world held at the end of its first calm."""
