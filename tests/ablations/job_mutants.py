@@ -395,8 +395,8 @@ JOB_MUTANTS: list[Mutant] = [
     Mutant(
         "what a failed attempt gave stays collected",
         "aioflow/api/gather.py",
-        "        del self._collected.rows[length:]\n",
-        "        del self._collected.rows[max(length, len(self._collected.rows)) :]\n",
+        "        del collected.rows[length:]\n",
+        "        del collected.rows[max(length, len(collected.rows)) :]\n",
         (f"{CHECKPOINTS}test_collect_is_exactly_once_over_restarts",),
     ),
     Mutant(
@@ -611,8 +611,8 @@ JOB_MUTANTS: list[Mutant] = [
     Mutant(
         "a worker keeps in state what its own program registered, not the job's",
         "aioflow/cluster/worker.py",
-        "self._metrics, job.options, self._codec)",
-        "self._metrics, job.options)",
+        "self._metrics, job.options, self._codec, self._on_stuck)",
+        "self._metrics, job.options, None, self._on_stuck)",
         ("tests/integration/test_worker_programs.py::test_workers_keep_classes_of_a_script_in_state_and_savepoints",),
     ),
     Mutant(
