@@ -792,7 +792,7 @@ async def test_a_stop_of_a_job_with_state_that_cannot_be_kept_fails_at_once_nami
     rows: list[int] = []
     flow = af.Flow("hopeless")
     flow.source(Numbers(3).read, uid="numbers").key_by(lambda n: n).process(Keeps(), uid="keeps").sink(rows.append)
-    with pytest.raises(af.CheckpointError, match=r"process\(Keeps\)', state 'kept': _thread\.lock cannot travel"):
+    with pytest.raises(af.CheckpointError, match=r"process\(Keeps\)', state 'kept', key 1: _thread\.lock cannot travel"):
         async with flow.run(checkpoints=store, every="1h", stop_timeout="1h") as job:
             await eventually(lambda: len(rows) == 3)
             await job.stop(savepoint=savepoint)
@@ -801,7 +801,7 @@ async def test_a_stop_of_a_job_with_state_that_cannot_be_kept_fails_at_once_nami
 async def test_a_bounded_job_with_state_that_cannot_be_kept_fails_naming_it(store: str) -> None:
     flow = af.Flow("hopeless")
     flow.source([1, 2, 3], uid="numbers").key_by(lambda n: n).process(Keeps(), uid="keeps").sink(af.io.blackhole())
-    with pytest.raises(af.CheckpointError, match=r"process\(Keeps\)', state 'kept': _thread\.lock cannot travel"):
+    with pytest.raises(af.CheckpointError, match=r"process\(Keeps\)', state 'kept', key 1: _thread\.lock cannot travel"):
         await flow.execute(checkpoints=store, every="1h")
 
 
@@ -810,7 +810,7 @@ async def test_a_running_job_with_state_that_cannot_be_kept_fails_at_its_first_c
     flow = af.Flow("hopeless")
     flow.source(Numbers(3).read, uid="numbers").key_by(lambda n: n).process(Keeps(), uid="keeps").sink(af.io.blackhole())
     async with asyncio.timeout(60):
-        with pytest.raises(af.CheckpointError, match=r"process\(Keeps\)', state 'kept': _thread\.lock cannot travel"):
+        with pytest.raises(af.CheckpointError, match=r"process\(Keeps\)', state 'kept', key 1: _thread\.lock cannot travel"):
             await flow.execute(checkpoints=store, every="20ms", restart=af.fixed_delay(1000, "1ms"))
 
 
