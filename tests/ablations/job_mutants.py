@@ -285,7 +285,7 @@ JOB_MUTANTS: list[Mutant] = [
         "aioflow/task/mutation.py",
         "    @property\n    def slow_remedy(self) -> str:\n        return self._operator.slow_remedy\n",
         "",
-        ("tests/testing/test_mutation.py::test_whoever_is_slow_is_named_in_debug_mode_too",),
+        ("tests/testing/test_mutation.py::test_a_slow_operator_is_named_in_debug_mode_too",),
     ),
     Mutant(
         "whoever held the loop is told to be async, an aggregate too",

@@ -14,6 +14,7 @@ import pytest
 
 import aioflow as af
 from aioflow.core.host import Clock
+from aioflow.core.processing_clock import ProcessingClock
 from tests.task.checkpointed import Feed, Ledger, Run
 from tests.task.running import until
 
@@ -335,7 +336,7 @@ async def test_a_processing_timer_that_is_overdue_at_a_restore_fires_at_once_aft
         taken = await run.checkpoint()
     assert ledger.rows == []
     run = Run(flow, taken)
-    run.host.clock = TwoHoursAhead(run.host.clock)  # type: ignore[assignment]  # As good as the system's.
+    run.environment.processing_ms = ProcessingClock(TwoHoursAhead(run.host.clock))
     async with run:
         while not ledger.rows:
             await run.checkpoint()

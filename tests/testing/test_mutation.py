@@ -198,7 +198,8 @@ def test_values_that_nobody_can_change_have_no_digest() -> None:
     assert digest(cyclic) is not None
 
 
-async def test_whoever_is_slow_is_named_in_debug_mode_too(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.slow_callbacks
+async def test_a_slow_operator_is_named_in_debug_mode_too(caplog: pytest.LogCaptureFixture) -> None:
     def slow(value: int) -> int:
         time.sleep(0.15)  # It holds the loop: that is what is told.
         return value
