@@ -17,7 +17,7 @@ import sys
 from collections.abc import Iterator
 from enum import Enum
 from functools import partial
-from types import FunctionType
+from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any, Generic, NewType, get_type_hints
 
 import cloudpickle
@@ -196,6 +196,9 @@ def _dumps(what: Any, modules: dict[str, None]) -> bytes:
 MSGSPEC_CACHE = "__msgspec_cache__"
 """What msgspec notes in a class when values of it were first made. It cannot be pickled, and is made anew when it is not there."""
 
+UNNAMED_FILE = "<dynamic-code>"
+"""What cloudpickle 3.1.3 writes in place of the file of a code object."""
+
 
 class _JobPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types.
     """Notes in which modules the functions were defined that it writes."""
@@ -211,6 +214,8 @@ class _JobPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has
             module = value.__module__
             if isinstance(module, str) and not _is_by_value(module) and module in sys.modules and not module.startswith("aioflow."):
                 self._modules[module] = None
+        elif isinstance(value, CodeType):
+            return self._with_filename(value)
         elif isinstance(value, type):
             reduced = self._on_its_own(value, super().reducer_override(value))
             if issubclass(value, msgspec.Struct):
@@ -226,6 +231,15 @@ class _JobPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has
         elif (reduced := self._reduce_plainly(value)) is not None:
             return reduced
         return super().reducer_override(value)
+
+    def _with_filename(self, code: CodeType) -> tuple[Any, ...]:
+        """How to write the code of a function that travels by value, with the name of its file.
+
+        cloudpickle 3.1.3 leaves the name out. A traceback then shows no line of user code.
+        """
+        make, args = self.dispatch_table[CodeType](code)
+        named = (code.co_filename if arg == UNNAMED_FILE else arg for arg in args)
+        return make, tuple(named)
 
     def _on_its_own(self, cls: type, reduced: Any) -> Any:
         """How to write a class that travels by value, so that it needs nothing of the program that it leaves.

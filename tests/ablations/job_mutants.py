@@ -18,6 +18,13 @@ CANCELS = "tests/api/test_user_code_cancels.py::"
 
 JOB_MUTANTS: list[Mutant] = [
     Mutant(
+        "a function that travels by value loses the name of its file",
+        "aioflow/cluster/shipping.py",
+        "(code.co_filename if arg == UNNAMED_FILE else arg for arg in args)",
+        "iter(args)",
+        ("tests/cluster/test_shipping.py::test_a_function_that_travels_by_value_keeps_the_name_of_its_file",),
+    ),
+    Mutant(
         "code that swallows its cancellation is waited for without an end",
         "aioflow/task/end_watch.py",
         "            self._timer = asyncio.get_running_loop().call_later(delay_s, self._on_timeout)\n",

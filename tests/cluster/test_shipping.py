@@ -191,6 +191,13 @@ def test_the_attributes_of_a_function_object_are_as_near_in_the_worker_as_where_
     assert keeps_a_dict(there) == keeps_a_dict(here)
 
 
+def test_a_function_that_travels_by_value_keeps_the_name_of_its_file() -> None:
+    """Tracebacks and the stack of a held loop show its lines. cloudpickle 3.1.3 leaves the name out."""
+    function = arrived(lambda: None)
+
+    assert function.__code__.co_filename == __file__
+
+
 def test_modules_whose_functions_travel_by_value_are_imported_on_arrival(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     (tmp_path / "shipped_module.py").write_text("double = lambda n: n * 2\nclass Row: pass\n")
     monkeypatch.syspath_prepend(str(tmp_path))
