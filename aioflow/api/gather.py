@@ -32,7 +32,7 @@ class Collected:
     lengths: dict[int, int] = field(default_factory=dict)
     """By number of the checkpoint: how many rows came before its barrier."""
     complete: int = 0
-    """Number of rows when the input of an attempt ended. Checkpoints after that know of no barrier here, and cover all of them."""
+    """Number of rows when the input of an attempt ended. Later checkpoints cover all of them, without a barrier."""
 
 
 class CollectOperator(Operator):

@@ -47,28 +47,28 @@ class OperatorRestore:
 
 @dataclass(frozen=True, slots=True)
 class ChannelRestore:
-    """What waited in one channel of a former subtask."""
+    """Data that waited in one channel of a former subtask."""
 
     edge_id: int
     index: int
     files: tuple[StateFile, ...]
-    """What waited at the consumer, then what waited at the producer."""
+    """First the data that waited at the consumer, then that at the producer."""
     has_head: bool
     """Whether the first file says what event time stood at in front of the data."""
 
 
 @dataclass(frozen=True, slots=True)
 class InFlightRestore:
-    """What was in flight in one former subtask, for one subtask to process before anything new."""
+    """Data in flight of one former subtask, for one subtask to process before new input."""
 
     subtask: int
-    """The former one."""
+    """Index of the former subtask."""
     is_only: bool
-    """Whether there was no other one."""
+    """Whether there was no other former subtask."""
     chain: tuple[tuple[int, StateFile], ...]
-    """What waited between its operators, tail first: the number of the place, and the file."""
+    """Files of data that waited between its operators, tail first, each with its place."""
     restored: StateFile | None
-    """What it had restored itself and not processed, and the event time of its whole input."""
+    """Data that it had itself restored and not processed, and the event time of its input."""
     channels: tuple[ChannelRestore, ...]
     dealt: bool = False
     """Whether the parallelism has changed: records with keys go by their keys, all others belong to

@@ -61,10 +61,10 @@ CLOSING_TRIES = 5
 
 LATE_INTERVALS = 3
 LATE_MS = 5_000
-"""A checkpoint that takes so many intervals, and so long, is warned of.
+"""Age of a checkpoint, in intervals and in ms, above which a warning is logged.
 
-The next warning comes at twice the age of the last one: one is enough for many checkpoints that take equally long. Once a checkpoint takes
-less than an interval, the first age counts again.
+The next warning comes at twice the age of the last one: one is enough for many checkpoints that
+take equally long. Once a checkpoint takes less than an interval, the first age counts again.
 """
 
 _ENDED_BADLY_MAX = 1000
@@ -101,7 +101,7 @@ class CheckpointCoordinator:
         interval_ms = options.interval_ms
         self._late_at_first_ms = inf if interval_ms is None else max(LATE_INTERVALS * interval_ms, LATE_MS)
         self._late_ms = self._late_at_first_ms
-        """The age at which a checkpoint is warned of."""
+        """Age of a checkpoint at which the next warning is logged."""
         self._is_over = False
 
     @property
@@ -362,7 +362,7 @@ class CheckpointCoordinator:
         return warnings
 
     def _late_s(self, pending: PendingCheckpoint) -> float:
-        """When it is to be warned of."""
+        """Time of the next warning about it."""
         return inf if pending.request.kind.is_savepoint else pending.begun_s + self._late_ms / 1000
 
     def _trigger(self, request: Request, now: Moment) -> list[Instruction]:

@@ -122,7 +122,7 @@ class WakeAt:
 
 @dataclass(frozen=True, slots=True)
 class WarnBehind:
-    """Warn that checkpoint `checkpoint_id` takes several intervals, and has for `age_ms`. `waits_for` names who has not acknowledged it."""
+    """Warn that checkpoint `checkpoint_id` falls behind: it is `age_ms` old. `waits_for` names the tasks that have not acknowledged it."""
 
     checkpoint_id: int
     age_ms: int

@@ -60,7 +60,7 @@ class PendingCheckpoint:
         return f"{timeout_ms} ms have passed without a word of {self.waits_for(name_of)}"
 
     def waits_for(self, name_of: Callable[[ExecutionAttemptId], str]) -> str:
-        """Who has not acknowledged it, or the store."""
+        """Name the tasks that have not acknowledged the checkpoint, or the store."""
         if self.storing is not None:
             return "the store"
         rest = len(self.waiting) - 1

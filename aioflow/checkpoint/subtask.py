@@ -33,11 +33,11 @@ class ChannelSide(StrEnum):
     CHAIN = "chain"
     """In the task, in front of an operator: from 1; 0: what a source without any has read."""
     RESTORED = "restored"
-    """In the task: what it restored and has not processed. One place, which also tells the event time of the whole input."""
+    """Data in the task that it restored and has not processed. It also holds the event time of the whole input."""
 
 
 HEAD_BYTES = 14
-"""Of a file of data in flight: its version, the event time in front of the data, and how many channels make it."""
+"""Head of a file of data in flight: version, event time in front of the data, number of channels."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What crashed jobs and tasks left in the store of a flow: found when the next one begins, and removed once it is old.
+"""Finds files that crashed jobs and tasks left in the store of a flow, and removes old ones.
 
 Nothing that a completed checkpoint refers to is ever removed, and nothing at all when one of them cannot be read: then nobody knows.
 """
@@ -79,7 +79,7 @@ async def sweep_state(store: FlowStore, host: Host, *, grace_ms: int = GRACE_MS)
 
 
 async def _remove_state(store: FlowStore, before_ms: int) -> list[str]:
-    """Removes the state files that are older and that no checkpoint refers to. Returns their names."""
+    """Removes old state files that no checkpoint refers to. Returns their names."""
     referred: set[str] = set()
     for number in await store.checkpoints():
         referred.update(files_of((await store.checkpoint(number)).subtasks.values()))
@@ -87,7 +87,7 @@ async def _remove_state(store: FlowStore, before_ms: int) -> list[str]:
 
 
 async def _remove_old(store: FlowStore, names: list[str], before_ms: int) -> list[str]:
-    """Removes those of `names` that are older. Returns their names."""
+    """Removes the old files among `names`. Returns their names."""
     old = [name for name in names if await store.objects.modified_ms(name) < before_ms]
     await store.objects.delete(old)
     return old

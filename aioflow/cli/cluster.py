@@ -134,7 +134,10 @@ STUCK_GRACE_S = 1.0
 
 
 def _end_soon(why: str) -> None:
-    """A function goes on although its task was cancelled: this process ends, and whoever started it starts another one."""
+    """End this process, because a function goes on although its task was cancelled.
+
+    The supervisor of the process starts another one.
+    """
     print(f"this taskmanager ends: {why}", file=sys.stderr, flush=True)
     # Not at once: the job is to hear of it.
     asyncio.get_running_loop().call_later(STUCK_GRACE_S, os._exit, STUCK)

@@ -32,4 +32,4 @@ class CheckpointSettings:
     fresh: bool = False
     allow_non_restored: bool = False
     key: bytes | None = field(default=None, repr=False)
-    """Of the MAC of metadata. None: metadata has none, and anyone who can write to the store can change it."""
+    """Key of the MAC of metadata. None: metadata has no MAC, and any writer of the store can change it."""

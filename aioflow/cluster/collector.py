@@ -44,7 +44,7 @@ YOUNG_EVERY_S = 0.05
 """What 50,000 records in a second leave by then is half a millisecond's work."""
 
 FULL_EVERY_S = 10.0
-"""What survived is walked so often at least: until then garbage in cycles may stay, as a task that was started anew leaves it."""
+"""Longest time between two full collections. A task that restarts leaves garbage in cycles."""
 
 YOUNG, FULL = 0, 2
 """The youngest and the oldest generation."""
@@ -79,7 +79,7 @@ class Collector:
         self._must_be_complete = True
 
     async def collect(self) -> None:
-        """The young all the while, and everything from time to time. Without end."""
+        """Collect the young generation often, and all generations from time to time, without end."""
         while True:
             for _ in range(round(FULL_EVERY_S / YOUNG_EVERY_S) - 1):
                 await asyncio.sleep(YOUNG_EVERY_S)

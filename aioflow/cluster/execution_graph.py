@@ -218,7 +218,10 @@ class ExecutionGraph:
         return [ScheduleRestart(region_index, region.epoch, delay)]
 
     def start_failed(self, error: BaseException, now: float, jitter: float) -> float | None:
-        """What a job that has not started needs could not be had. Returns seconds until the next try, or None if there is to be none."""
+        """Note that a job could not get what it needs to start.
+
+        Returns seconds until the next try, or None if there is to be none.
+        """
         if self.status is not JobStatus.CREATED:
             return None
         delay = None if self._is_final(error) else self._strategy.on_failure(now, jitter)
@@ -314,7 +317,10 @@ class ExecutionGraph:
         return self._cancel_all()
 
     def _on_stuck(self, error: CancellationTimeout) -> list[Instruction]:
-        """User code of a task goes on although it was cancelled: nothing may run beside it, and nobody must think that it has ended."""
+        """Fail the job for good: user code of a task goes on although the task was cancelled.
+
+        No new attempt may run beside that code, and the job must not count as cancelled.
+        """
         if self.status is JobStatus.CANCELLING or self._is_consequence:
             self.failure, self._is_consequence = error, False
         else:
@@ -323,13 +329,13 @@ class ExecutionGraph:
         return self._cancel_all()
 
     def _is_final(self, error: BaseException) -> bool:
-        """Whether no restart can help, whatever the strategy says."""
-        # What is no Exception (SystemExit, KeyboardInterrupt) asks for the end, not for another try.
-        # A value that cannot be kept, or travel, would be the same again.
+        """Whether no restart can help, under any strategy."""
+        # SystemExit and KeyboardInterrupt, which are no Exception, ask for the end of the job.
+        # A value that cannot be encoded would be the same after a restart.
         fatal = (*self.restart.fatal, CancellationTimeout, TypeNotSupported)
         final = isinstance(error, fatal) or not isinstance(error, Exception)
         if self.restart.from_running and not self.has_run:
-            # A process that is killed is no fault of the program. One that crashed is.
+            # A killed process is no fault of the program. A crash is.
             final = final or not isinstance(error, Broken) or isinstance(error, ProcessCrashed)
         return final
 

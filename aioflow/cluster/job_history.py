@@ -59,7 +59,7 @@ class FailureRecord:
     location: str
     concurrent: list[FailureRecord] = field(default_factory=list)
     is_consequence: bool = False
-    """Of a task that ended CANCELED unasked. The failure that caused it takes its place."""
+    """Whether it comes from a task that ended CANCELED unasked. The failure that caused it takes its place."""
 
 
 class JobHistory:

@@ -147,7 +147,7 @@ class JobMaster:
                 _ = self._group.create_task(self._discovery.watch(vertex, workers), name=f"discover {vertex.name}")
 
     async def start_failed(self, error: Exception) -> None:
-        """What the job needs to start could not be had. Returns when it is to be tried again; raises `error` if never."""
+        """Wait until the start is to be tried again. Raises `error` if there is no further try."""
         delay_s = self.executions.start_failed(error, self._host.clock.monotonic(), self._host.rng.random())
         if delay_s is None:
             raise error

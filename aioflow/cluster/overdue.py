@@ -1,7 +1,7 @@
 """How long a task in another process may take to end once it is cancelled.
 
-A process that is well watches over its own tasks (`task/end_watch.py`). Here the processes are watched: one whose loop is held by a
-function does not even hear of the cancellation.
+A healthy process watches over its own tasks (`task/end_watch.py`). This module watches the
+processes: if a function holds the loop of one, that process does not even hear of the cancellation.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from aioflow.task.closing import CLEANUP_TIMEOUT_S
 __all__ = ["until_overdue"]
 
 GRACE_S = 5.0
-"""Beyond what the process grants: for the messages on their way."""
+"""Extra time for messages on their way, beyond the time-out of the process."""
 
 
 async def until_overdue(answers: Sequence[asyncio.Future[Any]], timeout_s: float) -> str:

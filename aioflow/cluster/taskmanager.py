@@ -76,7 +76,10 @@ class TaskManager:
         own_id: str | None = None,
         end_process: Callable[[str], None] | None = None,
     ) -> None:
-        """`own_id` is given by whoever started it, and was never used before. `end_process(why)` as for a `JobSession`."""
+        """`own_id`: an id that was never used before, from the process that starts this one.
+
+        `end_process(why)`: as for a `JobSession`.
+        """
         self._end_process = end_process
         self._host = host
         self._secret = secret

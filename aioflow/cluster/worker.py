@@ -247,7 +247,7 @@ class Worker:
             self._connection.notify("end_of_data_reached", _key(attempt))
 
     def _on_stuck(self, attempt: ExecutionAttemptId, error: CancellationTimeout) -> None:
-        """This process is of no use any more: the program ends it."""
+        """This process is no longer usable: the program ends it."""
         if self._connection is not None:
             self._connection.notify("task_stuck", _key(attempt), str(error))
 

@@ -52,7 +52,7 @@ EXIT_TIMEOUT_S = 5.0
 CRASHES = frozenset(
     [signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT, signal.SIGTRAP, signal.SIGSYS]
 )
-"""Signals that a process brings on itself. Any other comes from outside: an operator, or a machine that is out of memory."""
+"""Signals that a process brings on itself. All others come from outside: from an operator, or the kernel when memory runs out."""
 
 Handlers = dict[str, Callable[..., Any]]
 

@@ -202,7 +202,7 @@ class WorkersCluster:
             if not start.cancelled() and start.exception() is None and (loss := start.result().loss) is not None:
                 errors.append(loss)
         if errors:
-            # What the program did wrong, if it did: another try would not help.
+            # An error of the program comes first: another try would not help.
             raise next((error for error in errors if not isinstance(error, Broken)), errors[0])
 
     async def _ready(self) -> None:

@@ -41,13 +41,13 @@ _asked: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
 
 
 def end_task(task: asyncio.Task[Any]) -> None:
-    """Cancel `task`, and keep in mind that the engine did."""
+    """Cancel `task`, and record that the engine did it."""
     _asked.add(task)
     task.cancel()
 
 
 def is_asked_to_end(task: asyncio.Task[Any] | None) -> bool:
-    """Whether the engine has asked for the end of `task`; not whether anybody has cancelled it."""
+    """Whether the engine has asked `task` to end. A cancellation by user code does not count."""
     return task is not None and task in _asked
 
 
@@ -132,7 +132,7 @@ class OrderedTaskGroup:
         return list(self._children)
 
     def abandon(self, child: asyncio.Task[Any]) -> None:
-        """Wait no longer for a child that does not end on its cancellation. Whatever becomes of it is ignored."""
+        """Wait no longer for a child that does not end on its cancellation. Its outcome is ignored."""
         if child in self._children:
             child.remove_done_callback(self._child_done)
             child.add_done_callback(_ignore)

@@ -173,7 +173,7 @@ class KeyGroupRange:
 
 
 CACHED_MIN = 1 << 15
-"""Keys that a cache holds in any case: some four MB."""
+"""Number of keys that a cache always holds: some four MB."""
 
 SAMPLED = 64
 
@@ -199,7 +199,7 @@ class SubtaskCache:
         self._max_parallelism = max_parallelism
         self._limit = limit
         self._room = min(CACHED_MIN, limit)
-        """How many keys are kept now."""
+        """Number of keys that are kept now."""
         self._sample: set[Any] = set()
         """The last `limit / SAMPLED` keys of the sample."""
         self._missed = self._again = 0

@@ -1,4 +1,4 @@
-"""Paths and URLs that users give: whether one is of this machine, and which path it means."""
+"""Decides whether a path or URL of the user belongs to this machine, and which path it means."""
 
 from __future__ import annotations
 
@@ -10,14 +10,17 @@ from urllib.parse import unquote
 __all__ = ["local_path", "url_scheme"]
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(/*)")
-"""At least two letters: one is a drive of Windows."""
+"""A scheme has at least two letters: a single one is a drive of Windows."""
 
 _STORES = frozenset({"file", "ftp", "gs", "hdfs", "http", "https", "s3", "s3a", "s3n", "abfs", "abfss", "az", "wasb", "dbfs", "viewfs"})
 """Schemes that are known even if a slash is missing."""
 
 
 def url_scheme(path: str | os.PathLike[str]) -> str:
-    """The scheme of a URL, in lower case; also of a `Path` that was made of one, and has lost a slash by that. Else an empty text."""
+    """The scheme of a URL in lower case, or an empty text.
+
+    A `Path` made of a URL has a scheme, too, although it has lost a slash.
+    """
     found = _SCHEME.match(os.fspath(path))
     if found is None:
         return ""
@@ -29,7 +32,7 @@ def url_scheme(path: str | os.PathLike[str]) -> str:
 def local_path(path: str | os.PathLike[str]) -> str | PurePath:
     """`path` on this machine: `file:///x` is `/x`, `~` the home directory. A text stays one, since it may be a pattern.
 
-    Raises TypeError for what is no path, ValueError for an empty one and for a URL of another place.
+    Raises TypeError for a value that is no path, ValueError for an empty path and for a URL of another place.
     """
     given: object = path  # As given: the annotation is only a promise.
     if not isinstance(given, (str, os.PathLike)) or not isinstance(os.fspath(path), str):

@@ -1,11 +1,12 @@
 """Processing time: the wall clock as long as it runs evenly, the monotonic clock where it does not.
 
-A wall clock steps: an operator sets it, a machine that slept finds out, a broken time server sends it ten years
-ahead for a moment. Windows, timers and times to live need a time that passes at the pace of a second a second.
-So a step, told by the monotonic clock, is not followed at once:
+A wall clock steps: an operator sets it, a machine wakes from sleep, or a broken time server sends
+it ten years ahead for a moment. Windows, timers and times to live need a time that passes at the
+pace of a second a second. So processing time does not follow a step at once. A step shows as a
+difference from the monotonic clock:
 
-    forward     when it has lasted for `SETTLE_S`; processing time then jumps, and what is due in between fires
-    backward    never; processing time keeps its lead until the process ends, or the wall clock catches up
+    forward     followed once it has lasted for `SETTLE_S`; everything due in between fires
+    backward    never followed; processing time keeps its lead until the wall clock catches up
 
 Each step is logged once. Drift of up to `TOLERANCE_MS` between two readings is followed as it comes.
 
@@ -34,21 +35,24 @@ SETTLE_S = 10.0
 
 
 class ProcessingClock:
-    """Call it for the processing time in ms since 1970-01-01 UTC. One for all tasks of a process."""
+    """Returns, when called, the processing time in ms since 1970-01-01 UTC. All tasks of a process share one."""
 
     __slots__ = ("_clock", "_even_ms", "_last_ms", "_lead_ms", "_reached_ms", "_read_s", "_stepped_s")
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._lead_ms = 0
-        """By how much processing time is ahead of the wall clock, which was put back."""
+        """Lead of processing time over the wall clock, which was put back."""
         self._reached_ms = self._last_ms = clock.wall_ms()
         self._read_s = clock.monotonic()
-        """On the monotonic clock, when `_reached_ms` was compared with it."""
+        """Monotonic time at which `_reached_ms` was compared with the clock."""
         self._stepped_s: float | None = None
-        """On the monotonic clock, when a step forward was seen that is not followed yet."""
+        """Monotonic time at which a step forward was seen that is not followed yet."""
         self._even_ms = self._reached_ms + TOLERANCE_MS
-        """Up to here the monotonic clock need not be asked: readings are many, and one costs as much as all the rest."""
+        """Wall clock time up to which the monotonic clock is not read.
+
+        Processing time is read often, and one reading of that clock costs as much as all the rest.
+        """
 
     def __call__(self) -> int:
         now_ms = self._clock.wall_ms() + self._lead_ms

@@ -1,11 +1,13 @@
-"""What an error that came out of user code means: the one place that decides it.
+"""Decides, in one place, what an error out of user code means.
 
-asyncio and generators use some exceptions as signals. User code may raise the same classes: it awaits a future that another party has
-cancelled, calls `future.result()`, cancels the task that it runs in, or lets a StopIteration out. Such an error fails the job by name,
-like any other. A CancelledError is a cancellation only in a task that the engine itself has asked to end (`aio.end_task`).
+asyncio and generators use some exceptions as signals. User code may raise the same classes: it
+awaits a future that another party has cancelled, or cancels its own task. It may also call
+`future.result()`, or let a StopIteration out. Such an error fails the job by name, like any other.
+A CancelledError is a cancellation only in a task that the engine has asked to end (`aio.end_task`).
 
-`Task.cancelling()` does not tell the two apart: it also counts what user code asks for. It has to stay usable inside user code, where
-`asyncio.timeout`, task groups and cancel scopes count with it; therefore nothing here changes it while user code runs.
+`Task.cancelling()` does not distinguish the two: it also counts requests of user code. Inside user
+code `asyncio.timeout`, task groups and cancel scopes rely on it. Therefore this module never
+changes the count while user code runs.
 """
 
 from __future__ import annotations
@@ -56,7 +58,7 @@ def check_own_task() -> None:
 
 
 async def take_back_cancellation() -> None:
-    """Undo what user code has asked of the running task, which is about to end by itself: its clean-up must not be cut short."""
+    """Undo cancellations of the running task by user code. The task is about to end: its clean-up must not be cut short."""
     task = _running_task()
     if task is None or not task.cancelling() or is_asked_to_end(task):
         return
@@ -72,8 +74,8 @@ async def take_back_cancellation() -> None:
 def close_user_code(task: asyncio.Task[Any]) -> None:
     """Close the coroutine of user code in which `task` waits although it was cancelled, and wake `task`.
 
-    It is the outermost one on the stack that is not of the engine, so that the engine's own unwind as ever. Python raises GeneratorExit
-    where it waits, as in every coroutine that is dropped.
+    It is the outermost coroutine on the stack that does not belong to the engine, so that those of the
+    engine unwind as usual. Python raises GeneratorExit where it waits, as in every dropped coroutine.
     """
     current: Any = task.get_coro()
     while inspect.iscoroutine(current) and current.cr_code.co_filename.startswith(ENGINE):

@@ -1,8 +1,9 @@
 """Takes secrets out of text that leaves the process: passwords, tokens and keys in URLs, settings, headers and arguments.
 
-Errors and log records hold text of any length from any hand, and they are shown by the loop that runs the jobs. So the time is
-linear in the length: each pattern is anchored at a literal, takes what it has read with possessive quantifiers, and never
-reads the same stretch a second time after a failure. Text beyond `CHARACTERS_MAX` is cut off.
+Errors and log records hold text of any length from any source, and the loop that runs the jobs
+shows them. So the time is linear in the length. Each pattern is anchored at a literal and uses
+possessive quantifiers. It never reads the same stretch a second time after a failure. Text beyond
+`CHARACTERS_MAX` is cut off.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ __all__ = ["CHARACTERS_MAX", "HIDDEN", "is_secret_name", "redacted"]
 HIDDEN = "***"
 
 CHARACTERS_MAX = 65_536
-"""Longest text that is looked through. A longer one ends with a remark that says how much is missing."""
+"""Longest text that is searched. A longer text is cut, and ends with a remark that says how much is missing."""
 
 _WORD = (
     r"(?:passw(?:or)?d|passphrase|pwd|(?<![a-z])pass(?![a-z])|secret|token|credential|authorization|cookie|signature|(?<![a-z])sig(?![a-z])"
     r"|(?:api|access|account|private|encryption|checkpoint)[_-]?key)"
 )
-"""Part of a name that says that its value is a secret."""
+"""Part of a name that marks its value as a secret."""
 
 _LITERALS = (
     "pass",
@@ -55,7 +56,8 @@ _NAMED = re.compile(
 )
 """`password=...`, `"api_key": "..."`, `Authorization: Bearer ...`, `password: str = "..."`.
 
-The value is optional, so that a name without one is passed over as a whole and its letters are not tried one after the other.
+The value is optional, so that the pattern skips a name without a value as a whole, and does not
+try its letters one by one.
 """
 
 _COOKIES = re.compile(rf"(?is)(cookie\d?+\\*+[\"']?\s*+[:=]\s*+)(?:{_QUOTED}|[^\n]*+)")
@@ -75,7 +77,7 @@ _URL = re.compile(r"://((?:(?!://)[^\s\"<>])++)")
 
 
 def redacted(text: str, characters_max: int = CHARACTERS_MAX) -> str:
-    """The first `characters_max` of `text` without what looks like a secret; names and places stay readable."""
+    """The first `characters_max` characters of `text`, with likely secrets hidden. Names and places stay readable."""
     missing = len(text) - characters_max
     if missing > 0:
         text = text[:characters_max]
@@ -101,7 +103,7 @@ def _without_argument(found: re.Match[str]) -> str:
 
 
 def _without_user(found: re.Match[str]) -> str:
-    """Hides what stands before the host, up to the last `@`: passwords hold `@`, `/` and `:` that should have been escaped."""
+    """Hides the part before the host, up to the last `@`: passwords hold `@`, `/` and `:` that should have been escaped."""
     rest = found[1]
     authority = re.split(r"[/?#]", rest, maxsplit=1)[0]
     end = authority.rfind("@")

@@ -155,8 +155,8 @@ class ArrowFiles(ColumnFiles):
 class _ArrowFile:
     """One open file; its pages are its record batches.
 
-    A damaged file says anything of offsets and codes, and whoever follows them reads memory that is not there and ends the process.
-    So each batch is validated in full: bounds of offsets and codes, and UTF-8.
+    A damaged file may hold any offsets and codes. A reader that follows them reads unmapped memory,
+    and the process crashes. So each batch is validated in full: bounds of offsets and codes, and UTF-8.
     """
 
     def __init__(self, file: BinaryIO, path: str, fields: tuple[str, ...] | None = None) -> None:

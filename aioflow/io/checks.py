@@ -1,7 +1,7 @@
 """Checks of the arguments of connectors, made where they are given.
 
-All raise GraphError that begins with `place`, the call as it is shown, and names the argument; a duration that is none is a ValueError
-or TypeError, as everywhere.
+Each raises a GraphError that begins with `place`, the call as it is shown, and names the argument.
+A malformed duration is a ValueError or TypeError, as everywhere.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ def checked_text(value: Any, name: str, place: str) -> str:
 
 
 def checked_encoding(value: Any, place: str) -> str:
-    """The name of an encoding of text in which a line ends with the single byte that it ends with in ASCII."""
+    """The name of a text encoding whose lines end with the same single byte as in ASCII."""
     try:
-        # Of one with a mark at its begin, like utf-8-sig, the end alone is compared.
+        # utf-8-sig puts a mark in front of a text, so only the end is compared.
         if "\r\n".encode(value).endswith(b"\r\n") and b"\r\n".decode(value) == "\r\n":
             return str(value)
         expected = "one whose line end is a single byte"

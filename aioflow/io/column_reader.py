@@ -40,7 +40,7 @@ class PagedFile(Protocol):
 
 @contextmanager
 def named(path: str, part: str = "") -> Iterator[None]:
-    """Raises MalformedInput naming `path`, and the `part` of it, in place of what pyarrow raises for a damaged file."""
+    """Raises MalformedInput naming `path` and `part`, in place of the errors of pyarrow for a damaged file."""
     import pyarrow as pa
 
     try:

@@ -19,8 +19,8 @@ OnError = str | OutputTag[Any]
 """What happens to a malformed element: "fail", "skip", or the side output that gets it as `Failed`."""
 
 MALFORMED = (msgspec.MsgspecError, ValueError, RecursionError)
-"""What reading a value raises if it is not as it should be: msgspec's errors, text of another encoding, numbers that are too large, and
-values that are nested too deep."""
+"""Errors of reading a malformed value: msgspec's errors, text of another encoding, numbers that are
+too large, and values that are nested too deep."""
 
 logger = logging.getLogger(__name__)
 

@@ -86,7 +86,7 @@ class RollPolicy:
 
 
 def checked_roll(roll: RollPolicy | None, place: str) -> RollPolicy:
-    """`roll`, or the policy of those who give none. Raises GraphError."""
+    """`roll`, or the default policy. Raises GraphError."""
     if roll is None:
         return RollPolicy()
     if not isinstance(roll, RollPolicy):

@@ -34,10 +34,10 @@ logger = logging.getLogger(__name__)
 CAPACITY = 1024
 
 UNCOVERED = 1_000_000
-"""Elements: a hundred seconds of 10,000 a second."""
+"""Number of elements: a hundred seconds of 10,000 a second."""
 
 NEAR = 0.5
-"""From this share of the bound on it is warned of, once until a checkpoint covers some."""
+"""Share of the bound at which a warning is logged, once until a checkpoint covers some elements."""
 
 NOT_DURABLE = "put(durable=True) waits for a checkpoint, and this job takes none: run the flow with checkpoints=, or put without durable"
 
@@ -46,8 +46,9 @@ NOT_DURABLE = "put(durable=True) waits for a checkpoint, and this job takes none
 def push(capacity: int = CAPACITY, uncovered: int = UNCOVERED) -> PushSource[Any]:
     """A source for `job.input(stream)`. `put` waits while `capacity` accepted elements have not been read.
 
-    A job with checkpoints that may restart keeps each element until a completed checkpoint covers it. `put` waits, too, while `uncovered`
-    elements are kept so: their number, whatever their size. A job without checkpoints that may restart keeps all, without a bound.
+    A job with checkpoints that may restart keeps each element until a completed checkpoint covers it. `put` also
+    waits while `uncovered` elements are kept: their number counts, not their size. A job without checkpoints that may restart keeps
+    all elements, without a bound.
     """
     return PushSource(capacity, uncovered)
 

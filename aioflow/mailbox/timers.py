@@ -33,10 +33,10 @@ DEADLINE_TOLERANCE_S = 1e-6
 """How much early the loop's timer may be by its own clock; less than anyone can tell in milliseconds."""
 
 JUMP_S = 0.25
-"""A clock that is ahead of the loop's by so much more than before has jumped."""
+"""Growth of the lead over the clock of the loop above which the clock has jumped."""
 
 LOOK_S = 10.0
-"""How often the clock is looked at while timers wait; less often, at a sixteenth of the time that is left, while that is long."""
+"""Time between two looks at the clock while timers wait. While the next timer is far off: a sixteenth of the time to it."""
 
 HEAP_SLACK = 64
 """How many cancelled timers may stay in the heap, beyond as many as there are live ones, before it is rebuilt."""
@@ -118,7 +118,7 @@ class ProcessingTimeService:
     def __init__(self, now_ms: Callable[[], int], executor: TimerExecutor) -> None:
         self._now_ms = now_ms
         self._ahead_s: float | None = None
-        """By how much the clock was ahead of the loop's when it was looked at last."""
+        """Lead of the clock over that of the loop at the last look."""
         self._executor = executor
         self._heap: list[tuple[float, int, ProcessingTimer]] = []
         self._seq = 0
@@ -205,7 +205,7 @@ class ProcessingTimeService:
         return timer
 
     def _look(self) -> int:
-        """The clock. If it has jumped ahead, the timers that wait come earlier by that, in the same order."""
+        """Read the clock. If it has jumped ahead, waiting timers come earlier by that, in the same order."""
         now_ms = self._now_ms()
         ahead_s = now_ms / 1000.0 - asyncio.get_running_loop().time()
         before, self._ahead_s = self._ahead_s, ahead_s

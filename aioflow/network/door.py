@@ -1,10 +1,10 @@
-"""Connections of an HTTP server: bounded in number, in time and in memory, whatever their clients do.
+"""Connections of an HTTP server: bounded in number, in time and in memory, with any clients.
 
 The server speaks HTTP; this module stands between it and its transports. A connection is *working* while a request is answered,
 *stalled* while its client does not read what was written, else *quiet*. A client that does not send a whole request, or does not
-read an answer, within `SILENCE_S` is cut off. When all places are taken, or clients leave too much unread, a stalled or quiet
-connection has to go: of the address with the most connections the one that is stalled longest, else quiet longest. A
-well-behaved client works for milliseconds, so that no number of others keeps it out.
+read an answer, within `SILENCE_S` is cut off. When all places are taken, or clients leave too much unread, one
+connection has to go. It belongs to the address with the most connections, and has been stalled longest, or else quiet
+longest. A well-behaved client works for milliseconds, so that no number of other clients keeps it out.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SILENCE_S = 20.0
 """Time for a client to send a whole request, or to read an answer."""
 
 GRACE_S = 1.0
-"""A quiet connection keeps its place for so long: as many again as there are places may be so new."""
+"""Time for which a new quiet connection keeps its place. As many again as there are places may be this new."""
 
 CHECK_S = 1.0
 """Time between two looks at the clients."""
@@ -36,7 +36,7 @@ UNREAD_BYTES_MAX = 16 * 1024 * 1024
 """Memory of stalled connections together."""
 
 INPUT_BYTES = 256 * 1024
-"""What a connection may hold of pipelined requests: as much as asyncio reads at once."""
+"""Bytes of pipelined requests that a connection may hold: as much as asyncio reads at once."""
 
 PIPELINED_MAX = 16
 """Requests that arrive together. Browsers send one at a time."""
@@ -69,7 +69,7 @@ class Door:
         self._watching = asyncio.get_running_loop().create_task(self._watch(), name="HTTP clients")
 
     def close(self) -> None:
-        """Close the connections that are left: a client that does not read would keep its connection open."""
+        """Close the remaining connections: a client that does not read would keep its own open."""
         if self._watching is not None:
             self._watching.cancel()
         for connection in list(self._connections.values()):
@@ -136,13 +136,13 @@ class Door:
             self._cut(weakest, f"clients left more than {UNREAD_BYTES_MAX} bytes unread", is_news=True)
 
     def _weakest(self, may_go: Callable[[_Connection], bool]) -> _Connection | None:
-        """Of the address with the most connections: the one that is stalled longest, else quiet longest."""
+        """Find, at the address with the most connections, the one that is stalled longest, else quiet longest."""
         by_host = Counter(one.host for one in self._connections.values())
         candidates = [one for one in self._connections.values() if may_go(one)]
         return min(candidates, key=lambda one: (-by_host[one.host], not one.is_stalled, one.since_s), default=None)
 
     def _cut(self, connection: _Connection, reason: str, *, is_news: bool) -> None:
-        """`is_news`: not what every idle browser does."""
+        """Cut off a client. `is_news`: an idle browser would not do that, so the log says it."""
         if is_news:
             self._refusals.add(connection.peer, reason)
         self.leave(connection)
@@ -150,7 +150,7 @@ class Door:
 
 
 class _Complaints(logging.Logger):
-    """What an HTTP server of aiohttp logs. A malformed request counts as a refusal, without a traceback for each."""
+    """Logger of an HTTP server of aiohttp. A malformed request counts as a refusal and logs no traceback."""
 
     def __init__(self, refusals: Refusals) -> None:
         super().__init__(logger.name, logging.ERROR)
@@ -178,9 +178,9 @@ class _Connection(asyncio.Protocol):
         self.host = self.peer = ""
         self.is_stalled = False
         self.requests = 0
-        """Answered at this moment: 0 or 1."""
+        """Requests that are being answered: 0 or 1."""
         self.unasked = 0
-        """Answered since the client sent anything."""
+        """Requests that were answered since the client sent anything."""
         self.since_s = asyncio.get_running_loop().time()
         """Monotonic time at which it last worked, or began to be stalled."""
 

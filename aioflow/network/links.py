@@ -37,8 +37,8 @@ RECONNECT_S = (0.0, 0.02, 0.1, 0.3, 0.5)
 """Waits before each try to connect since something was last moved; the last one repeats."""
 
 GIVE_UP_S = 30.0
-"""Time without a connection after which the consumer fails the channels of a link. Above what a blocking call or a swapping machine takes:
-the end of a process is told by its control connection, at once."""
+"""Time without a connection after which the consumer fails the channels of a link. Longer than a blocking call or a
+swapping machine takes: the control connection reports the end of a process at once."""
 
 FORGET_S = GIVE_UP_S + 1.5 * HEARTBEAT_S * (HEARTBEATS_MISSED_MAX + 1)
 """Time without a connection after which the producer releases what the consumers of a link have not read. The consumer may notice silence

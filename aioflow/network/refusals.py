@@ -24,7 +24,7 @@ class Refusals:
         self._silent = 0
         self._silent_until_s = float("-inf")
         self.total = 0
-        """Connections that were refused so far."""
+        """Number of connections refused so far."""
 
     def add(self, peer: str, reason: object) -> None:
         """Count a refused connection. Logs it, with those since the last line, unless that was less than a minute ago."""
@@ -40,7 +40,7 @@ class Refusals:
         )
 
     def close(self) -> None:
-        """Log the number of those that are not logged yet."""
+        """Log the number of refused connections that are not logged yet."""
         more, self._silent = self._silent, 0
         if more:
             self._logger.warning("%s refused %d more connections, %d in all", self._subject, more, self.total)

@@ -41,8 +41,11 @@ from aioflow.state.backend import INTERNAL_PREFIX, NO_KEY, require_keyed
 __all__ = ["AsyncBroadcastProcessOperator", "AsyncCoProcessOperator", "AsyncProcessOperator", "is_async_process"]
 
 PENDING = f"{INTERNAL_PREFIX}async-process-input"
-"""Name of the state that holds (input, value, timestamp, watermark in force, number of subtasks) of what was taken and not begun; earlier
-versions left out the last two."""
+"""Name of the state of elements that were taken and not begun.
+
+Each is (input, value, timestamp, watermark in force, number of subtasks). Earlier versions left out
+the last two.
+"""
 
 PENDING_UNKEYED: ListStateDescriptor[Any] = ListStateDescriptor(PENDING)
 
@@ -291,7 +294,7 @@ class AsyncProcessOperator(ProcessOperator):
         found = []
         for key, index, value, stamp, *kept in elements:
             found.append((mark_after_restore(kept, parallelism), index, key, value, stamp))
-        # Of one key they stand in their order, which is that of their watermarks; those of several keys meet here.
+        # Elements of one key are in the order of their watermarks. Elements of several keys meet here.
         for index, run in groupby(sorted(found, key=itemgetter(0, 1)), key=itemgetter(1)):
             marks, _, keys, values, stamps = (list(column) for column in zip(*run, strict=True))
             known = None if marks[-1] == MIN_WATERMARK else marks

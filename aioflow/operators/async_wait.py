@@ -44,8 +44,11 @@ BLOCKING_CONCURRENCY = 8
 """The same for blocking functions: each takes a thread."""
 
 IN_FLIGHT: ListStateDescriptor[Any] = ListStateDescriptor("async-in-flight")
-"""Operator state of the elements whose results did not go on yet: (value, timestamp, watermark in force, number of subtasks); earlier
-versions left out the last two."""
+"""Operator state of the elements whose results were not sent yet.
+
+Each is (value, timestamp, watermark in force, number of subtasks). Earlier versions left out the
+last two.
+"""
 
 
 class AsyncWaitOperator(Operator):
@@ -181,7 +184,7 @@ class AsyncWaitOperator(Operator):
             self._start(self._waiting.popleft())
 
     async def _run(self, entry: Entry) -> None:
-        """The task of one element. Raises the cancellation of the engine, and what is no Exception."""
+        """The task of one element. Raises the cancellation of the engine, SystemExit and KeyboardInterrupt."""
         value = entry.value
         if self._scope is not None:
             enter_scope(self._scope)
@@ -236,7 +239,7 @@ class AsyncWaitOperator(Operator):
                 return await self._once(value)
             except retry.on as error:
                 if is_asked_to_end(asyncio.current_task()):
-                    raise  # Of its cancellation, whatever it made of that.
+                    raise  # The function turned its cancellation into this error.
                 if tries == retry.attempts:
                     error.add_note(f"after {tries} tries")
                     raise

@@ -34,8 +34,11 @@ if TYPE_CHECKING:
 __all__ = ["MapBatchesOperator", "ThrottleOperator"]
 
 GATHERED: ListStateDescriptor[Any] = ListStateDescriptor("map-batches-gathered")
-"""Operator state of the elements whose results did not go on yet: (value, timestamp, watermark in force, number of subtasks); earlier
-versions left out the last two."""
+"""Operator state of the elements whose results were not sent yet.
+
+Each is (value, timestamp, watermark in force, number of subtasks). Earlier versions left out the
+last two.
+"""
 
 
 class _Gathered:

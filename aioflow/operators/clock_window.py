@@ -33,7 +33,7 @@ class ClockWindowOperator(SliceWindowOperator):
     _event_time = MIN_WATERMARK
     """The watermark of the input."""
     _lead = 0
-    """By how much its time is ahead of the clock, in ms."""
+    """Lead of its time over the clock, in ms."""
     _due = MIN_WATERMARK
     """The instant up to which the timer has said that windows end."""
 
@@ -69,7 +69,7 @@ class ClockWindowOperator(SliceWindowOperator):
         await super().close()
 
     def _now(self) -> int:
-        """The time of the operator. It is in no window which has fired, though the clock may have been put back a little."""
+        """Time of the operator. It lies in no window that has fired, even if the clock was put back a little."""
         now = self.ctx.processing_time() + self._lead
         return max([now, self._watermark + 1, *(reached + 1 for _, reached in self._ahead)])
 

@@ -10,7 +10,7 @@ __all__ = ["SliceGrid", "last_instant"]
 
 
 def last_instant(end: int) -> int:
-    """The last instant of a window that ends at `end`: it fires there. Event time itself ends at MAX_WATERMARK."""
+    """The last instant of a window that ends at `end`. The window fires there. Event time itself ends at MAX_WATERMARK."""
     return min(end - 1, MAX_WATERMARK)
 
 

@@ -25,16 +25,16 @@ __all__ = ["BEGINNING", "ChannelTime", "CombinedWatermark", "MultiInputWatermark
 
 
 class ChannelTime(NamedTuple):
-    """Where one channel of a valve stands."""
+    """Event time and status of one channel of a valve."""
 
     watermark: int = MIN_WATERMARK
     idle: bool = False
     aligned: bool = True
-    """Whether it holds the others back: not while it is idle, nor until it has caught up afterwards."""
+    """Whether the channel holds the others back: not while it is idle, nor until it has caught up again."""
 
 
 BEGINNING = ChannelTime()
-"""Of a channel that has told nothing yet."""
+"""State of a channel that has sent no watermark yet."""
 
 
 class StatusWatermarkValve:
@@ -132,7 +132,7 @@ class StatusWatermarkValve:
         return batch.with_watermarks(clamped(watermarks, last, limit), combined)
 
     def state_of(self, channel: int) -> ChannelTime:
-        """What `channel` has told, and whether it takes part in the minimum."""
+        """Return the watermark of `channel`, and whether it takes part in the minimum."""
         return ChannelTime(self._watermarks[channel], self._idle[channel], self._aligned[channel])
 
     def resume(self, watermark: int) -> None:
@@ -183,7 +183,8 @@ class StatusWatermarkValve:
 def mark_after_restore(kept: Sequence[int], parallelism: int) -> int:
     """The watermark that a restored element sees again. `kept`: that watermark, and the number of former subtasks; may be empty.
 
-    Where elements of several former subtasks may meet, no watermark of one may make those of another late.
+    If the parallelism has changed, elements of several former subtasks may meet. The watermark of one
+    must not make elements of another late.
     """
     mark, former = kept or (MIN_WATERMARK, 1)
     return mark if former in (1, parallelism) else MIN_WATERMARK

@@ -427,7 +427,7 @@ class ProducerExchange:
 def _forgotten(request: PartitionRequest) -> Broken:
     """The error of a consumer that comes back after this side gave the channel up.
 
-    Not ProducerFailed, which says that a failure upstream was reported already: here the consumer is the one that reports it.
+    It is no ProducerFailed, because that says that a failure upstream was reported already. Here the consumer reports it.
     """
     name = f"subpartition {request.subpartition_index} of {request.partition_id}"
     return Broken(f"{name} cannot go on at element {request.resume_from}: its producer has given up this consumer, or has ended")

@@ -168,7 +168,7 @@ class StagedReader:
 def staged_of(committable: Any, spool: str) -> Staged:
     """A `Staged` as it comes out of a checkpoint. Raises RestoreError unless it is a file of a sink below the directory `spool`.
 
-    Others may have written the checkpoint, and the file is read, deleted, and lends its name to what Spark writes.
+    The checkpoint may be forged, and the file is read and deleted. Spark writes a file of the same name.
     """
     match committable:
         case (str(path), str(token), int(checkpoint), bytes(schema), list(lengths), int(rows)):

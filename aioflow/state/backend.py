@@ -91,9 +91,9 @@ class StateTable(Protocol):
         """All namespaces that hold something."""
 
     def removed(self, namespace: Any, key: Any) -> None:
-        """`key` was deleted from the mapping that `of_key` gave, which may not be used for it any more.
+        """Note that `key` was deleted from the mapping that `of_key` gave. That mapping is not used for it again.
 
-        A namespace other than None that is empty then is dropped.
+        An empty namespace other than None is dropped.
         """
 
     def drop(self, namespace: Any) -> None:

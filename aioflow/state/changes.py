@@ -73,7 +73,7 @@ class Space:
         return list(map(self.entries.get, keys, repeat(MISSING)))
 
     def held(self, key: Any) -> Any:
-        """What `key` holds now, or `MISSING`."""
+        """Return the present value of `key`, or `MISSING`."""
         return self.entries.get(key, MISSING)
 
     def keys(self, start: int, count: int) -> list[Any]:
@@ -115,11 +115,14 @@ class Generation:
     def __init__(self, number: int) -> None:
         self.number = number
         self.touched: dict[Space, Keys] = {}
-        """What was touched while no snapshot was unfinished: after what is in `saved`, as a snapshot begins with a generation."""
+        """Keys that were touched while no snapshot was unfinished.
+
+        They come after those in `saved`, because a snapshot begins with a generation.
+        """
         self.saved: dict[Space, dict[Any, Any]] = {}
         """Space -> key -> what it held before: what was touched while one was."""
         self.whole: dict[Space, None] = {}
-        """All of these: they were made in it, or nothing was noted before."""
+        """Spaces of which all keys count as touched: made in this generation, or without earlier notes."""
         self.drops: dict[tuple[str, Any], None] = {}
         """(table, namespace) of spaces that are older than this generation and were dropped in it."""
         self.next: Generation | None = None
@@ -198,7 +201,7 @@ class ChangeLog:
             dirty[key] = space.held(key) is not MISSING
 
     def forget(self, space: Space, key: Any) -> None:
-        """`key` of `space` was removed: of one that came in this generation nothing has to be noted."""
+        """Note that `key` of `space` was removed. A key that came in this generation needs no note."""
         if space.born >= self.since:
             return
         generation, is_new = self.current, False
@@ -233,7 +236,7 @@ class ChangeLog:
         return saved
 
     def born(self, space: Space) -> None:
-        """`space` was made."""
+        """Note that `space` was made."""
         space.born = self.current.number
         if self.noting:
             self.current.whole[space] = None
@@ -290,7 +293,7 @@ class ChangeLog:
         return found + [space for space in self._dropped if space.born <= number and space.dropped > number]  # type: ignore[operator]
 
     def build_upon_restored(self, spaces: Iterable[Space]) -> None:
-        """What was restored is in files of a checkpoint: from here on changes are noted. `spaces` are all that there are."""
+        """Begin to note changes: the restored state is in files of a checkpoint. `spaces`: all that exist."""
         self.noting, self.since = True, self.current.number
         self.current.whole = dict.fromkeys(space for space in spaces if space.born != RESTORED)
 
@@ -362,7 +365,7 @@ class Guard:
 
 
 class GuardMarks:
-    """Stands in for the notes of a state while a snapshot is unfinished. Of one generation. To look for a key is to note it."""
+    """Stands in for the notes of one generation while a snapshot is unfinished. Looking up a key notes it."""
 
     __slots__ = ("_held", "_saved")
 
@@ -396,7 +399,7 @@ def _saved(held: Any) -> Any:
         return held
     try:
         return frozen_copy(held)
-    except Exception as error:  # noqa: BLE001  # Of user code, or of a value that contains itself. It is named where it is encoded.
+    except Exception as error:  # noqa: BLE001  # From user code, or a value that contains itself. Encoding names it.
         return Uncopied(f"{type(error).__name__}: {error}")
 
 

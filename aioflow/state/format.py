@@ -189,8 +189,8 @@ def _values(codec: Codec, keys: list[Any], values: list[Any], owner: str) -> byt
 
 
 def encode_value(codec: Codec, key: Any, value: Any, owner: str) -> bytes:
-    """The bytes of one value. Raises TypeNotSupported naming `owner`, the key, the type and the remedy, whatever the value's own code
-    raises: another try would come to the same value.
+    """The bytes of one value. Raises TypeNotSupported naming `owner`, the key, the type and the remedy, for any error of
+    the value's own code: another try would come to the same value.
     """
     if type(value) is Uncopied:
         raise TypeNotSupported(
@@ -298,7 +298,7 @@ class _Reader:
             raise self.refused(str(error)) from error
 
     def in_table(self, table: str) -> str:
-        """What messages call a table of this file."""
+        """Name of a table of this file in messages."""
         return f"{self._where}, table {table!r}"
 
     def refused(self, why: str) -> RestoreError:

@@ -36,7 +36,10 @@ KEYS_LISTED = 1 << 16
 
 KEYS_A_TUPLE = 512
 KEYS_ALONE = 32
-"""So many keys of one space get a tuple of their own. Fewer are handled together with those of other spaces: timers, sessions."""
+"""Number of keys from which a space gets a tuple of its own.
+
+Smaller spaces, such as those of timers and sessions, share one.
+"""
 
 TURNS = 4
 """Turns of the loop between two slices: a record that is due takes about so many, from the timer of its source to the sink."""
@@ -56,13 +59,13 @@ RUNS_WHEN_FULL = 4
 """So many times, then a breath tells whether it still is. What others take after eight slices does not: so long have they waited."""
 
 AGE_S = 0.25
-"""With each of these that a snapshot is older it takes as much more at once, and as many more runs, of a full loop."""
+"""Age of a snapshot after which its slices of a full loop, and their number, grow by as much again."""
 
 AGES_MAX = 2
-"""Up to this many: its share of a full loop grows from a third to two thirds."""
+"""Largest number of these ages that counts: the share of a snapshot in a full loop grows from a third to two thirds."""
 
 HOLD_S = 0.01
-"""So long at most it holds the loop at once."""
+"""Longest time that a slice holds the loop."""
 
 _FIRST = itemgetter(0)
 _SORTED = frozenset((str, bytes, int))
@@ -132,7 +135,7 @@ class GatheredKeys:
         self._repeated: set[Space] = set()
         """These may have a key twice."""
         self._few: dict[str, list[tuple[Space, Any]]] = {}
-        """By table, what is not brought into key groups yet of spaces with few keys."""
+        """By table, keys of small spaces that are not in key groups yet."""
         self._pace = pace
 
     def __bool__(self) -> bool:

@@ -79,7 +79,7 @@ class HeapSnapshot:
         self.plan = plan
         self._spaces = spaces
         self._whole: dict[Space, None] = {}
-        """Of which no file says anything."""
+        """Spaces that no file names."""
         self._retired = retired
         self._log = log
         self._merged = merged
@@ -171,7 +171,7 @@ class HeapSnapshot:
     async def _gather(self, choice: Choice, sections: Sections) -> GatheredKeys:
         """The keys of which the new file speaks: what is said again, what has changed, and all keys of what was not noted.
 
-        Of a file before which there is none they are those that there are, whatever came and went.
+        The first file names all live keys, and none that came and went.
         """
         plan = self.plan
         gathered = GatheredKeys(plan.ended, plan.header.max_parallelism, self._pace)
@@ -282,7 +282,7 @@ class HeapSnapshot:
             return True
         for generation in plan.generations:
             held = generation.held(space, key)
-            if held is not None:  # What it was at the first touch is what the files say.
+            if held is not None:  # The files hold its state at the first touch.
                 return held
         return False
 

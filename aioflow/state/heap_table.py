@@ -72,7 +72,7 @@ class HeapStateTable:
                 self._log.on_change()  # State objects hold its dict.
 
     def removed(self, namespace: Any, key: Any) -> None:
-        """`key` of `namespace` is gone. So is a namespace without keys: the windows of a year do not leave a dict each."""
+        """Note that `key` of `namespace` is gone. A namespace without keys goes too: old windows leave no dict."""
         space = self._spaces[namespace]
         if namespace is None or space.entries:
             self._log.forget(space, key)
@@ -80,7 +80,7 @@ class HeapStateTable:
             self.drop(namespace)
 
     def be_transient(self) -> None:
-        """Keys are removed one by one as often as they come. To be called before there are changes to note."""
+        """Prepare for keys that are removed one by one as often as they come. Call it before the first change."""
         self._notes_births = True
         for space in self._spaces.values():
             space.notes_births = True
@@ -114,9 +114,10 @@ class HeapStateTable:
         return self.space(namespace).entries
 
     def marks(self, namespace: Any) -> Any:
-        """Where a key is noted before it is changed: unless `key in marks`, by `marks[key] = whether it is there`.
+        """Return the notes of keys that change, or None if nothing is noted.
 
-        None: nothing is noted.
+        A caller notes each key before it changes it: unless `key in marks`, by
+        `marks[key] = whether the key is there`.
         """
         log = self._log
         space = self.space(namespace)

@@ -273,7 +273,7 @@ def encode_operator_state(snapshot: OperatorSnapshot, codec: Codec, owner: str) 
     def batch(name: str, values: list[Any]) -> bytes:
         place = f"operator {owner!r}, operator state {name!r}"
         try:
-            content = codec.encode_batch(values, owner=place)  # What cannot travel either is named with its type.
+            content = codec.encode_batch(values, owner=place)  # Names an unsupported type.
         except TypeNotSupported:
             raise
         except Exception as error:  # Of a registered `encode=`: another try would come to the same value.

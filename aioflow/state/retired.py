@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["Retired"]
 
 FREED_A_KEY = 8
-"""So many references are given back in the time in which a snapshot looks at one key: some 0.1 us each."""
+"""References freed in the time in which a snapshot looks at one key: some 0.1 us each."""
 
 FREED_A_SLICE = FREED_A_KEY * KEYS_A_SLICE
 

@@ -111,7 +111,7 @@ class Space:
         self.dirty: dict[Any, int] = {}
         """Key -> when it was named last, if `token` is the cache's; otherwise it counts as empty."""
         self.fresh: set[Any] = set()
-        """Those of `dirty` of which there was nothing when they were named first."""
+        """Keys of `dirty` that RocksDB did not hold when they were named first."""
         self.token: object = None
         self.spelled: dict[Any, Any] = {}
         """Of the keys in memory that have several spellings: how each was first spelled."""
@@ -133,7 +133,7 @@ class Space:
         return self.dirty
 
     def forget(self, key: Any) -> None:
-        """`key`, which was named, is gone: if it is fresh, nothing has to be written. It is named again before it comes back."""
+        """Note that `key`, which was named, is gone. A fresh key need not be written. It is named again before it comes back."""
         if self.token is self.cache.token and key in self.fresh:
             self.fresh.discard(key)
             del self.dirty[key]

@@ -174,7 +174,7 @@ class RocksSnapshot:
             cache.remove(self._doomed)
             self._doomed = []
             database = cache.database
-            # To look for a first row is to walk all that was deleted and is not compacted yet.
+            # A search for a first row walks all deleted rows that are not compacted yet.
             no_rows = database is None or (
                 not any(len(space.entries) for space in cache.spaces.values())
                 and next(database.rows(prefix(groups.start), prefix(groups.end + 1)), None) is None

@@ -70,7 +70,7 @@ class RocksTable:
                 self._on_change()  # State objects are bound to its space.
 
     def removed(self, namespace: Any, key: Any) -> None:
-        """`key` of `namespace` is gone. So is a namespace without keys."""
+        """Note that `key` of `namespace` is gone. A namespace without keys goes too."""
         space = self._spaces[namespace]
         space.forget(key)
         if namespace is not None and not space.entries:
@@ -103,7 +103,7 @@ class RocksTable:
         return _Store(self, self.space(namespace).entries)
 
     def marks(self, namespace: Any) -> Any:
-        """Where `key` is noted before it is changed: by `key in marks`."""
+        """Return the notes of keys that change. `key in marks` notes `key`, before it changes."""
         return _Marks(self.space(namespace))
 
 

@@ -1,4 +1,4 @@
-"""Whose an error is: notes around user code."""
+"""Notes on errors that name the user code which raised them."""
 
 from __future__ import annotations
 

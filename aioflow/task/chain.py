@@ -141,7 +141,7 @@ class OperatorChain:
         self._heads: set[int] = set()
         """Operators that begin a stage, because restored work waits in front of them."""
         self.restored: deque[Waiting] = deque()
-        """What was in flight and is to be processed before any new input."""
+        """Restored data that was in flight, to be processed before any new input."""
         self._early: list[tuple[int, RecordBatch]] = []  # Emitted by `open`, before there were stages.
         self.slowest_operator: Operator | None = None
         """The operator that held the loop for more than `SLOW_NS` last; whoever reports it sets None."""
@@ -281,7 +281,10 @@ class OperatorChain:
                     deadline = self._perf_ns() + self._slice_ns
 
     def waiting(self) -> list[tuple[int, int, list[tuple[RecordBatch, int]]]]:
-        """What waits in front of each stage: its first operator, its watermark, and (the rest of a batch, its input), oldest first."""
+        """Return for each stage: its first operator, its watermark, and the batches that wait for it.
+
+        Each batch is (the rest of it, its input), oldest first.
+        """
         return [
             (
                 stage.first,

@@ -43,7 +43,7 @@ async def _close(close: Callable[[], Awaitable[None]], place: str, errors: list[
 
 
 def attach_errors(first: BaseException, others: Sequence[BaseException]) -> None:
-    """Let `first` say in notes what failed behind it, and where."""
+    """Attach the later errors `others` to `first`, as notes."""
     for error in others:
         told = "; ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())])
         first.add_note(f"aioflow: closing failed too: {told}")

@@ -229,7 +229,7 @@ class TaskOperatorContext:
         self._executor.execute(partial(self._in_scope, action, *args), description)
 
     def _in_scope(self, action: Callable[..., object], *args: object) -> object:
-        """Run mail of this operator; context variables say whose it is, and so does what it raises."""
+        """Run mail of this operator. Context variables name the operator, and so do errors of the mail."""
         self._scope.operator_context = self
         try:
             result = action(*args)

@@ -2,7 +2,7 @@
 
 A function that catches CancelledError and goes on would keep its task, its job and `cancel()` waiting for ever. After the time-out the
 watch says which operator holds the task, and where its code waits. In a process of its own that is all: the process ends. In the program
-the code is closed where it waits, as Python closes a coroutine that is dropped (GeneratorExit). What goes on even then is abandoned.
+the code is closed where it waits, as Python closes a coroutine that is dropped (GeneratorExit). Code that goes on even then is abandoned.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 class EndWatch:
-    """Of one task. `begin` when its end is asked for, `over` when its functions have ended; closing has a time-out of its own.
+    """Watch of one task. It starts with `begin` and stops with `over`, when the functions have ended. Closing has its own time-out.
 
     `group` holds its helper tasks. `on_stuck(error)`, if given, ends the process. `on_abandoned` is called when the task itself, and not
     a helper, is given up.
@@ -44,7 +44,7 @@ class EndWatch:
         on_abandoned: Callable[[], None],
     ) -> None:
         self.error: CancellationTimeout | None = None
-        """Set once the time is over."""
+        """Error of the task, set once the time is over."""
         self._name = name
         self._timeout_s = timeout_s
         self._scope = scope
@@ -64,7 +64,7 @@ class EndWatch:
             self._timer = asyncio.get_running_loop().call_later(delay_s, self._on_timeout)
 
     def over(self) -> None:
-        """Nothing of it runs any more."""
+        """End the watch: no code of the task runs any more."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

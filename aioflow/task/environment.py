@@ -104,7 +104,7 @@ class TaskEnvironment:
     """What this worker's tasks wrote there."""
     responder: CheckpointResponder | None = None
     on_stuck: Callable[[ExecutionAttemptId, CancellationTimeout], None] | None = None
-    """Ends the process, because of a task that does not end. None: it is the program's, and such a task is given up."""
+    """Ends the process, because of a task that does not end. None: this is the program, which gives up such a task."""
     checked_edges: set[int] = field(default_factory=set)
     """Edges whose first value was looked at."""
     processing_ms: ProcessingClock = field(init=False)

@@ -98,7 +98,7 @@ class TaskExecution:
         self.transition(ExecutionState.INITIALIZING, ExecutionState.RUNNING)
 
     def _on_abandoned(self) -> None:
-        """Its code goes on, whatever is done: for the job it is over."""
+        """Count the task as ended for the job, although its code cannot be stopped."""
         self._end(None)
         if self._abandon is not None and self.runner is not None:
             self._abandon(self.runner)

@@ -134,7 +134,10 @@ class InFlightCapture:
             self._failure = self._failure or error
 
     def keep_restored(self, waiting: Iterable[Waiting], watermark: int = MIN_WATERMARK, channels: int = 0) -> None:
-        """What the task has restored and not processed; behind it, the input of `channels` is at `watermark`."""
+        """Keep data that the task has restored and not processed.
+
+        `watermark`: event time of the input behind that data. `channels`: number of its channels.
+        """
         log = self.log(0, ChannelSide.RESTORED, 0, ChannelTime(watermark), channels)
         reached: dict[int, int] = {}
         for one in waiting:

@@ -1,10 +1,10 @@
 """Reads back the data that was in flight: for each subtask one line of batches that wait in front of its stages.
 
-A former subtask gives one line of all that was in flight in it. What was nearest to its end comes first. What
-its channels held goes through a valve, as it would have gone there, so each record keeps the watermark that it
-would have seen. Where the parallelism has changed, lines of several former subtasks meet: they are merged in
-the order of these watermarks. So the timers of a key fire between the same records as without the restore, and
-a record is late exactly if it would have been late.
+A former subtask gives one line of all its data in flight. Data nearest to the end of its chain
+comes first. Data of its channels goes through a valve, as without the restore, so each record keeps
+the watermark that it would have seen. If the parallelism has changed, lines of several former
+subtasks meet: they are merged in the order of these watermarks. So the timers of a key fire between
+the same records as without the restore. A record is late exactly if it would have been late.
 
 Invariant: no record is processed at a higher watermark than the one that it would have seen. It is lower only
 where a former subtask, which may continue here, was behind.
@@ -49,16 +49,16 @@ __all__ = ["RestoredInFlight", "read_in_flight"]
 
 @dataclass(slots=True)
 class RestoredInFlight:
-    """All that was in flight for one subtask."""
+    """Restored data in flight of one subtask."""
 
     waiting: list[Waiting]
     """In the order in which it is to be processed."""
     watermark: int
-    """Of the whole input, behind that."""
+    """Watermark of the whole input, behind that data."""
     channels: dict[tuple[int, int], ChannelTime] = field(default_factory=dict)
     """Watermark and idleness behind that, by exchange and index, of channels that continue where they stood."""
     channel_count: int = 0
-    """Of the input that `channels` belong to."""
+    """Number of channels of the input that `channels` belong to."""
 
 
 class _Head(NamedTuple):
@@ -74,7 +74,7 @@ class _Element(NamedTuple):
 
 @dataclass(slots=True)
 class _Line:
-    """What waits in one former subtask, and the watermark of its input behind that."""
+    """Data that waits in one former subtask, and the watermark of its input behind that."""
 
     waiting: deque[Waiting]
     end: int
@@ -92,7 +92,7 @@ async def read_in_flight(
     timed_stages: int,
     limit: int,
 ) -> RestoredInFlight:
-    """What one subtask takes over. `inputs` has the logical input of each exchange.
+    """Read the data that one subtask takes over. `inputs` has the logical input of each exchange.
 
     `timed_stages`: operators from this index on have an event time of their own making. `limit`: the event time
     at which new records may come, where lines of several former subtasks meet. Raises RestoreError for a file
@@ -111,7 +111,7 @@ async def read_in_flight(
 
 
 class _Reader:
-    """Reads the lines of former subtasks, of each the share of this one."""
+    """Reads from each former subtask the share of this one."""
 
     def __init__(
         self,
@@ -128,7 +128,7 @@ class _Reader:
         self._inputs = inputs
 
     async def line(self, restore: InFlightRestore) -> _Line:
-        """What waits in one former subtask."""
+        """Read the data that waits in one former subtask."""
         waiting: deque[Waiting] = deque()
         for place, file in restore.chain:
             before, read = await self._read(file, restore, f"in front of operator {place}")
@@ -138,7 +138,7 @@ class _Reader:
             head, waited = await self._read(restore.restored, restore, "restored before")
             _append(waiting, waited, MIN_WATERMARK)
         channels = [await self._channel(restore, number) for number in range(len(restore.channels))]
-        # A channel that told no event time left nothing behind, and holds back all the same.
+        # A channel without a watermark has no entry here, and still holds back event time.
         valve = StatusWatermarkValve(max(len(channels), head.channels, 1))
         valve.resume(head.time.watermark)
         for number, (found, _) in enumerate(channels):
@@ -190,7 +190,7 @@ class _Reader:
         return head, [self._share(one, restore) for one in elements] if restore.dealt else elements
 
     def _share(self, element: _Element, restore: InFlightRestore) -> _Element:
-        """What of it belongs to this subtask: the event time always does."""
+        """Return the part that belongs to this subtask. Event time always does."""
         batch = element.content
         if not isinstance(batch, RecordBatch) or not batch.values:
             return element
@@ -233,12 +233,12 @@ def _append(waiting: deque[Waiting], elements: Iterable[_Element], mark: int) ->
 
 
 def _append_time(waiting: deque[Waiting], outputs: Sequence[Watermark | WatermarkStatus]) -> None:
-    """What a valve gives. Idleness is left out: after a restart a stream is active until it says otherwise."""
+    """Append watermarks from a valve. Idleness is left out: after a restart a stream is active until it says otherwise."""
     waiting.extend(Waiting(0, 0, empty_batch(one.timestamp), MIN_WATERMARK) for one in outputs if isinstance(one, Watermark))
 
 
 def _before_the_end(line: _Line) -> int:
-    """The watermark behind it. That all inputs have ended is told by the inputs."""
+    """The watermark behind `line`. The inputs themselves report that all of them have ended."""
     if line.end < MAX_WATERMARK:
         return line.end
     line.waiting = deque(one for one in line.waiting if one.batch.values or one.batch.watermark < MAX_WATERMARK)
@@ -256,7 +256,7 @@ def _merged(lines: Sequence[_Line], timed_stages: int, limit: int) -> RestoredIn
         end, records = _before_the_end(line), deque[Waiting]()
         for one in line.waiting:
             if one.stage > timed_stages:
-                # Behind an operator that makes event time anew: another scale, which that operator tells again.
+                # Behind an operator that assigns event time: another scale, which it sends again.
                 if one.batch.values and len(lines) > 1:
                     one = Waiting(one.stage, one.input_index, one.batch.with_watermarks(None), MIN_WATERMARK)
                 merged.append(one)

@@ -120,7 +120,7 @@ class NetworkInput:
         """
         self.records_in = 0
         self.failed_producer: ProducerFailed | None = None
-        """What polling raised: a producer has failed."""
+        """Error that polling raised when a producer had failed."""
 
     def align(
         self,

@@ -83,7 +83,10 @@ class Overtaking:
         return capture
 
     def _keep_restored(self, capture: InFlightCapture) -> None:
-        """What was restored and is not processed, and the event time behind it: other tasks may have data in flight."""
+        """Keep restored data that is not processed, and the event time behind it.
+
+        Other tasks may have data in flight.
+        """
         network = self._network
         if network is not None:
             capture.keep_restored(self._chain.restored, network.current_watermark, network.channel_count)

@@ -31,7 +31,7 @@ class _Opened:
         self.close: asyncio.Future[None] = loop.create_future()
         self.owner: asyncio.Task[None] | None = None
         self.error: BaseException | None = None
-        """What its end raised."""
+        """Error that its close raised."""
 
 
 class ResourceScope:
@@ -58,7 +58,7 @@ class ResourceScope:
             if not entry.close.done():
                 entry.close.set_result(None)
             if not entry.ready.done():
-                end_task(entry.owner)  # It is still opening, and nobody waits for it any more.
+                end_task(entry.owner)  # It is still opening, and no caller waits for it.
             try:
                 await wait_all([entry.owner])
             except asyncio.CancelledError:  # The time to close is over.
@@ -99,7 +99,7 @@ class ResourceScope:
                 entry.error = error
                 return
             self._opened.pop(resource, None)
-            if isinstance(error, GeneratorExit):  # To whoever awaits the resource it would be the end of its coroutine.
+            if isinstance(error, GeneratorExit):  # It would close the coroutine that awaits the resource.
                 told = RuntimeError(f"user code raised {type(error).__name__}")
                 told.__cause__, error = error, told
             note_once(error, f"while opening resource {resource.name!r}")

@@ -153,7 +153,7 @@ class StreamTask:
                 on_initializing()
                 await self._restore()
                 if is_asked_to_end(owner):
-                    raise asyncio.CancelledError  # What was opened has swallowed it.
+                    raise asyncio.CancelledError  # Code in `open` has swallowed it.
                 on_running()
                 self._running = True
                 self._mail.open(self._input if isinstance(self._input, NetworkInput) else None)
@@ -161,7 +161,7 @@ class StreamTask:
                 await self._after_loop()
             except BaseException as error:
                 if isinstance(error, asyncio.CancelledError) and not has_place(error):
-                    raise  # Of no user code: the end was asked for, or a stranger cancelled this task.
+                    raise  # From no user code: the end was asked for, or a stranger cancelled this task.
                 # SystemExit too comes out where the job is awaited.
                 failure = user_error(error)
             finally:
@@ -184,7 +184,7 @@ class StreamTask:
 
     @property
     def stuck(self) -> CancellationTimeout | None:
-        """Which user code did not end when the task was to."""
+        """Error that names the user code which did not end on the cancellation of the task."""
         return self._watch_over_end.error
 
     def _on_abandoned(self) -> None:
@@ -227,7 +227,7 @@ class StreamTask:
         assert self._environment.store is not None, "a task that is restored has a store to read from"
         vertex = self.descriptor.vertex
         own = range_for_subtask(self.descriptor.attempt.subtask_index, vertex.parallelism, vertex.max_parallelism)
-        # What a source reads next is no older than its splits; where their number has changed, they may be behind.
+        # New records of a source are no older than its splits. At another parallelism, splits may be behind.
         limit = self._input.current_watermark if isinstance(self._input, SourceInput) and self._input.has_splits else MAX_WATERMARK
         return await read_in_flight(
             restore,
@@ -279,7 +279,7 @@ class StreamTask:
         await self._end.leave(drain=drain, checkpointing=self._options.checkpointing)
 
     async def _clean_up(self, failure: BaseException | None) -> None:
-        """Release everything, whatever happened before. The first error is kept, and the others are attached to it."""
+        """Release everything, also after a failure. The other errors are attached to the first one."""
         self._operators.stop_timers()
         self._task_timers.shutdown()
         for mail in self._processor.close():
@@ -504,7 +504,7 @@ class StreamTask:
 
     @property
     def failed_producer(self) -> ProducerFailed | None:
-        """What the input raised when a producer of it had failed. User code may raise the same class; that is not meant."""
+        """Error of the input when a producer of it had failed. An error of this class out of user code does not count."""
         return self._input.failed_producer if hasattr(self, "_input") and isinstance(self._input, NetworkInput) else None
 
     def abandon(self) -> None:

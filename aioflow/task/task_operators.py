@@ -66,7 +66,7 @@ class TaskOperators:
 
     @property
     def timed_stages(self) -> int:
-        """The first operator that makes event time anew: those behind it have another one than the input."""
+        """Index of the first operator that assigns event time: operators behind it do not have that of the input."""
         made = (i for i, operator in enumerate(self.operators) if isinstance(operator, TimestampsAndWatermarksOperator))
         return next(made, len(self.operators))
 

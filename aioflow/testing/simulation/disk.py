@@ -128,7 +128,7 @@ class SimDisk:
         return sum(len(file.data) for file in self._names.values())
 
     def fit(self, path: str, file: SimFile, machine: SimMachine, data: bytes) -> None:
-        """Fail with ENOSPC when `data` does not fit, behind as much of it as fits."""
+        """Do nothing if `data` fits. Otherwise write the part that fits, and raise ENOSPC."""
         if self.capacity is None or (room := self.capacity - self.used) >= len(data):
             return
         self.append(machine, file, data[: max(0, room)])

@@ -20,7 +20,10 @@ __all__ = ["Faults", "inject"]
 
 SLOW_FACTORS = (5.0, 20.0, 50.0)
 DISK_TROUBLES = (("slow", 40.0, 1.0), ("full", True, False), ("error_rate", 0.2, 0.0), ("capacity", 4096, None))
-"""Field of SimDisk, its value in trouble, its value in health. The capacity in trouble is up to so many bytes above what is used."""
+"""Field of SimDisk, its value in trouble, its value in health.
+
+The capacity in trouble is the number of bytes in use plus less than the number given here.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

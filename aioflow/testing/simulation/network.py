@@ -100,7 +100,7 @@ class SimNetwork:
         self.connections_made = 0
         self._cut: set[tuple[str, str]] = set()  # (from, to); only asked for membership, never iterated.
         self._parted: set[tuple[str, str]] = set()
-        """The same of processes."""
+        """Cuts between processes: (from, to)."""
         self._slow: dict[tuple[str, str], float] = {}
         self._live: dict[SimTransport, None] = {}
         loop.network = self
