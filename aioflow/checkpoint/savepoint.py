@@ -207,7 +207,7 @@ class Savepoint:
 
 
 def _without_times(stored: Any, kind: str, where: str) -> Any:
-    """A stored value of a state with a time to live, without when its parts were written. Raises RestoreError naming `where` it is."""
+    """A stored value of a state with a time to live, without the times of its parts. Raises RestoreError naming `where` it is."""
     try:
         if kind == "list":
             return [value for _, value in stored]

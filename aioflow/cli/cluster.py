@@ -128,7 +128,7 @@ def _taskmanager(arguments: argparse.Namespace) -> int:
 
 
 STUCK = 4
-"""Exit code of a process that ends because of a function that does not."""
+"""Exit code of a process that ends because one of its functions does not end."""
 
 STUCK_GRACE_S = 1.0
 

@@ -226,7 +226,7 @@ class JobCheckpoints:
     async def close(self, *, finished: bool) -> None:
         """The last task has ended. Of a job that `finished` by itself the last checkpoint stays: a run from there has nothing to do.
 
-        What `collect` gave is in memory and gone with its process: such a job leaves nothing to resume, and its next run gives it again.
+        Rows of `collect` are in memory, and gone with its process. Such a job leaves nothing to resume; its next run gives them again.
         """
         self._over = True
         if self._opening is not None:

@@ -107,7 +107,7 @@ async def restore_point(
     allow_non_restored: bool,
     job_id: str = "",
 ) -> RestorePoint:
-    """What the tasks of `graph` get of `checkpoint`. `job_id`: of the job that they belong to. Raises RestoreError."""
+    """The share of `checkpoint` of each task of `graph`. `job_id`: the job that the tasks belong to. Raises RestoreError."""
     if checkpoint is None:
         return RestorePoint()
     plan = plan_restore(checkpoint, checkpointed_vertices(graph), allow_non_restored=allow_non_restored)

@@ -197,7 +197,7 @@ MSGSPEC_CACHE = "__msgspec_cache__"
 """What msgspec notes in a class when values of it were first made. It cannot be pickled, and is made anew when it is not there."""
 
 UNNAMED_FILE = "<dynamic-code>"
-"""What cloudpickle 3.1.3 writes in place of the file of a code object."""
+"""Text that cloudpickle 3.1.3 writes in place of the file of a code object."""
 
 
 class _JobPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types.

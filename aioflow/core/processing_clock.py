@@ -1,6 +1,6 @@
 """Processing time: the wall clock as long as it runs evenly, the monotonic clock where it does not.
 
-A wall clock steps: an operator sets it, a machine wakes from sleep, or a broken time server sends
+A wall clock steps: an operator sets it, or a machine wakes from sleep. A broken time server may send
 it ten years ahead for a moment. Windows, timers and times to live need a time that passes at the
 pace of a second a second. So processing time does not follow a step at once. A step shows as a
 difference from the monotonic clock:

@@ -56,8 +56,8 @@ _NAMED = re.compile(
 )
 """`password=...`, `"api_key": "..."`, `Authorization: Bearer ...`, `password: str = "..."`.
 
-The value is optional, so that the pattern skips a name without a value as a whole, and does not
-try its letters one by one.
+The value is optional, so that the pattern skips a name without a value as a whole, instead of
+letter by letter.
 """
 
 _COOKIES = re.compile(rf"(?is)(cookie\d?+\\*+[\"']?\s*+[:=]\s*+)(?:{_QUOTED}|[^\n]*+)")

@@ -189,8 +189,9 @@ def _values(codec: Codec, keys: list[Any], values: list[Any], owner: str) -> byt
 
 
 def encode_value(codec: Codec, key: Any, value: Any, owner: str) -> bytes:
-    """The bytes of one value. Raises TypeNotSupported naming `owner`, the key, the type and the remedy, for any error of
-    the value's own code: another try would come to the same value.
+    """The bytes of one value. Raises TypeNotSupported naming `owner`, the key, the type and the remedy.
+
+    Any error of the value's own code counts: another try would come to the same value.
     """
     if type(value) is Uncopied:
         raise TypeNotSupported(
