@@ -171,7 +171,7 @@ async def test_what_can_never_do_is_refused(server: Server, url: str, ctx: SinkC
         (lambda: redis(url, "s", format="text"), "name it by field="),
         (lambda: redis(url, "s", field="f", format="jason"), "did you mean 'json'"),
         (lambda: redis(url, "s", int), "expected a dataclass"),
-        (lambda: redis(url, "s", maxlen=0), "expected at least 1"),
+        (lambda: redis(url, "s", maxlen=0), "maxlen is 0, expected a whole number of at least 1"),
     ):
         with pytest.raises(GraphError, match=message):
             make()
