@@ -92,16 +92,19 @@ def checkpoint_settings(options: RunOptions) -> CheckpointSettings | None:
 
 
 def checkpoint_key(given: bytes | PathLike[str] | None) -> bytes | None:
-    """The key itself, or the content of its file, without white space around it. Raises TypeError, or ValueError if it is too short."""
+    """The key itself, or the content of its file without the end of its last line.
+
+    Raises TypeError, or ValueError if it is too short.
+    """
     if given is None:
         return None
     if isinstance(given, PathLike):
         try:
-            key = Path(given).read_bytes().strip()
+            key = Path(given).read_bytes().rstrip(b"\r\n")
         except OSError as error:
             raise ValueError(f"checkpoint_key= names the file {fspath(given)}, which cannot be read: {error.strerror}") from error
     elif isinstance(given, bytes):
-        key = given.strip()
+        key = given
     else:
         raise TypeError(f"checkpoint_key= takes bytes, or Path(...) of a file that holds them; got {type(given).__name__}")
     if len(key) < KEY_BYTES_MIN:

@@ -1,8 +1,8 @@
 """Connections of an HTTP server: bounded in number, in time and in memory, with any clients.
 
 The server speaks HTTP; this module stands between it and its transports. A connection is *working* while a request is answered,
-*stalled* while its client does not read what was written, else *quiet*. A client that does not send a whole request, or does not
-read an answer, within `SILENCE_S` is cut off. When all places are taken, or clients leave too much unread, one
+*stalled* while its client does not read what was written, else *quiet*. A client that does not send a whole request within
+`SILENCE_S`, or reads nothing of an answer for so long, is cut off. When all places are taken, or clients leave too much unread, one
 connection has to go. It belongs to the address with the most connections, and has been stalled longest, or else quiet
 longest. A well-behaved client works for milliseconds, so that no number of other clients keeps it out.
 """
@@ -24,7 +24,7 @@ __all__ = ["SILENCE_S", "Door"]
 logger = logging.getLogger(__name__)
 
 SILENCE_S = 20.0
-"""Time for a client to send a whole request, or to read an answer."""
+"""Time for a client to send a whole request, or to read a part of an answer."""
 
 GRACE_S = 1.0
 """Time for which a new quiet connection keeps its place. As many again as there are places may be this new."""
@@ -99,8 +99,9 @@ class Door:
             await asyncio.sleep(CHECK_S)
             now = loop.time()
             for connection in list(self._connections.values()):
+                connection.note_reading(now)
                 if not connection.is_working and now - connection.since_s >= SILENCE_S:
-                    missing = "read its answers" if connection.is_stalled else "send a whole request"
+                    missing = "read anything of its answers" if connection.is_stalled else "send a whole request"
                     self._cut(connection, f"it did not {missing} within {SILENCE_S:g} s", is_news=connection.is_stalled)
 
     # For connections.
@@ -182,7 +183,9 @@ class _Connection(asyncio.Protocol):
         self.unasked = 0
         """Requests that were answered since the client sent anything."""
         self.since_s = asyncio.get_running_loop().time()
-        """Monotonic time at which it last worked, or began to be stalled."""
+        """Monotonic time at which it last worked, began to be stalled, or was last seen to read."""
+        self._unread_bytes = 0
+        """What was left of its answers when it was last looked at; counts while it is stalled."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's are none by class.
@@ -206,9 +209,17 @@ class _Connection(asyncio.Protocol):
     def pause_writing(self) -> None:
         self.is_stalled = True
         self.since_s = asyncio.get_running_loop().time()
+        self._unread_bytes = self.memory_bytes
         if self._is_in:
             self.inner.pause_writing()
         self._door.stalled()
+
+    def note_reading(self, now_s: float) -> None:
+        """A client of a slow link has time: it reads, though a large answer takes long."""
+        if self.is_stalled and (unread := self.memory_bytes) != self._unread_bytes:
+            if unread < self._unread_bytes:
+                self.since_s = now_s
+            self._unread_bytes = unread
 
     def resume_writing(self) -> None:
         self.is_stalled = False

@@ -237,12 +237,18 @@ class AsyncWaitOperator(Operator):
         while True:
             try:
                 return await self._once(value)
-            except retry.on as error:
-                if is_asked_to_end(asyncio.current_task()):
-                    raise  # The function turned its cancellation into this error.
+            except BaseException as raised:
+                task = asyncio.current_task()
+                assert task is not None
+                # The function may have turned its cancellation into another error. timeout= cancels, too.
+                if is_asked_to_end(task) or (isinstance(raised, asyncio.CancelledError) and task.cancelling()):
+                    raise
+                error = user_error(raised)
+                if not isinstance(error, retry.on):
+                    raise
                 if tries == retry.attempts:
                     error.add_note(f"after {tries} tries")
-                    raise
+                    raise error from error.__cause__  # It may stand for what was raised.
             await asyncio.sleep(retry.delay_s(tries))
             tries += 1
 

@@ -49,10 +49,24 @@ JOB_MUTANTS: list[Mutant] = [
         (CANCELS + "test_code_that_swallows_its_cancellation_is_named_and_ended",),
     ),
     Mutant(
+        "a time-out of all tries is tried again",
+        "aioflow/operators/async_wait.py",
+        " or (isinstance(raised, asyncio.CancelledError) and task.cancelling())",
+        "",
+        ("tests/operators/test_async_wait.py::test_a_try_that_the_timeout_cancels_is_the_last",),
+    ),
+    Mutant(
+        "a client of a slow link is cut off while it reads",
+        "aioflow/network/door.py",
+        "            if unread < self._unread_bytes:\n",
+        "            if False:\n",
+        ("tests/network/test_door.py::test_a_client_of_a_slow_link_has_time_as_long_as_it_reads",),
+    ),
+    Mutant(
         "a call that was cancelled is tried again",
         "aioflow/operators/async_wait.py",
-        "                if is_asked_to_end(asyncio.current_task()):\n",
-        "                if False:\n",
+        "                if is_asked_to_end(task) or (isinstance",
+        "                if (isinstance",
         (CANCELS + "test_a_call_that_makes_another_error_of_its_cancellation_is_not_tried_again",),
     ),
     Mutant(

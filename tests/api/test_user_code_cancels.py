@@ -553,6 +553,25 @@ async def test_what_is_closed_has_a_time_of_its_own_and_is_then_closed_by_force(
     assert asyncio.all_tasks() <= before
 
 
+@pytest.mark.parametrize("timeout", [None, "10s"])
+async def test_a_call_whose_future_was_cancelled_by_another_party_is_tried_again(timeout: str | None) -> None:
+    """Such a CancelledError is an error of user code, to `retry=` too."""
+    calls = 0
+
+    async def function(value: int) -> int:
+        nonlocal calls
+        calls += 1
+        if calls < 3:
+            future = asyncio.get_running_loop().create_future()
+            future.cancel()
+            await future
+        return value
+
+    retry = af.Retry(5, backoff="1ms")
+    assert await af.Flow("f").source([1]).map(function, retry=retry, timeout=timeout).collect() == [1]
+    assert calls == 3
+
+
 async def test_a_call_that_makes_another_error_of_its_cancellation_is_not_tried_again() -> None:
     calls = 0
     reached = asyncio.Event()

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import aioflow as af
+from aioflow.api.checkpoint_options import checkpoint_key
 from aioflow.api.options import parse_options
 from aioflow.checkpoint.metadata import decode_metadata, encode_metadata
 from aioflow.cli.checkpoints import add_checkpoint_options, checkpoint_options
@@ -95,6 +96,14 @@ def test_a_key_that_cannot_be_meant_is_refused(tmp_path: Path) -> None:
         parse_options({"checkpoints": tmp_path, "checkpoint_key": tmp_path / "none"})
     with pytest.raises(ValueError, match="there are none: give checkpoints=URL"):
         parse_options({"checkpoint_key": KEY})
+
+
+def test_a_random_key_is_taken_as_it_is(tmp_path: Path) -> None:
+    """White space at its ends is part of it; only the end of the last line of a file is not."""
+    key = b" \t" + KEY + b"\n "
+    assert checkpoint_key(key) == key
+    (tmp_path / "key").write_bytes(key + b"\n")
+    assert checkpoint_key(tmp_path / "key") == key
 
 
 def test_the_key_is_in_no_repr(tmp_path: Path) -> None:

@@ -149,6 +149,20 @@ def test_a_client_is_cut_off_when_it_is_silent_too_long(reads: bool) -> None:
     on_street(9, scene)
 
 
+def test_a_client_of_a_slow_link_has_time_as_long_as_it_reads() -> None:
+    async def scene(street: Street) -> None:
+        wire = street.come()
+        street.stop_reading(wire, 1_000_000)
+        for _ in range(int(3 * SILENCE_S / CHECK_S)):
+            await asyncio.sleep(CHECK_S)
+            wire.unread -= 1_000
+        assert not wire.is_cut
+        await asyncio.sleep(SILENCE_S + 2 * CHECK_S)
+        assert wire.is_cut
+
+    on_street(9, scene)
+
+
 def test_what_clients_leave_unread_is_bounded() -> None:
     async def scene(street: Street) -> None:
         size = UNREAD_BYTES_MAX // 4 - INPUT_BYTES

@@ -377,6 +377,16 @@ async def test_the_timeout_bounds_all_tries_together() -> None:
     assert context.side[0][1].error_type == "TimeoutError"
 
 
+async def test_a_try_that_the_timeout_cancels_is_the_last() -> None:
+    calls, context = Calls(), Context()
+    retry = Retry(5, backoff="0ms")
+    operator = await opened(AsyncWaitOperator("map", calls, retry=retry, timeout_s=0.001, on_error=BAD), context)
+    operator.process_batch(batch([1]))
+    await wait_until(context, lambda: context.side)
+    assert context.side[0][1].error_type == "TimeoutError"
+    assert calls.started == [1]
+
+
 def test_pauses_between_tries_grow_up_to_their_limit() -> None:
     retry = Retry(9, backoff="100ms", multiplier=3, max_backoff="1s")
     assert [retry.delay_s(tries) for tries in (1, 2, 3, 4, 5_000)] == [0.1, 0.30000000000000004, 0.9, 1.0, 1.0]
