@@ -259,6 +259,10 @@ class Processes(Protocol):
         """Return who this process is."""
         ...
 
+    def usage(self) -> tuple[float, int]:
+        """Return the processor time of this process in seconds, and the most memory it ever had in bytes."""
+        ...
+
     def has_ended(self, process: ProcessIdentity) -> bool:
         """Tell whether a process is known to run no more. False: it runs, or nobody here can know."""
         ...

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import resource
 import signal
 import socket
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -67,6 +69,12 @@ class SystemProcesses:
     def identity(self) -> ProcessIdentity:
         pid = os.getpid()
         return ProcessIdentity(socket.gethostname(), pid, _machine(), _start_time(pid) or "")
+
+    def usage(self) -> tuple[float, int]:
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        # The unit of the peak is a byte on macOS and a KiB elsewhere.
+        peak_bytes = used.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+        return used.ru_utime + used.ru_stime, peak_bytes
 
     def has_ended(self, process: ProcessIdentity) -> bool:
         # Another boot, another machine or another container: its numbers mean nothing here.

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
-import resource
-import sys
 from typing import TYPE_CHECKING, Any
 
 from aioflow.core.errors import Closed
@@ -27,6 +24,7 @@ class ProcessInspector:
     """Everything on the loop of the process. What has a past (lag, log) has it from `start` on, at the latest from the first question."""
 
     def __init__(self, host: Host) -> None:
+        self._usage = host.procs.usage
         self.lag = LoopLag()
         self.flames = FlameSampler(host)
         self.logs = LogTail()
@@ -49,10 +47,10 @@ class ProcessInspector:
 
     def metrics(self) -> dict[str, float]:
         """In the names of Flink where it has one."""
-        used = os.times()
+        cpu_s, peak_bytes = self._usage()
         return {
-            "Status.Process.CPU.Time": used.user + used.system,
-            "Status.Process.Memory.Peak": peak_bytes(),
+            "Status.Process.CPU.Time": cpu_s,
+            "Status.Process.Memory.Peak": peak_bytes,
             "Status.Loop.lagMs": self.lag.last_ms,
             "Status.Loop.lagMsMax": self.lag.max_ms,
         }
@@ -73,7 +71,7 @@ class ProcessInspector:
                 return thread_infos()
             case "memory", ():
                 collectors = [{"name": f"generation {number}", "count": one["collections"]} for number, one in enumerate(gc.get_stats())]
-                return {"peak": peak_bytes(), "collectors": collectors}
+                return {"peak": self._usage()[1], "collectors": collectors}
             case "metrics", ():
                 return self.metrics()
         raise Closed(f"this process does not know what {what!r} is: another version of aioflow asks")
@@ -92,8 +90,3 @@ class ProcessInspector:
         """Where the tasks of these names wait."""
         running, wanted = asyncio.current_task(), frozenset(names)
         return [await_chain(task) for task in asyncio.all_tasks() if task is not running and task.get_name() in wanted]
-
-
-def peak_bytes() -> int:
-    """The most that this process ever had in memory; what it has now only Linux tells."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

@@ -339,6 +339,9 @@ class _SimProcesses:
         process = self._process
         return ProcessIdentity(process.machine.name, process.index, process.machine.name, f"{process.name}/{process.generation}")
 
+    def usage(self) -> tuple[float, int]:
+        return 0.0, 0
+
     def has_ended(self, process: ProcessIdentity) -> bool:
         if process.machine != self._process.machine.name:
             return False
