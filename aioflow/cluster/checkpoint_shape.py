@@ -9,7 +9,7 @@ from aioflow.checkpoint.plan import CheckpointedVertex, VertexInput
 from aioflow.graph.job_graph import JobEdge, JobGraph, JobVertex, connected_subtasks
 from aioflow.graph.stream_graph import ShipStrategy
 
-__all__ = ["checkpointed_vertices", "only_collects"]
+__all__ = ["checkpointed_vertices"]
 
 
 def checkpointed_vertices(graph: JobGraph) -> tuple[CheckpointedVertex, ...]:
@@ -23,12 +23,6 @@ def checkpointed_vertices(graph: JobGraph) -> tuple[CheckpointedVertex, ...]:
         )
         for vertex in graph.vertices
     )
-
-
-def only_collects(graph: JobGraph) -> bool:
-    """Whether all that a job gives goes to a list or an iterator of the program that runs it."""
-    sinks = [node for vertex in graph.vertices for node in vertex.nodes if node.sink]
-    return bool(sinks) and all(node.kind == "collect" for node in sinks)
 
 
 def _operator(vertex: JobVertex, name: str, uid: str) -> CheckpointedOperator:

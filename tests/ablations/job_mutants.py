@@ -421,28 +421,11 @@ JOB_MUTANTS: list[Mutant] = [
         (f"{CHECKPOINTS}test_collect_is_exactly_once_over_restarts",),
     ),
     Mutant(
-        "a job that has finished writes everything again",
+        "a job that finished is resumed",
         "aioflow/cluster/job_checkpoints.py",
-        "            over = ended and only_collects(self._graph) and await self._finish(coordinator)\n",
-        "            over = ended and await self._finish(coordinator)\n",
-        (
-            f"{CHECKPOINTS}test_a_job_that_has_finished_and_is_started_again_writes_nothing_twice",
-            "tests/simulation/test_every_write_fails.py::test_wherever_a_bounded_service_is_killed_its_next_runs_write_nothing_twice",
-        ),
-    ),
-    Mutant(
-        "a collect of a job that has finished gives nothing",
-        "aioflow/cluster/job_checkpoints.py",
-        "            over = ended and only_collects(self._graph) and await self._finish(coordinator)\n",
-        "            over = False and only_collects(self._graph) and await self._finish(coordinator)\n",
-        (f"{CHECKPOINTS}test_collect_gives_its_rows_each_time",),
-    ),
-    Mutant(
-        "what is pushed behind an input that was closed is lost",
-        "aioflow/cluster/restoring.py",
-        "            former = [[replace(split, finished=False) for split in splits] for splits in former]\n",
-        "            former = [[replace(split) for split in splits] for splits in former]\n",
-        (f"{CHECKPOINTS}test_what_a_run_is_given_is_read_although_the_input_of_the_last_one_was_closed",),
+        "            over = finished and not asked and await self._finish(coordinator)\n",
+        "            over = finished and asked and await self._finish(coordinator)\n",
+        (f"{CHECKPOINTS}test_a_job_that_finished_by_itself_leaves_nothing_to_resume",),
     ),
     Mutant(
         "the state of an unfinished job is passed over in silence",

@@ -214,59 +214,14 @@ async def test_functions_of_a_drained_job_finish_again_behind_new_input_and_only
         assert rows == totals
 
 
-async def test_a_job_that_has_finished_and_is_started_again_writes_nothing_twice(
-    store: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Windows fire once, functions finish once, files are written once; the log says why nothing comes, and how to run it again."""
-    strategy: Any = af.WatermarkStrategy.monotonous_timestamps(timestamp=lambda n: n * 1000)
-    for run in range(3):
+async def test_a_job_that_finished_by_itself_leaves_nothing_to_resume(store: str) -> None:
+    for _ in range(2):
         rows: list[Any] = []
         numbers = Numbers(100, end=100)
-        flow = af.Flow("again", parallelism=run + 1)  # Also at another parallelism.
-        stream = flow.source(numbers.read, watermarks=strategy, uid="numbers")
-        stream.key_by(lambda n: n % 5).window(af.tumbling("10s")).aggregate(af.count(), uid="windows").sink(rows.append, uid="fired")
-        stream.process(Total(), uid="total", parallelism=1).sink(rows.append, uid="totals")
-        flow.source([1, 2, 3], uid="list").sink(af.io.jsonl(tmp_path / "out"), uid="files")
-        result = await flow.execute(checkpoints=store, every="10ms")
+        result = await counting(numbers, rows).execute(checkpoints=store, every="10ms")
         assert result.status == "FINISHED"
-        assert len(rows) == (51 if run == 0 else 0)
-        parts = [line for part in (tmp_path / "out").glob("part-*") for line in part.read_text().split()]
-        assert sorted(parts) == ["1", "2", "3"]
-        assert caplog.text.count("flow 'again' finished already at ") == run
-    assert "restore=None, fresh=True runs it again" in caplog.text
-
-
-@pytest.mark.parametrize("fresh", [False, True])
-async def test_a_job_that_has_finished_runs_again_if_it_is_told_to_begin_without_state(store: str, fresh: bool) -> None:
-    for options in ({}, {"restore": None, "fresh": fresh}, {"restore": None, "fresh": fresh}):
-        rows: list[Any] = []
-        await counting(Numbers(100, end=100), rows).execute(checkpoints=store, every="10ms", **options)
         assert complete(rows, 100)
-    await counting(Numbers(100, end=100), rows).execute(checkpoints=store)
-    assert complete(rows, 100), "the last run has finished too"
-
-
-async def test_what_a_run_is_given_is_read_although_the_input_of_the_last_one_was_closed(store: str) -> None:
-    rows: list[Any] = []
-    for _ in range(3):
-        flow = af.Flow("given")
-        pushed = flow.source(af.io.push(), uid="pushed")
-        pushed.key_by(lambda n: 0).count(uid="count").sink(rows.append)
-        async with flow.run(checkpoints=store) as job:
-            inlet = job.input(pushed)
-            await inlet.put_many([1, 2])
-            inlet.close()
-            assert (await job.wait()).status == "FINISHED"
-    assert rows == [(0, n) for n in range(1, 7)]
-
-
-async def test_collect_gives_its_rows_each_time(store: str) -> None:
-    """They are in the memory of the program, so a job that has finished leaves nothing to resume."""
-    for _ in range(2):
-        flow = af.Flow("collected")
-        flow.source([0]).sink(af.io.blackhole())
-        assert await flow.source([1, 2, 3]).collect(checkpoints=store) == [1, 2, 3]
-    assert await open_store(flow_url(store, "collected"), SystemHost()).newest() is None
+        assert numbers.began_at == [None]
 
 
 async def test_a_bounded_job_of_several_regions_finishes(store: str) -> None:

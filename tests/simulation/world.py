@@ -251,8 +251,6 @@ class World:
     """What runs in the service."""
     ended: int = 0
     """How often the service has ended by itself."""
-    runs_again: bool = False
-    """Whether the flow is run although everything is committed: a job that has finished is started again, and commits nothing twice."""
     sizes: list[dict[str, int]] = field(default_factory=list)
     """What was held at the end of each calm of a long world."""
     _gets_on: asyncio.Event = field(default_factory=asyncio.Event)
@@ -276,7 +274,7 @@ class World:
         """The main of a simulated process: runs the flow to its end, or until the operator stops it."""
         settings = self.settings
         self.look()
-        if self.oracle.complete and not self.runs_again:
+        if self.oracle.complete:
             self.ended += 1
             return 0
         self.starts += 1
@@ -507,12 +505,6 @@ class World:
         if self.settings.standby:
             return
         begun = self.ended
-        if self.settings.data.bounded and self.settings.place != "cluster":
-            self.runs_again = True
-            # One run may be under way.
-            await self.until(lambda: self.ended > begun + 1, ASKED_S, lambda: "the service does not end when its job is started again")
-            self.look()
-            return
         if not self.settings.data.bounded and (job := await self._goes_on()) is not None:
             rng = self.sim.loop.stream("end")
             if rng.random() < 0.3:
@@ -563,6 +555,8 @@ class World:
     # What is looked at.
 
     def _committed(self, rows: Sequence[Any]) -> None:
+        if self.oracle.complete:
+            return  # A job that has finished leaves nothing to resume: its next run begins anew.
         self._gets_on.set()
         self.oracle.committed(rows)
 
@@ -571,7 +565,8 @@ class World:
         if self.settings.workers:
             worker_world.check_credit()
         self.watch.look()
-        self.oracle.visible(self._visible())
+        if not self.oracle.complete:
+            self.oracle.visible(self._visible())
         self._check_files()
 
     def _visible(self) -> Iterator[Any]:
