@@ -104,7 +104,7 @@ class Stays(af.KeyedProcessFunction[int, Record, int]):
 
 
 class Every:
-    """One result of each `FLUSH` elements, whatever they are; `weight` of them each."""
+    """Emits one result for every `FLUSH` elements. The result counts each element `weight` times."""
 
     def __init__(self, weight: int = 1) -> None:
         self.count = 0

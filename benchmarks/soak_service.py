@@ -33,7 +33,7 @@ KEYS = 40
 
 ORDERS_OF_A_KEY = ROUND // KEYS
 PAID_EACH = 5
-"""One order in so many has a payment."""
+"""One order in this many has a payment."""
 
 BURST = 20
 PINGS_PER_S = 50

@@ -5,7 +5,7 @@ A flow may run several times at once, so each run has an inlet of its own: whoev
 
 Invariant: the inlet numbers what it accepts. When the job may restart, what no completed checkpoint covers is kept, and a restarted
 reader replays it: without checkpoints that is everything since the run began. Otherwise an element is forgotten once it was polled.
-With checkpoints no more than `uncovered` elements are kept: where so many wait for one to complete, `put` waits as well.
+With checkpoints at most `uncovered` elements are kept. At that bound `put` waits until a checkpoint completes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The data plane of one process: a link to each other process that it exchanges partitions with.
 
-The consumer dials, and dials again after a reset; the first frame of a connection says which link it carries on. A link that nobody uses
-is closed by the side that dialled it, and forgotten by both.
+The consumer dials, and dials again after a reset; the first frame of a connection says which link it carries on. The side that
+dialled an unused link closes it, and both sides forget it.
 
 A link that stays without a connection is given up by its consumer: after `GIVE_UP_S` every channel fails with Broken, so the consuming
 tasks fail and the job hears of it. The producer only cleans up: it forgets the consumer after `FORGET_S`, which is later. A consumer that

@@ -7,8 +7,8 @@ A task whose user code does not end when it is cancelled has FAILED, too: see `e
 
 Cancelled before it ran, a task never calls user code. An error that arises because of a cancel is logged, not reported. Consumers of a
 task that failed or was cancelled see their producer fail; they end CANCELED, not FAILED, and report what they saw. Only the input of
-the task says that a producer failed: a ProducerFailed of user code is an error like any other. A task that somebody else cancels (a
-stranger to the engine, a loop that is shut down) has failed, so that the job hears of it. After Flink's Task.
+the task says that a producer failed: a ProducerFailed of user code is an error like any other. A task that other code
+cancels (not the engine, or a loop that shuts down) has failed, so that the job hears of it. After Flink's Task.
 """
 
 from __future__ import annotations

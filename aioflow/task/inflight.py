@@ -7,7 +7,7 @@ handed on may be changed. In front of it stands the event time that was in force
     file    1 version | 8 watermark | 1 idle (1), not aligned (2) | 4 channels | for each element:
             1 kind | 2 input | 2 stage | 4 length | content
 
-Only what carries records or time is kept. Barriers belong to the moment; the end of the data is told again at its end.
+Only what carries records or time is kept. Barriers are not: they belong to one checkpoint. The end of data is sent again.
 
 `task.inflight_restore` reads them. After Flink's ChannelStateWriter; there, what was in the output queues is sent again, here its
 consumer takes it over directly.

@@ -100,8 +100,9 @@ def run_simulated(
     `collect`: streams whose elements are wanted. `drive(job)`: a coroutine function that talks to the running job; when it returns, the
     flow is left as by `async with`. Without it the run waits for the end of the job.
     `faults`: `pause` stalls the process, `disk` makes the simulated disk slow, full or failing; the other kinds are refused with
-    ValueError. `clock`: the wall clock at the start, in ms. `clock_steps`: after so many seconds the wall clock is set, ahead by so many
-    ms, or back by a negative number. `options` are those of `flow.run`; files are those of the simulated disk.
+    ValueError. `clock`: the wall clock at the start, in ms. `clock_steps`: pairs of the seconds
+    until the wall clock steps and the size of the step in ms, negative for a step back.
+    `options` are those of `flow.run`; files are those of the simulated disk.
     `perturb=False` gives one plain history, `fence=False` lets user code touch the real machine.
 
     Raises what the job raised, SimDeadlock, SimLivelock, SimFenceBroken; a note names the seed.

@@ -384,7 +384,7 @@ STATE_MUTANTS: list[Mutant] = [
         ),
     ),
     Mutant(
-        "processing time is the wall clock, whatever that does",
+        "processing time is the wall clock, with its steps",
         "aioflow/task/environment.py",
         "        self.processing_ms = ProcessingClock(self.host.clock)\n",
         "        self.processing_ms = lambda: self.host.clock.wall_ms()  # type: ignore[assignment]\n",

@@ -187,7 +187,7 @@ UNALIGNED_MUTANTS: list[Mutant] = [
         ("tests/network/test_partition.py::test_a_consumer_that_leaves_is_not_waited_for",),
     ),
     Mutant(
-        "data in flight of former subtasks is processed by turns, whatever its event time",
+        "data in flight of former subtasks is processed by turns, not by event time",
         "aioflow/task/inflight_restore.py",
         "        until = ahead[1][0] if len(ahead) > 1 else MAX_WATERMARK\n",
         "        until = MAX_WATERMARK\n",

@@ -75,7 +75,7 @@ def test_the_young_are_collected_by_hand_all_the_while_and_everything_from_time_
 
 
 def test_garbage_that_survived_the_young_is_found_in_a_process_that_makes_few_objects() -> None:
-    """There the interpreter finds no collection due: what tasks leave that are started anew stayed for ever."""
+    """The interpreter finds no collection due there, so objects of restarted tasks stayed for ever."""
 
     class Task:
         def __init__(self) -> None:
