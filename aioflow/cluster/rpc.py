@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from aioflow.core.aio import cancel_and_wait
 from aioflow.core.errors import AioflowError, Broken, RemoteProtocolError
-from aioflow.network.connection import AuthenticatedConnection, fresh_nonce
+from aioflow.network.connection import AuthenticatedConnection, close_all, fresh_nonce
 from aioflow.network.security import check_listen, security_of
 from aioflow.network.waiting_room import WaitingRoom
 from aioflow.protocol.framing import CONTROL_PLANE, Frame
@@ -102,9 +102,9 @@ class RpcConnection:
         return self._connection is not None and self._connection.is_writable
 
     async def close(self) -> None:
-        """Let what was written go out, close, and end what still answers the peer."""
+        """Let what was written go out, close, and end what still answers the peer. It waits until the socket is closed."""
         if self._connection is not None:
-            self._connection.close()
+            await close_all([self._connection])
         await cancel_and_wait(self._answering)
 
     def abort(self, error: Exception) -> None:
@@ -269,24 +269,26 @@ class RpcServer:
         return self._listener.port
 
     async def close(self) -> None:
-        """Stop listening and close every connection. Idempotent."""
+        """Stop listening and close every connection. Returns when their sockets are closed. Idempotent."""
         if self._listener is not None:
             self._listener.close()
-        self._waiting.close()
-        for connection, transport in list(self._connections.items()):
-            if connection.is_open:
-                await connection.close()
-            else:
-                transport.abort()
+        strangers = self._waiting.close()
+        peers = dict(self._connections)
+        await close_all([*peers.values(), *strangers])
+        await cancel_and_wait([task for connection in peers for task in connection._answering])
 
     def _accept(self) -> asyncio.BaseProtocol:
         connection = RpcConnection(self._codec, self._closed)
         connection.handlers = self._on_peer(connection)
         handshake = ServerHandshake(self._secret, fresh_nonce(self._host), self._roles)
-        transport = self._connections[connection] = AuthenticatedConnection(
-            handshake, CONTROL_PLANE, connection, self._waiting
-        )
+        transport = AuthenticatedConnection(handshake, CONTROL_PLANE, connection, self._waiting)
+        # Not before: a connection whose TLS handshake fails ends without a word.
+        connection.opened.add_done_callback(partial(self._opened, connection, transport))
         return transport
+
+    def _opened(self, connection: RpcConnection, transport: AuthenticatedConnection, opened: asyncio.Future[None]) -> None:
+        if opened.exception() is None and not transport.closed.done():
+            self._connections[connection] = transport
 
     def _closed(self, connection: RpcConnection) -> None:
         self._connections.pop(connection, None)

@@ -508,6 +508,20 @@ JOB_MUTANTS: list[Mutant] = [
         ("tests/cluster/test_rpc.py::test_a_handler_whose_caller_is_gone_is_cancelled",),
     ),
     Mutant(
+        "a closed server leaves the sockets of its peers to close by themselves",
+        "aioflow/cluster/rpc.py",
+        "        await close_all([*peers.values(), *strangers])\n",
+        "        for transport in peers.values():\n            transport.close()\n",
+        ("tests/cluster/test_rpc.py::test_a_server_is_closed_when_its_connections_are",),
+    ),
+    Mutant(
+        "a connection whose TLS handshake fails stays for ever",
+        "aioflow/cluster/rpc.py",
+        "        connection.opened.add_done_callback(",
+        "        self._connections[connection] = transport\n        connection.opened.add_done_callback(",
+        ("tests/cluster/test_rpc.py::test_nothing_stays_of_a_connection_whose_tls_handshake_fails",),
+    ),
+    Mutant(
         "a cancellation is forgotten when whoever asked for it leaves",
         "aioflow/cluster/dispatcher.py",
         "(error := await asyncio.shield(managed.cancelling))",

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from aioflow.cluster.rpc import RpcConnection, RpcServer, connect_rpc
 from aioflow.core.errors import Broken, RemoteError, RemoteProtocolError, TypeNotSupported
-from aioflow.core.host import SystemHost
+from aioflow.core.host import Host, SystemHost
 from aioflow.core.serializers import Codec
+from aioflow.network.security import SecuredHost, Security
 from aioflow.network.waiting_room import WAITING_MAX
 from aioflow.protocol.handshake import PeerRole
+from tests.network.certificates import Authority
 
 SECRET = b"s" * 32
 Handlers = dict[str, Callable[..., Any]]
@@ -30,14 +35,14 @@ class Pair:
 
 
 @asynccontextmanager
-async def serving(handlers: Handlers) -> AsyncIterator[tuple[RpcServer, int, Pair]]:
+async def serving(handlers: Handlers, host: Host | None = None) -> AsyncIterator[tuple[RpcServer, int, Pair]]:
     pair = Pair()
 
     def on_peer(connection: RpcConnection) -> Handlers:
         pair.accepted.append(connection)
         return handlers
 
-    server = RpcServer(SystemHost(), SECRET, Codec(), frozenset([PeerRole.TASKMANAGER]), on_peer, pair.closed.append)
+    server = RpcServer(host or SystemHost(), SECRET, Codec(), frozenset([PeerRole.TASKMANAGER]), on_peer, pair.closed.append)
     port = await server.listen()
     try:
         yield server, port, pair
@@ -209,6 +214,46 @@ async def test_nothing_is_heard_of_a_peer_that_was_cut_off() -> None:
     assert heard == [1]
 
 
+@pytest.mark.parametrize("is_tls", [False, True])
+async def test_a_server_is_closed_when_its_connections_are(is_tls: bool, tmp_path: Path) -> None:
+    """TLS says goodbye before its socket closes: a loop that ends meanwhile would leave the socket open."""
+    tls = Authority(tmp_path).issue("peer").load() if is_tls else None
+    host = SecuredHost(SystemHost(), Security(tls=tls))
+    client_closed = asyncio.Event()
+    async with serving({"greet": lambda: "hello"}, host) as (server, port, pair):
+        client = await connect_rpc(host, SECRET, Codec(), PeerRole.TASKMANAGER, ("127.0.0.1", port), {}, lambda _: client_closed.set())
+        assert await client.call("greet") == "hello"
+
+        await server.close()
+
+        assert pair.closed == pair.accepted
+    await client_closed.wait()
+
+
+async def test_nothing_stays_of_a_connection_whose_tls_handshake_fails(tmp_path: Path) -> None:
+    host = SecuredHost(SystemHost(), Security(tls=Authority(tmp_path).issue("server").load()))
+    accepted: weakref.WeakSet[RpcConnection] = weakref.WeakSet()
+
+    def on_peer(connection: RpcConnection) -> Handlers:
+        accepted.add(connection)
+        return {}
+
+    server = RpcServer(host, SECRET, Codec(), frozenset([PeerRole.TASKMANAGER]), on_peer, lambda _: None)
+    port = await server.listen()
+    came = 0
+    for _ in range(3):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET / HTTP/1.1\r\n\r\n")
+        await reader.read()
+        came += len(accepted)
+        writer.close()
+        await writer.wait_closed()
+    gc.collect()
+    assert came
+    assert not accepted
+    await server.close()
+
+
 @pytest.mark.parametrize(("secret", "role"), [(b"x" * 32, PeerRole.TASKMANAGER), (SECRET, PeerRole.DATA)])
 async def test_who_has_another_secret_or_role_is_not_let_in(secret: bytes, role: PeerRole) -> None:
     async with serving({}) as (_, port, pair):
@@ -225,7 +270,7 @@ async def test_strangers_are_bounded_and_closed_with_the_server(caplog: pytest.L
             async with asyncio.timeout(60):
                 while await reader.read(1000):
                     pass
-        assert len(server._connections) == WAITING_MAX
+        assert len(server._waiting) == WAITING_MAX
         assert "the RPC server refused a connection from 127.0.0.1:" in caplog.text
         await server.close()
         for reader, writer in streams:

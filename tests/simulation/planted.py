@@ -188,7 +188,7 @@ SAFETY: dict[str, int] = {
     "what a barrier overtook is not kept": 43,
     "what a snapshot still needs is shared with the job that changes it": 13,
     "what waits in the chain is not kept": 7,
-    "what was on its way when a connection broke is not sent again": 1,
+    "what was on its way when a connection broke is not sent again": 28,
 }
 """Bugs that lose, repeat or change records: name, and the seed that found it when this was written, sweeping from 0."""
 

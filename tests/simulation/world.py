@@ -313,6 +313,7 @@ class World:
 
     async def _run(self, flow: af.Flow, host: SimulatedHost, options: dict[str, Any]) -> bool:
         """True: the operator has stopped it."""
+        self.job = None  # One of a life that was killed is still here.
         if self.settings.place == "cluster" and (line := await cluster_world.follow(host, flow.name)) is not None:
             if line.status is not af.JobStatus.FINISHED:
                 raise ConnectionError(f"the job has ended as {line.status}: {line.error}")
@@ -505,13 +506,14 @@ class World:
         if self.settings.standby:
             return
         begun = self.ended
-        if not self.settings.data.bounded and (job := await self._goes_on()) is not None:
+        job = None if self.settings.data.bounded else await self._goes_on()
+        if not self.settings.data.bounded and self.ended == begun:
             rng = self.sim.loop.stream("end")
-            if rng.random() < 0.3:
+            if job is not None and rng.random() < 0.3:
                 await self._asked("savepoint", job, job.savepoint, services[0])
             how = rng.choice(("stop", "cancel", "term"))
             begun = self.ended
-            if how == "term":
+            if job is None or how == "term":
                 life = self.sim.life(services[0])
                 life.terminate()
                 await self.until(lambda: life.returncode is not None, ASKED_S, lambda: "SIGTERM has not ended the service")
