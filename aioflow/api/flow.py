@@ -191,8 +191,9 @@ class Flow:
     def run(self, **options: Any) -> AbstractAsyncContextManager[Job]:
         """Run inside this loop: `async with flow.run() as job`. Options as in the table of the guide.
 
-        Entering waits until every operator is open, and raises what failed there. Leaving: a job that is over raises its error if nobody
-        has seen it; with bounded sources waits for the end; otherwise stops, bounded by `stop_timeout`. Leaving by an exception cancels.
+        Entering waits until every operator is open, and raises what failed there. Leaving: a job that has failed raises its
+        error; with bounded sources waits for the end; otherwise stops, bounded by `stop_timeout`. A function as a source counts as
+        endless: if it has not ended, a warning says how much of it was read. Leaving by an exception cancels.
         """
         return Entering(self.name, self._run(self._graph, options))
 

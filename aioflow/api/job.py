@@ -21,6 +21,8 @@ from aioflow.core.explained_calls import explained_methods
 from aioflow.core.host import SystemHost
 from aioflow.core.timeunits import to_seconds
 from aioflow.graph.column_sources import fields_seen, is_taken_apart
+from aioflow.graph.deployment import ExecutionState
+from aioflow.io.memory import FunctionSource
 from aioflow.io.pushing import PushInlet, PushSource
 
 if TYPE_CHECKING:
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
     from aioflow.cluster.workers import WorkersCluster
     from aioflow.core.host import Host
     from aioflow.core.ids import TapPlace
-    from aioflow.graph.job_graph import JobGraph
+    from aioflow.graph.job_graph import JobGraph, JobVertex
     from aioflow.graph.stream_graph import StreamGraph, StreamNode
     from aioflow.monitoring.view import Monitored
 
@@ -71,7 +73,6 @@ class Job:
         self._end_callbacks: list[Callable[[], None]] = []
         self.monitor_url: str | None = None
         """Where the dashboard is, with `monitor=`."""
-        self._error_seen = False
         self._stop_asked = False
         self._gathering: dict[tuple[TapPlace, ...], Subscription[Any]] = {}
         self._result: JobResult | None = None
@@ -158,13 +159,49 @@ class Job:
                 node.source.inlet.end(f"{over}: nothing can be put into {node.name!r} any more")
 
     async def leave(self) -> None:
-        """Leaving `async with flow.run()` normally."""
+        """Leaving `async with flow.run()` normally. Raises the error of a job that has failed.
+
+        It does so also if `wait()`, `stop()` or a subscription has raised the error before: a
+        subscriber that handles it must not hide it from the rest of the program.
+        """
         if not self.status.is_terminal and not self._job_graph.bounded:
-            # Cancelled meanwhile, it still ends before this returns: nothing of it may outlive its block. `stop` bounds itself.
-            await close_within(self.stop(), self._options.stop_timeout_s + CANCEL_TIMEOUT_S, what=f"job {self.name}")
+            cut_off = self._functions_cut_off()
+            try:
+                # Cancelled meanwhile, it still ends before this returns: nothing of it may outlive its block. `stop` bounds itself.
+                await close_within(self.stop(), self._options.stop_timeout_s + CANCEL_TIMEOUT_S, what=f"job {self.name}")
+            finally:
+                self._warn_of_cut_off(cut_off)
         await self._ended()
-        if self.status is JobStatus.FAILED and not self._error_seen:
+        if self.status is JobStatus.FAILED:
             self._raise_error()
+
+    def _functions_cut_off(self) -> list[JobVertex]:
+        """Source functions that have not ended, and that the next run does not read on.
+
+        Nobody knows whether a function ever ends. So its source counts as endless and is stopped.
+        """
+        executions = self._cluster.job_master.executions.executions
+        resumed = self._options.checkpoints is not None
+        return [
+            vertex
+            for vertex in self._job_graph.vertices
+            if isinstance(source := vertex.head.source, FunctionSource)
+            and not (resumed and source.replayable)
+            and executions[vertex.id, 0].state is not ExecutionState.FINISHED
+        ]
+
+    def _warn_of_cut_off(self, vertices: list[JobVertex]) -> None:
+        metrics = self.metrics() if vertices else {}
+        for vertex in vertices:
+            read = metrics.get(f"{vertex.metrics_name(0)}.numRecordsIn", 0)
+            logger.warning(
+                "job %s: the block of flow.run() was left before source function %r had ended: it was stopped after %d elements, "
+                "as an endless one; to read it to its end, `await job.wait()` in the block, or `await flow.execute()`; "
+                "where a stop is meant, `await job.stop()` says so",
+                self.name,
+                vertex.head.name,
+                read,
+            )
 
     async def abort(self) -> None:
         """Leaving by an exception, which wins: cancel, and wait until everything is released."""
@@ -188,7 +225,6 @@ class Job:
             raise error
 
     def _raise_error(self) -> None:
-        self._error_seen = True
         error = self._cluster.job_master.error
         raise error if error is not None else JobFailed(f"job {self.name!r} ({self.id}) failed")
 

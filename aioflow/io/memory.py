@@ -152,7 +152,8 @@ class FunctionSource(Generic[T]):
     """What `function` returns when it is called in the subtask: an iterator, read on a thread, or an async iterator.
 
     A parameter called `position` makes it replayable: it is None at first, later what was yielded beside the last element that counts.
-    Whether the iterator ever ends is not known, so the source counts as unbounded: leaving `flow.run()` stops it.
+    Whether the iterator ever ends is not known, so the source counts as unbounded: leaving `flow.run()` stops it, with
+    a warning. `job.wait()`, `flow.execute()` and `af.run` read it to its end.
     """
 
     bounded = False
@@ -161,7 +162,8 @@ class FunctionSource(Generic[T]):
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
         self._name = getattr(function, "__qualname__", None) or type(function).__name__
-        self._replayable = _takes_position(function, self._name)
+        self.replayable = _takes_position(function, self._name)
+        """Whether it takes `position`, and is read on after a restart."""
         self._warned = False
 
     @property
@@ -176,14 +178,14 @@ class FunctionSource(Generic[T]):
         return [Split(ONLY_SPLIT)]
 
     def reader(self, ctx: SourceContext) -> SourceReader[T]:
-        if ctx.replays and not self._replayable and not self._warned:
+        if ctx.replays and not self.replayable and not self._warned:
             self._warned = True
             logger.warning(
                 "source function %s takes no `position`: after a restart it is called anew, and elements that no checkpoint covers "
                 "are lost (at most once); to replay them take one parameter `position` and yield (value, position)",
                 self._name,
             )
-        return FunctionReader(ctx, self._function, replayable=self._replayable)
+        return FunctionReader(ctx, self._function, replayable=self.replayable)
 
 
 def _takes_position(function: Callable[..., Any], name: str) -> bool:

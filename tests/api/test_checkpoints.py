@@ -535,14 +535,14 @@ async def test_a_checkpoint_that_cannot_be_stored_is_given_up_and_the_job_goes_o
 async def test_so_many_failures_in_a_row_as_are_tolerated_and_one_more_fail_the_job(tmp_path: Path) -> None:
     rows: list[Any] = []
     numbers = Numbers(10)
-    async with counting(numbers, rows).run(checkpoints=tmp_path, every="1h", tolerable_failures=1, restart=af.no_restart()) as job:
-        await eventually(lambda: len(rows) == 10)
-        (tmp_path / "counting" / "checkpoints").write_text("in the way")
-        for _ in range(2):
-            with pytest.raises(af.CheckpointError):
-                await job.checkpoint()
-        with pytest.raises(af.CheckpointError):
-            await job.wait()
+    options: dict[str, Any] = {"checkpoints": tmp_path, "every": "1h", "tolerable_failures": 1, "restart": af.no_restart()}
+    with pytest.raises(af.CheckpointError):
+        async with counting(numbers, rows).run(**options) as job:
+            await eventually(lambda: len(rows) == 10)
+            (tmp_path / "counting" / "checkpoints").write_text("in the way")
+            for _ in range(2):
+                with pytest.raises(af.CheckpointError):
+                    await job.checkpoint()
     assert job.status is af.JobStatus.FAILED
 
 

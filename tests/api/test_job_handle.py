@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import gc
 import weakref
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import nullcontext
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -358,33 +360,129 @@ async def test_who_puts_after_the_end_reads_how_the_job_ended(ended: str) -> Non
     flow = af.Flow("gone")
     numbers = flow.source(af.io.push(), name="numbers")
     numbers.map(lambda x: 1 // x).sink(af.io.blackhole())
-    async with flow.run(restart=af.no_restart()) as job:
-        inlet = job.input(numbers)
-        if ended == "stopped":
-            await job.stop()
-        else:
-            await inlet.put(0)
-            with pytest.raises(ZeroDivisionError):
-                await job.wait()
-        how = "FINISHED: nothing" if ended == "stopped" else r"FAILED with ZeroDivisionError\(.*\): nothing"
-        with pytest.raises(af.JobNotRunning, match=rf"^job 'gone' \(\w+\) is {how} can be put into 'numbers' any more"):
-            await inlet.put(1)
+    with nullcontext() if ended == "stopped" else pytest.raises(ZeroDivisionError):
+        async with flow.run(restart=af.no_restart()) as job:
+            inlet = job.input(numbers)
+            if ended == "stopped":
+                await job.stop()
+            else:
+                await inlet.put(0)
+                with pytest.raises(ZeroDivisionError):
+                    await job.wait()
+            how = "FINISHED: nothing" if ended == "stopped" else r"FAILED with ZeroDivisionError\(.*\): nothing"
+            with pytest.raises(af.JobNotRunning, match=rf"^job 'gone' \(\w+\) is {how} can be put into 'numbers' any more"):
+                await inlet.put(1)
 
 
 async def test_nobody_puts_into_a_failed_job_whose_workers_are_being_closed() -> None:
     flow = af.Flow("closing")
     numbers = flow.source(af.io.push())
     numbers.map(lambda x: 1 // x).sink(af.io.blackhole())
-    async with flow.run(workers=1, restart=af.no_restart()) as job:
-        inlet = job.input(numbers)
-        await inlet.put(0)
-        while not job.status.is_terminal:
+    with pytest.raises(ZeroDivisionError):
+        async with flow.run(workers=1, restart=af.no_restart()) as job:
+            inlet = job.input(numbers)
+            await inlet.put(0)
+            while not job.status.is_terminal:
+                await asyncio.sleep(0)
             await asyncio.sleep(0)
+            with pytest.raises(af.JobNotRunning, match="is FAILED with ZeroDivisionError"):
+                await inlet.put(1)
+
+
+async def waits(job: Any, numbers: Any) -> None:
+    await job.wait()
+
+
+async def subscribes(job: Any, numbers: Any) -> None:
+    async with job.subscribe(numbers) as rows:
+        async for _ in rows:
+            pass
+
+
+@pytest.mark.parametrize("look", [waits, subscribes])
+@pytest.mark.parametrize("workers", [0, 1])
+async def test_an_error_that_one_caller_handles_comes_out_of_the_block_all_the_same(
+    look: Callable[[Any, Any], Awaitable[None]], workers: int
+) -> None:
+    flow = af.Flow("handled")
+    numbers = flow.source(af.io.push())
+    numbers.map(lambda x: 1 // x).sink(af.io.blackhole())
+    handled = []
+
+    async def service() -> None:
+        async with flow.run(workers=workers) as job:
+
+            async def client() -> None:
+                try:
+                    await look(job, numbers)
+                except ZeroDivisionError as error:
+                    handled.append(error)
+
+            async with asyncio.TaskGroup() as clients:
+                for _ in range(2):
+                    _ = clients.create_task(client())
+                await asyncio.sleep(0)
+                await job.input(numbers).put(0)
+
+    with pytest.raises(ZeroDivisionError):
+        await service()
+    assert len(handled) == 2
+
+
+async def endless() -> AsyncIterator[int]:
+    n = 0
+    while True:
+        yield n
+        n += 1
         await asyncio.sleep(0)
-        with pytest.raises(af.JobNotRunning, match="is FAILED with ZeroDivisionError"):
-            await inlet.put(1)
-        with pytest.raises(ZeroDivisionError):
+
+
+async def with_position(position: int | None) -> AsyncIterator[tuple[int, int]]:
+    async for n in endless():
+        yield n, n + 1
+
+
+def in_a_thread() -> Iterator[int]:
+    yield from count()
+
+
+LEFT = "was left before source function 'numbers' had ended: it was stopped after {} elements"
+
+
+@pytest.mark.parametrize("function", [endless, with_position, in_a_thread])
+@pytest.mark.parametrize("workers", [0, 1])
+async def test_a_source_function_that_is_cut_off_by_leaving_the_block_is_warned_of(
+    function: Callable[..., Any], workers: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows: list[int] = []
+    reached = asyncio.Event()
+
+    def keep(value: int) -> None:
+        rows.append(value)
+        reached.set()
+
+    flow = af.Flow("cut off")
+    flow.source(function, name="numbers").sink(keep)
+    async with flow.run(workers=workers):
+        await reached.wait()
+    (warning,) = [record.getMessage() for record in caplog.records if "was left before" in record.getMessage()]
+    assert LEFT.format(len(rows)) in warning
+
+
+@pytest.mark.parametrize("how", ["stopped", "read to its end", "read on by the next run"])
+async def test_nothing_is_said_of_a_source_function_that_nothing_cuts_off(how: str, caplog: pytest.LogCaptureFixture) -> None:
+    async def numbers() -> AsyncIterator[int]:
+        yield 1
+
+    flow = af.Flow("not cut off")
+    function = {"stopped": endless, "read to its end": numbers, "read on by the next run": with_position}[how]
+    flow.source(function).sink(af.io.blackhole())
+    async with flow.run(checkpoints="memory://not-cut-off" if how == "read on by the next run" else None) as job:
+        if how == "stopped":
+            await job.stop()
+        elif how == "read to its end":
             await job.wait()
+    assert "was left before" not in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -231,17 +231,17 @@ async def test_a_program_pushes_into_a_job_on_a_cluster_and_hears_when_the_clust
     events = flow.source(af.io.push())
     doubled = events.map(twice)
     on = af.RemoteCluster(cluster.address, secret=cluster.secret.read_text())
-    async with flow.run(on=on) as job:
-        async with job.subscribe(doubled) as rows:
-            received = aiter(rows)
-            for n in range(3):
-                await job.input(events).put(n)
-                assert await anext(received) == 2 * n
-        assert any("twice" in name or "numRecords" in name for name in job.metrics()), job.metrics()
-        assert job.status == "RUNNING"
-        for pid in cluster.pids():
-            os.kill(pid, signal.SIGKILL)
-        with pytest.raises(af.Broken, match=r"the connection to the cluster at .* ended"):
+    with pytest.raises(af.Broken, match=r"the connection to the cluster at .* ended"):
+        async with flow.run(on=on) as job:
+            async with job.subscribe(doubled) as rows:
+                received = aiter(rows)
+                for n in range(3):
+                    await job.input(events).put(n)
+                    assert await anext(received) == 2 * n
+            assert any("twice" in name or "numRecords" in name for name in job.metrics()), job.metrics()
+            assert job.status == "RUNNING"
+            for pid in cluster.pids():
+                os.kill(pid, signal.SIGKILL)
             await job.wait()
     assert job.status == "FAILED"
 
