@@ -41,7 +41,7 @@ from aioflow.checkpoint.statistics import CheckpointStatistics
 from aioflow.checkpoint.subtask import CheckpointStats, SubtaskState
 from aioflow.checkpoint.turns import CheckpointTurns
 from aioflow.core.elements import CheckpointBarrier
-from aioflow.core.errors import CheckpointError, TypeNotSupported
+from aioflow.core.errors import CheckpointError, ValueNotSupported
 from aioflow.core.ids import ExecutionAttemptId
 
 __all__ = ["CheckpointCoordinator"]
@@ -443,7 +443,7 @@ class CheckpointCoordinator:
         self._turns.failed(request, now)
         # State holds a value that cannot be kept. Who asks for a savepoint hears of it; a job that takes checkpoints ends at the first one,
         # instead of going on with nothing to go back to. Another attempt would come to the same value.
-        hopeless = not request.kind.is_savepoint and isinstance(error.__cause__, TypeNotSupported)
+        hopeless = not request.kind.is_savepoint and isinstance(error.__cause__, ValueNotSupported)
         may_retry = reason in _RETRIED or not (request.kind.is_savepoint or hopeless)
         still_stops = request.final and request.number is not None and may_retry
         if still_stops:

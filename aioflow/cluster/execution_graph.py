@@ -19,7 +19,7 @@ from enum import Enum, StrEnum
 from typing import TYPE_CHECKING
 
 from aioflow.cluster.restart import RestartPolicy, RestartStrategy
-from aioflow.core.errors import Broken, CancellationTimeout, ProcessCrashed, TypeNotSupported
+from aioflow.core.errors import Broken, CancellationTimeout, ProcessCrashed, ValueNotSupported
 from aioflow.graph.deployment import (
     ExecutionAttemptId,
     ExecutionState,
@@ -332,7 +332,7 @@ class ExecutionGraph:
         """Whether no restart can help, under any strategy."""
         # SystemExit and KeyboardInterrupt, which are no Exception, ask for the end of the job.
         # A value that cannot be encoded would be the same after a restart.
-        fatal = (*self.restart.fatal, CancellationTimeout, TypeNotSupported)
+        fatal = (*self.restart.fatal, CancellationTimeout, ValueNotSupported)
         final = isinstance(error, fatal) or not isinstance(error, Exception)
         if self.restart.from_running and not self.has_run:
             # A killed process is no fault of the program. A crash is.

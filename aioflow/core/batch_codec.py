@@ -39,7 +39,7 @@ from aioflow.core.elements import (
     WatermarkStatus,
 )
 from aioflow.core.entry_tables import EntryTables
-from aioflow.core.errors import TypeNotSupported
+from aioflow.core.errors import ValueNotSupported
 from aioflow.core.serializers import Codec, DecodeError
 from aioflow.core.tagging import SCALARS
 
@@ -102,7 +102,7 @@ def encode_batch(batch: RecordBatch, codec: Codec, owner: str, tables: EntryTabl
             _add_column(parts, _pack(watermarks if runs is None else runs))
         parts[0] = _HEAD.pack(BATCH_FORMAT_VERSION, flags, batch.watermark)
     except (OverflowError, struct.error) as error:
-        raise TypeNotSupported(f"{owner}: a timestamp or watermark is beyond 64 bits; expected int milliseconds") from error
+        raise ValueNotSupported(f"{owner}: a timestamp or watermark is beyond 64 bits; expected int milliseconds") from error
     parts.append(codec.encode_batch(values, owner=owner))
     return b"".join(parts)
 

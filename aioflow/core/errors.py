@@ -3,6 +3,7 @@
     AioflowError
     ├── GraphError            the program is wrong; raised while the flow is built
     ├── TypeNotSupported      a value cannot be a key, or cannot travel
+    │   └── ValueNotSupported     raised by the engine itself: no restart helps
     ├── Closed                you used something after you (or its owner) closed it
     │   └── MailboxClosed     a mail was put into, or taken from, a mailbox that is shut
     ├── Broken                the other side, or the world, went away
@@ -57,6 +58,7 @@ __all__ = [
     "RestoreError",
     "StateError",
     "TypeNotSupported",
+    "ValueNotSupported",
     "did_you_mean",
     "has_place",
     "note_once",
@@ -74,6 +76,13 @@ class GraphError(AioflowError):
 
 class TypeNotSupported(AioflowError, TypeError):
     """A value cannot be used as a key, or cannot be encoded. Names the type and the remedy."""
+
+
+class ValueNotSupported(TypeNotSupported):
+    """The engine itself has refused a value: a restart would come to the same value, so none is tried.
+
+    A TypeNotSupported that user code raises is an error of user code, and `restart=` applies to it.
+    """
 
 
 class Closed(AioflowError):

@@ -32,7 +32,7 @@ from itertools import repeat
 from typing import Any
 from uuid import UUID
 
-from aioflow.core.errors import GraphError, TypeNotSupported
+from aioflow.core.errors import GraphError, ValueNotSupported
 
 __all__ = [
     "MAX_PARALLELISM_LIMIT",
@@ -66,7 +66,7 @@ _ALLOWED = (
 )
 
 
-class KeyNotSupported(TypeNotSupported):
+class KeyNotSupported(ValueNotSupported):
     """A value cannot be a key: its equality is not that of an allowed type, or it does not equal itself."""
 
 

@@ -11,7 +11,7 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from aioflow.core.errors import TypeNotSupported
+from aioflow.core.errors import ValueNotSupported
 
 __all__ = ["from_parts", "is_of_numpy", "parts"]
 
@@ -31,7 +31,7 @@ def parts(value: Any) -> tuple[str, list[int] | None, bytes]:
     kind, dtype = type(value), value.dtype
     if kind is numpy.ndarray:
         if dtype.kind not in _KINDS:
-            raise TypeNotSupported(
+            raise ValueNotSupported(
                 f"a numpy array of dtype {dtype} cannot travel: use a dtype of numbers, times or text, or array.tolist()"
             )
         return dtype.str, list(value.shape), value.tobytes()
@@ -40,7 +40,7 @@ def parts(value: Any) -> tuple[str, list[int] | None, bytes]:
     if kind is numpy.bytes_:
         return "S", None, bytes(value)
     if dtype.kind not in _KINDS or numpy.dtype(dtype.str).type is not kind:
-        raise TypeNotSupported(f"a numpy scalar of dtype {dtype!r} cannot travel: call .item() on it")
+        raise ValueNotSupported(f"a numpy scalar of dtype {dtype!r} cannot travel: call .item() on it")
     return dtype.str, None, value.tobytes()
 
 

@@ -28,7 +28,7 @@ from typing import Any, Final
 
 import msgspec
 
-from aioflow.core.errors import RemoteProtocolError, TypeNotSupported
+from aioflow.core.errors import RemoteProtocolError, TypeNotSupported, ValueNotSupported
 from aioflow.core.tagging import SCALARS, Tagger, Untagger
 from aioflow.core.type_registry import DEFAULT_TYPES, Assembler, Kind, TypeRegistry
 from aioflow.core.value_columns import lay_out, put_together
@@ -84,11 +84,11 @@ class Codec:
             except (OverflowError, UnicodeEncodeError):  # An int above 64 bits, or a lone surrogate: seldom, so twice.
                 content = self._encode(values, careful=True)
         except TypeNotSupported as error:
-            raise TypeNotSupported(f"{owner}: {error}") from None
+            raise ValueNotSupported(f"{owner}: {error}") from None
         except RecursionError:
-            raise TypeNotSupported(f"{owner}: a value is nested too deeply, or contains itself; flatten it") from None
+            raise ValueNotSupported(f"{owner}: a value is nested too deeply, or contains itself; flatten it") from None
         if len(content) > self._bytes_max:
-            raise TypeNotSupported(
+            raise ValueNotSupported(
                 f"{owner}: {len(values)} values take {len(content)} bytes, expected up to {self._bytes_max}; "
                 "emit smaller values, or smaller batches"
             )

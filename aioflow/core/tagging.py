@@ -19,7 +19,7 @@ from typing import Any, Final
 from uuid import UUID
 
 from aioflow.core import numpy_values
-from aioflow.core.errors import TypeNotSupported
+from aioflow.core.errors import ValueNotSupported
 from aioflow.core.type_registry import Assembler, Kind, TypePlan, TypeRegistry, type_name
 
 __all__ = ["DEPTH_MAX", "SCALARS", "Tagger", "Untagger"]
@@ -65,7 +65,7 @@ class Tagger:
         if kind in self._scalars:
             return value
         if depth >= DEPTH_MAX:
-            raise TypeNotSupported(f"a value is nested deeper than {DEPTH_MAX} levels, or contains itself; flatten it")
+            raise ValueNotSupported(f"a value is nested deeper than {DEPTH_MAX} levels, or contains itself; flatten it")
         encode = _TAG_BY_TYPE.get(kind)
         return encode(self, value, depth + 1) if encode is not None else self._tag_class(value, kind, depth + 1)
 
@@ -299,7 +299,7 @@ def _tag_zone(tagger: Tagger, zone: tzinfo | None, depth: int) -> Any:
     if kind is timezone:
         offset, *name = zone.__getinitargs__()  # type: ignore[attr-defined]
         return tagger.tag([offset, *name], depth)
-    raise TypeNotSupported(
+    raise ValueNotSupported(
         f"a datetime with a time zone of type {type_name(kind)} cannot travel: use zoneinfo.ZoneInfo(key) or datetime.timezone"
     )
 

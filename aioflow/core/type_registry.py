@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from aioflow.core.errors import TypeNotSupported
+from aioflow.core.errors import ValueNotSupported
 
 __all__ = [
     "DEFAULT_TYPES",
@@ -82,7 +82,7 @@ class TypePlan:
                 return list(map(attrgetter(*fields), values))
             return [tuple(getattr(value, field) for field in fields) for value in values]
         except AttributeError as error:
-            raise TypeNotSupported(f"{type_name(self.cls)} cannot travel: {error}; set all its fields") from None
+            raise ValueNotSupported(f"{type_name(self.cls)} cannot travel: {error}; set all its fields") from None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -126,7 +126,7 @@ class TypeRegistry:
         if (encode is None) != (decode is None):
             raise ValueError(f"register_type({cls.__qualname__}) was given one of encode and decode, expected both")
         if encode is None and _kind_of(cls) is None:
-            raise TypeNotSupported(
+            raise ValueNotSupported(
                 f"{type_name(cls)} is no dataclass, NamedTuple, Struct or Enum: register it with encode= and decode="
             )
         registration = Registration(cls, name or _path(cls), encode, decode, tuple(aliases))
@@ -151,7 +151,7 @@ class TypeRegistry:
             plan = _cached(self._plans, (cls, registration), self._plan(cls, registration))
         # Each time: a notebook cell that runs again makes a new class of the old name.
         if plan.kind is not Kind.CUSTOM and self._resolve(plan.name) is not plan.cls:
-            raise TypeNotSupported(
+            raise ValueNotSupported(
                 f"{type_name(cls)} cannot travel: no reader could find it by {plan.name!r}; "
                 "define it at the top level of a module, or call aioflow.register_type on it"
             )
@@ -181,7 +181,7 @@ class TypeRegistry:
             return self._plan_of_stand_in(self.plan(stood_for))
         kind = self._kind(cls)
         if kind is None:
-            raise TypeNotSupported(f"{type_name(cls)} cannot travel: {_remedy(cls)}")
+            raise ValueNotSupported(f"{type_name(cls)} cannot travel: {_remedy(cls)}")
         return TypePlan(cls, registration.name if registration is not None else _path(cls), kind, _fields_of(cls, kind))
 
     def _plan_of_stand_in(self, real: TypePlan) -> TypePlan:

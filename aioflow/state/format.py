@@ -24,7 +24,7 @@ from typing import Any
 
 import msgspec
 
-from aioflow.core.errors import ProtocolError, RestoreError, TypeNotSupported
+from aioflow.core.errors import ProtocolError, RestoreError, TypeNotSupported, ValueNotSupported
 from aioflow.core.keygroups import KeyGroupRange, key_groups
 from aioflow.core.serializers import Codec
 from aioflow.state.snapshot import TableMeta, Uncopied
@@ -194,17 +194,17 @@ def encode_value(codec: Codec, key: Any, value: Any, owner: str) -> bytes:
     Any error of the value's own code counts: another try would come to the same value.
     """
     if type(value) is Uncopied:
-        raise TypeNotSupported(
+        raise ValueNotSupported(
             f"{owner}, key {_shown(key)}: a value cannot be copied ({value.reason}), and would go on changing while the checkpoint is "
             "written; keep values that do not contain themselves, and whose classes can be copied"
         )
     try:
         return codec.encode(value, owner=owner)
     except TypeNotSupported as error:
-        raise TypeNotSupported(str(error).replace(owner, f"{owner}, key {_shown(key)}", 1)) from None
+        raise ValueNotSupported(str(error).replace(owner, f"{owner}, key {_shown(key)}", 1)) from None
     except Exception as error:
         what = f"a {type(value).__name__} cannot be encoded: {type(error).__name__}: {error}"
-        raise TypeNotSupported(f"{owner}, key {_shown(key)}: {what}") from error
+        raise ValueNotSupported(f"{owner}, key {_shown(key)}: {what}") from error
 
 
 def _shown(key: Any) -> str:
@@ -215,7 +215,7 @@ def _shown(key: Any) -> str:
 def _frame(content: msgspec.Struct) -> bytes:
     packed = _pack(content)
     if len(packed) > FRAME_BYTES_MAX:
-        raise TypeNotSupported(f"a frame of state takes {len(packed)} bytes, expected up to {FRAME_BYTES_MAX}; keep smaller values")
+        raise ValueNotSupported(f"a frame of state takes {len(packed)} bytes, expected up to {FRAME_BYTES_MAX}; keep smaller values")
     return len(packed).to_bytes(4, "big") + packed
 
 

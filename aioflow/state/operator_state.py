@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from aioflow.core.errors import ProtocolError, RestoreError, StateError, TypeNotSupported
+from aioflow.core.errors import ProtocolError, RestoreError, StateError, TypeNotSupported, ValueNotSupported
 from aioflow.core.serializers import Codec
 from aioflow.core.state_descriptors import MapStateDescriptor, StateDescriptor
 from aioflow.state.snapshot import OperatorSnapshot, frozen_copy
@@ -277,9 +277,9 @@ def encode_operator_state(snapshot: OperatorSnapshot, codec: Codec, owner: str) 
         except TypeNotSupported:
             raise
         except Exception as error:  # Of a registered `encode=`: another try would come to the same value.
-            raise TypeNotSupported(f"{place}: a value cannot be encoded: {type(error).__name__}: {error}") from error
+            raise ValueNotSupported(f"{place}: a value cannot be encoded: {type(error).__name__}: {error}") from error
         if name in snapshot.uncopied:  # It may have changed since: these bytes would not be those of the checkpoint.
-            raise TypeNotSupported(
+            raise ValueNotSupported(
                 f"{place}: a value cannot be copied ({snapshot.uncopied[name]}), and would go on changing while the checkpoint is written; "
                 "give its class __deepcopy__, or keep what it is made from"
             )

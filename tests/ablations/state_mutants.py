@@ -22,7 +22,7 @@ STATE_MUTANTS: list[Mutant] = [
     Mutant(
         "a job is restarted for a value that cannot be written",
         "aioflow/cluster/execution_graph.py",
-        "CancellationTimeout, TypeNotSupported)\n",
+        "CancellationTimeout, ValueNotSupported)\n",
         "CancellationTimeout)\n",
         ("tests/api/test_unwritable_state.py::test_keyed_state_that_cannot_be_written_ends_the_job_by_name",),
     ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -139,3 +140,23 @@ async def test_operator_state_that_cannot_be_written_ends_the_job_by_name(name: 
     async with asyncio.timeout(30):
         with pytest.raises((af.CheckpointError, TypeNotSupported), match=r"operator 'counts', operator state 'kept'"):
             await flow.execute(checkpoints=f"memory://{request.node.name}", every="20ms", restart=ALWAYS)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("checkpoints", [False, True])
+async def test_type_not_supported_out_of_user_code_is_tried_again(workers: int, checkpoints: bool, tmp_path: Path) -> None:
+    """The engine's own error is final. The same class out of user code is an error of user code."""
+    seen = tmp_path / "seen"
+
+    def flaky(n: int) -> int:
+        if n == 3 and not seen.exists():
+            seen.touch()
+            raise af.TypeNotSupported("a service was not ready")
+        return n
+
+    flow = af.Flow("user's own")
+    out: list[int] = []
+    flow.source(range(6)).map(flaky).sink(out.append)
+    store = {"checkpoints": tmp_path / "store"} if checkpoints else {}
+    await flow.execute(workers=workers, restart=af.fixed_delay(1, "1ms"), **store)
+    assert set(out) == set(range(6))

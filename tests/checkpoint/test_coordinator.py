@@ -23,7 +23,7 @@ from aioflow.checkpoint.plan import CheckpointedVertex, VertexInput
 from aioflow.checkpoint.requests import REQUESTS_MAX
 from aioflow.checkpoint.subtask import ChannelSide, ChannelStateHandle, CheckpointStats, SubtaskState
 from aioflow.core.elements import CheckpointBarrier
-from aioflow.core.errors import TypeNotSupported
+from aioflow.core.errors import ValueNotSupported
 from aioflow.state.handles import StateFile
 from tests.checkpoint.jobs import COUNT, KEYS, SINK, SOURCE, VERTICES, Job, answered, attempt, only, operator, state, triggered
 
@@ -690,7 +690,7 @@ def test_final_checkpoint_of_a_value_that_cannot_be_kept_fails_the_job_for_good(
     if stopped:
         job.stop(7, savepoint=False, directory="")
     job.at_end(*KEYS)
-    failed = job.decline((COUNT, 0), 1, "ASYNC_EXCEPTION", TypeNotSupported("a lock cannot travel"))
+    failed = job.decline((COUNT, 0), 1, "ASYNC_EXCEPTION", ValueNotSupported("a lock cannot travel"))
     assert [one.for_good for one in only(FailJob, failed)] == [True]
     assert [number for number, told in answered(failed).items() if "a lock cannot travel" in told] == [7] * stopped
 
@@ -700,7 +700,7 @@ def test_a_periodic_checkpoint_of_a_value_that_cannot_be_kept_fails_the_job_for_
     job = Job(interval_ms=1000, tolerable_failures=None)
     job.run()
     assert triggered(job.advance(1000)) == [1]
-    failed = job.decline((COUNT, 0), 1, "ASYNC_EXCEPTION", TypeNotSupported("a lock cannot travel"))
+    failed = job.decline((COUNT, 0), 1, "ASYNC_EXCEPTION", ValueNotSupported("a lock cannot travel"))
     assert [(one.for_good, "a lock cannot travel" in str(one.error)) for one in only(FailJob, failed)] == [(True, True)]
 
 
@@ -708,7 +708,7 @@ def test_a_savepoint_of_a_value_that_cannot_be_kept_costs_the_job_nothing() -> N
     job = Job(tolerable_failures=0)
     job.run()
     assert triggered(job.savepoint(7)) == [1]
-    failed = job.decline((COUNT, 0), 1, "ASYNC_EXCEPTION", TypeNotSupported("a lock cannot travel"))
+    failed = job.decline((COUNT, 0), 1, "ASYNC_EXCEPTION", ValueNotSupported("a lock cannot travel"))
     assert "a lock cannot travel" in answered(failed)[7]
     assert only(FailJob, failed) == []
 
