@@ -3,7 +3,8 @@
     magic (8)  digest (16)  version (1)  length of the MAC (1: 0 or 32)  MAC  body (msgpack)
 
 The digest is over all that follows it, so damage is found at every byte. The MAC, keyed BLAKE2b over version and body, is there when the
-store has a key: then only what was written with that key is read. Magic, digest and version stay where they are in every later version.
+store has a key: such a file is read with that key alone, and with a key nothing else is read. Magic, digest and version stay where they
+are in every later version.
 """
 
 from __future__ import annotations
@@ -120,6 +121,9 @@ def unseal(data: bytes, where: str, key: bytes | None = None) -> Any:
     if rest[0] != VERSION:
         raise RestoreError(f"{where} has version {rest[0]}, this aioflow reads {VERSION}: use the one that wrote it, or a newer one")
     mac, packed = rest[2 : 2 + rest[1]], rest[2 + rest[1] :]
+    if key is None and mac:
+        # What a job without the key writes behind it, a job with the key would refuse.
+        raise RestoreError(f"{where} was written with a key: give the same checkpoint_key= (--checkpoint-key-file)")
     if key is not None and not hmac.compare_digest(mac, _mac(rest[:1] + packed, key)):
         raise RestoreError(f"{where} was not written with the key of this store{'' if mac else ', and with none'}: it is not trusted")
     try:

@@ -52,6 +52,23 @@ async def test_a_job_goes_on_with_the_key_that_it_was_stopped_with(tmp_path: Pat
         assert savepoint.checkpoint.flow == "sealed"
 
 
+@pytest.mark.parametrize("named", [True, False], ids=["restore=", "the newest"])
+async def test_a_run_without_the_key_over_a_store_with_one_is_refused(tmp_path: Path, named: bool) -> None:
+    """It would go on without protection, and the next run with the key would refuse what it wrote."""
+    store = tmp_path / "store"
+    path = await stopped(store, checkpoint_key=KEY)
+    where: dict[str, Any] = {"restore": path} if named else {"checkpoints": store}
+    with pytest.raises(af.RestoreError, match=r"was written with a key: give the same checkpoint_key= \(--checkpoint-key-file\)"):
+        await count_after_restore(**where)
+    with pytest.raises(af.RestoreError, match="was written with a key"):
+        async with af.Savepoint(path):
+            pass
+    # Without the key, nothing of it can be had; the store can be used again all the same.
+    assert await count_after_restore(checkpoints=store, restore=None, fresh=True) is None
+    assert await count_after_restore(checkpoints=store) is None
+    assert await count_after_restore(restore=path, checkpoint_key=KEY) == 1
+
+
 @pytest.mark.parametrize("written", [None, OTHER], ids=["no key", "another key"])
 @pytest.mark.parametrize("named", [True, False], ids=["restore=", "the newest"])
 async def test_what_was_written_without_the_key_is_refused(tmp_path: Path, written: bytes | None, named: bool) -> None:
