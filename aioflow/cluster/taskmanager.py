@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from aioflow.cluster.heartbeat import HeartbeatMonitor, HeartbeatOptions, OwnPauses, SendHeartbeat, TimedOut
 from aioflow.cluster.job_session import AttemptKey, JobSession, pack_error
-from aioflow.cluster.patience import Patience
 from aioflow.cluster.pulse import Pulse
 from aioflow.cluster.rpc import RpcConnection
 from aioflow.cluster.shipping import load_job
@@ -24,6 +23,7 @@ from aioflow.cluster.slots import ConnectToJobMaster, FailTasks, Instruction, Of
 from aioflow.cluster.whereabouts import NobodyLeads, Whereabouts, connect_to_leader
 from aioflow.core.aio import cancel_and_wait
 from aioflow.core.errors import AioflowError, Broken, Closed
+from aioflow.core.patience import Patience
 from aioflow.core.serializers import Codec
 from aioflow.graph.deployment import ExecutionAttemptId
 from aioflow.inspection.process import ProcessInspector

@@ -1,11 +1,18 @@
-"""How long to wait before connecting again: twice as long each time, with jitter, so that many clients do not come back at once."""
+"""How long to wait before connecting again: twice as long each time, with jitter, so that many clients do not come back at once.
+
+A connection that is tried without an end is warned of: at the first failure, and again at growing intervals while it lasts.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import TYPE_CHECKING
 
+from aioflow.core.errors import Broken
+from aioflow.core.patience import Patience
 from aioflow.core.timeunits import to_seconds
+from aioflow.inspection.redaction import redacted
 
 if TYPE_CHECKING:
     from aioflow.core.host import Rng
@@ -14,6 +21,8 @@ if TYPE_CHECKING:
 __all__ = ["MAX_BACKOFF_S", "Backoff"]
 
 MAX_BACKOFF_S = 30.0
+
+logger = logging.getLogger(__name__)
 
 
 class Backoff:
@@ -24,9 +33,26 @@ class Backoff:
         self._first_s = to_seconds(first, "backoff")
         self._max_s = max_s
         self.tries = 0
+        self._patience: Patience | None = None
 
     def reset(self) -> None:
         self.tries = 0
+        self._patience = None
+
+    def failed(self, subject: object, error: BaseException, then: str = "connecting again") -> None:
+        """Log that `subject`, a source or a sink, does without its connection for now. `then`: what it does about it."""
+        if self._patience is None:
+            self._patience = Patience()
+        lasts_s = self._patience.failed(asyncio.get_running_loop().time())
+        level = logging.DEBUG if lasts_s is None else logging.WARNING
+        since = f"; it has failed for {lasts_s:.0f} s" if lasts_s else ""
+        why = redacted(f"{type(error).__name__}: {error}".removesuffix(": "))
+        logger.log(level, "%r: %s, %s%s", subject, why, then, since)
+
+    def ended(self, subject: object) -> None:
+        """The other side has ended the connection of `subject`. It counts as failed if it gave nothing, twice in a row."""
+        if self.tries:
+            self.failed(subject, Broken("the other side has ended the connection again, and sent nothing"))
 
     async def sleep(self) -> None:
         """Wait between half and all of the current delay."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -22,8 +21,6 @@ if TYPE_CHECKING:
 __all__ = ["EventParser", "ServerSentEvent", "SseSource", "sse"]
 
 EVENT_BYTES_MAX = 1024 * 1024
-
-logger = logging.getLogger(__name__)
 
 
 class ServerSentEvent(NamedTuple):
@@ -156,8 +153,9 @@ class _SseReader(BufferedReader):
                 except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, TimeoutError, Broken) as error:
                     if not config.reconnect:
                         raise
-                    logger.info("%r: %s, connecting again", config, redacted(str(error)))
+                    backoff.failed(config, error)
                 else:
                     if not config.reconnect:
                         return
+                    backoff.ended(config)
                 await backoff.sleep()

@@ -63,7 +63,7 @@ class KafkaReader(GroupReader):
             except Exception as error:  # Sorted out here: most are not for another try.
                 if not is_away(error):
                     raise
-                logger.info("%r: %r, connecting again", config, error)
+                backoff.failed(config, error)
             finally:
                 consumer, self._consumer = self._consumer, None
                 if consumer is not None:

@@ -126,7 +126,7 @@ class KafkaWriter:
             except Exception as error:  # Sorted out here: most are not for another try.
                 if not is_away(error):
                     raise
-                logger.info("%r: %r, trying again", self._config, error)
+                backoff.failed(self._config, error, "trying again")
             await self._stop()
             await backoff.sleep()
 

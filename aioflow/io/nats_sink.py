@@ -113,7 +113,7 @@ class NatsWriter:
             except Exception as error:  # Sorted out here: most are not for another try.
                 if not is_away(error):
                     raise
-                logger.info("%r: %r, trying again", self._config, error)
+                backoff.failed(self._config, error, "trying again")
             await backoff.sleep()
 
     async def prepare(self, checkpoint_id: int) -> list[list[Any]]:

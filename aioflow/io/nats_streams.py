@@ -330,7 +330,7 @@ class _NatsReader(StreamReader):
             except Exception as error:  # Sorted out here: most are not for another try.
                 if not is_away(error):
                     raise
-                logger.info("%r: %r, connecting again", config, error)
+                backoff.failed(config, error)
             await backoff.sleep()
 
     async def _read(self, client: Any, split: Split, end: int | None, backoff: Backoff) -> None:

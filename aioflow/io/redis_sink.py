@@ -17,7 +17,6 @@ Without checkpoints entries go straight into the stream (at-least-once).
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -31,8 +30,6 @@ if TYPE_CHECKING:
     from aioflow.operators.operator import OperatorContext
 
 __all__ = ["Prepared", "RedisCommitter", "RedisWriter"]
-
-logger = logging.getLogger(__name__)
 
 PIECE_ENTRIES = 1_000
 """The writer asks for a flush when it holds this many: what one script stages, and what one moves. Redis does nothing else meanwhile."""
@@ -198,7 +195,7 @@ class RedisWriter:
             except Exception as error:  # noqa: BLE001  # Sorted out here: most are not for another try.
                 if not is_away(error):
                     raise refusal(config, error) or error from None
-                logger.info("%r: %s, trying again", config, error)
+                backoff.failed(config, error, "trying again")
             await backoff.sleep()
 
     async def _add(self, entries: list[list[bytes]]) -> None:

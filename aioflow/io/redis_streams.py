@@ -6,7 +6,6 @@ Needs the extra `aioflow[redis]` (redis-py). One connection a reader, writer and
 from __future__ import annotations
 
 import asyncio
-import logging
 import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -47,8 +46,6 @@ LOOK_EVERY_S = 10.0
 """How often streams of which nothing came are looked at, whether they are still those that were read."""
 
 BEGINNING = "0-0"
-
-logger = logging.getLogger(__name__)
 
 
 @overload
@@ -327,7 +324,7 @@ class _StreamsReader(GroupReader):
             except Exception as error:  # noqa: BLE001  # Sorted out here: most are not for another try.
                 if not is_away(error):
                     raise refusal(config, error) or error from None
-                logger.info("%r: %s, connecting again", config, error)
+                backoff.failed(config, error)
             finally:
                 await client.aclose()
             await backoff.sleep()

@@ -7,7 +7,6 @@ connection broke, may lose or repeat what was on its way.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
@@ -32,8 +31,6 @@ LINE_BYTES_MAX = 1024 * 1024
 
 LINES_AHEAD = 1024
 """Lines held by the connection before it stops reading, and TCP stops the peer."""
-
-logger = logging.getLogger(__name__)
 
 
 @explained
@@ -103,15 +100,17 @@ class _SocketReader(BufferedReader):
             except OSError as error:
                 if not config.reconnect:
                     raise
-                logger.info("%r: %s, connecting again", config, error)
+                backoff.failed(config, error)
                 await backoff.sleep()
                 continue
             try:
                 await self._read(lines, backoff)
+                if config.reconnect:
+                    backoff.ended(config)
             except Broken as error:
                 if not config.reconnect:
                     raise
-                logger.info("%r: %s, connecting again", config, error)
+                backoff.failed(config, error)
             finally:
                 transport.abort()
                 await lines.lost
@@ -246,7 +245,7 @@ class SocketWriter:
             except OSError as error:
                 if not config.reconnect:
                     raise
-                logger.info("%r: %s, connecting again", config, error)
+                backoff.failed(config, error)
                 await backoff.sleep()
 
     def write_batch(self, values: Sequence[Any], timestamps: Sequence[int] | None) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -30,8 +29,6 @@ MESSAGE_BYTES_MAX = 4 * 1024 * 1024
 
 HEARTBEAT_S = 20.0
 """Pings go out so often: a peer that is gone without a word is noticed after one and a half."""
-
-logger = logging.getLogger(__name__)
 
 
 @explained
@@ -127,10 +124,11 @@ class _WebSocketReader(BufferedReader):
                 except (aiohttp.ClientError, TimeoutError, Broken) as error:
                     if not config.reconnect:
                         raise
-                    logger.info("%r: %s, connecting again", config, redacted(str(error)))
+                    backoff.failed(config, error)
                 else:
                     if not config.reconnect:
                         return
+                    backoff.ended(config)
                 await backoff.sleep()
 
 
@@ -167,7 +165,7 @@ class WebSocketWriter:
             except (aiohttp.ClientError, TimeoutError) as error:
                 if not config.reconnect:
                     raise
-                logger.info("%r: %s, connecting again", config, redacted(str(error)))
+                backoff.failed(config, error)
                 await backoff.sleep()
             else:
                 return self._connection

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -16,12 +17,14 @@ from aiohttp import web
 import aioflow.io
 from aioflow.core.errors import Broken, GraphError, RemoteProtocolError
 from aioflow.core.functions import OutputTag
+from aioflow.io.backoff import Backoff
 from aioflow.io.event_streams import EventParser, ServerSentEvent, sse
 from aioflow.io.http_client import http
 from aioflow.io.sockets import LINES_AHEAD, socket
 from aioflow.io.webhooks import webhook
 from aioflow.io.websockets import websocket
 from aioflow.operators.source import Split
+from aioflow.testing.simulation import SimLoop
 from tests.io.driver import Context, next_batch, read_all, system_context, take
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -520,3 +523,72 @@ def test_every_connector_is_a_function_however_its_module_was_imported() -> None
     assert set(aioflow.io.__all__) <= set(dir(aioflow.io))
     with pytest.raises(AttributeError, match="no connector 'kafkaesque', expected one of arrow, blackhole"):
         _ = aioflow.io.kafkaesque
+
+
+# What cannot be reached.
+
+
+def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelname == "WARNING" and "again" in record.getMessage()]
+
+
+async def warned(caplog: pytest.LogCaptureFixture) -> str:
+    async with asyncio.timeout(30):
+        while not warnings_of(caplog):
+            await asyncio.sleep(0.001)
+    return warnings_of(caplog)[0]
+
+
+CONNECTING: dict[str, Callable[[int], Any]] = {
+    "socket": lambda port: socket("127.0.0.1", port, backoff="1ms"),
+    "websocket": lambda port: websocket(f"ws://127.0.0.1:{port}/", backoff="1ms"),
+    "sse": lambda port: sse(f"http://127.0.0.1:{port}/", backoff="1ms"),
+}
+
+
+@pytest.mark.parametrize("name", CONNECTING)
+async def test_a_source_that_cannot_be_reached_is_warned_of(name: str, ctx: Context, caplog: pytest.LogCaptureFixture) -> None:
+    source = CONNECTING[name](1)  # Nobody listens on port 1.
+    async with opened(source, ctx):
+        warning = await warned(caplog)
+    assert warning.startswith(f"{source!r}: ")
+    assert "Connect call failed" in warning
+    assert warning.endswith("connecting again")
+
+
+@pytest.mark.parametrize("name", ["socket", "websocket"])
+async def test_a_sink_that_cannot_be_reached_is_warned_of(name: str, ctx: Context, caplog: pytest.LogCaptureFixture) -> None:
+    sink = CONNECTING[name](1)
+    writer = sink.writer(ctx)
+    opening = asyncio.ensure_future(writer.open())
+    assert (await warned(caplog)).startswith(f"{sink!r}: ")
+    opening.cancel()
+    await asyncio.gather(opening, return_exceptions=True)
+    await writer.close()
+
+
+async def test_a_server_that_ends_each_connection_without_a_word_is_warned_of(ctx: Context, caplog: pytest.LogCaptureFixture) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Nothing."""
+
+    async with tcp_server(serve) as port, opened(socket("127.0.0.1", port, backoff="1ms"), ctx):
+        assert "the other side has ended the connection again, and sent nothing, connecting again" in await warned(caplog)
+
+
+def test_what_is_tried_again_for_long_is_warned_of_seldom(sim_loop: SimLoop, caplog: pytest.LogCaptureFixture) -> None:
+    async def hours() -> None:
+        loop = asyncio.get_running_loop()
+        backoff = Backoff(random.Random(1))
+        end_s = loop.time() + 4 * 3600
+        while loop.time() < end_s:
+            backoff.failed("the feed", ConnectionRefusedError("no"))
+            await backoff.sleep()
+        backoff.reset()
+        backoff.failed("the feed", TimeoutError())
+
+    sim_loop.run_until_complete(hours())
+    first, second, *more = warnings_of(caplog)
+    assert first == "'the feed': ConnectionRefusedError: no, connecting again"
+    assert second.startswith("'the feed': ConnectionRefusedError: no, connecting again; it has failed for ")
+    assert 20 < len(more) < 40, "every ten minutes in the end"
+    assert more[-1] == "'the feed': TimeoutError, connecting again"
