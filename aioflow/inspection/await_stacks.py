@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import inspect
 import sys
 import threading
 import traceback
@@ -29,8 +31,12 @@ def await_chain(task: asyncio.Task[Any]) -> list[str]:
     while current is not None and len(chain) < DEPTH_MAX:
         frame: FrameType | None = _first(current, "cr_frame", "gi_frame", "ag_frame")
         if frame is None:
-            chain.append(_waited_for(current))
-            break
+            generator = next(filter(inspect.isasyncgen, gc.get_referents(current)), None)
+            if generator is None:
+                chain.append(_waited_for(current))
+                break
+            current = generator  # Its step does not say which generator it belongs to.
+            continue
         chain.append(place_of(frame.f_code, frame.f_lineno))
         current = _first(current, "cr_await", "gi_yieldfrom", "ag_await")
     return chain

@@ -11,7 +11,6 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from aioflow.core.aio import cancel_and_wait
 from aioflow.core.user_code import check_own_task, close_user_code, user_error
 
 if TYPE_CHECKING:
@@ -141,7 +140,7 @@ class BufferedReader:
         pump, self._pump = self._pump, None
         if pump is not None:
             try:
-                await cancel_and_wait([pump])
+                await self.ctx.end(pump)
             except asyncio.CancelledError:  # The time to close is over.
                 close_user_code(pump)
                 raise

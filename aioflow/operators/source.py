@@ -17,6 +17,8 @@ from aioflow.core.optional_arguments import call_with
 from aioflow.operators.userfunction import describe_record
 
 if TYPE_CHECKING:
+    import asyncio
+
     from aioflow.core.functions import OutputTag, RuntimeContext
     from aioflow.core.host import Host
     from aioflow.core.injection import Resource
@@ -60,6 +62,9 @@ class SourceContext(Protocol):
 
     async def resource(self, resource: Resource) -> Any:
         """The worker's instance of `resource`, opened by the first task that asks."""
+
+    async def end(self, task: asyncio.Task[Any]) -> None:
+        """Cancel `task`, in which user code runs, and wait for its end; `cancellation_timeout` bounds that."""
 
     def side_output(self, tag: OutputTag[Any], value: Any) -> None:
         """Send a malformed element to the side output that `on_error=` names."""

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from aioflow.core.aio import OrderedTaskGroup
+from aioflow.core.aio import OrderedTaskGroup, cancel_and_wait
 from aioflow.core.availability import Availability
 from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK, RecordBatch, empty_batch
 from aioflow.core.errors import note_once
@@ -32,6 +32,8 @@ from aioflow.task.resources import ResourceScope
 from aioflow.task.source_input import SourceInput
 
 if TYPE_CHECKING:
+    import asyncio
+
     from aioflow.cluster.shipping import ShippedJob
     from aioflow.core.elements import Event
     from aioflow.core.functions import OutputTag
@@ -101,6 +103,10 @@ class StageSubtask:
     def root(self) -> Operator:
         """The operator that the stage begins with; no source."""
         return self._first.operators[0]
+
+    async def end_source_code(self, task: asyncio.Task[Any]) -> None:
+        """The executor of Spark bounds how long it takes."""
+        await cancel_and_wait([task])
 
     # The life of a subtask, in one asyncio task.
 

@@ -14,18 +14,19 @@ if TYPE_CHECKING:
     from aioflow.operators.operator import Operator
     from aioflow.task.source_input import SourceInput
 
-__all__ = ["CLEANUP_TIMEOUT_S", "attach_errors", "close_user_code"]
+__all__ = ["CLEANUP_TIMEOUT_S", "attach_errors", "close_reader", "close_user_code"]
 
 CLEANUP_TIMEOUT_S = 30.0
 """How long closing user functions may take before the task gives up on them."""
 
 
-async def close_user_code(
-    source: SourceInput | None, source_place: str, operators: Sequence[Operator], scope: Scope, errors: list[BaseException]
-) -> None:
-    """Close the reader and the operators, tail first; what fails goes into `errors` and does not keep the others from being closed."""
-    if source is not None:
-        await _close(source.close_reader, f"in close() of {source_place}", errors)
+async def close_reader(source: SourceInput, place: str, errors: list[BaseException]) -> None:
+    """Close the reader; its error goes into `errors`."""
+    await _close(source.close_reader, f"in close() of {place}", errors)
+
+
+async def close_user_code(operators: Sequence[Operator], scope: Scope, errors: list[BaseException]) -> None:
+    """Close the operators, tail first; what fails goes into `errors` and does not keep the others from being closed."""
     for operator in reversed(operators):
         scope.operator_context = operator.ctx
         await _close(operator.close, f"in close() of {describe_place(operator.ctx)}", errors)

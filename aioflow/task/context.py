@@ -69,6 +69,9 @@ class SourceServices(TaskServices, Protocol):
     def input_watermark(self) -> int:
         """The one in force for what comes in now."""
 
+    async def end_source_code(self, task: asyncio.Task[Any]) -> None:
+        """Cancel `task`, which runs the code of the source, and wait for its end."""
+
 
 @dataclass(slots=True)
 class SubtaskRuntimeContext:
@@ -294,6 +297,9 @@ class SourceTaskContext:
 
     async def resource(self, resource: Resource) -> Any:
         return await self._services.resources.get(resource)
+
+    async def end(self, task: asyncio.Task[Any]) -> None:
+        await self._services.end_source_code(task)
 
     def side_output(self, tag: OutputTag[Any], value: Any) -> None:
         self._services.emit_side(-1, tag, value, None, self._services.input_watermark)

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from aioflow.core.aio import CANCEL_GRACE_S, OrderedTaskGroup
+from aioflow.core.aio import CANCEL_GRACE_S, OrderedTaskGroup, end_task, wait_all
 from aioflow.core.errors import CancellationTimeout
 from aioflow.core.user_code import close_user_code
 from aioflow.inspection.await_stacks import await_chain
@@ -22,7 +23,7 @@ from aioflow.task.context import TaskOperatorContext
 if TYPE_CHECKING:
     from aioflow.core.scope import Scope
 
-__all__ = ["EndWatch"]
+__all__ = ["EndWatch", "end_source_code"]
 
 logger = logging.getLogger(__name__)
 
@@ -69,6 +70,12 @@ class EndWatch:
             self._timer.cancel()
             self._timer = None
 
+    def found(self, error: CancellationTimeout) -> None:
+        """Make `error` that of the task. A process of its own ends with it."""
+        self.error = error
+        if self._on_stuck is not None:
+            self._on_stuck(error)
+
     def _held_by(self) -> Sequence[asyncio.Task[Any]]:
         assert self._owner is not None, "begin() says whose end it is"
         return self._group.children if self._helpers_only else [self._owner]
@@ -81,13 +88,9 @@ class EndWatch:
         if self.error is not None:
             self._abandon(held_by)
             return
-        self.error = error = CancellationTimeout(
-            f"{self._place(held_by)} did not end within {self._timeout_s:g} s after task {self._name} was cancelled: code that catches "
-            f"CancelledError has to raise it again. It waits here:{''.join(map(_stack, held_by))}"
-        )
-        logger.error("%s", error)
+        error = _stuck(self._place(held_by), self._name, self._timeout_s, held_by)
+        self.found(error)
         if self._on_stuck is not None:
-            self._on_stuck(error)
             return
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(CANCEL_GRACE_S, self._on_timeout)
@@ -111,6 +114,32 @@ class EndWatch:
         return describe_place(context) if isinstance(context, TaskOperatorContext) else "user code"
 
 
-def _stack(task: asyncio.Task[Any]) -> str:
-    return "".join(f"\n    {place}" for place in await_chain(task))
+async def end_source_code(task: asyncio.Task[Any], place: str, name: str, timeout_s: float) -> CancellationTimeout | None:
+    """Cancel `task`, in which the code of a source runs, and wait for its end.
 
+    Returns the error that names `place` if the code did not end in time. It is closed by force then, and abandoned at last. `name`: of
+    the task of the job.
+    """
+    end_task(task)
+    if await wait_all([task], timeout_s=timeout_s):
+        return None
+    error = _stuck(place, name, timeout_s, [task])
+    close_user_code(task)
+    if not await wait_all([task], timeout_s=CANCEL_GRACE_S):
+        logger.error("task %s abandons its source: the code goes on although it was closed", name)
+    return error
+
+
+def _stuck(place: str, name: str, timeout_s: float, held_by: Sequence[asyncio.Task[Any]]) -> CancellationTimeout:
+    error = CancellationTimeout(
+        f"{place} did not end within {timeout_s:g} s after task {name} was cancelled: code that catches "
+        f"CancelledError has to raise it again. It waits here:{_stacks(held_by)}"
+    )
+    logger.error("%s", error)
+    return error
+
+
+def _stacks(tasks: Sequence[asyncio.Task[Any]]) -> str:
+    """Where `tasks` wait. Calls that wait in one place are shown once, with their number."""
+    counts = Counter("".join(f"\n    {place}" for place in await_chain(task)) for task in tasks)
+    return "\n".join(stack if count == 1 else f"{stack}\n    ({count} calls wait there)" for stack, count in counts.items())

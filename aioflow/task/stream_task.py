@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from aioflow.core.aio import OrderedTaskGroup, close_within, end_task, is_asked_to_end
+from aioflow.core.aio import CANCEL_GRACE_S, OrderedTaskGroup, close_within, end_task, is_asked_to_end
 from aioflow.core.availability import Availability
 from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK, Event, RecordBatch, WatermarkStatus, empty_batch
 from aioflow.core.errors import JobNotRunning, ProducerFailed, has_place, note_once
@@ -37,8 +37,8 @@ from aioflow.task.blame import naming_source, source_place
 from aioflow.task.chain import ChainStatus, OperatorChain, Tap
 from aioflow.task.checkpoint_mail import CheckpointMail
 from aioflow.task.checkpointing import SubtaskCheckpoints
-from aioflow.task.closing import CLEANUP_TIMEOUT_S, attach_errors, close_user_code
-from aioflow.task.end_watch import EndWatch
+from aioflow.task.closing import CLEANUP_TIMEOUT_S, attach_errors, close_reader, close_user_code
+from aioflow.task.end_watch import EndWatch, end_source_code
 from aioflow.task.ending import TaskEnd
 from aioflow.task.handover import HandOver
 from aioflow.task.inflight import Waiting
@@ -101,6 +101,7 @@ class StreamTask:
         self._retapped: dict[int, int] = {}  # Index of node, by its id: where taps changed that the chain does not have yet.
         self._stop: InputStatus | None = None
         self._running = False
+        self._is_cut_short = False
         self.failure: BaseException | None = None
         """What ended the loop, as soon as it did; cleaning up is still to come then."""
         self._processor = MailboxProcessor(
@@ -181,6 +182,13 @@ class StreamTask:
         """Ask the task, which `owner` runs, to end."""
         end_task(owner)
         self._watch_over_end.begin(owner)
+
+    async def end_source_code(self, task: asyncio.Task[Any]) -> None:
+        """Cancel `task`, which runs the code of the source, and wait for its end. A time-out fails a task that was cancelled."""
+        place, timeout_s = source_place(self._operators.head), self._options.cancellation_timeout_s
+        error = await end_source_code(task, place, self.name, timeout_s)
+        if error is not None and self._is_cut_short:
+            self._watch_over_end.found(error)
 
     @property
     def stuck(self) -> CancellationTimeout | None:
@@ -280,6 +288,7 @@ class StreamTask:
 
     async def _clean_up(self, failure: BaseException | None) -> None:
         """Release everything, also after a failure. The other errors are attached to the first one."""
+        self._is_cut_short = failure is not None
         self._operators.stop_timers()
         self._task_timers.shutdown()
         for mail in self._processor.close():
@@ -293,7 +302,11 @@ class StreamTask:
         place = "" if source is None else source_place(self._operators.head)
         try:
             # Not interrupted by a second cancellation: files and connections of users are closed in here.
-            closing = close_user_code(source, place, self._operators.operators, self._scope, errors)
+            if source is not None:
+                # The function of a source has the time that other functions had before, and closing has its own.
+                timeout_s = CLEANUP_TIMEOUT_S + self._options.cancellation_timeout_s + CANCEL_GRACE_S
+                await close_within(close_reader(source, place, errors), timeout_s, what=f"the source of {self.name}")
+            closing = close_user_code(self._operators.operators, self._scope, errors)
             await close_within(closing, CLEANUP_TIMEOUT_S, what=self.name)
         finally:
             self._operators.close_state()

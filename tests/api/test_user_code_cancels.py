@@ -478,7 +478,7 @@ class Swallows:
                 await self.let_go.wait()
 
 
-CLOSED = ("async source", "source with positions", "open of a writer", "close of a writer", "resource")
+CLOSED = ("open of a writer", "close of a writer", "resource")
 STUCK = [place for place in BUILDERS if place not in CLOSED]
 """Where the functions of a task are called until it ends. What is closed has a time-out of its own."""
 
@@ -488,23 +488,22 @@ async def test_code_that_swallows_its_cancellation_is_named_and_ended(place: str
     misdeed, out = Swallows(), list[Any]()
     error = await run_and_cancel(BUILDERS[place](misdeed, out), misdeed)
     assert isinstance(error, af.CancellationTimeout)
-    assert "operator '" in str(error)
+    assert ("source 'numbers', subtask 1/1 did not end" if "source" in place else "operator '") in str(error)
     assert "Swallows.__call__ (api/test_user_code_cancels.py:" in str(error), "with its stack"
     assert "within 0.02 s" in str(error)
 
 
 async def run_and_cancel(flow: af.Flow, misdeed: Swallows, **options: Any) -> BaseException | None:
-    async with flow.run(cancellation_timeout="20ms", **options) as job:
-        await misdeed.reached.wait()
-        async with asyncio.timeout(30):
-            await job.cancel()
-        assert job.status is af.JobStatus.FAILED
-        with pytest.raises(af.CancellationTimeout) as caught:
-            await job.wait()
-        return caught.value
+    with pytest.raises(af.CancellationTimeout) as caught:
+        async with flow.run(cancellation_timeout="20ms", **options) as job:
+            await misdeed.reached.wait()
+            async with asyncio.timeout(30):
+                await job.cancel()
+            assert job.status is af.JobStatus.FAILED
+    return caught.value
 
 
-@pytest.mark.parametrize("place", ["map", "process"])
+@pytest.mark.parametrize("place", ["map", "process", "async source"])
 async def test_code_that_cannot_even_be_closed_is_abandoned_and_the_loop_goes_on(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a helper of its task, and in the task itself. Such code is an awaitable that an extension module made."""
     monkeypatch.setattr("aioflow.task.end_watch.close_user_code", lambda task: None)
@@ -516,6 +515,38 @@ async def test_code_that_cannot_even_be_closed_is_abandoned_and_the_loop_goes_on
     assert left, "it goes on"
     misdeed.let_go.set()
     await asyncio.wait(left, timeout=30)
+
+
+async def test_a_stop_does_not_fail_for_a_source_that_swallows_its_cancellation(caplog: pytest.LogCaptureFixture) -> None:
+    """A stop has no error to report. The code is named and closed by force."""
+    misdeed = Swallows()
+    async with BUILDERS["async source"](misdeed, []).run(cancellation_timeout="20ms") as job:
+        await misdeed.reached.wait()
+        async with asyncio.timeout(30):
+            await job.stop()
+    assert job.status is af.JobStatus.FINISHED
+    assert "source 'numbers', subtask 1/1 did not end within 0.02 s" in caplog.text
+
+
+async def test_calls_that_wait_in_one_place_are_shown_once() -> None:
+    let_go, reached = asyncio.Event(), asyncio.Barrier(6)
+
+    async def function(value: int) -> int:
+        await reached.wait()
+        while not let_go.is_set():
+            with suppress(asyncio.CancelledError):
+                await let_go.wait()
+        return value
+
+    flow = af.Flow("f")
+    flow.source(range(5)).map(function, concurrency=5).sink(print)
+    with pytest.raises(af.CancellationTimeout) as caught:
+        async with flow.run(cancellation_timeout="20ms") as job:
+            await reached.wait()
+            await asyncio.sleep(0)
+            await job.cancel()
+    assert str(caught.value).count("Event.wait") == 1
+    assert str(caught.value).endswith("(5 calls wait there)")
 
 
 async def test_a_failure_is_not_held_up_by_another_call_that_swallows_its_cancellation() -> None:
@@ -536,21 +567,16 @@ async def test_a_failure_is_not_held_up_by_another_call_that_swallows_its_cancel
     assert isinstance(caught.value.__cause__, ValueError), "what failed first is not lost"
 
 
-@pytest.mark.parametrize("place", ["async source", "source with positions"])
-async def test_what_is_closed_has_a_time_of_its_own_and_is_then_closed_by_force(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_is_closed_has_a_time_of_its_own_and_is_then_abandoned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("aioflow.task.stream_task.CLEANUP_TIMEOUT_S", 0.02)
-    monkeypatch.setattr("aioflow.cluster.task_executor.RESOURCES_CLOSE_S", 0.02)
-    misdeed, out = Swallows(), list[Any]()
+    misdeed = Swallows()
     before = asyncio.all_tasks()
-    run = asyncio.ensure_future(BUILDERS[place](misdeed, out).execute())
-    await misdeed.reached.wait()
-    run.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        async with asyncio.timeout(30):
-            await run
-    for _ in range(5):
-        await asyncio.sleep(0)
-    assert asyncio.all_tasks() <= before
+    async with asyncio.timeout(30):
+        await BUILDERS["close of a writer"](misdeed, []).execute()
+    left = asyncio.all_tasks() - before
+    assert left, "it goes on"
+    misdeed.let_go.set()
+    await asyncio.wait(left, timeout=30)
 
 
 @pytest.mark.parametrize("timeout", [None, "10s"])

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from aioflow.core.aio import cancel_and_wait
 from aioflow.core.functions import OutputTag
 from aioflow.core.host import Host, SystemHost
 from aioflow.core.metrics import MetricGroup
@@ -44,6 +45,9 @@ class Context:
     job_id: str = "0123456789abcdef"
     replays: bool = False
     checkpointing: bool = True
+
+    async def end(self, task: asyncio.Task[Any]) -> None:
+        await cancel_and_wait([task])
 
     def side_output(self, tag: OutputTag[Any], value: Any) -> None:
         self.sides.append((tag, value))
