@@ -41,7 +41,7 @@ from aioflow.checkpoint.statistics import CheckpointStatistics
 from aioflow.checkpoint.subtask import CheckpointStats, SubtaskState
 from aioflow.checkpoint.turns import CheckpointTurns
 from aioflow.core.elements import CheckpointBarrier
-from aioflow.core.errors import CheckpointError, ValueNotSupported
+from aioflow.core.errors import CheckpointError, ValueNotSupported, message_of
 from aioflow.core.ids import ExecutionAttemptId
 
 __all__ = ["CheckpointCoordinator"]
@@ -250,7 +250,7 @@ class CheckpointCoordinator:
         if pending is None or pending.storing is not None or attempt not in pending.plan.acknowledging:
             return []
         known = CheckpointFailureReason.__members__.get(reason, CheckpointFailureReason.DECLINED)
-        detail = f"by {self._subtasks.name_of(attempt)}" + ("" if error is None else f": {type(error).__name__}: {error}")
+        detail = f"by {self._subtasks.name_of(attempt)}" + ("" if error is None else f": {type(error).__name__}: {message_of(error)}")
         return self._after(self._abort(pending, known, detail, now, error), now)
 
     # Stimuli of the store.
@@ -293,7 +293,7 @@ class CheckpointCoordinator:
         if doomed is not None:
             return self._discard(self._retention.failed(checkpoint_id, doomed))
         pending = self._pending[checkpoint_id]
-        detail = f"{type(error).__name__}: {error}"
+        detail = f"{type(error).__name__}: {message_of(error)}"
         return self._after(self._abort(pending, CheckpointFailureReason.IO_EXCEPTION, detail, now, error, is_known=True), now)
 
     # Stimuli of users. `number` is theirs to choose, an `Answer` goes by it.

@@ -6,6 +6,8 @@ import sysconfig
 import traceback
 from pathlib import Path
 
+from aioflow.core.errors import message_of
+
 __all__ = ["describe"]
 
 PACKAGE = str(Path(__file__).parents[1])
@@ -15,7 +17,7 @@ FOREIGN = (PACKAGE, sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"),
 
 def describe(error: BaseException) -> list[str]:
     """`error` in a few lines: type and message, its notes (they name operator, subtask and record), the user's innermost line."""
-    text = str(error)
+    text = message_of(error)
     lines = [f"{type(error).__name__}: {text}" if text else type(error).__name__]
     lines += [note.removeprefix("aioflow: ") for note in getattr(error, "__notes__", ())]
     # A frame of compiled code has no line to show.

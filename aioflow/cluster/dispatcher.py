@@ -20,7 +20,7 @@ from aioflow.cluster.execution_graph import JobStatus
 from aioflow.cluster.fencing import StaleLeader
 from aioflow.cluster.job_store import EndedJob, PersistedJob
 from aioflow.core.aio import OrderedTaskGroup
-from aioflow.core.errors import CheckpointError, JobError
+from aioflow.core.errors import CheckpointError, JobError, message_of
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -358,7 +358,7 @@ class Dispatcher:
 def _told(error: BaseException) -> str:
     """An error with its notes, which say where, a line each."""
     notes = (note.removeprefix("aioflow: ") for note in getattr(error, "__notes__", ()))
-    return "\n".join([f"{type(error).__name__}: {error}", *notes])
+    return "\n".join([f"{type(error).__name__}: {message_of(error)}", *notes])
 
 
 def _view(job: EndedJob, cause: BaseException | None) -> JobView:

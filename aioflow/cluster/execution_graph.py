@@ -19,7 +19,7 @@ from enum import Enum, StrEnum
 from typing import TYPE_CHECKING
 
 from aioflow.cluster.restart import RestartPolicy, RestartStrategy
-from aioflow.core.errors import Broken, CancellationTimeout, ProcessCrashed, ValueNotSupported
+from aioflow.core.errors import Broken, CancellationTimeout, ProcessCrashed, ValueNotSupported, message_of
 from aioflow.graph.deployment import (
     ExecutionAttemptId,
     ExecutionState,
@@ -383,7 +383,7 @@ class ExecutionGraph:
     def _attach(self, error: BaseException) -> None:
         """Another task failed together with the first: one root cause, the others are told with it."""
         if self.failure is not None and error is not self.failure:
-            self.failure.add_note(f"aioflow: another task failed at the same time: {type(error).__name__}: {error}")
+            self.failure.add_note(f"aioflow: another task failed at the same time: {type(error).__name__}: {message_of(error)}")
 
     def _cancel_all(self) -> list[Instruction]:
         return self._cancel(self.graph.vertices)

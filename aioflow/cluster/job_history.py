@@ -11,7 +11,7 @@ import traceback
 from collections import deque
 from dataclasses import dataclass, field
 
-from aioflow.core.errors import RemoteError
+from aioflow.core.errors import RemoteError, message_of
 from aioflow.graph.deployment import ExecutionAttemptId, ExecutionState
 from aioflow.inspection.redaction import redacted
 
@@ -115,7 +115,7 @@ class JobHistory:
         """A task, or the job (`attempt` None), failed. `is_root`: not while the job was ending for another failure."""
         record = FailureRecord(
             name="" if error is None else _name(error),
-            message=LOST if error is None else redacted(str(error), TEXT_CHARACTERS_MAX),
+            message=LOST if error is None else redacted(message_of(error), TEXT_CHARACTERS_MAX),
             stack=LOST if error is None else _stack(error),
             notes=tuple(
                 redacted(note.removeprefix("aioflow: "), TEXT_CHARACTERS_MAX) for note in getattr(error, "__notes__", ())

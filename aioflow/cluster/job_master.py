@@ -23,7 +23,7 @@ from aioflow.cluster.job_checkpoints import JobCheckpoints
 from aioflow.cluster.job_history import JobHistory
 from aioflow.cluster.restoring import GivenSavepoint
 from aioflow.cluster.split_discovery import SplitDiscovery
-from aioflow.core.errors import CheckpointError, note_once
+from aioflow.core.errors import CheckpointError, message_of, note_once
 from aioflow.core.serializers import Codec
 from aioflow.core.user_code import check_own_task, user_error
 from aioflow.graph.deployment import ExecutionAttemptId, ExecutionState, TaskDeploymentDescriptor
@@ -242,7 +242,7 @@ class JobMaster:
         if error is not None:
             # A failure that ends the job is raised to whoever runs it; one that the job outlives is told nowhere else.
             level = logging.WARNING if self.status in (JobStatus.RUNNING, JobStatus.RESTARTING) else logging.INFO
-            told = "; ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())])
+            told = "; ".join([f"{type(error).__name__}: {message_of(error)}", *getattr(error, "__notes__", ())])
             logger.log(level, "job %s: task %s is %s: %s", self.executions.job_id, attempt, state.value, told)
             where = self.executions.locations.get((attempt.vertex_id, attempt.subtask_index), "")
             self.history.failed(

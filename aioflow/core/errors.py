@@ -61,6 +61,7 @@ __all__ = [
     "ValueNotSupported",
     "did_you_mean",
     "has_place",
+    "message_of",
     "note_once",
     "with_article",
 ]
@@ -197,6 +198,14 @@ def note_once(error: BaseException, note: str) -> None:
     """Add `note` to `error` unless it already carries one of the engine: the innermost place knows most."""
     if not has_place(error):
         error.add_note(f"aioflow: {note}")
+
+
+def message_of(error: BaseException) -> str:
+    """`str(error)`. The `__str__` of a user's error may do anything; its failure is the message then."""
+    try:
+        return str(error)
+    except BaseException as failure:  # noqa: BLE001  # Nothing is awaited: a CancelledError too is the function's.
+        return f"(its message cannot be shown: {type(failure).__name__})"
 
 
 def has_place(error: BaseException) -> bool:

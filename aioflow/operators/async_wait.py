@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from aioflow.core.aio import is_asked_to_end
 from aioflow.core.availability import Availability
 from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK, RecordBatch, empty_batch
-from aioflow.core.errors import GraphError, note_once
+from aioflow.core.errors import GraphError, message_of, note_once
 from aioflow.core.functions import Failed
 from aioflow.core.scope import current_scope, enter_scope
 from aioflow.core.state_descriptors import ListStateDescriptor
@@ -374,7 +374,8 @@ class GuardedRowsOperator(Operator):
 
 def failed(entry: Entry, operator: str) -> Failed[Any]:
     """What the side output gets of an element whose call failed."""
-    return Failed(entry.value, str(entry.error), type(entry.error).__name__, operator, entry.timestamp)
+    assert entry.error is not None, "its call has failed"
+    return Failed(entry.value, message_of(entry.error), type(entry.error).__name__, operator, entry.timestamp)
 
 
 def _collecting(call: Callable[[Any], Any]) -> Callable[[Any], list[Any]]:

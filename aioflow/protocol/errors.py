@@ -14,7 +14,7 @@ import traceback
 from json import JSONDecodeError
 from typing import Any
 
-from aioflow.core.errors import AioflowError, Broken, RemoteError, RemoteProtocolError, TypeNotSupported
+from aioflow.core.errors import AioflowError, Broken, RemoteError, RemoteProtocolError, TypeNotSupported, message_of
 from aioflow.core.serializers import Codec, DecodeError
 from aioflow.protocol.framing import FrameType
 from aioflow.protocol.messages import ErrorResponse, decode_message, message_body
@@ -68,17 +68,17 @@ def _described(error: BaseException, codec: Codec, traceback_text: str, room: in
     if isinstance(error, RemoteError):  # From further away: it stays what it was there.
         return ErrorResponse(
             type_name=_cut(error.type_name, _TYPE_NAME_CHARS_MAX) or "RemoteError",
-            message=_cut(_message(error).removeprefix(f"{error.type_name}: "), _MESSAGE_CHARS_MAX),
+            message=_cut(message_of(error).removeprefix(f"{error.type_name}: "), _MESSAGE_CHARS_MAX),
             traceback_text=traceback_text,
             notes=_notes(notes),
         )
     kind = type(error)
     if isinstance(error, BaseExceptionGroup):
-        message = _cut(_message(error), _MESSAGE_CHARS_MAX)
+        message = _cut(message_of(error), _MESSAGE_CHARS_MAX)
         arguments, remark = _encoded_group(error, codec, room - len(message.encode()))
     else:
         error, remark = _around_the_place(error)
-        message = _cut(_message(error), _MESSAGE_CHARS_MAX)
+        message = _cut(message_of(error), _MESSAGE_CHARS_MAX)
         arguments = _encoded_arguments(error, codec, room - len(message.encode()))
     return ErrorResponse(
         type_name=_cut(f"{kind.__module__}:{kind.__qualname__}", _TYPE_NAME_CHARS_MAX),
@@ -124,7 +124,7 @@ def _around_the_place(error: BaseException) -> tuple[BaseException, tuple[str, .
     except Exception:  # noqa: BLE001 - a class derived from these has a constructor of its own.
         return error, ()
     kept = f"{first} to {min(first + _SUBJECT_MAX, length)}"
-    return short, (f"only {kept} of the {length} that it is about came along; about all of them it says: {_message(error)}",)
+    return short, (f"only {kept} of the {length} that it is about came along; about all of them it says: {message_of(error)}",)
 
 
 def _encoded_arguments(error: BaseException, codec: Codec, room: int) -> bytes | None:
@@ -201,13 +201,6 @@ def _loaded_class(type_name: str) -> type[Exception] | None:
     for part in qualified.split("."):
         found = getattr(found, "__dict__", {}).get(part)
     return found if isinstance(found, type) and issubclass(found, Exception) else None
-
-
-def _message(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception as failure:  # noqa: BLE001 - see above.
-        return f"(its message cannot be shown: {type(failure).__name__})"
 
 
 def _notes(notes: Any) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
 
-from aioflow.core.errors import note_once
+from aioflow.core.errors import message_of, note_once
 from aioflow.core.user_code import check_own_task, take_back_cancellation, user_error
 from aioflow.operators.stateless import describe_place
 
@@ -46,5 +46,5 @@ async def _close(close: Callable[[], Awaitable[None]], place: str, errors: list[
 def attach_errors(first: BaseException, others: Sequence[BaseException]) -> None:
     """Attach the later errors `others` to `first`, as notes."""
     for error in others:
-        told = "; ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())])
+        told = "; ".join([f"{type(error).__name__}: {message_of(error)}", *getattr(error, "__notes__", ())])
         first.add_note(f"aioflow: closing failed too: {told}")

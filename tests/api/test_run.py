@@ -356,6 +356,46 @@ async def test_an_error_of_close_does_not_replace_the_error_that_ended_the_task(
         await af.Flow("life").source([1, 2]).process(FailsTwice()).collect()
 
 
+class Unspeakable(Exception):
+    """Its text cannot be had."""
+
+    def __str__(self) -> str:
+        raise ValueError("no text")
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("restart", [af.no_restart(), af.fixed_delay(1, "1ms")], ids=repr)
+async def test_an_error_that_cannot_say_what_it_is_fails_the_job_all_the_same(workers: int, restart: Any) -> None:
+    def fails(value: int) -> int:
+        raise Unspeakable("x")
+
+    flow = af.Flow("f")
+    flow.source([1]).map(fails).sink(print)
+    with pytest.raises((Unspeakable, af.RemoteError)) as caught:
+        await flow.execute(workers=workers, restart=restart)
+    assert notes(caught.value) == ["aioflow: in operator 'map(fails)', subtask 1/1, at record 1"]
+
+
+async def test_an_error_that_cannot_say_what_it_is_goes_to_its_side_output_and_among_errors_of_closing() -> None:
+    class Fails(af.ProcessFunction[int, int]):
+        def process_element(self, value: int, ctx: Any) -> None:
+            raise RuntimeError("first")
+
+        def close(self) -> None:
+            raise Unspeakable("second")
+
+    def fails(value: int) -> int:
+        raise Unspeakable("x")
+
+    tag: af.OutputTag[Any] = af.OutputTag("failed")
+    flow = af.Flow("f")
+    (failed,) = await flow.source([1]).map(fails, on_error=tag).side(tag).collect()
+    assert (failed.error, failed.error_type) == ("(its message cannot be shown: ValueError)", "Unspeakable")
+    with pytest.raises(RuntimeError, match="first") as caught:
+        await af.Flow("g").source([1]).process(Fails).collect()
+    assert "closing failed too: Unspeakable: (its message cannot be shown: ValueError)" in notes(caught.value)[-1]
+
+
 async def test_an_error_of_a_source_names_the_source() -> None:
     """A11.3: a source that raises fails the job with that cause."""
 
