@@ -11,7 +11,7 @@ from aioflow.core.expression_trees import column_names
 from aioflow.core.expressions import Column, is_expression
 from aioflow.core.functions import AggregateFunction
 
-__all__ = ["aggregates_hint", "as_select", "field_hint", "keys_hint", "sink_hint"]
+__all__ = ["aggregates_hint", "as_select", "field_hint", "keys_hint", "sink_hint", "window_time_hint"]
 
 WRITTEN = (ast.Expression, ast.Compare, ast.BinOp, ast.UnaryOp, ast.Constant, ast.Name, ast.Load, ast.operator, ast.unaryop, ast.cmpop)
 """What a text may consist of to be read as an expression: nothing that is written otherwise there, as `and` and `in` are."""
@@ -41,6 +41,13 @@ def aggregates_hint(given: Mapping[str, Any]) -> str | None:
     if not all(issubclass(one if isinstance(one, type) else type(one), AggregateFunction) for one in given.values()):
         return None
     return f"results by name are one aggregate, write aggregate(af.agg({', '.join(f'{name}=...' for name in given)}))"
+
+
+def window_time_hint(given: Mapping[str, Any]) -> str | None:
+    """What to write if the time of a window was given beside the window."""
+    if "time" not in given:
+        return None
+    return f'it belongs to the window: window(af.session("1s", time={given["time"]!r}))'
 
 
 def _as_expression(text: str) -> str | None:

@@ -8,12 +8,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
 from aioflow.api.build import OperatorOptions, Upstream, add_operator, fresh
+from aioflow.api.hints import window_time_hint
 from aioflow.api.keyed import KeyedStream, keyed_stream
 from aioflow.api.steps import HalfStream
 from aioflow.api.streams import DataStream, operator_options
 from aioflow.api.windows import require_event_time, without_event_time
 from aioflow.core.errors import GraphError
-from aioflow.core.explained_calls import explained_methods
+from aioflow.core.explained_calls import explained_methods, hinted
 from aioflow.core.functions import Pair
 from aioflow.core.timeunits import to_ms
 from aioflow.operators.joins import CoGroupOperator, IntervalJoinOperator
@@ -69,6 +70,7 @@ class _TwoStreams(HalfStream, Generic[T, U]):
         self._right_keyed = keyed_stream(self._right, key, "equal_to", f" of the {self.kind}")
         return self
 
+    @hinted(window_time_hint)
     def window(
         self,
         assigner: WindowAssigner,

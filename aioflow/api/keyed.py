@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from aioflow.api.build import OperatorOptions, event_time_of, fresh, make_operator
-from aioflow.api.hints import aggregates_hint, keys_hint
+from aioflow.api.hints import aggregates_hint, keys_hint, window_time_hint
 from aioflow.api.streams import DataStream, Elements
 from aioflow.core.errors import GraphError
 from aioflow.core.explained_calls import explained_methods, hinted
@@ -139,6 +139,7 @@ class KeyedStream(DataStream[T], Generic[K, T]):
         """Running: `(key, result so far)` for each element."""
         return self._aggregated("aggregate", agg, OperatorOptions(name, uid, parallelism))
 
+    @hinted(window_time_hint)
     def window(
         self,
         assigner: WindowAssigner,

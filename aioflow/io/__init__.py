@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from aioflow.io.kafka_topics import kafka
     from aioflow.io.nats_streams import nats
     from aioflow.io.parquet_files import parquet
+    from aioflow.io.parts import RollPolicy
     from aioflow.io.postgres_tables import postgres
     from aioflow.io.printing import stdout
     from aioflow.io.pushing import push
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from aioflow.spark.connector import spark
 
 __all__ = [
+    "RollPolicy",
     "arrow",
     "blackhole",
     "csv",
@@ -78,8 +80,10 @@ _MODULES = {
     "stdout": "printing",
     "webhook": "webhooks",
     "websocket": "websockets",
+    "RollPolicy": "parts",
 }
-"""Module of each function. No module has the name of a function: importing it would put the module in the function's place.
+"""Module of each function, and of the class of `roll=`. No module has the name of a function: importing it would put the module in the
+function's place.
 
 One lives in a layer above, with the session that it needs: nothing here imports it until somebody asks."""
 
@@ -90,7 +94,7 @@ def __getattr__(name: str) -> Any:
         from aioflow.core.errors import did_you_mean
 
         hint = did_you_mean(name, __all__, "af.io.{}(...)")
-        raise AttributeError(f"aioflow.io has no connector {name!r}, expected one of {', '.join(__all__)}{hint}")
+        raise AttributeError(f"aioflow.io has no connector {name!r}, expected one of {', '.join(_MODULES)}{hint}")
     return getattr(importlib.import_module(module if "." in module else f"aioflow.io.{module}"), name)
 
 

@@ -6,7 +6,7 @@ A malformed duration is a ValueError or TypeError, as everywhere.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import KeysView, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -71,9 +71,11 @@ def checked_columns(value: Sequence[str] | None, place: str) -> list[str] | None
     if value is None:
         return None
     given: object = value  # As given: the annotation is only a promise.
+    if isinstance(given, KeysView):  # Of a dict: it has an order.
+        given = list(given)
     if isinstance(given, (str, bytes)) or not isinstance(given, Sequence) or not given or not all(isinstance(one, str) for one in given):
         raise GraphError(f"{place}: columns is {given!r}, expected a list of names")
-    names = list(value)
+    names = list(given)
     twice = next((name for number, name in enumerate(names) if name in names[:number]), None)
     if twice is not None:
         raise GraphError(f"{place}: columns names {twice!r} twice, expected each column once")
@@ -83,8 +85,10 @@ def checked_columns(value: Sequence[str] | None, place: str) -> list[str] | None
 def checked_options(value: Mapping[str, Any] | None, name: str, place: str) -> dict[str, Any]:
     """A mapping by text. Its values may be secret and are not shown."""
     given: object = {} if value is None else value
-    if not isinstance(given, Mapping) or not all(isinstance(key, str) for key in given):
+    if not isinstance(given, Mapping):
         raise GraphError(f"{place}: {name} is a {type(given).__name__}, expected a mapping of names to values")
+    if (strange := next((key for key in given if not isinstance(key, str)), None)) is not None:
+        raise GraphError(f"{place}: the name {strange!r} in {name} is {type(strange).__name__}, expected str")
     return dict(given)
 
 
@@ -92,7 +96,9 @@ def checked_headers(value: Mapping[str, str] | None, place: str) -> dict[str, st
     """Headers of HTTP. Their values may be secret and are not shown."""
     headers = checked_options(value, "headers", place)
     for name, content in headers.items():
-        if not isinstance(content, str) or any(sign in name + content for sign in "\r\n\0"):
+        if not isinstance(content, str):
+            raise GraphError(f"{place}: the value of the header {name!r} in headers is {type(content).__name__}, expected str")
+        if any(sign in name + content for sign in "\r\n\0"):
             raise GraphError(f"{place}: the value of the header {name!r} in headers is expected to be a text of one line")
     return headers
 

@@ -16,7 +16,7 @@ from aioflow.core.explained_calls import explained
 from aioflow.io.checks import check_host_and_port, checked_options, checked_seconds, checked_text
 from aioflow.io.kafka_partitions import KafkaPartitions
 from aioflow.io.malformed import checked_on_error
-from aioflow.io.message_bodies import checked_format, one_or_more
+from aioflow.io.message_bodies import checked_format, one_or_more, one_or_more_places
 
 if TYPE_CHECKING:
     from aioflow.core.timeunits import Duration
@@ -109,7 +109,7 @@ def kafka(
     `transactions`, under checkpoints, exactly once for those who read what is committed: what was written since a checkpoint is carried by
     the next one, and produced in one transaction when that is complete.
     """
-    brokers, topics = one_or_more(bootstrap), one_or_more(topic)
+    brokers, topics = one_or_more_places(bootstrap), one_or_more(topic)
     place = f"kafka({bootstrap!r}, {', '.join(map(repr, topics))})"
     if not brokers or not all(isinstance(broker, str) and broker and "://" not in broker and "@" not in broker for broker in brokers):
         raise GraphError("kafka(...): expected brokers as 'HOST:PORT', without a scheme or a password, which goes into options=")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -11,7 +12,9 @@ from aioflow.core.errors import GraphError, did_you_mean
 from aioflow.io.shapes import is_namedtuple, namedtuple_from
 from aioflow.operators.userfunction import describe_record
 
-__all__ = ["FORMATS", "body_decoder", "body_encoder", "checked_format", "one_or_more"]
+__all__ = ["FORMATS", "body_decoder", "body_encoder", "checked_format", "one_or_more", "one_or_more_places"]
+
+_BETWEEN = re.compile(r"\s*,\s*(?=\w+://|[^@]*$)")
 
 FORMATS = ("json", "text", "bytes")
 """What a body can be."""
@@ -20,6 +23,11 @@ FORMATS = ("json", "text", "bytes")
 def one_or_more(given: Any) -> list[Any]:
     """Several, or the one that was given instead; of which kind they are is for whoever asks to check."""
     return list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
+
+
+def one_or_more_places(given: Any) -> list[Any]:
+    """As `one_or_more`; a text may hold several servers between commas. A comma before a later `@` is part of a password."""
+    return [place for one in one_or_more(given) for place in (_BETWEEN.split(one) if isinstance(one, str) else [one])]
 
 
 def checked_format(format: str, type: type[Any] | None, place: str) -> str:

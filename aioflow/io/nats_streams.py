@@ -17,7 +17,7 @@ from aioflow.core.explained_calls import explained
 from aioflow.io.backoff import Backoff
 from aioflow.io.checks import check_host_and_port, checked_options, checked_seconds
 from aioflow.io.malformed import checked_on_error
-from aioflow.io.message_bodies import body_decoder, checked_format, one_or_more
+from aioflow.io.message_bodies import body_decoder, checked_format, one_or_more_places
 from aioflow.io.stream_reader import Message, StreamReader
 from aioflow.operators.source import Split
 
@@ -101,7 +101,7 @@ def nats(
     `Nats-Msg-Id`: exactly once as long as a repetition comes within the stream's window for duplicates (two minutes unless it was given
     another), at least once after that, and without checkpoints.
     """
-    urls = one_or_more(servers)
+    urls = one_or_more_places(servers)
     place = f"nats(..., {subject!r})"  # Without the servers: they may hold a password.
     if not urls or not all(isinstance(url, str) and url for url in urls):
         raise GraphError(f"{place}: expected the URL of a server, nats://HOST:PORT, or a list of them")

@@ -57,6 +57,8 @@ _VISIBLE = re.compile(r"(part-\d+-)(\d+)(\..+)")
 BUFFER_BYTES = 1024 * 1024
 """The writer asks for a flush when it holds this much: one trip to the executor, one `write`."""
 
+ROLL_EXAMPLE = "roll=af.io.RollPolicy(size_bytes=64 * 1024 * 1024, age_ms=60_000)"
+
 logger = logging.getLogger(__name__)
 
 
@@ -90,7 +92,7 @@ def checked_roll(roll: RollPolicy | None, place: str) -> RollPolicy:
     if roll is None:
         return RollPolicy()
     if not isinstance(roll, RollPolicy):
-        raise GraphError(f"{place}: roll is {roll!r}, expected a RollPolicy")
+        raise GraphError(f"{place}: roll is {roll!r}, expected a RollPolicy, as in {ROLL_EXAMPLE}")
     return roll
 
 
@@ -150,6 +152,9 @@ class PartWriter:
         except (FileExistsError, NotADirectoryError) as error:
             what = f"{error.filename or self._directory} is a file, expected a directory, which is made when it is not there"
             raise NotADirectoryError(f"{what}: a sink of files writes many parts; give another path") from error
+        except OSError as error:
+            what = f"the sink cannot make its directory {self._directory}: {error.strerror}; give a path where it may write"
+            raise type(error)(error.errno, what) from error
         for made in reversed(missing):
             await self._fs.fsync_dir(posixpath.dirname(made) or ".")
 

@@ -163,7 +163,11 @@ async def connect(config: PostgresTable[Any]) -> Any:
         import asyncpg
     except ImportError:
         raise ModuleNotFoundError("af.io.postgres needs asyncpg: pip install 'aioflow[postgres]'") from None
-    connection = await asyncpg.connect(config.dsn)
+    try:
+        connection = await asyncpg.connect(config.dsn)
+    except OSError as error:
+        told = f"{config!r}: the server {_place(config.dsn)} cannot be reached: {error.strerror or error}"
+        raise type(error)(error.errno, told) from error
     try:
         await connection.set_type_codec(
             "json", schema="pg_catalog", format="binary", encoder=msgspec.json.encode, decoder=msgspec.json.decode
@@ -180,6 +184,11 @@ async def connect(config: PostgresTable[Any]) -> Any:
         await disconnect(connection)
         raise
     return connection
+
+
+def _place(dsn: str) -> str:
+    """Host and port, without the password."""
+    return dsn.partition("://")[2].partition("/")[0].partition("?")[0].rpartition("@")[2] or "of this machine"
 
 
 async def disconnect(connection: Any) -> None:

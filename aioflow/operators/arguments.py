@@ -12,18 +12,20 @@ TIMES = ("event", "processing")
 
 def positive_ms(duration: Duration, function: str, argument: str) -> int:
     """`duration` in ms, above 0. Raises GraphError naming `function` and `argument`."""
-    ms = signed_ms(duration, function, argument)
+    ms = _ms(duration, function, argument)
     if ms <= 0:
         raise GraphError(f"{function}: {argument} is {duration!r}, expected more than 0 ms")
     return ms
 
 
 def signed_ms(duration: Duration | int, function: str, argument: str) -> int:
-    """`duration` in ms, of any sign; 0 is a duration, too."""
-    if duration == 0 and type(duration) is int:
-        return 0
+    """`duration` in ms, of any sign; an int is ms."""
+    return duration if type(duration) is int else _ms(duration, function, argument)
+
+
+def _ms(duration: Duration | int, function: str, argument: str) -> int:
     try:
-        return to_ms(duration, argument)  # type: ignore[arg-type]  # Refuses other numbers itself, saying why.
+        return to_ms(duration, argument)  # type: ignore[arg-type]  # Refuses numbers itself, saying why.
     except (TypeError, ValueError) as error:
         raise GraphError(f"{function}: {error}") from error
 

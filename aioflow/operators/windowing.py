@@ -192,7 +192,7 @@ class GlobalWindows:
 
 @explained
 def tumbling(size: Duration, offset: Duration | int = 0, *, time: str = "event") -> TumblingWindows:
-    """Windows of `size` side by side. `offset` (a duration, may be negative ms) moves their starts; |offset| < size."""
+    """Windows of `size` side by side. `offset` (a duration, or int ms, which may be negative) moves their starts; |offset| < size."""
     size_ms = positive_ms(size, "tumbling", "size")
     offset_ms = signed_ms(offset, "tumbling", "offset")
     if abs(offset_ms) >= size_ms:
@@ -204,7 +204,7 @@ def tumbling(size: Duration, offset: Duration | int = 0, *, time: str = "event")
 def sliding(
     size: Duration, slide: Duration, offset: Duration | int = 0, *, time: str = "event"
 ) -> SlidingWindows:
-    """Windows of `size`, one starting every `slide`. |offset| < slide."""
+    """Windows of `size`, one starting every `slide`. `offset` as in `tumbling`; |offset| < slide."""
     size_ms, slide_ms = positive_ms(size, "sliding", "size"), positive_ms(slide, "sliding", "slide")
     offset_ms = signed_ms(offset, "sliding", "offset")
     if abs(offset_ms) >= slide_ms:

@@ -751,4 +751,25 @@ JOB_MUTANTS: list[Mutant] = [
             "tests/io/test_network.py::test_a_sink_that_cannot_be_reached_is_warned_of",
         ),
     ),
+    Mutant(
+        "an error whose text raises takes the place of itself",
+        "aioflow/core/errors.py",
+        "        return str(error)\n    except BaseException as failure:",
+        "        return str(error)\n    except ImportError as failure:",
+        ("tests/api/test_run.py::test_an_error_that_cannot_say_what_it_is_fails_the_job_all_the_same",),
+    ),
+    Mutant(
+        "a comma in a password cuts the URL of a server",
+        "aioflow/io/message_bodies.py",
+        '(?=\\w+://|[^@]*$)")',
+        '")',
+        ("tests/io/test_refused_arguments.py::test_servers_between_commas_are_several",),
+    ),
+    Mutant(
+        "a database that cannot be reached is not named",
+        "aioflow/io/postgres_tables.py",
+        "    except OSError as error:\n        told",
+        "    except ImportError as error:\n        told",
+        ("tests/io/test_refused_arguments.py::test_a_database_that_cannot_be_reached_is_named",),
+    ),
 ]

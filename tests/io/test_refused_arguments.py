@@ -10,6 +10,7 @@ import pytest
 
 import aioflow as af
 from aioflow.io.checks import checked_encoding
+from aioflow.io.message_bodies import one_or_more_places
 from aioflow.io.parts import RollPolicy
 
 io = af.io
@@ -175,6 +176,8 @@ ACCEPTED: list[Callable[[], Any]] = [
     lambda: io.redis("unix:///run/redis.sock", "s"),
     lambda: io.jsonl("x", dict[str, int]),
     lambda: io.jsonl("x", list[int] | None),
+    lambda: io.csv("x", columns={"a": 1, "b": 2}.keys()),
+    lambda: io.lines("x", roll=io.RollPolicy(size_bytes=64 * 1024 * 1024, age_ms=60_000)),
 ]
 
 
@@ -192,3 +195,47 @@ def test_encodings_with_plain_line_ends_are_taken(encoding: str) -> None:
 def test_other_encodings_are_refused(encoding: Any) -> None:
     with pytest.raises(af.GraphError, match="encoding"):
         checked_encoding(encoding, "lines('x')")
+
+
+WHY: list[tuple[Callable[[], Any], str]] = [
+    (lambda: io.http("http://h", headers={"a": b"v"}), "value of the header 'a' in headers is bytes, expected str"),
+    (lambda: io.sse("http://h", headers={b"a": "v"}), "the name b'a' in headers is bytes, expected str"),
+    (lambda: io.jsonl("x", roll="1h"), r"expected a RollPolicy, as in roll=af.io.RollPolicy\(size_bytes="),
+    (lambda: io.kafka("h:1,h:x", "t"), "its port is no number"),
+]
+
+
+@pytest.mark.parametrize(("make", "told"), WHY, ids=range(len(WHY)))
+def test_what_is_wrong_with_an_argument_is_said(make: Callable[[], Any], told: str) -> None:
+    with pytest.raises(af.GraphError, match=told):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("given", "places"),
+    [
+        ("h1:9092,h2:9092", ["h1:9092", "h2:9092"]),
+        ("h1:9092, h2", ["h1:9092", "h2"]),
+        ("nats://u:p,w@h:1,tls://u:p@h2", ["nats://u:p,w@h:1", "tls://u:p@h2"]),
+        (["h1", "h2,h3"], ["h1", "h2", "h3"]),
+        (5, [5]),
+    ],
+)
+def test_servers_between_commas_are_several(given: Any, places: list[Any]) -> None:
+    assert one_or_more_places(given) == places
+
+
+@pytest.mark.parametrize("use", ["source", "sink"])
+async def test_a_database_that_cannot_be_reached_is_named(use: str) -> None:
+    table = io.postgres("postgresql://me:secret@127.0.0.1:1/db", "t")
+    flow = af.Flow("f")
+    flow.source(table if use == "source" else [{"a": 1}]).sink(table if use == "sink" else io.blackhole())
+    with pytest.raises(ConnectionRefusedError, match=r"postgres\(..., 't'\): the server 127.0.0.1:1 cannot be reached"):
+        await flow.execute()
+
+
+async def test_a_directory_that_cannot_be_made_is_named_with_its_sink() -> None:
+    flow = af.Flow("f")
+    flow.source([{"a": 1}]).sink(io.jsonl("/proc/x"))
+    with pytest.raises(OSError, match="the sink cannot make its directory /proc/x: No such file or directory; give a path where it may"):
+        await flow.execute()

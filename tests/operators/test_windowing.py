@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import aioflow as af
 from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK
 from aioflow.core.errors import GraphError
 from aioflow.core.functions import AggregateFunction, ProcessWindowFunction, TriggerResult
@@ -306,3 +307,19 @@ async def test_count_windows_are_full_and_the_rest_is_dropped_at_the_end() -> No
 
 async def test_sliding_count_windows_fire_from_the_first_slide_on_with_what_is_there() -> None:
     assert await count_windows(4, 2, 7) == [[1, 2], [1, 2, 3, 4], [3, 4, 5, 6]]
+
+
+def test_an_offset_may_be_milliseconds() -> None:
+    assert repr(af.tumbling("1m", offset=-1000)) == repr(af.tumbling("1m", offset=timedelta(seconds=-1)))
+    assert repr(af.sliding("1m", "10s", offset=1000)) == repr(af.sliding("1m", "10s", offset="1s"))
+    with pytest.raises(af.GraphError, match="size is 1000 of type int, expected a timedelta"):
+        af.tumbling(1000)  # type: ignore[arg-type]
+    with pytest.raises(af.GraphError, match="offset is True"):
+        af.tumbling("1m", offset=True)
+
+
+def test_the_time_of_a_window_given_beside_it_is_explained() -> None:
+    keyed = af.Flow("f").source([1]).key_by(abs)
+    told = r"window\(\) has no argument time=: it belongs to the window: window\(af.session\(\"1s\", time='processing'\)\)"
+    with pytest.raises(TypeError, match=told):
+        keyed.window(af.session("1s"), time="processing")  # type: ignore[call-arg]
