@@ -35,8 +35,11 @@ DEADLINE_TOLERANCE_S = 1e-6
 JUMP_S = 0.25
 """Growth of the lead over the clock of the loop above which the clock has jumped."""
 
-LOOK_S = 10.0
-"""Time between two looks at the clock while timers wait. While the next timer is far off: a sixteenth of the time to it."""
+LOOK_S, LOOK_MAX_S = 10.0, 60.0
+"""Time between two looks at the clock while timers wait: a sixteenth of the time to the next timer, within these bounds.
+
+A timer that looks ten years off may be due in a minute: the clock of a machine that has just started may be wrong until it is set.
+"""
 
 HEAP_SLACK = 64
 """How many cancelled timers may stay in the heap, beyond as many as there are live ones, before it is rebuilt."""
@@ -232,7 +235,7 @@ class ProcessingTimeService:
             self._handle.cancel()
         loop, deadline_s = asyncio.get_running_loop(), self._heap[0][0]
         now_s = loop.time()
-        look_s = now_s + max(LOOK_S, (deadline_s - now_s) / 16)
+        look_s = now_s + max(LOOK_S, min(LOOK_MAX_S, (deadline_s - now_s) / 16))
         self._handle = loop.call_at(min(deadline_s, look_s), self._on_alarm)
 
     def _on_alarm(self) -> None:

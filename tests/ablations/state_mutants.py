@@ -391,6 +391,13 @@ STATE_MUTANTS: list[Mutant] = [
         ("tests/simulation/test_clock_steps.py::test_windows_timers_and_lives_by_the_clock_are_as_without_steps",),
     ),
     Mutant(
+        "a timer that looked far off waits for a clock that was wrong",
+        "aioflow/mailbox/timers.py",
+        "        look_s = now_s + max(LOOK_S, min(LOOK_MAX_S, (deadline_s - now_s) / 16))\n",
+        "        look_s = now_s + max(LOOK_S, (deadline_s - now_s) / 16)\n",
+        ("tests/simulation/test_clock_steps.py::test_a_timer_that_looked_far_off_fires_soon_after_the_clock_is_set_right",),
+    ),
+    Mutant(
         "timers that wait do not come earlier when the clock has jumped",
         "aioflow/mailbox/timers.py",
         "                    timer.deadline_s -= ahead_s - before\n",

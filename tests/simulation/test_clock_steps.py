@@ -76,3 +76,29 @@ def test_after_the_machine_has_slept_what_was_due_meanwhile_fires() -> None:
     fired = flow.source(waits).key_by(lambda n: n).process(Arms())
     run = run_simulated(flow, clock=0, clock_steps=SLEPT, collect=[fired], perturb=False)
     assert len(run.outputs[0]) == 1
+
+
+def test_a_timer_that_looked_far_off_fires_soon_after_the_clock_is_set_right() -> None:
+    """As after a restore on a machine whose clock is wrong until its time server answers. The task is idle."""
+    now = 1_700_000_000_000
+
+    class Arms(af.KeyedProcessFunction[int, int, Any]):
+        def process_element(self, value: int, ctx: Any) -> None:
+            ctx.timer_service.register_processing_time_timer(now + 5_000)
+
+        def on_timer(self, timestamp: int, ctx: Any) -> Iterator[Any]:
+            yield timestamp, asyncio.get_running_loop().time() - began_s[0]
+
+    began_s: list[float] = []
+
+    async def waits() -> AsyncIterator[int]:
+        began_s.append(asyncio.get_running_loop().time())
+        yield 0
+        await asyncio.sleep(900)
+
+    flow = af.Flow("wrong")
+    fired = flow.source(waits).key_by(lambda n: n).process(Arms())
+    run = run_simulated(flow, clock=now - YEARS, clock_steps=[(1.0, YEARS)], collect=[fired], perturb=False)
+    ((due, after_s),) = run.outputs[0]
+    assert due == now + 5_000
+    assert after_s < 130, "the first look sees the step, the second one that it has lasted"

@@ -33,7 +33,9 @@ from aioflow.checkpoint import store as checkpoint_store
 from aioflow.checkpoint.completed import CompletedCheckpoint
 from aioflow.checkpoint.lease import LeaseOptions
 from aioflow.checkpoint.metadata import decode_metadata
+from aioflow.core import processing_clock
 from aioflow.core.errors import LocalProtocolError, RemoteProtocolError
+from aioflow.mailbox import timers
 from aioflow.state.handles import StateFile
 from aioflow.task import partitioners
 from aioflow.task.environment import TaskOptions
@@ -96,6 +98,9 @@ CALLBACK_S = 20.0
 
 CLOCK_MS = (2_000, 2_000, 3_600_000, 315_576_000_000)
 """By how much a clock may be set, forward or back: up to two seconds, an hour, ten years."""
+
+CLOCK_S = 0.2
+"""How long a step of a clock must last before processing time follows, and how often idle tasks look at the clock."""
 
 GROWTH = {"tasks": 30, "timers": 60, "connections": 20, "files": 60, "bytes of state": 60_000}
 """What may be held beyond three times what a long world held at the end of its first calm."""
@@ -251,6 +256,8 @@ class World:
     """What runs in the service."""
     ended: int = 0
     """How often the service has ended by itself."""
+    ahead_ms: int = 0
+    """How far ahead any clock has been so far."""
     sizes: list[dict[str, int]] = field(default_factory=list)
     """What was held at the end of each calm of a long world."""
     _gets_on: asyncio.Event = field(default_factory=asyncio.Event)
@@ -274,6 +281,9 @@ class World:
         """The main of a simulated process: runs the flow to its end, or until the operator stops it."""
         settings = self.settings
         self.look()
+        # A life that was killed has cleared nothing.
+        self.asked.clear()
+        self.job = None
         if self.oracle.complete:
             self.ended += 1
             return 0
@@ -313,13 +323,11 @@ class World:
 
     async def _run(self, flow: af.Flow, host: SimulatedHost, options: dict[str, Any]) -> bool:
         """True: the operator has stopped it."""
-        self.job = None  # One of a life that was killed is still here.
         if self.settings.place == "cluster" and (line := await cluster_world.follow(host, flow.name)) is not None:
             if line.status is not af.JobStatus.FINISHED:
                 raise ConnectionError(f"the job has ended as {line.status}: {line.error}")
             return bool(self.done["stop"])
         stopped = False
-        self.asked.clear()
         try:
             async with flow.run(**options) as job:
                 operator = asyncio.get_running_loop().create_task(self._operate(host, job), name="operator")
@@ -421,14 +429,15 @@ class World:
                 database.down = False
 
     async def set_clocks(self) -> None:
-        """Somebody corrects the time of a machine, by seconds, forward or back. Right again are they only with `heal`."""
+        """The time of a machine is set, by seconds or more, forward or back. Only `heal` ends that."""
         rng = self.sim.loop.stream("clocks")
         while self.settings.clock_s:
             await asyncio.sleep(rng.expovariate(1 / self.settings.clock_s))
             if self.calm:
                 continue
             step_ms = rng.choice(CLOCK_MS)
-            rng.choice(list(self.sim.loop.machines.values())).clock_ms = rng.randrange(-step_ms, step_ms)
+            rng.choice(list(self.sim.loop.machines.values())).clock_ms = step_ms = rng.randrange(-step_ms, step_ms)
+            self.ahead_ms = max(self.ahead_ms, step_ms)
             self.done["clock"] += 1
 
     async def ready(self) -> None:
@@ -446,7 +455,10 @@ class World:
             return
 
     def heal(self, *, at_once: bool = True) -> None:
-        """What is in trouble is well again. With `at_once` what input is left comes at once."""
+        """What is in trouble is well again. With `at_once` what input is left comes at once.
+
+        No clock is behind where one has been: a restored timer waits for its instant, and all of them are to come.
+        """
         self.calm = True
         if at_once:
             self.shared.pace_s, self.shared.burst = dict.fromkeys(self.shared.pace_s, 0.0), AT_ONCE
@@ -455,7 +467,7 @@ class World:
         self.database.lost = self.database.repeated = 0.0
         self.database.down = False
         for machine in self.sim.loop.machines.values():
-            machine.clock_ms = 0
+            machine.clock_ms = self.ahead_ms
 
     # Liveness, when all is well.
 
@@ -697,6 +709,9 @@ def _environment(settings: Settings) -> Iterator[None]:
     changes: dict[tuple[Any, str], Any] = {
         (state_files, "INLINE_BYTES"): settings.inline,
         (checkpoint_store, "LeaseOptions"): lambda: SHORT_LEASE,
+        (processing_clock, "SETTLE_S"): CLOCK_S,
+        (timers, "LOOK_S"): CLOCK_S,
+        (timers, "LOOK_MAX_S"): CLOCK_S,
         (partitioners, "_generate_loop"): _generate_loop,  # Compiled at each start they would take a tenth of the time.
     }
     before = {(module, name): getattr(module, name) for module, name in changes}
