@@ -226,7 +226,7 @@ class Flow:
         results = [Collected() for _ in streams]
         for stream, collected in zip(streams, results, strict=True):
             _add_collector(graph, stream, partial(CollectOperator, collected))
-        async with self._run(graph, options) as job:
+        async with self._run(graph, options, collects=True) as job:
             await job.wait()
         return tuple(collected.rows for collected in results)
 
@@ -234,7 +234,7 @@ class Flow:
         """The elements of `stream` as they come, with back pressure: what `stream.execute_and_collect()` gives."""
         graph = self._part([stream])
         refuse_pushed(graph, "execute_and_collect()")
-        rows: RowStream[T] = RowStream(lambda: self._run(graph, options))
+        rows: RowStream[T] = RowStream(lambda: self._run(graph, options, collects=True))
         _add_collector(graph, stream, rows.operator)
         return rows
 
@@ -247,8 +247,10 @@ class Flow:
         return self._graph.restricted_to(self._graph.upstream_of(wanted))
 
     @asynccontextmanager
-    async def _run(self, graph: StreamGraph, given: dict[str, Any]) -> AsyncIterator[Job]:
+    async def _run(self, graph: StreamGraph, given: dict[str, Any], *, collects: bool = False) -> AsyncIterator[Job]:
         options = parse_options(given)
+        if collects:
+            options = options.that_collect()
         graph = _with_own_sources(graph)
         # What is none of these, the job refuses.
         subscribed = {one.place for stream in options.subscribe if isinstance(stream, DataStream) for one in stream.upstreams}

@@ -9,8 +9,9 @@ from datetime import timedelta
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Protocol
 
-from aioflow.api.checkpoint_options import check_checkpoint_options, checkpoint_settings
-from aioflow.checkpoint.urls import flow_url
+from aioflow.api.checkpoint_options import check_checkpoint_options, checkpoint_settings, store_url
+from aioflow.checkpoint.urls import flow_url, join_url
+from aioflow.cluster.checkpoint_settings import LATEST
 from aioflow.cluster.restart import RestartPolicy, no_restart, once_running
 from aioflow.core.errors import did_you_mean
 from aioflow.core.timeunits import to_seconds
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from aioflow.graph.job_graph import JobGraph
 
 __all__ = ["RunOptions", "Runner", "parse_options"]
+
+COLLECTED = ".collected"
+"""Folder in a store for runs that only collect. No flow has a place of that name: see `encode_flow`."""
 
 POLICIES = ("no_restart", "fixed_delay", "exponential_delay", "failure_rate")
 """Functions of `aioflow` that make one."""
@@ -102,6 +106,19 @@ class RunOptions:
     def checkpoint_settings(self) -> CheckpointSettings | None:
         """What these options say about checkpoints. None: there are none."""
         return checkpoint_settings(self)
+
+    def that_collect(self) -> RunOptions:
+        """The options of a run whose rows go to a list or an iterator of the program.
+
+        Rows in memory are gone with the program, so such a run begins with no state of another one. It has a place of its own in the
+        store, and leaves the state of the flow with its sinks alone.
+        """
+        if self.checkpoints is None:
+            return self
+        store = join_url(store_url(self.checkpoints, "checkpoints"), COLLECTED)
+        if self.restore in (None, LATEST):
+            return replace(self, checkpoints=store, restore=None, fresh=True)
+        return replace(self, checkpoints=store)
 
     def task_options(self, flow: str) -> TaskOptions:
         """What each task of `flow` is told. Called on the loop that will run them."""

@@ -7,7 +7,8 @@
                                     ended a job, wherever it is, as what is older than it must not be resumed; and of what a job was told to
                                     begin with, under a number of its own
     lease/<number>                  whose job it is (`lease`)
-    finished/<number>               up to that number there is nothing to resume: the job had come to its end, or was given up
+    finished/<number>               up to that number there is nothing to resume: its jobs were given up
+    ended/<number>                  the job came to its end by itself with checkpoint <number>: a run from there has nothing to do
     left/<number>                   a job that went on from an older one has left it behind: not resumed unless it is asked for
 
 Numbers grow over the whole life of a flow. Names of state files are relative to the root of the flow in the metadata of a checkpoint,
@@ -213,14 +214,34 @@ class FlowStore:
             logger.warning("what is wanted no more in %s stays behind: %s", self.url, error)
 
     async def finish(self, number: int) -> None:
-        """Leave nothing to resume of what has a number up to `number`: the job is finished, or begins anew."""
+        """Leave nothing to resume of what has a number up to `number`: a job begins without it. Raises CheckpointError."""
         try:
             if number not in await self._numbers("finished"):
                 await self._objects.create(f"finished/{number}", whole(b""))
             await self._objects.delete([f"finished/{older}" for older in await self._numbers("finished") if older < number])
-            await self._objects.delete([f"left/{older}" for older in await self._numbers("left") if older <= number])
+            for kind in ("left", "ended"):
+                await self._objects.delete([f"{kind}/{older}" for older in await self._numbers(kind) if older <= number])
         except OSError as error:
-            raise CheckpointError(f"{self.url} cannot keep that its job is finished: {error}") from error
+            raise CheckpointError(f"{self.url} cannot keep that a job begins without it: {error}") from error
+
+    async def end(self, number: int) -> None:
+        """The job came to its end by itself, with checkpoint `number`, which stays. Raises CheckpointError."""
+        try:
+            await self._objects.create(f"ended/{number}", whole(b""))
+            await self._objects.delete([f"ended/{older}" for older in await self._numbers("ended") if older < number])
+        except (OSError, RestoreError) as error:
+            raise CheckpointError(f"{self.url} cannot keep that its job has ended: {error}") from error
+
+    async def ended_ms(self, found: CompletedCheckpoint) -> int | None:
+        """When, by the wall clock, the job that `found` is the last checkpoint of came to its end by itself. None: it did not."""
+        if found.kind.is_savepoint or found.location != join_url(self.url, f"checkpoints/{found.checkpoint_id}"):
+            return None
+        try:
+            return await self._objects.modified_ms(f"ended/{found.checkpoint_id}")
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise RestoreError(f"{self.url} cannot be searched for the end of its job: {error}") from error
 
     async def leave_behind(self, number: int) -> None:
         """A job goes back to `number`: `newest` finds no longer what is above. Durable on return. Raises CheckpointError.

@@ -13,6 +13,7 @@ import itertools
 import logging
 from collections import deque
 from collections.abc import Callable, Coroutine
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Protocol
 
 from aioflow.checkpoint.completed import CheckpointKind, CompletedCheckpoint
@@ -151,7 +152,7 @@ class JobCheckpoints:
         )
         vertices = checkpointed_vertices(self._graph)
         found = await found_checkpoint(self._host, self.store, settings, self._job_id if recovered else None)
-        if found is None and settings.fresh and not recovered:
+        if found is None and settings.restore is None and not recovered:
             await begin_anew(self.store, first_id - 1)
         await sweep(self.store, self._host, retain=settings.retain, keep=() if found is None else (found.checkpoint_id,))
         self._swept_s = self._host.clock.monotonic()
@@ -166,6 +167,7 @@ class JobCheckpoints:
             if is_own and found.kind is CheckpointKind.SYNC_SAVEPOINT:
                 self._savepoint_before = found
             logger.info("job %s begins with %s", self._job_id, found.location)
+            await self._tell_of_end(found)
 
     @property
     def is_stopping(self) -> bool:
@@ -197,7 +199,13 @@ class JobCheckpoints:
         # Savepoints that this job made after it: the tasks that are deployed now drop what was prepared for them.
         await self.store.leave_behind(max(self._first_id - 1, 0 if latest is None else latest.checkpoint_id))
         point = await restore_point(
-            latest, self._graph, self.store, self._codec, discovered, allow_non_restored=self._settings.allow_non_restored
+            latest,
+            self._graph,
+            self.store,
+            self._codec,
+            discovered,
+            allow_non_restored=self._settings.allow_non_restored,
+            job_id=self._job_id,
         )
         if self._told is not None:  # Not before it is known that it fits this flow.
             await self.store.begin_with(self._told, self._first_id - 1)
@@ -216,15 +224,19 @@ class JobCheckpoints:
         self._carry_out(self._opened().restart(subtasks, self._now()))
 
     async def close(self, *, finished: bool) -> None:
-        """The last task has ended. A job that `finished` by itself leaves nothing to resume."""
+        """The last task has ended. Of a job that `finished` by itself the last checkpoint stays: a run from there has nothing to do.
+
+        Rows of `collect` are in memory, and gone with its process. Such a job leaves nothing to resume; its next run gives them again.
+        """
         self._over = True
         if self._opening is not None:
             await self._opening
         coordinator = self._coordinator
         if coordinator is not None:
             asked = self.stopped_with is not None or self.stop_error is not None
-            over = finished and not asked and await self._finish(coordinator)
-            self._carry_out(coordinator.shutdown(self._now(), discard=over))
+            if finished and not asked:
+                await self._keep_end(coordinator)
+            self._carry_out(coordinator.shutdown(self._now()))
         if self._timer is not None:
             self._timer.cancel()
         try:
@@ -250,13 +262,24 @@ class JobCheckpoints:
         if self._lease is not None:
             await self._lease.release()
 
-    async def _finish(self, coordinator: CheckpointCoordinator) -> bool:
+    async def _tell_of_end(self, found: CompletedCheckpoint) -> None:
+        ended_ms = await self.store.ended_ms(found)
+        if ended_ms is not None:
+            logger.warning(
+                "flow %r finished already at %s: this run goes on from its last checkpoint, reads nothing again and writes nothing twice; "
+                "restore=None, fresh=True runs it again from the beginning",
+                self._graph.name,
+                datetime.fromtimestamp(ended_ms / 1000, UTC).isoformat(timespec="seconds"),
+            )
+
+    async def _keep_end(self, coordinator: CheckpointCoordinator) -> None:
+        """Should this fail, the next run only does not know that it has nothing to do."""
+        last = coordinator.latest
         try:
-            await self.store.finish(coordinator.next_id - 1)
+            if last is not None and last.location == join_url(self.store.url, f"checkpoints/{last.checkpoint_id}"):
+                await self.store.end(last.checkpoint_id)
         except CheckpointError as error:
-            logger.warning("job %s has finished, but its next run will find a checkpoint of it: %s", self._job_id, error)
-            return False
-        return True
+            logger.warning("job %s has finished, but its next run will not say so: %s", self._job_id, error)
 
     # Stimuli.
 

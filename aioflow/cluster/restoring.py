@@ -72,7 +72,7 @@ async def found_checkpoint(host: Host, store: FlowStore, settings: CheckpointSet
         return await _read(settings.restore, host, settings.key, store.objects)
     if not settings.fresh and recovered is None:
         newest = await store.newest()
-        if newest is not None:
+        if newest is not None and await store.ended_ms(newest) is None:
             raise RestoreError(
                 f"{store.url} holds {newest.location} of an unfinished job, and restore=None would begin without it: say "
                 'restore="latest", or nothing, to go on from there; give fresh=True beside restore=None to give it up'
@@ -105,8 +105,9 @@ async def restore_point(
     discovered: Mapping[int, Sequence[Split]],
     *,
     allow_non_restored: bool,
+    job_id: str = "",
 ) -> RestorePoint:
-    """What the tasks of `graph` get of `checkpoint`. Raises RestoreError."""
+    """The share of `checkpoint` of each task of `graph`. `job_id`: the job that the tasks belong to. Raises RestoreError."""
     if checkpoint is None:
         return RestorePoint()
     plan = plan_restore(checkpoint, checkpointed_vertices(graph), allow_non_restored=allow_non_restored)
@@ -116,6 +117,9 @@ async def restore_point(
         vertex = graph.vertex(vertex_id)
         what = f"source {vertex.head.name!r} in {checkpoint.location}"
         former = [[] if file is None else decode_source_state(await files.read(file), codec, what) for file in positions]
+        if checkpoint.job_id != job_id and getattr(vertex.head.source, "per_run", False):
+            # It ended with what an earlier run was given; this run is given more.
+            former = [[replace(split, finished=False) for split in splits] for splits in former]
         former, known = _recognised(former, vertex.head.source, discovered.get(vertex_id, ()), what)
         # A source that ends by itself reads what there was when it began: a file that has grown since would be cut into other parts.
         bounded = vertex.head.source is not None and vertex.head.source.bounded

@@ -59,6 +59,7 @@ class PushSource(Generic[T]):
     name = "push"
     bounded = False
     stays_here = True
+    per_run = True
     parallelism_max = 1
 
     def __init__(self, capacity: int = CAPACITY, uncovered: int = UNCOVERED) -> None:

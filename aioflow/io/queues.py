@@ -46,6 +46,7 @@ class QueueConnector(Generic[T]):
     bounded = False
     parallelism_max = 1
     stays_here = True
+    per_run = True
 
     def __init__(self, asyncio_queue: asyncio.Queue[T], end: Any) -> None:
         self._queue = asyncio_queue

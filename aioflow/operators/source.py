@@ -118,6 +118,9 @@ class Source(Protocol[T_co]):
     restore `finder.recognise(former, found)` with the splits of the checkpoint and those that were found so far. It gives the ids of
     `former` as `discover` spells them now, and what is not yet part of them among `found`. `finder.anew()` gives another one for a source
     that is read in two places of a flow, or by two runs at once.
+
+    Optional attribute `per_run`, true where the program gives each run its elements. That such a source ended in one run
+    says nothing about the next. Every other source that was read to its end stays so.
     """
 
     @property

@@ -421,11 +421,36 @@ JOB_MUTANTS: list[Mutant] = [
         (f"{CHECKPOINTS}test_collect_is_exactly_once_over_restarts",),
     ),
     Mutant(
-        "a job that finished is resumed",
-        "aioflow/cluster/job_checkpoints.py",
-        "            over = finished and not asked and await self._finish(coordinator)\n",
-        "            over = finished and asked and await self._finish(coordinator)\n",
-        (f"{CHECKPOINTS}test_a_job_that_finished_by_itself_leaves_nothing_to_resume",),
+        "a job that has finished writes everything again",
+        "aioflow/cluster/restoring.py",
+        "    if settings.restore == LATEST:\n        return await store.newest()\n",
+        "    if settings.restore == LATEST:\n        newest = await store.newest()\n"
+        "        return None if newest is None or await store.ended_ms(newest) is not None else newest\n",
+        (
+            f"{CHECKPOINTS}test_a_job_that_has_finished_and_is_started_again_writes_nothing_twice",
+            "tests/simulation/test_every_write_fails.py::test_wherever_a_bounded_service_is_killed_its_next_runs_write_nothing_twice",
+        ),
+    ),
+    Mutant(
+        "a collect takes the state of the flow, and leaves its own there",
+        "aioflow/api/options.py",
+        "        if self.checkpoints is None:\n            return self\n        store",
+        "        if True:\n            return self\n        store",
+        (f"{CHECKPOINTS}test_collect_gives_all_its_rows_each_time_and_leaves_the_state_of_the_flow_alone",),
+    ),
+    Mutant(
+        "a source that was stopped has come to its end",
+        "aioflow/task/source_input.py",
+        "        ended = self._is_finished and self._stopped is None\n",
+        "        ended = self._is_finished or self._stopped is not None\n",
+        (f"{CHECKPOINTS}test_a_source_that_was_stopped_is_read_on_also_without_a_savepoint",),
+    ),
+    Mutant(
+        "what is pushed behind an input that was closed is lost",
+        "aioflow/cluster/restoring.py",
+        "            former = [[replace(split, finished=False) for split in splits] for splits in former]\n",
+        "            former = [[replace(split) for split in splits] for splits in former]\n",
+        (f"{CHECKPOINTS}test_what_a_run_is_given_is_read_although_the_input_of_the_last_one_was_closed",),
     ),
     Mutant(
         "the state of an unfinished job is passed over in silence",

@@ -214,14 +214,100 @@ async def test_functions_of_a_drained_job_finish_again_behind_new_input_and_only
         assert rows == totals
 
 
-async def test_a_job_that_finished_by_itself_leaves_nothing_to_resume(store: str) -> None:
-    for _ in range(2):
+async def test_a_job_that_has_finished_and_is_started_again_writes_nothing_twice(
+    store: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Windows fire once, functions finish once, files are written once; the log says why nothing comes, and how to run it again."""
+    strategy: Any = af.WatermarkStrategy.monotonous_timestamps(timestamp=lambda n: n * 1000)
+    for run in range(3):
         rows: list[Any] = []
         numbers = Numbers(100, end=100)
-        result = await counting(numbers, rows).execute(checkpoints=store, every="10ms")
+        flow = af.Flow("again", parallelism=run + 1)  # Also at another parallelism.
+        stream = flow.source(numbers.read, watermarks=strategy, uid="numbers")
+        stream.key_by(lambda n: n % 5).window(af.tumbling("10s")).aggregate(af.count(), uid="windows").sink(rows.append, uid="fired")
+        stream.process(Total(), uid="total", parallelism=1).sink(rows.append, uid="totals")
+        flow.source([1, 2, 3], uid="list").sink(af.io.jsonl(tmp_path / "out"), uid="files")
+        result = await flow.execute(checkpoints=store, every="10ms")
         assert result.status == "FINISHED"
+        assert len(rows) == (51 if run == 0 else 0)
+        parts = [line for part in (tmp_path / "out").glob("part-*") for line in part.read_text().split()]
+        assert sorted(parts) == ["1", "2", "3"]
+        assert caplog.text.count("flow 'again' finished already at ") == run
+    assert "restore=None, fresh=True runs it again" in caplog.text
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+async def test_a_job_that_has_finished_runs_again_if_it_is_told_to_begin_without_state(store: str, fresh: bool) -> None:
+    for options in ({}, {"restore": None, "fresh": fresh}, {"restore": None, "fresh": fresh}):
+        rows: list[Any] = []
+        await counting(Numbers(100, end=100), rows).execute(checkpoints=store, every="10ms", **options)
         assert complete(rows, 100)
-        assert numbers.began_at == [None]
+    await counting(Numbers(100, end=100), rows).execute(checkpoints=store)
+    assert complete(rows, 100), "the last run has finished too"
+
+
+async def test_what_a_run_is_given_is_read_although_the_input_of_the_last_one_was_closed(store: str) -> None:
+    rows: list[Any] = []
+    for _ in range(3):
+        flow = af.Flow("given")
+        pushed = flow.source(af.io.push(), uid="pushed")
+        pushed.key_by(lambda n: 0).count(uid="count").sink(rows.append)
+        async with flow.run(checkpoints=store) as job:
+            inlet = job.input(pushed)
+            await inlet.put_many([1, 2])
+            inlet.close()
+            assert (await job.wait()).status == "FINISHED"
+    assert rows == [(0, n) for n in range(1, 7)]
+
+
+async def test_collect_gives_all_its_rows_each_time_and_leaves_the_state_of_the_flow_alone(store: str) -> None:
+    """Before the flow has run, in the midst of it, and after it has finished; also if the reader breaks off."""
+    rows: list[Any] = []
+    numbers = Numbers()
+
+    def collected() -> tuple[af.Flow, Any]:
+        flow = af.Flow("peeked")
+        counts = flow.source(numbers.read, uid="numbers").key_by(lambda n: n % 5).count(uid="count")
+        counts.sink(rows.append)
+        return flow, counts
+
+    async def peek() -> None:
+        numbers.limit, limit = 100, numbers.limit
+        for _ in range(2):
+            assert complete(await collected()[1].collect(checkpoints=store, every="5ms"), 100)
+        async with collected()[1].execute_and_collect(checkpoints=store, every="5ms") as counts:
+            async for _ in counts:
+                break
+        numbers.limit = limit
+
+    numbers.end = 100
+    await peek()
+    async with collected()[0].run(checkpoints=store, every="5ms") as job:
+        numbers.limit = 40
+        await eventually(lambda: len(rows) == 40)
+        await job.stop()
+    await peek()
+    numbers.limit = 100
+    await collected()[0].execute(checkpoints=store)
+    assert complete(rows, 100)
+    await peek()
+    await collected()[0].execute(checkpoints=store)
+    assert complete(rows, 100)
+
+
+async def test_a_source_that_was_stopped_is_read_on_also_without_a_savepoint(store: str) -> None:
+    """It has not come to an end of its own, whatever its reader says once it is stopped."""
+    rows: list[Any] = []
+    numbers = Numbers(end=100)
+    for limit in (30, 60):
+        numbers.limit = limit
+        async with counting(numbers, rows).run(checkpoints=store, every="5ms") as job:
+            await eventually(lambda: len(rows) == limit)  # noqa: B023  # Awaited here.
+            assert await job.stop(savepoint=False) is None
+    numbers.limit = 100
+    for _ in range(2):
+        assert (await counting(numbers, rows).execute(checkpoints=store)).status == "FINISHED"
+        assert complete(rows, 100)
 
 
 async def test_a_bounded_job_of_several_regions_finishes(store: str) -> None:

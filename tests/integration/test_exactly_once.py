@@ -131,6 +131,25 @@ async def test_a_program_that_is_killed_goes_on_when_it_is_started_again(
 
 
 @pytest.mark.parametrize("workers", ["0", "2"])
+async def test_a_program_that_has_finished_and_is_started_again_writes_nothing_twice(
+    tmp_path: Path, start: Callable[..., subprocess.Popen[bytes]], workers: str
+) -> None:
+    """A supervisor starts what has ended, also what was killed behind its end: each later run ends at once, with 0."""
+    process = start("--workers", workers)
+    await grown(tmp_path, process)
+    (tmp_path / "stop").touch()
+    await eventually(lambda: any((tmp_path / "store").glob("*/ended/*")) or process.poll() is not None)
+    process.kill()
+    process.wait()
+    for _ in range(2):
+        process = start("--workers", workers)
+        await eventually(lambda: process.poll() is not None)  # noqa: B023  # Awaited here.
+        assert process.returncode == 0, (tmp_path / "log").read_text()
+        assert mistakes(tmp_path) == []
+    assert "flow 'counted' finished already at " in (tmp_path / "log").read_text()
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
 async def test_sigterm_stops_with_a_savepoint_and_loses_nothing(
     tmp_path: Path, start: Callable[..., subprocess.Popen[bytes]], workers: str
 ) -> None:

@@ -22,6 +22,7 @@ RECORDS, KEYS = 24, 3
 CHANGES = ("open", "write", "fsync", "fsync_dir", "rename", "rename_new", "delete")
 """Operations that need room, or make something durable."""
 STRIDE = 4
+OPTIONS: dict[str, Any] = {"checkpoints": STORE, "every": "6ms", "restart": af.exponential_delay("2ms", "20ms")}
 
 
 async def numbers(position: Any) -> Any:
@@ -73,14 +74,14 @@ class Trouble:
 
 
 async def service(host: SimulatedHost, trouble: Trouble) -> None:
-    """Started again until it has finished."""
+    """Started again until it has finished, and once more behind that."""
     trouble.install(host)
-    options: dict[str, Any] = {"checkpoints": STORE, "every": "6ms", "restart": af.exponential_delay("2ms", "20ms")}
+    runs = 0
     async with asyncio.timeout(600):
-        while True:
+        while runs < 2:
             try:
-                await flow().execute(host=host, **options)
-                return
+                await flow().execute(host=host, **OPTIONS)
+                runs += 1
             except (OSError, af.AioflowError):
                 await asyncio.sleep(0.01)
 
@@ -103,6 +104,47 @@ def run(failing: range, *, late: bool) -> int:
 
     simulate(main, 1)
     return trouble.met
+
+
+def run_killed(at: int) -> int:
+    """As `run`, where the service is killed with operation number `at`, and started again until it has ended twice."""
+    met = 0
+
+    async def program(host: SimulatedHost) -> int:
+        await flow().execute(host=host, **OPTIONS)
+        return 0
+
+    async def main(host: SimulatedHost) -> None:
+        disk: Any = host.sim.disk
+        check = disk.check
+
+        def checked(what: str, path: str, *, writes: bool = False) -> None:
+            nonlocal met
+            check(what, path, writes=writes)
+            met += what in CHANGES
+            if met == at and what in CHANGES and host.sim.is_alive("service"):
+                host.sim.loop.post_io(host.sim.loop.root, host.sim.kill, "service")
+
+        disk.check = checked
+        ended = [await host.sim.spawn("service", program).wait()]
+        while ended.count(0) < 2:
+            ended.append(await host.sim.restart("service").wait())
+        assert len(ended) <= 3, f"one kill, and each other start ends with 0: {ended}"
+        expected = sorted([key, count] for key in range(KEYS) for count in range(1, RECORDS // KEYS + 1))
+        assert rows(host, OUT) == expected
+        assert rows(host, OUT + "2") == sorted([key, -count] for key, count in expected)
+
+    simulate(main, 1)
+    return met
+
+
+@pytest.mark.parametrize("part", range(STRIDE))
+def test_wherever_a_bounded_service_is_killed_its_next_runs_write_nothing_twice(part: int) -> None:
+    """Also behind its last checkpoint, behind the commit, behind the mark of its end, and in the run after that."""
+    total = run_killed(0)
+    assert total > 60
+    for at in range(1 + part, total + 1, STRIDE):
+        run_killed(at)
 
 
 @pytest.mark.parametrize("length", [1, *(pytest.param(more, marks=pytest.mark.slow) for more in (7, 40))])
