@@ -294,6 +294,7 @@ class StreamTask:
         for mail in self._processor.close():
             logger.debug("%s: dropped mail %r at the end", self.name, mail)
         errors: list[BaseException] = []
+        cancelled: asyncio.CancelledError | None = None
         if hasattr(self, "_input"):
             self._input.close()
         if hasattr(self, "_metrics"):
@@ -305,9 +306,14 @@ class StreamTask:
             if source is not None:
                 # The function of a source has the time that other functions had before, and closing has its own.
                 timeout_s = CLEANUP_TIMEOUT_S + self._options.cancellation_timeout_s + CANCEL_GRACE_S
-                await close_within(close_reader(source, place, errors), timeout_s, what=f"the source of {self.name}")
+                try:
+                    await close_within(close_reader(source, place, errors), timeout_s, what=f"the source of {self.name}")
+                except asyncio.CancelledError as error:
+                    cancelled = error  # The operators are closed first.
             closing = close_user_code(self._operators.operators, self._scope, errors)
             await close_within(closing, CLEANUP_TIMEOUT_S, what=self.name)
+            if cancelled is not None:
+                raise cancelled
         finally:
             self._operators.close_state()
         if isinstance(failure, asyncio.CancelledError):

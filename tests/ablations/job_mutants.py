@@ -797,4 +797,11 @@ JOB_MUTANTS: list[Mutant] = [
         "    except ImportError as error:\n        told",
         ("tests/io/test_refused_arguments.py::test_a_database_that_cannot_be_reached_is_named",),
     ),
+    Mutant(
+        "a cancellation while the source closes leaves the operators open",
+        "aioflow/task/stream_task.py",
+        "                    cancelled = error  # The operators are closed first.\n",
+        "                    raise error\n",
+        ("tests/api/test_run.py::test_a_cancellation_while_the_source_closes_leaves_no_operator_open",),
+    ),
 ]

@@ -753,6 +753,37 @@ async def test_closing_is_not_interrupted_by_a_second_cancellation() -> None:
     await until(lambda: bool(closed))
 
 
+async def test_a_cancellation_while_the_source_closes_leaves_no_operator_open() -> None:
+    gate, closing, closed = asyncio.Event(), asyncio.Event(), []
+
+    async def numbers() -> AsyncIterator[int]:
+        try:
+            yield 1
+            await asyncio.get_running_loop().create_future()
+        finally:
+            closing.set()
+            await gate.wait()
+
+    class Closes(af.MapFunction[int, int]):
+        def map(self, value: int) -> int:
+            return value
+
+        def close(self) -> None:
+            closed.append(True)
+
+    flow = af.Flow("f")
+    flow.source(numbers).map(Closes).sink(af.io.blackhole())
+    async with flow.run() as job:
+        stopping = asyncio.ensure_future(job.stop())
+        await closing.wait()
+        cancelling = asyncio.ensure_future(job.cancel())
+        for _ in range(5):
+            await asyncio.sleep(0)
+        gate.set()
+        await asyncio.gather(stopping, cancelling)
+    assert closed == [True]
+
+
 async def test_a_task_cancelled_by_a_stranger_fails_the_job() -> None:
     """Otherwise the other tasks would wait for it for ever."""
     flow = af.Flow("stranger")
