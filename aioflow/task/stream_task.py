@@ -308,8 +308,8 @@ class StreamTask:
                 timeout_s = CLEANUP_TIMEOUT_S + self._options.cancellation_timeout_s + CANCEL_GRACE_S
                 try:
                     await close_within(close_reader(source, place, errors), timeout_s, what=f"the source of {self.name}")
-                except asyncio.CancelledError as error:
-                    cancelled = error  # The operators are closed first.
+                except asyncio.CancelledError as cancel:
+                    cancelled = cancel  # The operators are closed first.
             closing = close_user_code(self._operators.operators, self._scope, errors)
             await close_within(closing, CLEANUP_TIMEOUT_S, what=self.name)
             if cancelled is not None:

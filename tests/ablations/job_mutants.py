@@ -800,8 +800,8 @@ JOB_MUTANTS: list[Mutant] = [
     Mutant(
         "a cancellation while the source closes leaves the operators open",
         "aioflow/task/stream_task.py",
-        "                    cancelled = error  # The operators are closed first.\n",
-        "                    raise error\n",
+        "                    cancelled = cancel  # The operators are closed first.\n",
+        "                    raise cancel\n",
         ("tests/api/test_run.py::test_a_cancellation_while_the_source_closes_leaves_no_operator_open",),
     ),
 ]
