@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import TYPE_CHECKING, Any, Self
 
 from aioflow.api.build import refuse_pushed, warn_of_loose_ends
 from aioflow.core.errors import JobCanceled
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from aioflow.api.flow import Flow
     from aioflow.api.job import Job, JobResult
 
-__all__ = ["new_event_loop", "run", "stopping_on_signals"]
+__all__ = ["Signals", "new_event_loop", "run"]
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -24,8 +24,8 @@ def run(flow: Flow, **options: Any) -> JobResult:
     """Run `flow` to its end in a loop of its own: uvloop where it is installed. Options as for `flow.run`.
 
     The first Ctrl-C or SIGTERM stops the sources and lets what is under way reach the sinks, with checkpoints by a savepoint; the
-    second ends the job at once. Nothing else in this package touches signals. Raises what the job failed with; KeyboardInterrupt when
-    the second signal was Ctrl-C.
+    second ends the job at once. A job that is still starting is stopped as soon as it has started. Nothing else in this package
+    touches signals. Raises what the job failed with; KeyboardInterrupt when the second signal has ended it.
     """
     if not hasattr(flow, "run"):
         if asyncio.iscoroutine(flow):
@@ -49,46 +49,74 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
 
 async def _run(flow: Flow, options: dict[str, Any]) -> JobResult:
     warn_of_loose_ends(flow.graph)
-    async with flow.run(**options) as job, stopping_on_signals(job) as was_forced:
-        try:
+    with Signals() as signals, signals.forced():
+        async with flow.run(**options) as job, signals.stopping(job):
             return await job.wait()
-        except JobCanceled:
-            if was_forced():
+
+
+class Signals:
+    """While entered, the first signal stops the job, and the second one cancels it.
+
+    A job that is still starting is stopped as soon as it has started: nothing of it is lost, and workers end in order. `on_stop` is
+    called once, at the first signal: stopping may take a while, and whoever sent the signal should know that it was heard.
+    """
+
+    def __init__(self, on_stop: Callable[[], None] | None = None) -> None:
+        self._on_stop = on_stop
+        self._count = 0
+        self._job: Job | None = None
+        self._starting = asyncio.current_task()
+        self._ending: list[asyncio.Task[object]] = []
+        self._installed: list[signal.Signals] = []
+
+    def __enter__(self) -> Self:
+        loop = asyncio.get_running_loop()
+        for number in SIGNALS:
+            try:
+                loop.add_signal_handler(number, self._on_signal)
+            except (NotImplementedError, RuntimeError, ValueError):
+                continue  # Not the main thread, or a platform without signal handlers: then a signal does what it always does.
+            self._installed.append(number)
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        for number in self._installed:
+            asyncio.get_running_loop().remove_signal_handler(number)
+
+    @contextmanager
+    def forced(self) -> Iterator[None]:
+        """What ended because of the second signal is a KeyboardInterrupt."""
+        try:
+            yield
+        except (JobCanceled, asyncio.CancelledError):
+            if self._count > 1:
                 raise KeyboardInterrupt from None
             raise
 
-
-@asynccontextmanager
-async def stopping_on_signals(job: Job, on_stop: Callable[[], None] | None = None) -> AsyncIterator[Callable[[], bool]]:
-    """Meanwhile the first signal stops `job`, the second cancels it. Gives a function that tells whether the second came.
-
-    `on_stop` is called once, at the first signal: stopping may take a while, and who sent it should know that it was heard.
-    """
-    loop = asyncio.get_running_loop()
-    tasks: list[asyncio.Task[object]] = []
-
-    def on_signal() -> None:
-        if not tasks and on_stop is not None:
-            on_stop()
-        if len(tasks) < 2:
-            ending: Coroutine[Any, Any, object] = job.cancel() if tasks else job.stop()
-            tasks.append(loop.create_task(ending, name="stop on signal"))
-
-    installed = []
-    for number in SIGNALS:
+    @asynccontextmanager
+    async def stopping(self, job: Job) -> AsyncIterator[None]:
+        """`job` has started: signals are for it, the one that came before as well."""
+        self._job = job
+        if self._count:
+            self._end(job.stop())
         try:
-            loop.add_signal_handler(number, on_signal)
-        except (NotImplementedError, RuntimeError, ValueError):
-            continue  # Not the main thread, or a platform without signal handlers: then a signal does what it always does.
-        installed.append(number)
-    try:
-        yield lambda: len(tasks) > 1
-    finally:
-        for number in installed:
-            loop.remove_signal_handler(number)
-        for task in tasks:
-            task.cancel()
-            try:
-                await task
-            except asyncio.CancelledError:
-                pass
+            yield
+        finally:
+            for task in self._ending:
+                task.cancel()
+                try:
+                    await task
+                except asyncio.CancelledError:
+                    pass
+
+    def _on_signal(self) -> None:
+        self._count += 1
+        if self._count == 1 and self._on_stop is not None:
+            self._on_stop()
+        if self._job is not None and self._count <= 2:
+            self._end(self._job.stop() if self._count == 1 else self._job.cancel())
+        elif self._count == 2 and self._starting is not None:
+            self._starting.cancel()
+
+    def _end(self, ending: Coroutine[Any, Any, object]) -> None:
+        self._ending.append(asyncio.get_running_loop().create_task(ending, name="stop on signal"))

@@ -9,11 +9,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
 from aioflow.api.build import refuse_pushed, warn_of_loose_ends
-from aioflow.api.runner import new_event_loop, stopping_on_signals
+from aioflow.api.runner import Signals, new_event_loop
 from aioflow.cli.progress import one_line, table, task_rows
 from aioflow.cli.terminal import LiveBlock, is_live, uses_color
 from aioflow.core.aio import cancel_and_wait
-from aioflow.core.errors import JobCanceled
 
 if TYPE_CHECKING:
     from aioflow.api.flow import Flow
@@ -96,19 +95,16 @@ async def _run(flow: Flow, watcher: Watcher, options: dict[str, Any]) -> JobResu
     begin = loop.time()
     refuse_pushed(flow.graph, "aioflow run")
     warn_of_loose_ends(flow.graph)
-    async with flow.run(**options) as job, stopping_on_signals(job, _say_stopping) as was_forced:
-        if job.monitor_url is not None:
-            print(f"dashboard at {job.monitor_url}", file=sys.stderr, flush=True)
-        ticker = loop.create_task(_follow(job, watcher, begin), name="progress")
-        try:
-            return await job.wait()
-        except JobCanceled:
-            if was_forced():
-                raise KeyboardInterrupt from None
-            raise
-        finally:
-            await cancel_and_wait([ticker])
-            watcher.show(job, loop.time() - begin)
+    with Signals(_say_stopping) as signals, signals.forced():
+        async with flow.run(**options) as job, signals.stopping(job):
+            if job.monitor_url is not None:
+                print(f"dashboard at {job.monitor_url}", file=sys.stderr, flush=True)
+            ticker = loop.create_task(_follow(job, watcher, begin), name="progress")
+            try:
+                return await job.wait()
+            finally:
+                await cancel_and_wait([ticker])
+                watcher.show(job, loop.time() - begin)
 
 
 def _say_stopping() -> None:

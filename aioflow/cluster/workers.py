@@ -414,6 +414,8 @@ class WorkersCluster:
             args = [] if response.arguments is None else self._codec.decode_batch(response.arguments)
             exit_request = SystemExit(*args)
             exit_request.__cause__ = error
+            for note in response.notes:
+                exit_request.add_note(note)
             return exit_request
         return error
 

@@ -804,4 +804,18 @@ JOB_MUTANTS: list[Mutant] = [
         "                    raise cancel\n",
         ("tests/api/test_run.py::test_a_cancellation_while_the_source_closes_leaves_no_operator_open",),
     ),
+    Mutant(
+        "a signal while the job starts is forgotten",
+        "aioflow/api/runner.py",
+        "        if self._count:\n            self._end(job.stop())\n",
+        "",
+        ("tests/api/test_run.py::test_a_signal_while_the_job_starts_stops_it_as_soon_as_it_has_started",),
+    ),
+    Mutant(
+        "SystemExit in a worker does not name the operator",
+        "aioflow/cluster/workers.py",
+        "                exit_request.add_note(note)\n",
+        "                pass\n",
+        ("tests/api/test_run.py::test_system_exit_of_user_code_names_the_operator",),
+    ),
 ]

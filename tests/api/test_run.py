@@ -1014,6 +1014,64 @@ async def test_a_hundred_starts_and_stops_leave_nothing_behind() -> None:
     assert measure() == before
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_the_job_starts_stops_it_as_soon_as_it_has_started(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No traceback, and a result, as later."""
+    monkeypatch.setattr("aioflow.api.runner.new_event_loop", asyncio.new_event_loop)  # uvloop keeps a pipe for the process.
+
+    @af.resource
+    async def client() -> AsyncIterator[int]:
+        os.kill(os.getpid(), number)
+        await asyncio.sleep(0)
+        yield 1
+
+    async def endless() -> AsyncIterator[int]:
+        while True:
+            yield 1
+            await asyncio.sleep(0)
+
+    def function(value: int, client: int = af.use(client)) -> int:
+        return value
+
+    flow = af.Flow("f")
+    flow.source(endless).map(function).sink(af.io.blackhole())
+    assert af.run(flow).status == "FINISHED"
+
+
+def test_a_second_signal_ends_a_job_that_does_not_come_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aioflow.api.runner.new_event_loop", asyncio.new_event_loop)
+
+    @af.resource
+    async def client() -> AsyncIterator[int]:
+        os.kill(os.getpid(), signal.SIGINT)
+        await asyncio.sleep(0)
+        os.kill(os.getpid(), signal.SIGINT)
+        await asyncio.get_running_loop().create_future()
+        yield 1
+
+    def function(value: int, client: int = af.use(client)) -> int:
+        return value
+
+    flow = af.Flow("f")
+    flow.source([1]).map(function).sink(af.io.blackhole())
+    with pytest.raises(KeyboardInterrupt) as caught:
+        af.run(flow)
+    assert caught.value.__suppress_context__, "one traceback, not two"
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+async def test_system_exit_of_user_code_names_the_operator(workers: int) -> None:
+    def leaves(value: int) -> int:
+        raise SystemExit(3)
+
+    flow = af.Flow("f")
+    flow.source([1]).map(leaves).sink(print)
+    with pytest.raises(SystemExit) as caught:
+        await flow.execute(workers=workers)
+    assert caught.value.code == 3
+    assert notes(caught.value) == ["aioflow: in operator 'map(leaves)', subtask 1/1, at record 1"]
+
+
 async def test_a_run_leaves_signals_policy_and_the_exception_handler_alone() -> None:
     """J6: nothing of the host program's is touched."""
     loop = asyncio.get_running_loop()
