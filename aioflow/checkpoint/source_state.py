@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aioflow.core.elements import MIN_WATERMARK
-from aioflow.core.errors import RestoreError
+from aioflow.core.errors import RestoreError, ValueNotSupported
 from aioflow.core.serializers import Codec, DecodeError
 
 __all__ = [
@@ -31,6 +31,9 @@ SOURCE_STATE_VERSION = 2
 
 PACKED = 1_000
 """So many finished splits to a pack: some three milliseconds to make one."""
+
+PACK_BYTES_MAX = 32 * 1024 * 1024
+"""Of a pack before it is compressed: eight times what a thousand of the longest paths take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +121,19 @@ def _encoded(splits: Sequence[SplitState], watermark: int, packs: list[bytes], c
 
 def _pack(rows: list[tuple[str, Any]], codec: Codec, owner: str) -> bytes:
     # Ids and payloads are paths as a rule, which begin alike. More effort than this one's makes them less by a tenth.
-    return zlib.compress(codec.encode_batch(rows, owner=owner), 1)
+    content = codec.encode_batch(rows, owner=owner)
+    if len(content) > PACK_BYTES_MAX:
+        raise ValueNotSupported(f"{owner}: {len(rows)} splits that were read take {len(content)} bytes, expected up to {PACK_BYTES_MAX}")
+    return zlib.compress(content, 1)
+
+
+def _unpack(pack: bytes) -> bytes:
+    """Raises ValueError for a pack that is not whole, or larger than any that is written: a few bytes may stand for gigabytes."""
+    unpacking = zlib.decompressobj()
+    content = unpacking.decompress(pack, PACK_BYTES_MAX)
+    if not unpacking.eof:
+        raise ValueError(f"a pack of finished splits is cut off, or has more than {PACK_BYTES_MAX} bytes")
+    return content
 
 
 def decode_source_state(content: bytes, codec: Codec, where: str) -> list[SplitState]:
@@ -129,7 +144,7 @@ def decode_source_state(content: bytes, codec: Codec, where: str) -> list[SplitS
             reached, packs, *rows = rest
             if not isinstance(reached, int):
                 raise ValueError(f"{reached!r} is no event time")
-            finished = [row for pack in packs for row in codec.decode_batch(zlib.decompress(pack))]
+            finished = [row for pack in packs for row in codec.decode_batch(_unpack(pack))]
         elif version == 1:
             reached, finished, rows = MIN_WATERMARK, [], rest
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from aioflow.checkpoint import source_state
 from aioflow.checkpoint.source_state import FinishedSplits, SourceState, SplitState, decode_source_state, encode_source_state
-from aioflow.core.errors import RestoreError
+from aioflow.core.errors import RestoreError, TypeNotSupported
 from aioflow.core.serializers import Codec
 
 CODEC = Codec()
@@ -94,3 +95,15 @@ def test_every_byte_that_lacks_is_refused_and_one_that_is_changed_is_or_changes_
 def test_splits_without_packs_keep_their_positions_though_finished() -> None:
     splits = [SplitState("a", 3, None, 5, True), SplitState("b", None, ("x", 1))]
     assert decode_source_state(encode_source_state(splits, CODEC, "s"), CODEC, "s") == splits
+
+
+def test_a_pack_that_stands_for_gigabytes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few bytes are read; what they would become is not."""
+    monkeypatch.setattr(source_state, "PACK_BYTES_MAX", 10_000)
+    bomb = zlib.compress(bytes(1_000_000))
+    content = CODEC.encode_batch([source_state.SOURCE_STATE_VERSION, 0, [bomb]], owner="source")
+    with pytest.raises(RestoreError, match=r"source: the positions of the source cannot be read: a pack .* has more than 10000 bytes"):
+        decode_source_state(content, CODEC, "source")
+    log = FinishedSplits([(str(number), "x" * 100) for number in range(200)])
+    with pytest.raises(TypeNotSupported, match=r"200 splits that were read take .* expected up to 10000"):
+        SourceState([], log.view()).encode(CODEC, "source")
