@@ -77,7 +77,7 @@ class EventParser:
 
     def __init__(self, last_id: str = "") -> None:
         self.last_id = last_id
-        self._rest = b""
+        self._rest = bytearray()
         self._data: list[str] = []
         self._size = 0
         self._event = ""
@@ -85,21 +85,25 @@ class EventParser:
 
     def feed(self, data: bytes) -> Iterator[ServerSentEvent]:
         """The events that `data` completes. Raises Broken for an event that is too large."""
-        rest = self._rest + data
+        may_end = self._rest.endswith(b"\r") or b"\n" in data or b"\r" in data
+        self._rest += data
+        self._size += len(data)
+        if may_end:  # Otherwise nothing is copied: a line may come byte by byte.
+            yield from self._events()
+        if self._size > EVENT_BYTES_MAX:
+            raise Broken(f"an event has more than {EVENT_BYTES_MAX} bytes")
+
+    def _events(self) -> Iterator[ServerSentEvent]:
+        rest, held = bytes(self._rest), b""
         if rest.endswith(b"\r"):  # Perhaps the first half of a line end.
             rest, held = rest[:-1], b"\r"
-        else:
-            held = b""
         lines = rest.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
-        self._rest = lines.pop() + held
-        self._size += len(data)
+        self._rest = bytearray(lines.pop() + held)
         for line in lines:
             event = self._line(line.decode("utf-8", "replace"))
             if event is not None:
                 self._size = 0
                 yield event
-        if self._size > EVENT_BYTES_MAX:
-            raise Broken(f"an event has more than {EVENT_BYTES_MAX} bytes")
 
     def _line(self, line: str) -> ServerSentEvent | None:
         if self._first:

@@ -136,7 +136,7 @@ class _Lines(asyncio.Protocol):
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
-        self._rest = b""
+        self._rest = bytearray()
         self._lines: list[bytes] = []
         self._ended = False
         self._error: Exception | None = None
@@ -150,9 +150,11 @@ class _Lines(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         assert self._transport is not None
-        lines = (self._rest + data).split(b"\n")
-        self._rest = lines.pop()
-        self._lines.extend([line.removesuffix(b"\r") for line in lines])
+        self._rest += data
+        if b"\n" in data:  # Otherwise nothing is copied: a line may come byte by byte.
+            *lines, rest = bytes(self._rest).split(b"\n")
+            self._rest = bytearray(rest)
+            self._lines.extend([line.removesuffix(b"\r") for line in lines])
         if len(self._rest) > LINE_BYTES_MAX:
             self._error = Broken(f"the peer sent {len(self._rest)} bytes without a line end, expected at most {LINE_BYTES_MAX}")
             self._transport.abort()
@@ -163,8 +165,8 @@ class _Lines(asyncio.Protocol):
 
     def eof_received(self) -> None:
         if self._rest:
-            self._lines.append(self._rest.removesuffix(b"\r"))
-            self._rest = b""
+            self._lines.append(bytes(self._rest.removesuffix(b"\r")))
+            self._rest = bytearray()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._ended = True

@@ -818,4 +818,18 @@ JOB_MUTANTS: list[Mutant] = [
         "                pass\n",
         ("tests/api/test_run.py::test_system_exit_of_user_code_names_the_operator",),
     ),
+    Mutant(
+        "positions of a source are unpacked without a bound",
+        "aioflow/checkpoint/source_state.py",
+        "unpacking.decompress(pack, PACK_BYTES_MAX)",
+        "unpacking.decompress(pack)",
+        ("tests/checkpoint/test_source_state.py::test_a_pack_that_stands_for_gigabytes_is_refused",),
+    ),
+    Mutant(
+        "an event that comes byte by byte is copied each time",
+        "aioflow/io/event_streams.py",
+        "        if may_end:  # Otherwise",
+        "        if True:  # Otherwise",
+        ("tests/io/test_network.py::test_what_comes_byte_by_byte_is_not_copied_each_time",),
+    ),
 ]

@@ -317,6 +317,17 @@ def test_events_are_the_same_whatever_the_pieces(size: int) -> None:
     assert [event for i in range(0, len(STREAM), size) for event in parser.feed(STREAM[i : i + size])] == EVENTS
 
 
+def test_what_comes_byte_by_byte_is_not_copied_each_time() -> None:
+    """Each copy would be as long as what has come: a megabyte would take minutes."""
+    parser = EventParser()
+    assert list(parser.feed(b"data: ")) == []
+    rest = parser._rest
+    for _ in range(1000):
+        assert list(parser.feed(b"x")) == []
+    assert parser._rest is rest
+    assert [len(event.data) for event in parser.feed(b"\n\n")] == [1000]
+
+
 def test_an_endless_event_is_refused() -> None:
     parser = EventParser()
     with pytest.raises(Broken, match="more than"):
