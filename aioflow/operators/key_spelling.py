@@ -2,20 +2,30 @@
 
 True, 1, 1.0 and Decimal(1) are one key. Where the types that were seen have one spelling for each value, as nearly always, there
 is nothing to do but to look at them: about 15 ns a record. Where they have several, the first of each key is remembered for as long
-as state holds the key.
+as state holds the key. A checkpoint says whether there were several, so that restored keys stay as they
+were spelled.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from aioflow.core.state_descriptors import ListStateDescriptor
+
+if TYPE_CHECKING:
+    from aioflow.operators.operator import OperatorContext
 
 __all__ = ["KeySpelling"]
 
 _ONE_SPELLING = frozenset((str, bytes, int, bool))
 """Types whose equal values look alike, as long as int and bool do not meet."""
 
+
+SEVERAL: ListStateDescriptor[bool] = ListStateDescriptor("several-key-spellings")
+"""Operator state: an element of each subtask whose keys may have several spellings, as all of them
+may but texts, bytes and ints."""
 
 REMEMBERED_MAX = 100_000
 """How many keys are remembered before those are forgotten that state holds no more; of twice as many as it held, if that is more."""
@@ -24,12 +34,24 @@ REMEMBERED_MAX = 100_000
 class KeySpelling:
     """Replaces keys by their first spelling."""
 
-    __slots__ = ("_first", "_remembered_max", "_types")
+    __slots__ = ("_first", "_remembered_max", "_several", "_types")
 
     def __init__(self) -> None:
         self._types: set[type] = set()
         self._first: dict[Any, Any] | None = None
         self._remembered_max = REMEMBERED_MAX
+
+    def restore(self, ctx: OperatorContext) -> None:
+        """Begin with the keys that keyed state of `ctx` holds. Without it there are none."""
+        self._several = ctx.operator_state.get_union_list_state(SEVERAL)
+        if self._several.get():
+            self._types.add(object)
+        elif ctx.keyed_state is not None and ctx.keyed_state.is_restored:
+            self._types.update((str, bytes, int))
+
+    def snapshot_state(self) -> None:
+        """Let the checkpoint say whether keys may have several spellings. After `restore`."""
+        self._several.update([True] if self._first is not None or bool in self._types else [])
 
     def is_one(self, keys: Iterable[Any]) -> bool:
         """Whether `keys`, like all before them, are shown as they are."""

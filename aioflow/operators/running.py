@@ -93,8 +93,13 @@ class RunningAggregateOperator(_RunningOperator):
         if self._columns is not None:
             self._columns.settle()
 
+    def initialize_state(self) -> None:
+        super().initialize_state()
+        self._spelling.restore(self.ctx)
+
     def snapshot_state(self, checkpoint_id: int) -> None:
         self.settle_state()
+        self._spelling.snapshot_state()
 
     def _on_columns(self, batch: RecordBatch) -> RecordBatch | None:
         """The results as columns; None if the batch has to be folded as rows."""
@@ -124,8 +129,9 @@ class RunningAggregateOperator(_RunningOperator):
             return done
         if self._columns is not None:
             self._columns.release()  # Rows write to the table.
-        table = self._table.of(None, keys)
-        shown = self._spelling.shown(keys, table)
+        # State notes and keeps each key as it was first spelled.
+        shown = self._spelling.shown(keys, self._table.peek(None))
+        table = self._table.of(None, shown)
         aggregate = self._over_taken() if batch.taken else self._aggregate
         try:
             out = aggregate.running(table, keys, values)

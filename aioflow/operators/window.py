@@ -108,6 +108,7 @@ class WindowOperator(Operator):
     def initialize_state(self) -> None:
         if self._aggregate is not None:
             check_same_aggregate(self.ctx, self._aggregate)
+        self._spelling.restore(self.ctx)
         for function in self._functions:
             function.initialize_state(self.ctx)
 
@@ -143,6 +144,7 @@ class WindowOperator(Operator):
         )
 
     def snapshot_state(self, checkpoint_id: int) -> Awaitable[None] | None:
+        self._spelling.snapshot_state()
         return all_of(partial(function.snapshot_state, self.ctx) for function in self._functions)
 
     async def close(self) -> None:

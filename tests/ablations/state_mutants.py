@@ -421,4 +421,11 @@ STATE_MUTANTS: list[Mutant] = [
         "        elif now_s < self._stepped_s:\n",
         ("tests/core/test_processing_clock.py::test_a_step_that_is_taken_back_at_once_leaves_no_trace",),
     ),
+    Mutant(
+        "after a restore it is forgotten that keys had several spellings",
+        "aioflow/operators/key_spelling.py",
+        "        self._several.update([True] if self._first is not None or bool in self._types else [])\n",
+        "        self._several.update([])\n",
+        ("tests/testing/test_harness.py::test_equal_keys_keep_the_first_spelling_over_restores",),
+    ),
 ]

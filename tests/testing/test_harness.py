@@ -421,6 +421,25 @@ def test_a_restored_harness_goes_on_where_the_snapshot_was_taken() -> None:
     assert r.take() == [("timer", 11, "a"), ("timer", 1_000, "a")]
 
 
+@pytest.mark.parametrize("how", ["count", "session"])
+@pytest.mark.parametrize(("before", "after"), [([1], True), ([1.0], 1), ([1, 1.0], True), ([True], 1)])
+def test_equal_keys_keep_the_first_spelling_over_restores(how: str, before: list[Any], after: Any) -> None:
+    in_order = af.WatermarkStrategy.monotonous_timestamps(timestamp=lambda value: 0)
+    source = af.Flow("spelling").source([0], watermarks=in_order).key_by(lambda value: value)
+    if how == "count":
+        flow: Any = source.count()
+    else:
+        flow = source.window(af.session(lambda value: 10)).aggregate(af.count()).map(lambda result: (result.key, result.value))
+    h = OperatorHarness(flow)
+    for key in before:
+        h.push(key, ts=1)
+    for count, key in enumerate([after, after], len(before) + 1):
+        h = OperatorHarness.restore(h.snapshot())
+        h.push(key, ts=count)
+    h.watermark(100)
+    assert repr(h.take()[-1]) == repr((before[0], len(before) + 2))
+
+
 def test_key_groups_are_split_over_the_new_parallelism() -> None:
     keys = [chr(ord("a") + i) for i in range(20)]
     h = OperatorHarness(Counting(), key=first)
