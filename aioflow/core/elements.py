@@ -17,6 +17,7 @@ the watermark at that time. So results do not depend on where batches were cut. 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -112,6 +113,18 @@ class RecordBatch:
     def with_watermarks(self, watermarks: list[int] | None, watermark: int = MIN_WATERMARK) -> RecordBatch:
         """The same records, which see other watermarks. Shares the lists."""
         return RecordBatch(self.values, self.timestamps, self.keys, watermarks, watermark, self.taken)
+
+    def before_end(self) -> RecordBatch:
+        """The same records; MAX_WATERMARK is replaced by the watermark before it."""
+        marks = self.watermarks
+        if marks is None or not len(marks):
+            return self.with_watermarks(None)
+        if marks[-1] == MAX_WATERMARK:
+            begin = bisect_left(marks, MAX_WATERMARK)
+            if not begin:
+                return self.with_watermarks(None)
+            marks = [*marks[:begin], *[marks[begin - 1]] * (len(marks) - begin)]
+        return self.with_watermarks(marks, marks[-1])
 
     def with_values(self, values: list[Any]) -> RecordBatch:
         """The same times and watermarks over other values of the same count; the keys are dropped, as a map drops them."""

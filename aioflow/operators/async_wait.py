@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from aioflow.core.aio import is_asked_to_end
 from aioflow.core.availability import Availability
-from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK, RecordBatch, empty_batch
+from aioflow.core.elements import MIN_WATERMARK, RecordBatch, empty_batch
 from aioflow.core.errors import GraphError, message_of, note_once
 from aioflow.core.functions import Failed
 from aioflow.core.scope import current_scope, enter_scope
@@ -92,7 +92,6 @@ class AsyncWaitOperator(Operator):
         self._waiting: deque[Entry] = deque()  # Restored elements that found no free place.
         self._running = 0
         self._watermark = MIN_WATERMARK  # After the last element that came in.
-        self._before_end = MIN_WATERMARK  # In force when MAX came.
         self._sent = MIN_WATERMARK  # That the next operator knows.
         self._mail_is_out = False
         self._is_failed = False
@@ -139,8 +138,6 @@ class AsyncWaitOperator(Operator):
             entry = Entry(value, None if stamps is None else stamps[i], mark)
             add(entry)
             start(entry)
-        if batch.watermark == MAX_WATERMARK > mark:
-            self._before_end = mark
         self._watermark = max(mark, batch.watermark)
         if self.busy:
             self.availability.set_unavailable()
@@ -270,10 +267,6 @@ class AsyncWaitOperator(Operator):
                 stamps += [entry.timestamp] * count
                 marks += [entry.mark] * count
         before, watermark = self._sent, self._reached()
-        if watermark == MAX_WATERMARK and self._before_end > before:
-            # The end of time is no step of it: what event time had reached before goes on first, as without a wait.
-            self._emit(values, stamps, marks, before, self._before_end)
-            values, before = [], self._before_end
         self._emit(values, stamps, marks, before, watermark)
         # Whoever waits for room looks again at each delivery; up it stays only when nothing is in flight, as `busy` is waited for too.
         self.availability.set_available()

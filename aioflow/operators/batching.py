@@ -14,7 +14,7 @@ from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 from aioflow.core.availability import Availability
-from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK, RecordBatch, empty_batch
+from aioflow.core.elements import MIN_WATERMARK, RecordBatch
 from aioflow.core.errors import GraphError, note_once
 from aioflow.core.scope import current_scope, enter_scope
 from aioflow.core.signatures import check_takes
@@ -93,8 +93,6 @@ class MapBatchesOperator(Operator):
         self._is_due = False  # What is gathered need not be full.
         self._is_ending = False
         self._watermark = MIN_WATERMARK  # After the last element that came in.
-        self._before_end = MIN_WATERMARK  # In force when MAX came.
-        self._owes_end = False  # MAX goes on by mail, behind what event time had reached before.
         self._sent = MIN_WATERMARK  # That the next operator knows.
         self._timer: ProcessingTimeTimer | None = None
         self.availability = Availability(available=True)
@@ -126,25 +124,26 @@ class MapBatchesOperator(Operator):
 
     @property
     def busy(self) -> bool:
-        return bool(self._gathered.values) or self._in_flight is not None or self._owes_end
+        return bool(self._gathered.values) or self._in_flight is not None
 
     def process_batch(self, batch: RecordBatch) -> RecordBatch:
         self._gathered.add(batch, self._watermark)
-        if batch.watermark == MAX_WATERMARK > self._watermark:
-            self._before_end = max(self._watermark, batch.watermarks[-1]) if batch.watermarks else self._watermark
         self._watermark = max(self._watermark, batch.watermark)
-        if self._wait_ms == 0 or self._watermark == MAX_WATERMARK or self._is_ending:
+        if self._wait_ms == 0 or self._is_ending:
             self._is_due = True  # There is nothing to wait for.
         return self._go_on()
 
-    def end_input(self, index: int) -> RecordBatch:
-        self._is_ending = self._is_due = True
-        return self._go_on()
-
     def input_stopped(self) -> None:
-        self._is_ending = True
+        self._is_ending = self._is_due = True
         self._disarm()
-        self.ctx.execute(self._on_wait_over, "input stopped", 0)
+
+    @property
+    def has_pending(self) -> bool:
+        """Whether the input has stopped, and elements wait for a call that can begin."""
+        return self._is_ending and self._in_flight is None and bool(self._gathered.values)
+
+    def resume(self, max_records: int) -> RecordBatch:
+        return self._go_on()
 
     def snapshot_state(self, checkpoint_id: int) -> Awaitable[None] | None:
         """The checkpoint holds the inputs: their results come behind the barrier."""
@@ -200,21 +199,8 @@ class MapBatchesOperator(Operator):
         reached = oldest.marks[0] if oldest.marks else self._watermark
         if reached <= self._sent:
             return MIN_WATERMARK
-        if reached == MAX_WATERMARK and self._before_end > self._sent:
-            reached = self._before_end
-            self._owes_end = True
-            self.availability.set_unavailable()
-            self.ctx.execute(self._send_end, "end of event time")
         self._sent = reached
         return reached
-
-    def _send_end(self) -> None:
-        """Mail: the end of time is no step of it, so it comes on its own."""
-        self._owes_end = False
-        self._emit(empty_batch(self._reached()))
-        self.availability.set_available()
-        if self.busy:
-            self.availability.set_unavailable()
 
     # --------------------------------------------------------------------------------------------------------------- calls
 

@@ -206,9 +206,10 @@ class Operator:
         return empty_batch()
 
     def input_stopped(self) -> None:
-        """The job is stopped where it is: what still comes is in the chain already, and the input does not end.
+        """The input of the task gives no more, as it has ended or as the job is stopped where it is.
 
-        What waits for more elements waits no longer; its results come by mail.
+        What still comes is in the chain already, or comes as operators end. An operator that waits for
+        more elements waits no longer: `has_pending` says so.
         """
 
     def end_of_data(self) -> None:

@@ -16,13 +16,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from aioflow.core.aio import OrderedTaskGroup, cancel_and_wait
 from aioflow.core.availability import Availability
-from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK, RecordBatch, empty_batch
+from aioflow.core.elements import MIN_WATERMARK, RecordBatch, empty_batch
 from aioflow.core.errors import note_once
 from aioflow.core.scope import enter_scope, leave_scope
 from aioflow.mailbox.executor import MailboxError
 from aioflow.mailbox.processor import MailboxProcessor
 from aioflow.operators.sink import COMMITTABLES, SinkOperator
-from aioflow.spark.runner_blocks import cut
 from aioflow.spark.runner_tasks import StageTasks
 from aioflow.spark.runner_time import ReplayedClock, ReplayedTimers, StageContext
 from aioflow.task.chain import ChainStatus
@@ -150,11 +149,6 @@ class StageSubtask:
         batch = piece.batch
         marks = batch.watermarks
         assert marks is not None, "blocks give each record its watermark"
-        if marks[-1] == MAX_WATERMARK and marks[0] != MAX_WATERMARK:
-            # The end of time is no step of it: what came before goes first.
-            at = marks.index(MAX_WATERMARK)
-            await self._push(cut(batch, 0, at), self._input_of[piece.edge])
-            batch = cut(batch, at, len(marks))
         await self._push(batch, self._input_of[piece.edge])
 
     async def _push(self, batch: RecordBatch, input_index: int) -> None:
@@ -215,11 +209,16 @@ class StageSubtask:
         self._made.flush()
 
     async def finish(self) -> None:
-        """The end of input: event time ends, then each operator finishes, producers first."""
-        self._first.chain.push(empty_batch(MAX_WATERMARK))
+        """The end of input: event time ends for each operator, then that finishes, producers first."""
+        for task in self._tasks:
+            task.chain.holds_end = True
+        for operator in self._made.backwards():
+            operator.input_stopped()
         await self._settle(idle=True)
         for number, task in enumerate(self._tasks):
             for place, operator in enumerate(task.operators):
+                task.chain.end_event_time(place)
+                await self._settle(idle=True)
                 self._scope.operator_context = operator.ctx
                 for channel in range(operator.inputs) if number == 0 and place == 0 else (0,):
                     task.chain.emit_from(place, operator.end_input(channel))

@@ -144,6 +144,7 @@ class StageTasks:
             batch_records_max=self._batch_records_max,
             scope=self.scope,
         )
+        task.chain.holds_end = False  # A stream has no end; that of a bounded job begins with `finish`.
         return task
 
     def _context(self, vertex: JobVertex, place: int, metrics: MetricGroup) -> StageContext:

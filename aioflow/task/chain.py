@@ -4,6 +4,10 @@ A chain is a line of stages; neighbouring stateless operators are one stage. Wor
 waiting work goes first, so that nothing overtakes and little is held. Each stage takes what it can process within one time slice, as
 far as it has measured its own cost a record; the rest of the batch stays where it is, as a view. `run` returns when the slice is
 spent, when nothing waits, or when the deepest stage has no room (an async operator that is full), and tells which.
+
+MAX_WATERMARK does not pass through by itself. `end_event_time` gives it to one operator after the
+other, each when the one before it has finished. So everything that an operator emits at its end, as
+its timers of the clock fire, comes before event time ends for the operators behind it.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from aioflow.core.column_batch import COLUMN_RECORDS_MAX
-from aioflow.core.elements import BATCH_RECORDS_MAX, MIN_WATERMARK, RecordBatch, empty_batch
+from aioflow.core.elements import BATCH_RECORDS_MAX, MAX_WATERMARK, MIN_WATERMARK, RecordBatch, empty_batch
 from aioflow.core.errors import note_once
 from aioflow.core.user_code import check_own_task, user_error
 from aioflow.operators.operator import Operator
@@ -112,6 +116,8 @@ class OperatorChain:
 
     fuses = True
     """Whether stateless neighbours run as one stage."""
+    holds_end = True
+    """Whether MAX_WATERMARK waits for `end_event_time`. Where False, it passes like any other watermark."""
 
     def __init__(
         self,
@@ -246,9 +252,17 @@ class OperatorChain:
 
     def push(self, batch: RecordBatch, input_index: int = 0) -> None:
         """A batch for the head of the chain."""
+        if batch.watermark == MAX_WATERMARK and self.holds_end:
+            batch = batch.before_end()
         for tap in self._input_taps:
             tap(batch)
         self._stages[0].waiting.append((batch, 0, input_index))
+
+    def end_event_time(self, index: int) -> None:
+        """Operator `index` gets MAX_WATERMARK: the one before it has finished."""
+        for stage in self._stages:
+            if stage.first == index:
+                stage.waiting.append((empty_batch(MAX_WATERMARK), 0, 0))
 
     def emit_from(self, index: int, batch: RecordBatch) -> None:
         """A batch that operator `index` emitted on its own (a timer, a completion, `finish`): for the one after it."""
@@ -308,7 +322,9 @@ class OperatorChain:
         """Let the next batch that was in flight wait where it was."""
         first, input_index, batch, mark = self.restored.popleft()
         stage = next(stage for stage in self._stages if stage.first == first)
-        if batch.watermarks is None and mark > stage.watermark:
+        if batch.watermark == MAX_WATERMARK:
+            batch = batch.before_end()
+        if batch.watermarks is None and stage.watermark < mark < MAX_WATERMARK:
             stage.waiting.append((empty_batch(mark), 0, input_index))
         stage.waiting.append((batch, 0, input_index))
 
@@ -378,6 +394,8 @@ class OperatorChain:
 
     def _emit(self, position: int, batch: RecordBatch) -> None:
         """Hand what stage `position` emitted to the next one, or to the output."""
+        if batch.watermark == MAX_WATERMARK and self.holds_end:
+            batch = batch.before_end()
         stage = self._stages[position]
         stage.records_out += len(batch.values)
         for tap in stage.taps:

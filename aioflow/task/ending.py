@@ -76,12 +76,14 @@ class TaskEnd:
         return self._processed.is_available and self._checkpoints.may_end
 
     async def finish(self, *, drain: bool) -> None:
-        """Work off what there is; with `drain` event time ends first, and the operators finish. After it nothing is emitted any more."""
+        """Work off what there is; with `drain` event time ends, and the operators finish.
+
+        Nothing is emitted after it.
+        """
         self._phase = _Phase.FINISHING
         if drain:
-            self._chain.push(empty_batch(MAX_WATERMARK))
             await self._settle()
-            await self._operators.finish(self._chain.emit_from, self._settle)
+            await self._operators.finish(self._chain.end_event_time, self._chain.emit_from, self._settle)
         else:
             await self._settle()
         await self._operators.quiesce_timers()
@@ -89,6 +91,8 @@ class TaskEnd:
         await self._settle()
         self._operators.end_of_data()
         await self._settle()
+        if drain:
+            self._output.emit(empty_batch(MAX_WATERMARK))
 
     async def leave(self, *, drain: bool, checkpointing: bool) -> None:
         """Send the end downstream. With `checkpointing` before the last checkpoint, else behind the last mail."""

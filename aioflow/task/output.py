@@ -105,12 +105,6 @@ class RecordWriter:
 
     def emit(self, batch: RecordBatch) -> None:
         """Route the records; seal what is full. The lists of `batch` are not changed."""
-        if batch.watermark == MAX_WATERMARK:
-            self._end(batch)
-        else:
-            self._write(batch)
-
-    def _write(self, batch: RecordBatch) -> None:
         if batch.values:
             if self._check is not None:
                 self._check(batch.values[0])
@@ -138,17 +132,11 @@ class RecordWriter:
                     if written == count or builder.is_closed:
                         break
         if batch.watermark != MIN_WATERMARK:
+            ends = batch.watermark == MAX_WATERMARK
             for subpartition in self._subpartitions:
+                if ends:
+                    subpartition.seal()  # The end of time is no step of it: MAX travels alone.
                 subpartition.builder.advance_watermark(batch.watermark)
-
-    def _end(self, batch: RecordBatch) -> None:
-        """The end of time is no step of it: what came before goes first, however it was gathered, and MAX travels alone."""
-        if batch.values:
-            reached = batch.watermarks[-1] if batch.watermarks else MIN_WATERMARK
-            self._write(batch.with_watermarks(batch.watermarks, reached))
-        for subpartition in self._subpartitions:
-            subpartition.seal()
-            subpartition.builder.advance_watermark(MAX_WATERMARK)
 
     @property
     def slice_records(self) -> int:
@@ -256,6 +244,8 @@ class TaskOutput:
         if writers is None:
             return
         self.records_out += 1
+        if watermark == MAX_WATERMARK:
+            watermark = self.watermark  # The end goes out when all operators have finished.
         batch = RecordBatch([value], None if timestamp is None else [timestamp], None, [watermark], watermark)
         for writer in writers:
             writer.emit(batch)

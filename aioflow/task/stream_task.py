@@ -374,8 +374,7 @@ class StreamTask:
                 self._watch(busy.availability)
         else:
             self._ending = status
-            if status is InputStatus.STOPPED:
-                self._operators.input_stopped()
+            self._operators.input_stopped()
         return None
 
     def _poll_events(self) -> None:

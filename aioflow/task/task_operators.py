@@ -111,15 +111,25 @@ class TaskOperators:
         self._ended_inputs.append(input_index)
         return self.operators[0].end_input(input_index)
 
-    async def finish(self, emit: Callable[[int, RecordBatch], None], settle: Callable[[], Awaitable[None]]) -> None:
-        """Head first: end of input, the mail and timers that wait, `finish`, the mail that it made; then the next.
+    async def finish(
+        self,
+        end_event_time: Callable[[int], None],
+        emit: Callable[[int, RecordBatch], None],
+        settle: Callable[[], Awaitable[None]],
+    ) -> None:
+        """Finish one operator after the other, head first.
 
-        `emit(index, batch)` passes on what operator `index` has emitted, `settle()` waits until nothing is under way any more.
+        Each gets the end of event time, the end of input, then the mail and timers that wait,
+        `finish`, and the mail that `finish` made. `end_event_time(index)` gives operator `index` the
+        last watermark, `emit(index, batch)` passes on what that operator emitted, and `settle()`
+        waits until nothing is under way.
         """
-        if self.finished_before:
-            return
         ended = [i for i in range(self.operators[0].inputs) if i not in self._ended_inputs] if self.operators else []
         for index, operator in enumerate(self.operators):
+            end_event_time(index)
+            await settle()
+            if self.finished_before:
+                continue
             with naming(operator, "end_input()"):
                 for input_index in ended if index == 0 else (0,):
                     emit(index, operator.end_input(input_index))
@@ -129,10 +139,11 @@ class TaskOperators:
             with naming(operator, "finish()"):
                 emit(index, operator.finish())
             await settle()
-        mark_finished(self.head)
+        if not self.finished_before:
+            mark_finished(self.head)
 
     def input_stopped(self) -> None:
-        """No more comes than waits for them already, and they do not finish."""
+        """The input gives no more: what waits for more elements waits no longer."""
         for operator in self.operators:
             with naming(operator, "input_stopped()"):
                 operator.input_stopped()

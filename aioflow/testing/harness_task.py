@@ -97,6 +97,7 @@ class HarnessTask:
         for place, operator_plan in enumerate(plan.operators):
             self._add_operator(place, operator_plan, [former[place] for former in restored])
         self._chain = CheckedOperatorChain(self.operators, self._on_output, AVAILABLE, self.host.clock.perf_ns, scope=self._scope)
+        self._chain.holds_end = False
         self._task = self.loop.create_task(self._run(), name=self.name)
         # What is left of a harness that nobody closed is no news.
         self._task._log_destroy_pending = False  # type: ignore[attr-defined]
@@ -260,15 +261,20 @@ class HarnessTask:
         self._resume()
 
     async def _finish(self) -> None:
-        self._chain.push(empty_batch(MAX_WATERMARK))
+        self._chain.holds_end = True
+        for operator in self.operators:
+            operator.input_stopped()
         await self._settle()
         for place, operator in enumerate(self.operators):
+            self._chain.end_event_time(place)
+            await self._settle()
             for channel in range(operator.inputs) if place == 0 else (0,):
                 self._chain.emit_from(place, operator.end_input(channel))
             await self._settle()
             await self.contexts[place].processing_timers.quiesce()
             self._chain.emit_from(place, operator.finish())
             await self._settle()
+        self._on_output(empty_batch(MAX_WATERMARK))
         for operator in self.operators:
             operator.end_of_data()
         await self._settle()

@@ -264,4 +264,18 @@ COORDINATION_MUTANTS: list[Mutant] = [
             "tests/task/test_handover.py::test_a_sink_that_awaits_each_record_is_given_few_ahead_of_it",
         ),
     ),
+    Mutant(
+        "event time ends behind an operator before that has finished",
+        "aioflow/task/chain.py",
+        "    holds_end = True\n",
+        "    holds_end = False\n",
+        ("tests/api/test_run.py::test_what_the_clock_gives_at_the_end_comes_before_the_end_of_event_time",),
+    ),
+    Mutant(
+        "at the end of the input, map_batches waits for a full list",
+        "aioflow/task/stream_task.py",
+        "            self._operators.input_stopped()\n",
+        "            if status is InputStatus.STOPPED:\n                self._operators.input_stopped()\n",
+        ("tests/api/test_stopping_sources.py::test_the_end_of_the_input_waits_for_no_full_list",),
+    ),
 ]

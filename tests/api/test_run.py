@@ -467,6 +467,40 @@ async def test_an_error_in_a_processing_time_timer_at_the_end_surfaces_as_itself
     assert len(notes(caught.value)) == 1
 
 
+@pytest.mark.parametrize("parallelism", [1, 3])
+@pytest.mark.parametrize("waits", [False, True], ids=["def", "async def"])
+async def test_what_the_clock_gives_at_the_end_comes_before_the_end_of_event_time(parallelism: int, waits: bool) -> None:
+    """Of timers, windows and `finish`: a window behind them gives one result a key, and nothing is late for it. `finish` has no time."""
+
+    class Last(af.KeyedProcessFunction[Any, Any, tuple[str, int]]):
+        def process_element(self, value: Any, ctx: Any) -> None:
+            ctx.timer_service.register_processing_time_timer(2**45)
+
+        def on_timer(self, timestamp: int, ctx: Any) -> Iterator[tuple[str, int]]:
+            yield "timer", 1
+
+        def finish(self) -> Iterator[tuple[str, int]]:
+            yield "finish", 1
+
+    class LastAsync(Last):
+        async def process_element(self, value: Any, ctx: Any) -> None:
+            super().process_element(value, ctx)
+
+    flow = af.Flow("ends", parallelism=parallelism)
+    rows = [(key, at) for at in (0, 100, 200) for key in "abcdef"]
+    in_order = af.WatermarkStrategy.monotonous_timestamps(timestamp=lambda row: row[1])
+    keyed = flow.source(rows, watermarks=in_order).key_by(lambda row: row[0])
+    window = keyed.window(af.tumbling("36500d", time="processing")).aggregate(af.count()).map(lambda result: ("window", result.value))
+    ended = keyed.process(LastAsync if waits else Last).union(window).key_by(lambda pair: pair[0])
+    at_end = ended.window(af.global_window(at_end=True)).aggregate(af.sum(lambda pair: pair[1]))
+    with_time = ended.filter(lambda pair: pair[0] != "finish").key_by(lambda pair: pair[0])
+    in_time = with_time.window(af.tumbling("36500d")).aggregate(af.sum(lambda pair: pair[1]))
+    found, timed, late = await flow.collect(at_end, in_time, in_time.late)
+    assert sorted((result.key, result.value) for result in found) == [("finish", parallelism), ("timer", 6), ("window", 18)]
+    assert sorted(result.key for result in timed) == ["timer", "window"]
+    assert late == []
+
+
 async def test_processing_time_timers_that_wait_fire_when_bounded_input_ends() -> None:
     class Timed(af.KeyedProcessFunction[int, int, str]):
         def process_element(self, value: int, ctx: Any) -> None:

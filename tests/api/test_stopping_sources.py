@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import aioflow as af
+from aioflow.testing import run_simulated
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -128,3 +129,17 @@ async def test_a_stop_does_not_wait_for_a_list_to_fill(tmp_path: Path, savepoint
         async with asyncio.timeout(60):
             path = await job.stop(savepoint=savepoint)
     assert (path is None, job.status, rows) == (savepoint is False, "FINISHED", [0, 1, 4, 9, 16])
+
+
+def test_the_end_of_the_input_waits_for_no_full_list() -> None:
+    """Of lists that follow each other in one task, too."""
+
+    async def squares(numbers: list[int]) -> list[int]:
+        return [number * number for number in numbers]
+
+    flow = af.Flow("lists")
+    keyed = flow.source([1, 2, 3]).key_by(abs).sum()
+    lists = keyed.map(lambda pair: pair[1]).map_batches(squares, max_size=5, max_wait="1d").map_batches(list, max_wait="1d")
+    run = run_simulated(flow, collect=[lists])
+    assert run.outputs == ([1, 4, 9],)
+    assert run.virtual_s < 3_600

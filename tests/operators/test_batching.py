@@ -70,23 +70,14 @@ async def test_the_wait_is_that_of_the_first_element() -> None:
     assert context.physical_timers == [41]
 
 
-async def test_the_end_of_the_input_waits_for_nothing() -> None:
-    function, context = Batches(), Context()
-    operator = await opened(MapBatchesOperator(function, 100, "1h"), context)
-    operator.process_batch(RecordBatch([1, 2]))
-    assert operator.process_batch(empty_batch(MAX_WATERMARK)).values == [1, 4]
-    operator = await opened(MapBatchesOperator(function, 100, "1h"), context)
-    operator.process_batch(RecordBatch([3]))
-    assert operator.end_input(0).values == [9]
-    assert not operator.busy
-
-
-async def test_a_stop_waits_for_nothing_and_what_is_still_to_come_then_is_not_gathered_either() -> None:
+async def test_the_end_waits_for_nothing_and_what_is_still_to_come_then_is_not_gathered_either() -> None:
     function, context = Batches(), Context()
     operator = await opened(MapBatchesOperator(function, 100, "1h"), context)
     operator.process_batch(RecordBatch([1, 2], None, None, None, 5))
     operator.input_stopped()
-    context.run_mail()
+    assert operator.has_pending
+    context.emit(operator.resume(1))
+    assert not operator.has_pending
     assert (rows(context.emitted), context.emitted[-1].watermark) == ([(1, None, MIN_WATERMARK), (4, None, MIN_WATERMARK)], 5)
     assert (operator.busy, context.physical_timers) == (False, [])
     assert operator.process_batch(RecordBatch([3])).values == [9]
@@ -190,8 +181,11 @@ async def test_results_and_watermarks_are_those_of_a_map(
         position, cut = stop, cut + 1
     collected += context.emitted
     context.emitted.clear()
-    collected.append(operator.process_batch(empty_batch(MAX_WATERMARK)))
-    await context.settle(60)
+    operator.input_stopped()
+    while operator.busy:
+        context.emit(operator.resume(1) if operator.has_pending else empty_batch())
+        await context.settle(60)
+    context.emit(operator.process_batch(empty_batch(MAX_WATERMARK)))
     collected += context.emitted
     assert rows(collected) == [(-i, i, mark) for i, mark in enumerate(marks)]
     assert max([MIN_WATERMARK] + [out.watermark for out in collected]) == MAX_WATERMARK

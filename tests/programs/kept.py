@@ -2,9 +2,38 @@
 
 from __future__ import annotations
 
-from tests.programs.draw import Program
-from tests.programs.pieces import *  # noqa: F403  # Literals of programs name anything that is there.
+from tests.programs.draw import Program, Step
 
 __all__ = ["KEPT"]
 
-KEPT: dict[str, tuple[str, Program]] = {}
+KEPT: dict[str, tuple[str, Program]] = {
+    "event time ended before timers of the clock fired at the end": (
+        "restarted",
+        Program(
+            351,
+            True,
+            (
+                Step(
+                    "source",
+                    (),
+                    {
+                        "rows": [(9, 70, 359, None), (3, -20, 279, -1)],
+                        "type": "D",
+                        "keys": "int",
+                        "delay": 0,
+                        "strategy": "punctuated",
+                        "stamp": "expression",
+                        "columnar": False,
+                    },
+                ),
+                Step("keyed_process", (0,), {"parallelism": 3, "cls": "AtEnd", "init": {}, "key": "first_key", "key_form": "partial"}),
+                Step(
+                    "window",
+                    (1,),
+                    {"parallelism": 1, "key": "key_of", "key_form": "name", "window": {"kind": "global"}, "result": {"kind": "process"}},
+                ),
+            ),
+            (2,),
+        ),
+    ),
+}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import logging
+import time
 import types
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -265,7 +266,8 @@ def restored(run: Run) -> Any:
         if on_machine:
             finished(run_here(flow, drive, {**options, "state": "rocksdb"}))
         else:
-            run_simulated(flow, seed=f"{program.seed} {phase}", drive=drive, **options)
+            # Timers of the clock, and times to live, go on from one phase to the next.
+            run_simulated(flow, seed=f"{program.seed} {phase}", drive=drive, clock=time.time_ns() // 1_000_000, **options)
     gathered = [GATHERED.get(f"{program.name}/{i}", {}) for i in program.outputs]
     return [[row for key in sorted(rows) for row in rows[key]] for rows in gathered]
 
