@@ -54,11 +54,16 @@ def check_max_parallelism(found: int, expected: int, what: str) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True)
 class Uncopied:
-    """Stands in a snapshot for a value that could not be copied. Encoding it is refused, by name, with `reason`."""
+    """Stands in a snapshot for a value that could not be copied. Encoding it is refused, by name, with `reason`.
 
-    reason: str
+    It is no dataclass, because a dataclass can be encoded: it would be written in place of the value.
+    """
+
+    __slots__ = ("reason",)
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
 
 
 def frozen_copy(value: Any) -> Any:

@@ -832,4 +832,12 @@ JOB_MUTANTS: list[Mutant] = [
         "        if True:  # Otherwise",
         ("tests/io/test_network.py::test_what_comes_byte_by_byte_is_not_copied_each_time",),
     ),
+    Mutant(
+        "a checkpoint holds a placeholder for a value that cannot be copied",
+        "aioflow/state/format.py",
+        "        return codec.encode_batch(values, owner=owner)\n    except Exception:\n        for key, value",
+        "        return codec.encode_batch([getattr(v, 'reason', v) for v in values], owner=owner)\n"
+        "    except Exception:\n        for key, value",
+        ("tests/state/test_snapshot.py::test_a_value_that_cannot_be_copied_stops_the_snapshot_and_not_the_function_that_uses_it",),
+    ),
 ]

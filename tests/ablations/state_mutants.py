@@ -17,7 +17,7 @@ STATE_MUTANTS: list[Mutant] = [
         "aioflow/state/changes.py",
         "        return Uncopied(f\"{type(error).__name__}: {error}\")\n",
         "        raise\n",
-        ("tests/api/test_unwritable_state.py::test_keyed_state_that_cannot_be_written_ends_the_job_by_name",),
+        ("tests/state/test_snapshot.py::test_a_value_that_cannot_be_copied_stops_the_snapshot_and_not_the_function_that_uses_it",),
     ),
     Mutant(
         "a job is restarted for a value that cannot be written",

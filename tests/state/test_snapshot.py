@@ -7,8 +7,12 @@ from typing import Any
 
 import pytest
 
-from aioflow.core.errors import RestoreError
+from aioflow.core.errors import RestoreError, TypeNotSupported
+from aioflow.core.keygroups import KeyGroupRange
+from aioflow.core.state_descriptors import ValueStateDescriptor
+from aioflow.state.inline import InlineState
 from aioflow.state.snapshot import check_max_parallelism, frozen_copy
+from tests.state.snapshots import closing_backends, made, run_now
 
 
 @dataclass
@@ -49,3 +53,22 @@ def test_snapshot_of_another_max_parallelism_is_named() -> None:
     check_max_parallelism(128, 128, "keyed state")
     with pytest.raises(RestoreError, match=r"keyed state was written with max_parallelism=64, .* has 128.*set it to 64 again"):
         check_max_parallelism(64, 128, "keyed state")
+
+
+class Uncopyable:
+    def __deepcopy__(self, memo: Any) -> Any:
+        raise OSError("it holds a socket")
+
+
+@pytest.mark.parametrize("deed", [lambda state: state.value(), lambda state: state.update(2)], ids=["read", "write"])
+def test_a_value_that_cannot_be_copied_stops_the_snapshot_and_not_the_function_that_uses_it(deed: Any) -> None:
+    """The function uses it while the snapshot is being written: an error there would restart the job for ever."""
+    with closing_backends():
+        backend = made("heap", max_parallelism=8, key_group_range=KeyGroupRange(0, 7), now_ms=lambda: 0, operator="keeps")
+        state = backend.get_state(ValueStateDescriptor("mine"))
+        backend.set_current_key("k")
+        state.update(Uncopyable())
+        snapshot = backend.begin_snapshot(1)
+        deed(state)
+        with pytest.raises(TypeNotSupported, match=r"state 'mine', key '?k'?.*OSError: it holds a socket"):
+            run_now(snapshot.write(InlineState()))
