@@ -39,7 +39,7 @@ from aioflow.cluster.checkpoint_settings import LATEST, CheckpointSettings
 from aioflow.cluster.checkpoint_shape import checkpointed_vertices
 from aioflow.cluster.fencing import StaleLeader
 from aioflow.cluster.restoring import RestorePoint, begin_anew, found_checkpoint, restore_point
-from aioflow.core.aio import cancel_and_wait, wait_all
+from aioflow.core.aio import CANCEL_GRACE_S, cancel_and_wait, end_task, wait_all
 from aioflow.core.errors import CheckpointError, JobNotRunning, RestoreError
 from aioflow.graph.deployment import ExecutionState
 
@@ -59,6 +59,9 @@ if TYPE_CHECKING:
 __all__ = ["CheckpointedTasks", "JobCheckpoints"]
 
 logger = logging.getLogger(__name__)
+
+CLOSE_TIMEOUT_S = 30.0
+"""How long the store may take with what is under way when the job has ended. A store that is only slow takes less."""
 
 
 class CheckpointedTasks(Protocol):
@@ -227,8 +230,33 @@ class JobCheckpoints:
         """The last task has ended. Of a job that `finished` by itself the last checkpoint stays: a run from there has nothing to do.
 
         Rows of `collect` are in memory, and gone with its process. Such a job leaves nothing to resume; its next run gives them again.
+
+        A store that does not answer is given up after `CLOSE_TIMEOUT_S`.
         """
         self._over = True
+        try:
+            if not await self._in_time(self._wind_up(finished)):
+                if self._stop_number is not None and self.stopped_with is None and self.stop_error is None:
+                    self.stop_error = CheckpointError(f"{self.store.url} did not answer: no savepoint is known to be made")
+                for task in list(self._beside):
+                    end_task(task)
+                await wait_all(list(self._beside), timeout_s=CANCEL_GRACE_S)
+        finally:
+            await self._in_time(self._release())
+
+    async def _in_time(self, work: Coroutine[Any, Any, None]) -> bool:
+        limit = asyncio.timeout(CLOSE_TIMEOUT_S)
+        try:
+            async with limit:
+                await work
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            logger.warning("job %s: %s has not answered for %g s and is given up", self._job_id, self.store.url, CLOSE_TIMEOUT_S)
+            return False
+        return True
+
+    async def _wind_up(self, finished: bool) -> None:
         if self._opening is not None:
             await self._opening
         coordinator = self._coordinator
@@ -239,10 +267,7 @@ class JobCheckpoints:
             self._carry_out(coordinator.shutdown(self._now()))
         if self._timer is not None:
             self._timer.cancel()
-        try:
-            await self._nothing_beside()
-        finally:
-            await self._release()
+        await self._nothing_beside()
 
     async def abandon(self) -> None:
         """Stop at once, and leave everything as it is. Who waits for a checkpoint or savepoint is told to ask the next leader."""

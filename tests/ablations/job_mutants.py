@@ -840,4 +840,11 @@ JOB_MUTANTS: list[Mutant] = [
         "    except Exception:\n        for key, value",
         ("tests/state/test_snapshot.py::test_a_value_that_cannot_be_copied_stops_the_snapshot_and_not_the_function_that_uses_it",),
     ),
+    Mutant(
+        "a store that does not answer is waited for without an end",
+        "aioflow/cluster/job_checkpoints.py",
+        "        limit = asyncio.timeout(CLOSE_TIMEOUT_S)\n",
+        "        limit = asyncio.timeout(None)\n",
+        (BACK + "test_a_stop_whose_store_does_not_answer_ends",),
+    ),
 ]

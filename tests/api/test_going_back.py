@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 import aioflow as af
 from aioflow.checkpoint.completed import files_of
-from aioflow.checkpoint.store import open_store
+from aioflow.checkpoint.store import FlowStore, open_store
 from aioflow.checkpoint.urls import flow_url
 from aioflow.core.errors import RestoreError
 from aioflow.core.host import SystemHost
@@ -92,3 +93,21 @@ async def test_what_is_newer_than_what_a_job_went_back_to_keeps_its_files(tmp_pa
                     assert (Path(store.url.removeprefix("file://")) / name).exists(), f"checkpoint {number} has lost {name}"
         await job.cancel()
     await host.close()
+
+
+async def test_a_stop_whose_store_does_not_answer_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The write of the savepoint hangs, as on a network file system that is gone."""
+    monkeypatch.setattr("aioflow.cluster.job_checkpoints.CLOSE_TIMEOUT_S", 0.02)
+    hangs = asyncio.Event()
+
+    async def complete(store: FlowStore, checkpoint: Any) -> Any:
+        hangs.set()
+        await asyncio.get_running_loop().create_future()
+
+    monkeypatch.setattr(FlowStore, "complete", complete)
+    flow = af.Flow("hangs")
+    flow.source(af.io.push(), uid="in").sink(af.io.blackhole(), uid="out")
+    async with asyncio.timeout(30), flow.run(checkpoints=tmp_path, every="1h", stop_timeout="50ms") as job:
+        with pytest.raises(af.CheckpointError, match="did not answer: no savepoint is known to be made"):
+            await job.stop()
+        assert hangs.is_set()
