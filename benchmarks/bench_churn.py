@@ -258,7 +258,8 @@ async def run(
             options |= {"checkpoints": Path(directory, "store").as_uri(), "every": "1h" if cpu else every}
         async with sources.flow.run(**options) as job:
             producer = asyncio.create_task(_produce(job.input(sources.pushed))) if push else None
-            clock = (lambda: cpu_s(processes())) if cpu else monotonic
+            pids = processes()
+            clock = (lambda: cpu_s(pids)) if cpu else monotonic  # It is read often; to look for processes is dear.
             asking = asyncio.create_task(_ask(job, clock, asked)) if cpu and every is not None else None
             begun = clock()
             rows: list[tuple[float, int, float, float]] = []
