@@ -53,12 +53,6 @@ CANCEL_TIMEOUT_S = 10.0
 END_TIMEOUT_S = 120.0
 """How long a job that is cancelled may take to end before its handle gives it up: more than its tasks take to close, under two leaders."""
 
-ASK_S = 5.0
-"""How often a run asks its JobManager whether it still leads."""
-
-SILENCE_S = 30.0
-"""A JobManager that does not answer for so long is stopped, or cut off: the next leader is looked for."""
-
 
 @dataclass(frozen=True, slots=True)
 class RemoteCluster:
@@ -149,7 +143,7 @@ class RemoteRun:
         """Submit, follow to the end. Cancelling this cancels the job."""
         self._client.on_closed = self._on_closed
         async with self._client:
-            asking = asyncio.get_running_loop().create_task(self._ask_who_leads(), name=f"leader of job {self.job_id[:8]}")
+            asking = asyncio.get_running_loop().create_task(self._client.watch_leader(), name=f"leader of job {self.job_id[:8]}")
             try:
                 location = await self._home.open()
                 if self.job_master.cancel_asked:
@@ -203,22 +197,6 @@ class RemoteRun:
         logger.info("job %s goes on under the jobmanager at %s:%d", self.job_id, *self._client.address)
         # What was asked meanwhile was heard by nobody.
         self.job_master.submitted(self._ask, self._call)
-
-    async def _ask_who_leads(self) -> None:
-        """Hang up on a JobManager that is silent, or leads no more: it would never say how the job ends. The end is seen like any other."""
-        while True:
-            await asyncio.sleep(ASK_S)
-            connection = self._client.connection
-            try:
-                async with asyncio.timeout(SILENCE_S):
-                    leader = await connection.call("leader")
-            except TimeoutError:
-                connection.abort(Broken(f"the jobmanager at {self._where} has not answered for {SILENCE_S:g} s"))
-            except AioflowError as error:  # Its end is seen already.
-                logger.debug("it is not known who leads: %s", error)
-            else:
-                if leader not in ("", "here"):
-                    connection.abort(Closed(f"the jobmanager at {leader} leads now"))
 
     def _on_cancel(self) -> None:
         if self._giving_up is None:

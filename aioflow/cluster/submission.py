@@ -24,7 +24,8 @@ from aioflow.cluster.fencing import StaleLeader
 from aioflow.cluster.rpc import RpcConnection
 from aioflow.cluster.shipping import ship_job
 from aioflow.cluster.whereabouts import NobodyLeads, Whereabouts, connect_to_leader
-from aioflow.core.errors import AioflowError, Broken, CheckpointError, NotAuthenticated
+from aioflow.core.aio import cancel_and_wait
+from aioflow.core.errors import AioflowError, Broken, CheckpointError, Closed, NotAuthenticated
 from aioflow.protocol.handshake import PeerRole
 
 if TYPE_CHECKING:
@@ -43,6 +44,12 @@ LEADER_TIMEOUT_S = 60.0
 """How long a command waits while JobManagers can be reached and none leads, or none has time to answer."""
 
 RETRY_S = 0.2
+
+ASK_S = 5.0
+"""How often a JobManager is asked whether it still leads, while the end of a job is waited for."""
+
+SILENCE_S = 30.0
+"""A JobManager that does not answer for so long is stopped, or cut off: the next leader is looked for."""
 
 INSTALLED = tuple(
     {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")} | {str(Path(__file__).parents[1])}
@@ -192,14 +199,34 @@ class ClusterClient:
         `ask` is what is asked of the leader first, and of each that follows: a stop that one had taken up is not known to the next.
         Raises OSError or AioflowError if none is found, or if it does not know the job.
         """
+        watching = asyncio.get_running_loop().create_task(self.watch_leader(), name=f"leader of job {job_id[:8]}")
+        try:
+            while True:
+                try:
+                    if ask is not None:
+                        await ask()
+                    return await self.wait(job_id)
+                except (Broken, StaleLeader, NobodyLeads) as error:
+                    logger.warning("job %s is looked for under the next leader: %s", job_id, error)
+                    await self.connect_again(timeout_s)
+        finally:
+            await cancel_and_wait([watching])
+
+    async def watch_leader(self) -> None:
+        """Hang up on a JobManager that is silent, or leads no more: it would never say how a job ends. The end is seen like any other."""
         while True:
+            await asyncio.sleep(ASK_S)
+            connection = self.connection
             try:
-                if ask is not None:
-                    await ask()
-                return await self.wait(job_id)
-            except (Broken, StaleLeader, NobodyLeads) as error:
-                logger.warning("job %s is looked for under the next leader: %s", job_id, error)
-                await self.connect_again(timeout_s)
+                async with asyncio.timeout(SILENCE_S):
+                    leader = await connection.call("leader")
+            except TimeoutError:
+                connection.abort(Broken(f"the jobmanager at {self._where} has not answered for {SILENCE_S:g} s"))
+            except AioflowError as error:  # Its end is seen already.
+                logger.debug("it is not known who leads: %s", error)
+            else:
+                if leader not in ("", "here"):
+                    connection.abort(Closed(f"the jobmanager at {leader} leads now"))
 
     async def cancel(self, job_id: str) -> None:
         """End a job without a result."""

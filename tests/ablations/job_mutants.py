@@ -421,6 +421,13 @@ JOB_MUTANTS: list[Mutant] = [
         (f"{CHECKPOINTS}test_collect_is_exactly_once_over_restarts",),
     ),
     Mutant(
+        "a client that follows a job does not see that its leader is silent",
+        "aioflow/cluster/submission.py",
+        "        watching = asyncio.get_running_loop().create_task(self.watch_leader(), name=",
+        "        watching = asyncio.get_running_loop().create_task(asyncio.sleep(9), name=",
+        ("tests/cluster/test_remote.py::test_a_job_is_followed_under_the_next_leader_if_its_jobmanager_falls_silent",),
+    ),
+    Mutant(
         "a job that has finished writes everything again",
         "aioflow/cluster/restoring.py",
         "    if settings.restore == LATEST:\n        return await store.newest()\n",

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import aioflow as af
-from aioflow.cluster import remote, whereabouts
+from aioflow.cluster import remote, submission, whereabouts
 from aioflow.cluster.dispatcher import UnknownJob
 from aioflow.cluster.fencing import StaleLeader
 from aioflow.cluster.rpc import RpcConnection, RpcServer
@@ -43,7 +43,7 @@ class Scripted:
             connection.notify("status", "RUNNING", True, 0, b"", [])
             return 1
 
-        usual = {"submit": runs, "attach": runs, "stop": lambda *_: None, "cancel": lambda *_: None}
+        usual = {"submit": runs, "attach": runs, "stop": lambda *_: None, "cancel": lambda *_: None, "wait": lambda *_: None}
         return {"leader": lambda: self.answers.get("leader", lambda: "here")(), **{m: answering(m, usual[m]) for m in usual}}
 
     def ended(self, status: str) -> None:
@@ -134,8 +134,8 @@ async def test_a_stop_that_the_cluster_refuses_raises_at_once_and_the_job_goes_o
 
 async def test_a_jobmanager_that_falls_silent_is_left_for_the_next_leader(monkeypatch: pytest.MonkeyPatch) -> None:
     """I5.3: its connection stays open, as that of a stopped process does; what was asked of it is asked again."""
-    monkeypatch.setattr(remote, "ASK_S", 0.01)
-    monkeypatch.setattr(remote, "SILENCE_S", 0.5)
+    monkeypatch.setattr(submission, "ASK_S", 0.01)
+    monkeypatch.setattr(submission, "SILENCE_S", 0.5)
     monkeypatch.setattr(whereabouts, "ANSWER_S", 2.0)
     silent: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     async with jobmanagers(2) as (first, second):
@@ -154,9 +154,32 @@ async def test_a_jobmanager_that_falls_silent_is_left_for_the_next_leader(monkey
         silent.cancel()
 
 
+async def test_a_job_is_followed_under_the_next_leader_if_its_jobmanager_falls_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """I5.3: as after a loss of power, of which nothing tells a connection that sends nothing."""
+    monkeypatch.setattr(submission, "ASK_S", 0.01)
+    monkeypatch.setattr(submission, "SILENCE_S", 0.5)
+    silent: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    async with jobmanagers(2) as (first, second):
+        second.answers["leader"] = lambda: f"127.0.0.1:{first.port}"
+
+        def falls_silent(*_: Any) -> asyncio.Future[str]:
+            first.answers["leader"] = lambda: silent
+            second.answers["leader"] = lambda: "here"
+            return silent
+
+        def refuses(*_: Any) -> None:
+            raise af.CheckpointError("said by the next leader")
+
+        first.answers["wait"], second.answers["wait"] = falls_silent, refuses
+        async with asyncio.timeout(60), submission.ClusterClient(SystemHost(), cluster([first, second]).where, SECRET) as client:
+            with pytest.raises(af.CheckpointError, match="said by the next leader"):
+                await client.follow("job", 30.0)
+        silent.cancel()
+
+
 async def test_a_jobmanager_that_leads_no_more_is_left_although_it_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     """I5.3: its lease is lost, and it has not hung up."""
-    monkeypatch.setattr(remote, "ASK_S", 0.01)
+    monkeypatch.setattr(submission, "ASK_S", 0.01)
     async with jobmanagers(2) as (first, second):
         second.answers["leader"] = lambda: f"127.0.0.1:{first.port}"
         async with asyncio.timeout(60), flow().run(on=cluster([first, second])) as job:

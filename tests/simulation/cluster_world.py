@@ -93,10 +93,10 @@ def short_times() -> Iterator[None]:
     jm: Any = jobmanager_module
     tm: Any = taskmanager_module
     submission: Any = submission_module
-    before = jm.RECOVERY_S, tm.REGISTER_S, tm.Pulse, submission._own_modules_by_value
-    jm.RECOVERY_S, tm.REGISTER_S, tm.Pulse = 0.3, 3.0, SimulatedPulse
+    before = jm.RECOVERY_S, tm.REGISTER_S, tm.Pulse, submission._own_modules_by_value, submission.ASK_S, submission.SILENCE_S
+    jm.RECOVERY_S, tm.REGISTER_S, tm.Pulse, submission.ASK_S, submission.SILENCE_S = 0.3, 3.0, SimulatedPulse, 0.5, 3.0
     submission._own_modules_by_value = nullcontext
     try:
         yield
     finally:
-        jm.RECOVERY_S, tm.REGISTER_S, tm.Pulse, submission._own_modules_by_value = before
+        jm.RECOVERY_S, tm.REGISTER_S, tm.Pulse, submission._own_modules_by_value, submission.ASK_S, submission.SILENCE_S = before

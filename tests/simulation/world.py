@@ -520,14 +520,14 @@ class World:
         if self.settings.standby:
             return
         begun = self.ended
-        if self.settings.data.bounded:
+        if self.settings.data.bounded and self.settings.place != "cluster":
             self.runs_again = True
             # One run may be under way.
             await self.until(lambda: self.ended > begun + 1, ASKED_S, lambda: "the service does not end when its job is started again")
             self.look()
             return
-        job = await self._goes_on()
-        if self.ended == begun:
+        job = None if self.settings.data.bounded else await self._goes_on()
+        if not self.settings.data.bounded and self.ended == begun:
             rng = self.sim.loop.stream("end")
             if job is not None and rng.random() < 0.3:
                 await self._asked("savepoint", job, job.savepoint, services[0])
